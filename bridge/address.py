@@ -1,0 +1,82 @@
+"""Where we listen and where mail goes on to, as the configuration writes them.
+
+`host:port`, `[::1]:port`, `unix:/path`, `systemd:NAME` for listeners; `smtp://host:port`,
+`lmtp://host:port`, `lmtp+unix:/path`, `smtp+unix:/path`, `maildir:/path` for next hops.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+_HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """One place to listen at or connect to."""
+
+    host: str = ""
+    port: int = 0
+    path: str = ""  # unix socket
+    systemd: str = ""  # name of a socket systemd hands us
+
+    @classmethod
+    def parse(cls, text: str) -> Address:
+        if text.startswith("unix:/"):
+            return cls(path=text.removeprefix("unix:"))
+        if text.startswith("systemd:") and len(text) > len("systemd:"):
+            return cls(systemd=text.removeprefix("systemd:"))
+        match = _HOST_PORT.fullmatch(text)
+        if match is None or not 0 <= int(match.group(3)) <= 65535:
+            raise ValueError("an address is host:port, [IPv6]:port, unix:/path or systemd:NAME")
+        return cls(host=match.group(1) or match.group(2), port=int(match.group(3)))
+
+    @property
+    def is_local(self) -> bool:
+        """Whether only this machine can reach it."""
+        if self.path or self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host).is_loopback
+        except ValueError:
+            return False
+
+    def __str__(self) -> str:
+        if self.path:
+            return f"unix:{self.path}"
+        if self.systemd:
+            return f"systemd:{self.systemd}"
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class NextHop:
+    """Where relayed mail goes."""
+
+    protocol: Literal["smtp", "lmtp", "maildir"]
+    address: Address
+
+    @classmethod
+    def parse(cls, text: str) -> NextHop:
+        match text.partition(":"):
+            case ("maildir", _, path) if path:
+                return cls("maildir", Address(path=path))
+            case ("smtp+unix" | "lmtp+unix" as scheme, _, path) if path.startswith("/"):
+                return cls("smtp" if scheme == "smtp+unix" else "lmtp", Address(path=path))
+            case ("smtp" | "lmtp" as scheme, _, rest) if rest.startswith("//"):
+                return cls("smtp" if scheme == "smtp" else "lmtp", Address.parse(rest[2:].rstrip("/")))
+            case _:
+                address = Address.parse(text)
+        if not address.host:
+            raise ValueError("a next hop is smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
+        return cls("smtp", address)
+
+    def __str__(self) -> str:
+        if self.protocol == "maildir":
+            return f"maildir:{self.address.path}"
+        if self.address.path:
+            return f"{self.protocol}+unix:{self.address.path}"
+        return f"{self.protocol}://{self.address}"

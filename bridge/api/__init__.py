@@ -1,0 +1,1 @@
+"""The wire contract between bridge and service, as data. Imports nothing of ours."""

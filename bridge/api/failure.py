@@ -1,0 +1,32 @@
+"""The Error object: every outcome of the service that is not a success."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`error` is for machines and stable, `message` is for people and may change."""
+
+    error: str
+    message: str = ""
+
+    def to_dict(self) -> dict[str, str]:
+        return {"error": self.error, "message": self.message} if self.message else {"error": self.error}
+
+    @classmethod
+    def from_json(cls, body: bytes) -> Failure:
+        """Read an Error object; anything else becomes an empty one, never an exception."""
+        try:
+            value = json.loads(body)
+        except ValueError:
+            return cls("")
+        if not isinstance(value, dict):
+            return cls("")
+        error, message = value.get("error"), value.get("message")
+        return cls(
+            error if isinstance(error, str) else "",
+            message if isinstance(message, str) else "",
+        )

@@ -1,0 +1,131 @@
+"""The Email Scanning API as data: what is asked, what is answered, and its limits.
+
+Both sides read this file: the bridge's scanner client builds the request and reads the result,
+the service does the reverse. It knows no HTTP library, so either side can choose its own.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+SUBMIT_PATH = "/v1/messageQueue/submitEmail"
+STATUS_PATH = "/v1/admin/status"
+
+MAX_MESSAGE_BYTES = 50 * 1024 * 1024  # above it: HTTP 413
+DEFAULT_IN_PROCESSING = 20  # maxGuardRequestsInProcessing, when mainWorkerCount is unset
+DEFAULT_PORT = 9081
+
+
+class Decision(StrEnum):
+    """The service's word on one mail."""
+
+    UNDECIDED = "undecided"
+    DELIVER = "deliver"
+    QUARANTINE = "quarantine"
+    BOUNCE = "bounce"
+    DROP = "drop"
+
+
+class QueueStatus(StrEnum):
+    """The service's word on itself."""
+
+    GREEN = "GREEN"
+    YELLOW = "YELLOW"
+    RED = "RED"
+
+
+@dataclass(frozen=True, slots=True)
+class BorderMtaData:
+    """What the mail server that faced the stranger saw."""
+
+    envelope_from: str  # "" is the null sender
+    envelope_recipients: tuple[str, ...]
+    remote_address: str | None = None
+    sender_helo: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisRequest:
+    """MessageAnalysisRequest: the `parameters` part."""
+
+    border: BorderMtaData
+    tenant_uid: str | None = None
+
+    def to_json(self) -> bytes:
+        """Strict UTF-8 JSON, whatever strangers put into HELO."""
+        border: dict[str, Any] = {
+            "envelopeFrom": self.border.envelope_from,
+            "envelopeRecipients": list(self.border.envelope_recipients),
+        }
+        if self.border.remote_address is not None:
+            border["remoteAddress"] = self.border.remote_address
+        if self.border.sender_helo is not None:
+            border["senderHelo"] = self.border.sender_helo
+        request: dict[str, Any] = {"borderMtaData": border}
+        if self.tenant_uid is not None:
+            request["tenantUid"] = self.tenant_uid
+        return json.dumps(request).encode("ascii")  # ensure_ascii: everything else is \\uXXXX
+
+
+@dataclass(frozen=True, slots=True)
+class AnalysisResult:
+    """MessageAnalysisResult: the answer to submitEmail."""
+
+    decision: Decision
+    ggrid: str = ""
+    verdict: str = ""
+    tags: tuple[str, ...] = ()
+    created: str = ""
+    completed: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "ggrid": self.ggrid,
+            "created": self.created,
+            "completed": self.completed,
+            "decision": str(self.decision),
+            "verdict": self.verdict,
+            "tags": list(self.tags),
+        }
+
+    @classmethod
+    def from_json(cls, body: bytes) -> AnalysisResult:
+        """Read an answer. Raises ValueError when there is no object with a decision in it.
+
+        Tolerant where it does no harm: unknown fields are ignored, missing or odd ones beside the
+        decision are empty. An unknown decision is `undecided`: it is the service's word, but we
+        do not know what it means.
+        """
+        value = json.loads(body)
+        if not isinstance(value, dict):
+            raise ValueError("the answer is not an object")
+        decision = value.get("decision")
+        if not isinstance(decision, str) or not decision:
+            raise ValueError("the answer has no decision")
+        tags = value.get("tags")
+        return cls(
+            decision=Decision(decision) if decision in _DECISIONS else Decision.UNDECIDED,
+            ggrid=_text(value.get("ggrid")),
+            verdict=_text(value.get("verdict")),
+            tags=tuple(t for t in tags if isinstance(t, str)) if isinstance(tags, list) else (),
+            created=_text(value.get("created")),
+            completed=_text(value.get("completed")),
+        )
+
+
+_DECISIONS = frozenset(d.value for d in Decision)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def queue_status_from_json(body: bytes) -> QueueStatus:
+    """Read a SystemStatus. Raises ValueError when it is none."""
+    value = json.loads(body)
+    if not isinstance(value, dict):
+        raise ValueError("the status is not an object")
+    return QueueStatus(value.get("messageQueueStatus"))

@@ -1,0 +1,422 @@
+"""The operator's configuration: every key, its type, its default and what it is for.
+
+`docs/configuration.md` and `scanbridge config schema` are made from these models, so a
+description here is the documentation. Nothing here opens a socket; files named here are read
+by `daemon`, which knows their place (`Config.directory`, `$CREDENTIALS_DIRECTORY`).
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PrivateAttr,
+    ValidationInfo,
+    WithJsonSchema,
+    field_validator,
+    model_validator,
+)
+
+from bridge import units, yamlfile
+from bridge.address import Address, NextHop
+from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
+from bridge.mail.action import Action
+from bridge.profiles import DEFAULT_PROFILE, PROFILES
+from bridge.units import Duration, Size
+
+KiB, MiB, GiB = 1024, 1024**2, 1024**3
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
+
+
+def _parsed(kind: type[Any], example: str) -> Any:
+    """A pydantic field that is `kind` inside and text outside."""
+    return Annotated[
+        kind,
+        BeforeValidator(lambda v: kind.parse(v) if isinstance(v, str) else v),
+        PlainSerializer(str, return_type=str),
+        WithJsonSchema({"type": "string", "examples": [example]}),
+    ]
+
+
+AddressField = _parsed(Address, "127.0.0.1:10025")
+NextHopField = _parsed(NextHop, "smtp://127.0.0.1:10026")
+
+
+def _network(value: str) -> str:
+    ipaddress.ip_network(value)  # ValueError says what is wrong with it
+    return value
+
+
+Network = Annotated[str, AfterValidator(_network)]
+
+
+def _tenant(value: Any) -> str:
+    try:
+        return str(UUID(value))
+    except (ValueError, TypeError, AttributeError):
+        raise ValueError("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+
+
+TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
+
+
+class Scanner(Section):
+    allow_plain_http: bool = Field(
+        False,
+        description="Allow http:// to a host that is not loopback. The token then travels in the clear.",
+    )
+    urls: list[str] = Field(
+        min_length=1,
+        description="Base addresses of the scanning service. With several, the least busy one is asked first.",
+    )
+    token_file: str = Field(
+        description="File with the bearer token. Relative to $CREDENTIALS_DIRECTORY if set, else to this file."
+    )
+    tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that no entry of `tenants` claims.")
+    ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
+    client_cert_file: str | None = Field(None, description="Our certificate, for mutual TLS.")
+    client_key_file: str | None = Field(None, validate_default=True, description="Its key.")
+    status_interval: Duration = Field(5.0, description="How often the service's own status is asked.")
+    connect_timeout: Duration = Field(5.0, description="Longest wait for a connection to the service.")
+
+    @field_validator("urls")
+    @classmethod
+    def _urls(cls, urls: list[str], info: ValidationInfo) -> list[str]:
+        for url in urls:
+            parts = urlsplit(url)
+            if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(url):
+                raise ValueError("a scanner URL is https://host:port, or http://host:port on loopback")
+            if parts.username or parts.password:
+                raise ValueError("a scanner URL must not hold a user name or password; use token_file")
+            if parts.query or parts.fragment:
+                raise ValueError("a scanner URL has no query and no fragment")
+            if (
+                parts.scheme == "http"
+                and not info.data.get("allow_plain_http")
+                and not Address(host=parts.hostname).is_local
+            ):
+                raise ValueError(
+                    "http:// to a host that is not loopback sends the token in the clear; "
+                    "use https://, or set allow_plain_http: true"
+                )
+        return [url.rstrip("/") for url in urls]
+
+    @field_validator("client_key_file")
+    @classmethod
+    def _pair(cls, key_file: str | None, info: ValidationInfo) -> str | None:
+        if bool(key_file) != bool(info.data.get("client_cert_file")):
+            raise ValueError("client_cert_file and client_key_file go together")
+        return key_file
+
+
+def _has_valid_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
+
+
+class Tls(Section):
+    cert_file: str = Field(description="Certificate chain, PEM.")
+    key_file: str = Field(description="Its private key, PEM.")
+    required: bool = Field(False, description="Refuse MAIL before STARTTLS with 530.")
+
+
+class Outcome(Section):
+    """An action, or an action with its own SMTP code and text."""
+
+    action: Action = Field(description="What is done: relay, reject, discard, quarantine, hold or tempfail.")
+    code: int | None = Field(None, ge=400, le=599, description="SMTP reply code of reject and tempfail.")
+    text: str | None = Field(None, max_length=400, description="Text of the reply; our id is added.")
+    keep_copy: bool = Field(False, description="Also keep the mail in the quarantine.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _short(cls, value: Any) -> Any:
+        return {"action": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _agrees(self) -> Outcome:
+        if self.code is not None:
+            wanted = {Action.REJECT: 5, Action.TEMPFAIL: 4}.get(self.action)
+            if wanted is None:
+                raise ValueError("a code can be given for reject (5xx) and tempfail (4xx) only")
+            if self.code // 100 != wanted or self.code == 421 or self.code == 521:
+                raise ValueError(f"{self.action} takes a {wanted}xx code, and not 421 or 521, which hang up")
+        if self.text is not None and not re.fullmatch(r"[\x20-\x7e]*", self.text):
+            raise ValueError("the text must be printable ASCII on one line")
+        return self
+
+
+class Policy(Section):
+    deliver: Outcome = Field(Outcome(action=Action.RELAY), description="The service says deliver.")
+    quarantine: Outcome = Field(Outcome(action=Action.QUARANTINE), description="The service says quarantine.")
+    bounce: Outcome = Field(Outcome(action=Action.REJECT), description="The service says bounce.")
+    drop: Outcome = Field(Outcome(action=Action.DISCARD), description="The service says drop.")
+    undecided: Outcome = Field(Outcome(action=Action.TEMPFAIL), description="The service cannot tell.")
+    unavailable: Outcome = Field(Outcome(action=Action.TEMPFAIL), description="No decision could be had.")
+    too_large: Outcome = Field(Outcome(action=Action.REJECT), description="The mail is over the size limit.")
+
+    @field_validator("too_large")
+    @classmethod
+    def _refusing(cls, outcome: Outcome) -> Outcome:
+        if outcome.action not in (Action.REJECT, Action.TEMPFAIL):
+            raise ValueError("a mail over the limit is not kept, so it can only be rejected or tempfailed")
+        return outcome
+
+    def overridden_by(self, other: Policy) -> Policy:
+        """This policy with every key that `other` sets explicitly taken from there."""
+        return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
+
+
+class Listener(Section):
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Its name in logs and metrics.")
+    protocol: Literal["smtp", "lmtp", "milter"] = Field("smtp", description="What the mail server speaks to us.")
+    address: AddressField = Field(description="host:port, [IPv6]:port, unix:/path or systemd:NAME.")
+    profile: str = Field(
+        "",
+        description="The mail server in front: deadline and outcome defaults. One of "
+        + ", ".join(f"`{p}`" for p in PROFILES)
+        + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter.",
+    )
+    deadline: Duration = Field(
+        0.0, validate_default=False, description="End of data to our reply; the profile's when absent."
+    )
+    trusted_clients: list[Network] = Field(
+        [],
+        validate_default=True,
+        description="Networks of the mail servers that may send through us and whose XFORWARD and XCLIENT "
+        "are believed. Default: this machine. Must be given when the address is not loopback.",
+    )
+    tls: Tls | None = Field(None, description="Offer STARTTLS.")
+    proxy_protocol: bool = Field(False, description="Expect a PROXY header (v1 or v2) on every connection.")
+    unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of a unix socket.")
+    policy: Policy = Field(Policy(), description="Overrides of the general policy.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _defaults(cls, value: Any) -> Any:
+        """Fill in the profile, and the profile's deadline."""
+        if not isinstance(value, dict):
+            return value
+        name = value.get("profile") or DEFAULT_PROFILE.get(value.get("protocol", "smtp"), "")
+        if name not in PROFILES:
+            return value
+        return {"deadline": units.show_duration(PROFILES[name].deadline_s), **value, "profile": name}
+
+    @field_validator("profile")
+    @classmethod
+    def _profile(cls, name: str, info: ValidationInfo) -> str:
+        profile, protocol = PROFILES.get(name), info.data.get("protocol", "smtp")
+        if profile is None:
+            raise ValueError(f"there is no such profile; the profiles are {', '.join(PROFILES)}")
+        if (profile.protocol == "milter") != (protocol == "milter"):
+            raise ValueError(f"{name} is for {profile.protocol}, but this listener speaks {protocol}")
+        return name
+
+    @field_validator("deadline")
+    @classmethod
+    def _deadline(cls, value: float) -> float:
+        if value < 1.0:
+            raise ValueError("must be at least 1s")
+        return value
+
+    @field_validator("trusted_clients")
+    @classmethod
+    def _trusted(cls, networks: list[str], info: ValidationInfo) -> list[str]:
+        address = info.data.get("address")
+        if not networks and address is not None and not (address.is_local or address.systemd):
+            raise ValueError(
+                f"{address} can be reached from other machines: name the mail servers that may use it, "
+                "or listen on 127.0.0.1"
+            )
+        return networks or ["127.0.0.0/8", "::1/128"]
+
+
+class Admission(Section):
+    max_in_processing: int = Field(
+        DEFAULT_IN_PROCESSING,
+        ge=1,
+        description="Mails in processing at once (the service's maxGuardRequestsInProcessing); above it 451 4.3.2.",
+    )
+    throttle_threshold: int = Field(
+        DEFAULT_IN_PROCESSING,
+        ge=1,
+        description="Mails in processing at which the linear delay starts (guardRequestThrottleThreshold).",
+    )
+    throttle_max_delay: Duration = Field(5.0, description="The delay when the limit is reached.")
+    max_bytes_in_processing: Size = Field(GiB, description="Bytes of all mail in processing; above it 451 4.3.2.")
+
+
+class Limits(Section):
+    max_message_size: Size = Field(MAX_MESSAGE_BYTES, description="Larger mail is refused with 552.")
+    max_recipients: int = Field(1000, ge=1, description="Recipients of one mail; then 452 4.5.3.")
+    max_connections: int = Field(2000, ge=1, description="Connections per listener; then 421.")
+    max_connections_per_client: int = Field(500, ge=1, description="Connections from one address; then 421.")
+    max_errors: int = Field(20, ge=1, description="Bad commands in one session; then 421.")
+    command_timeout: Duration = Field(300.0, description="Silence between commands; then 421.")
+    data_timeout: Duration = Field(180.0, description="Silence within the mail; then 421.")
+    min_data_rate: Size = Field(256, description="Bytes per second, averaged over 30 s of DATA; slower is cut.")
+    max_received: int = Field(99, ge=10, description="Received headers; more is a loop, 554 5.4.6.")
+
+    @field_validator("max_message_size")
+    @classmethod
+    def _within_api(cls, value: int) -> int:
+        if value > MAX_MESSAGE_BYTES:
+            raise ValueError("the service takes 50 MiB at most")
+        return value
+
+
+class Spool(Section):
+    memory_per_mail: Size = Field(256 * KiB, description="A larger mail goes to an unlinked temporary file.")
+    directory: str | None = Field(None, description="Where; the system's temporary directory when absent.")
+
+
+class Tenant(Section):
+    uid: TenantUid = Field(description="The service's tenantUid.")
+    recipient_domains: list[str] = Field(min_length=1, description="Mail to these domains belongs to the tenant.")
+    policy: Policy = Field(Policy(), description="Overrides of the listener's policy.")
+
+
+class Relay(Section):
+    next_hop: NextHopField = Field(description="smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path.")
+    tls: Literal["none", "opportunistic", "required"] = Field(
+        "opportunistic", description="STARTTLS to the next hop; `required` verifies its certificate."
+    )
+    ca_file: str | None = Field(None, description="Certificates to trust for the next hop.")
+    connect_timeout: Duration = Field(10.0, description="Longest wait for a connection and greeting.")
+    timeout: Duration = Field(60.0, description="Longest wait for each reply of the next hop.")
+    max_idle: Duration = Field(20.0, description="An idle connection is kept this long for the next mail.")
+    max_connections: int = Field(100, ge=1, description="Connections to the next hop at once.")
+
+
+class Quarantine(Section):
+    directory: str = Field("quarantine", description="Relative to the state directory.")
+    retention: Duration = Field(30 * 86400.0, description="How long quarantined mail is kept.")
+
+
+class Headers(Section):
+    prefix: str = Field(
+        "X-Scan-",
+        pattern=r"^[A-Za-z][A-Za-z0-9-]{1,40}-$",
+        description="Our header fields start with this. Incoming ones that do are stripped.",
+    )
+    received: bool = Field(True, description="Add a Received field.")
+
+
+class Lists(Section):
+    url: str = Field(description="Base address of the List API.")
+    api_key_file: str = Field(description="File with the API key.")
+
+
+class Admin(Section):
+    address: AddressField = Field(Address("127.0.0.1", 9082), description="/metrics, /livez, /readyz, /status.")
+
+
+class Log(Section):
+    format: Literal["keyvalue", "json"] = Field("keyvalue", description="One line per mail in this form.")
+    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least important line shown.")
+
+
+class Config(Section):
+    """Everything `scanbridge run` needs to know."""
+
+    scanner: Scanner
+    listeners: list[Listener] = Field(min_length=1)
+    admission: Admission = Admission()
+    limits: Limits = Limits()
+    policy: Policy = Policy()
+    tenants: list[Tenant] = []
+    relay: Relay | None = Field(None, validate_default=True)
+    quarantine: Quarantine = Quarantine()
+    headers: Headers = Headers()
+    spool: Spool = Spool()
+    lists: Lists | None = None
+    admin: Admin = Admin()
+    workers: int = Field(1, ge=1, le=1, description="Processes. More than one is not available yet.")
+    log: Log = Log()
+    hostname: str | None = Field(None, description="Our name in greetings and Received; the machine's when absent.")
+    state_directory: str | None = Field(
+        None, description="Default: $STATE_DIRECTORY, else the XDG state folder (~/.local/state/scanbridge)."
+    )
+    drain_timeout: Duration = Field(60.0, description="Longest wait for running mail when told to stop.")
+    embedded_service: bool = Field(
+        False, description="Run the scanning service in this process, at the first scanner URL."
+    )
+    _directory: Path = PrivateAttr(default=Path())
+
+    @field_validator("listeners")
+    @classmethod
+    def _names(cls, listeners: list[Listener]) -> list[Listener]:
+        if len({listener.name for listener in listeners}) != len(listeners):
+            raise ValueError("two listeners have the same name")
+        return listeners
+
+    @field_validator("tenants")
+    @classmethod
+    def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
+        domains = [domain.lower() for tenant in tenants for domain in tenant.recipient_domains]
+        if len(set(domains)) != len(domains):
+            raise ValueError("one recipient domain belongs to two tenants")
+        return tenants
+
+    @field_validator("relay")
+    @classmethod
+    def _next_hop(cls, relay: Relay | None, info: ValidationInfo) -> Relay | None:
+        if relay is None and any(one.protocol != "milter" for one in info.data.get("listeners", [])):
+            raise ValueError("an SMTP or LMTP listener needs a next hop: set relay.next_hop")
+        return relay
+
+    @model_validator(mode="after")
+    def _place(self, info: ValidationInfo) -> Config:
+        self._directory = (info.context or {}).get("directory", Path())
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """Where the configuration file lies; relative file names start there."""
+        return self._directory
+
+    def policy_for(self, listener: Listener, tenant: Tenant | None = None) -> Policy:
+        """Defaults, then the profile's, then the operator's: general, listener, tenant."""
+        policy = Policy().overridden_by(Policy.model_validate(dict(PROFILES[listener.profile].policy)))
+        policy = policy.overridden_by(self.policy).overridden_by(listener.policy)
+        return policy.overridden_by(tenant.policy) if tenant else policy
+
+
+def load(path: Path) -> Config:
+    return yamlfile.load(path, Config)
+
+
+EMBEDDED = """\
+# The embedded default: everything on this machine, nothing to set up.
+embedded_service: true
+scanner:
+  urls: [http://127.0.0.1:9081]
+  token_file: {state}/api-token
+listeners:
+  - {{name: smtp, protocol: smtp, address: "127.0.0.1:10025", profile: postfix-proxy}}
+relay:
+  next_hop: maildir:{state}/Maildir
+admin: {{address: "127.0.0.1:9082"}}
+state_directory: {state}
+"""
+
+
+def embedded(state: Path) -> Config:
+    """What runs when no file is given."""
+    return yamlfile.load(Path("embedded default"), Config, EMBEDDED.format(state=state))

@@ -1,0 +1,38 @@
+"""Envelope: who sent it, to whom, with which ESMTP parameters, exactly as it came.
+
+Addresses carry no angle brackets; the null sender is "". They are text, but only text that
+encodes to the very bytes the client sent (`intake.address` refuses the rest).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Recipient:
+    """One accepted RCPT: the address and its parameters (NOTIFY=..., ORCPT=...) in their own case."""
+
+    address: str
+    params: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Envelope:
+    """Sender and recipients of one mail."""
+
+    sender: str
+    recipients: tuple[Recipient, ...] = ()
+    params: tuple[str, ...] = ()  # of MAIL: SIZE=, BODY=, RET=, ENVID=, AUTH=, SMTPUTF8
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        return tuple(r.address for r in self.recipients)
+
+    @property
+    def smtputf8(self) -> bool:
+        return any(p.upper() == "SMTPUTF8" for p in self.params)
+
+    @property
+    def eight_bit(self) -> bool:
+        return any(p.upper() == "BODY=8BITMIME" for p in self.params)

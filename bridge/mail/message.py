@@ -1,0 +1,140 @@
+"""Message: the raw bytes of one mail, in memory while small, in an unlinked file when large.
+
+Content is kept exactly as it came (CRLF line ends, dots unstuffed). All mail in processing
+draws on one `Spool`, which counts bytes against one limit wherever they lie: the limit is what
+keeps a burst of large mail from ending in the kernel's out-of-memory killer.
+
+Writes to the file go to the page cache, in blocks of at most a few hundred KiB, from the event
+loop: cheaper than a thread per block.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+
+from bridge.errors import Saturated
+
+BLOCK = 256 * 1024
+HEAD_LIMIT = 1024 * 1024  # more head than this is treated as if it ended here
+
+
+class Spool:
+    """The one account of all bytes in processing."""
+
+    def __init__(self, limit: int, memory_per_mail: int = BLOCK, directory: str | None = None) -> None:
+        self.limit = limit
+        self.memory_per_mail = memory_per_mail
+        self.directory = directory
+        self.in_use = 0
+
+    def take(self, count: int) -> None:
+        if self.in_use + count > self.limit:
+            raise Saturated("bytes in processing are at their limit")
+        self.in_use += count
+
+    def give_back(self, count: int) -> None:
+        self.in_use -= count
+
+
+class Message:
+    """Grows by `write`, is read by `chunks` as often as needed, ends with `close`."""
+
+    __slots__ = ("_chunks", "_file", "_head", "_skip", "_spool", "_written")
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._chunks: list[bytes] = []
+        self._file: int | None = None
+        self._written = 0
+        self._head: bytes | None = None  # stands for the first _skip bytes, see replace_head
+        self._skip = 0
+
+    @property
+    def size(self) -> int:
+        return self._written - self._skip + len(self._head or b"")
+
+    def write(self, chunk: bytes) -> None:
+        """Append. Raises Saturated over the common limit, OSError when the disk is full."""
+        self._spool.take(len(chunk))
+        self._written += len(chunk)
+        if self._file is not None:
+            _write_all(self._file, chunk)
+            return
+        self._chunks.append(chunk)
+        if self._written > self._spool.memory_per_mail:
+            self._spill()
+
+    def _spill(self) -> None:
+        self._file = _open_unlinked(self._spool.directory)
+        for chunk in self._chunks:
+            _write_all(self._file, chunk)
+        self._chunks = []
+
+    def chunks(self) -> Iterator[bytes]:
+        """The content from its start, in pieces of at most a few hundred KiB."""
+        if self._head:
+            yield self._head
+        yield from self._raw(self._skip)
+
+    def _raw(self, offset: int) -> Iterator[bytes]:
+        if self._file is not None:
+            while block := os.pread(self._file, BLOCK, offset):
+                offset += len(block)
+                yield block
+            return
+        for chunk in self._chunks:
+            if offset >= len(chunk):
+                offset -= len(chunk)
+            else:
+                yield chunk[offset:] if offset else chunk
+                offset = 0
+
+    def head(self) -> bytes:
+        """The header section, up to and with the CRLF that ends its last field (no blank line)."""
+        if self._head is not None:
+            return self._head
+        head = b""
+        for chunk in self._raw(0):
+            start = max(len(head) - 3, 0)
+            head = head + chunk if head else chunk
+            if head.startswith(b"\r\n"):
+                return b""
+            end = head.find(b"\r\n\r\n", start)
+            if end >= 0:
+                return head[: end + 2]
+            if len(head) > HEAD_LIMIT:
+                return head[: head.rfind(b"\r\n", 0, HEAD_LIMIT) + 2]
+        return head
+
+    def replace_head(self, head: bytes) -> None:
+        """From now on the content reads as if `head` had come in place of `self.head()`."""
+        if self._head is None:
+            self._skip = len(self.head())
+        self._head = head
+
+    def close(self) -> None:
+        """Give back memory, file and account. Reading after this yields nothing."""
+        self._spool.give_back(self._written)
+        self._written = self._skip = 0
+        self._chunks = []
+        self._head = None
+        if self._file is not None:
+            os.close(self._file)
+            self._file = None
+
+
+def _open_unlinked(directory: str | None) -> int:
+    try:
+        return os.open(directory or tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError:  # not every file system has O_TMPFILE
+        fd, path = tempfile.mkstemp(dir=directory)
+        os.unlink(path)
+        return fd
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,60 @@
+"""Reply: what the client reads. A code, an enhanced status, one or more lines of text.
+
+The enhanced status must agree with the code in its first digit; that rule lives here, so that a
+`451 5.x.x` cannot be built anywhere.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|$)")
+_UNPRINTABLE = re.compile(r"[^\t\x20-\x7e]")
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """One SMTP reply, e.g. Reply(451, "4.3.2", "Try again later")."""
+
+    code: int
+    status: str  # enhanced status code (RFC 3463), "" where there is none
+    text: str  # lines separated by "\n"
+
+    def __post_init__(self) -> None:
+        if not 200 <= self.code <= 599:
+            raise ValueError("a reply code has three digits, 200 to 599")
+        if self.status and self.status[0] != str(self.code)[0]:
+            raise ValueError("enhanced status and code disagree")
+
+    @property
+    def is_success(self) -> bool:
+        return self.code < 300
+
+    @property
+    def is_temporary(self) -> bool:
+        return 400 <= self.code < 500
+
+    def lines(self) -> list[str]:
+        """The text lines with their enhanced status, without the code."""
+        prefix = f"{self.status} " if self.status else ""
+        return [prefix + _UNPRINTABLE.sub("?", line) for line in self.text.split("\n")]
+
+    def to_bytes(self) -> bytes:
+        """As it goes over the wire, CRLF included."""
+        lines = self.lines()
+        wire = [f"{self.code}-{line}" for line in lines[:-1]]
+        wire.append(f"{self.code} {lines[-1]}")
+        return ("\r\n".join(wire) + "\r\n").encode("ascii")
+
+    def __str__(self) -> str:
+        return f"{self.code} " + " / ".join(self.lines())
+
+    @classmethod
+    def from_lines(cls, code: int, lines: list[str]) -> Reply:
+        """Build from another server's reply lines (without their codes)."""
+        match = _ENHANCED.match(lines[0]) if lines else None
+        if match is None or match.group(1)[0] != str(code)[0]:
+            return cls(code, "", "\n".join(lines))
+        status = match.group(1)
+        return cls(code, status, "\n".join(line.removeprefix(status).lstrip(" ") for line in lines))

@@ -1,0 +1,39 @@
+"""Profiles: what we know of the mail server in front, as data.
+
+A profile sets the deadline (end of data to our reply, safely below the mail server's own timer)
+and the outcomes that differ from the general defaults: after a queue, a 5xx would become a
+bounce to a sender who may be forged, so `bounce` is kept in quarantine there; milter servers
+have a hold queue of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    protocol: Literal["smtp", "milter"]
+    limit_s: float  # the mail server's own timer
+    deadline_s: float  # ours
+    policy: Mapping[str, str] = field(default_factory=dict)
+
+
+_AFTER_QUEUE = {"bounce": "quarantine"}
+_HOLD = {"quarantine": "hold"}
+
+PROFILES: dict[str, Profile] = {
+    "postfix-proxy": Profile("smtp", 100, 90),
+    "postfix-content-filter": Profile("smtp", 600, 540, _AFTER_QUEUE),
+    "postfix-milter": Profile("milter", 300, 240, _HOLD),
+    "sendmail-milter": Profile("milter", 300, 240, _HOLD),
+    "stalwart-milter": Profile("milter", 60, 50),
+    "exim-cutthrough": Profile("smtp", 60, 50),
+    "exim-queue": Profile("smtp", 600, 540, _AFTER_QUEUE),
+    "opensmtpd": Profile("smtp", 300, 240, _AFTER_QUEUE),
+    "haraka": Profile("smtp", 30, 25),
+    "stalwart-hooks": Profile("smtp", 30, 25),
+}
+DEFAULT_PROFILE = {"smtp": "postfix-proxy", "lmtp": "postfix-proxy", "milter": "postfix-milter"}

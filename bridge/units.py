@@ -1,0 +1,56 @@
+"""Sizes and times with their units, as people write them: `50MiB`, `90s`, `30d`."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
+
+_SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
+_TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+_SIZE = re.compile(rf"(\d+)\s*({'|'.join(_SIZES)})")
+_TIME = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})")
+
+
+def parse_size(value: Any) -> int:
+    match = _SIZE.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a size needs a number and a unit: B, KiB, MiB or GiB (for example 50MiB)")
+    return int(match.group(1)) * _SIZES[match.group(2)]
+
+
+def parse_duration(value: Any) -> float:
+    match = _TIME.fullmatch(value) if isinstance(value, str) else None
+    if match is None:
+        raise ValueError("a time needs a number and a unit: ms, s, m, h or d (for example 90s)")
+    return float(match.group(1)) * _TIMES[match.group(2)]
+
+
+def show_size(value: int) -> str:
+    for unit in ("GiB", "MiB", "KiB"):
+        if value and value % _SIZES[unit] == 0:
+            return f"{value // _SIZES[unit]}{unit}"
+    return f"{value}B"
+
+
+def show_duration(value: float) -> str:
+    for unit in ("d", "h", "m", "s"):
+        if value >= _TIMES[unit] and value % _TIMES[unit] == 0:
+            return f"{int(value // _TIMES[unit])}{unit}"
+    return f"{round(value * 1000)}ms"
+
+
+# Defaults are plain numbers: pydantic does not validate defaults.
+Size = Annotated[
+    int,
+    BeforeValidator(parse_size),
+    PlainSerializer(show_size, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^\d+\s*(B|KiB|MiB|GiB|KB|MB|GB)$", "examples": ["50MiB"]}),
+]
+Duration = Annotated[
+    float,
+    BeforeValidator(parse_duration),
+    PlainSerializer(show_duration, return_type=str),
+    WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)?\s*(ms|s|m|h|d)$", "examples": ["90s"]}),
+]

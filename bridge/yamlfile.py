@@ -1,0 +1,157 @@
+"""A YAML file into a pydantic model, every mistake at once, each with file and line.
+
+YAML is known here alone. The loader is stricter than YAML 1.1: duplicate keys are refused, and
+only `true`/`false`, decimal numbers and `null` are anything but text (so `no` is not False and
+`1:30` is not 90). Values are never printed: one of them may be a secret.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, TypeVar
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from bridge.errors import ConfigError
+
+Path_ = tuple[str | int, ...]
+M = TypeVar("M", bound=BaseModel)
+
+_INT = re.compile(r"[-+]?[0-9]+\Z")
+_FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+\Z")
+_SCALARS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
+
+
+def load(path: Path, model: type[M], text: str | None = None) -> M:
+    """Read `path` (or `text` in its place) as a `model`. Raises ConfigError with a line per mistake.
+
+    Validators can learn where the file lies: the validation context holds its `directory`.
+    """
+    if text is None:
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{path}: cannot be read: {_reason(exc)}") from exc
+    tree = _Tree(path)
+    value = tree.read(text)
+    mistakes = tree.mistakes
+    if tree.parsed:
+        try:
+            result = model.model_validate({} if value is None else value, context={"directory": path.parent})
+        except ValidationError as exc:
+            mistakes = mistakes + _describe(exc, tree)
+    if mistakes:
+        raise ConfigError("\n".join(sorted(mistakes, key=_line_of))) from None
+    return result
+
+
+def dump(data: object) -> str:
+    """Plain data as YAML, keys in the order they have."""
+    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+
+
+class _Tree:
+    """Plain values out of YAML nodes, remembering the line of every key."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.lines: dict[Path_, int] = {}
+        self.mistakes: list[str] = []
+        self.parsed = False
+
+    def read(self, text: str) -> Any:
+        try:
+            node = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as exc:
+            line = exc.problem_mark.line + 1 if exc.problem_mark else 1
+            self.mistakes.append(f"{self.path}:{line}: not YAML: {exc.problem}")
+            return None
+        except yaml.YAMLError:
+            self.mistakes.append(f"{self.path}:1: not YAML: a character that is not allowed")
+            return None
+        except RecursionError:
+            self.mistakes.append(f"{self.path}:1: nested too deeply")
+            return None
+        self.parsed = True
+        return None if node is None else self._value(node, (), frozenset())
+
+    def _value(self, node: yaml.Node, where: Path_, above: frozenset[int]) -> Any:
+        self.lines.setdefault(where, node.start_mark.line + 1)
+        if id(node) in above:
+            return self._mistake(node, where, "an alias must not contain itself")
+        above |= {id(node)}
+        if isinstance(node, yaml.MappingNode):
+            return self._mapping(node, where, above)
+        if isinstance(node, yaml.SequenceNode):
+            return [self._value(child, (*where, i), above) for i, child in enumerate(node.value)]
+        return self._scalar(node)
+
+    def _mapping(self, node: yaml.MappingNode, where: Path_, above: frozenset[int]) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key_node, child in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                self._mistake(key_node, where, "a key must be a word")
+                continue
+            key = str(key_node.value)
+            if key in result:
+                self._mistake(key_node, (*where, key), "this key is there twice")
+                continue
+            self.lines[(*where, key)] = key_node.start_mark.line + 1
+            result[key] = self._value(child, (*where, key), above)
+        return result
+
+    def _scalar(self, node: yaml.Node) -> Any:
+        text = str(node.value)
+        if getattr(node, "style", None) in ("'", '"', "|", ">"):
+            return text
+        if text.lower() in _SCALARS:
+            return _SCALARS[text.lower()]
+        if _INT.match(text):
+            return int(text)
+        if _FLOAT.match(text):
+            return float(text)
+        return text
+
+    def _mistake(self, node: yaml.Node, where: Path_, what: str) -> None:
+        self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
+
+    def line(self, where: Path_) -> int:
+        while where and where not in self.lines:
+            where = where[:-1]
+        return self.lines.get(where, 1)
+
+
+def _describe(exc: ValidationError, tree: _Tree) -> list[str]:
+    """pydantic's findings in our words; union branches leave marks in `loc` that are no keys."""
+    found: dict[str, None] = {}
+    for error in exc.errors(include_input=False, include_url=False, include_context=False):
+        where: Path_ = tuple(part for part in error["loc"] if not _is_branch(part))
+        match error["type"]:
+            case "extra_forbidden":
+                what = "unknown key"
+            case "missing":
+                what = "this key is required"
+            case _:
+                what = error["msg"].removeprefix("Value error, ")
+        name = _dotted(where) or "the file"
+        found[f"{tree.path}:{tree.line(where)}: {name}: {what}"] = None
+    return list(found)
+
+
+def _is_branch(part: str | int) -> bool:
+    return isinstance(part, str) and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", part)
+
+
+def _dotted(where: Path_) -> str:
+    return ".".join(str(part) for part in where)
+
+
+def _line_of(text: str) -> tuple[int, str]:
+    match = re.search(r":(\d+): ", text)
+    return (int(match.group(1)) if match else 0, text)
+
+
+def _reason(exc: Exception) -> str:
+    return (exc.strerror or type(exc).__name__) if isinstance(exc, OSError) else "not UTF-8 text"
