@@ -42,18 +42,13 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-def _parsed(kind: type[Any], example: str) -> Any:
-    """A pydantic field that is `kind` inside and text outside."""
-    return Annotated[
-        kind,
-        BeforeValidator(lambda v: kind.parse(v) if isinstance(v, str) else v),
-        PlainSerializer(str, return_type=str),
-        WithJsonSchema({"type": "string", "examples": [example]}),
-    ]
+def _reader(kind: type[Address] | type[NextHop]) -> BeforeValidator:
+    return BeforeValidator(lambda v: kind.parse(v) if isinstance(v, str) else v)
 
 
-AddressField = _parsed(Address, "127.0.0.1:10025")
-NextHopField = _parsed(NextHop, "smtp://127.0.0.1:10026")
+_AS_TEXT = (PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"}))
+AddressField = Annotated[Address, _reader(Address), *_AS_TEXT]
+NextHopField = Annotated[NextHop, _reader(NextHop), *_AS_TEXT]
 
 
 def _network(value: str) -> str:

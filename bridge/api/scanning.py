@@ -128,4 +128,4 @@ def queue_status_from_json(body: bytes) -> QueueStatus:
     value = json.loads(body)
     if not isinstance(value, dict):
         raise ValueError("the status is not an object")
-    return QueueStatus(value.get("messageQueueStatus"))
+    return QueueStatus(str(value.get("messageQueueStatus")))
