@@ -1,0 +1,73 @@
+"""`scanbridge service`: the scanning service alone, its tokens and its API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from bridge.errors import BridgeError, ConfigError
+from bridge.service import settings
+from bridge.service.serve import ServiceServer
+
+EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us
+
+log = logging.getLogger("bridge.service")
+
+
+@click.group(invoke_without_command=True)
+@click.option(
+    "-c", "--config", "path", type=click.Path(path_type=Path), default=Path("service.yml"), show_default=True,
+    help="The service's configuration.",
+)  # fmt: skip
+@click.pass_context
+def service(context: click.Context, path: Path) -> None:
+    """Run the scanning service alone."""
+    context.obj = path
+    if context.invoked_subcommand is None:
+        config = _load(path)
+        try:
+            uvloop.run(_run(config))
+        except BridgeError as exc:
+            click.echo(f"scanbridge service: {exc}", err=True)
+            sys.exit(1)
+
+
+@service.command()
+@click.option("--name", default="bridge", show_default=True, help="Name of the token's user.")
+def token(name: str) -> None:
+    """Make a token for staticApiTokens: 32 random bytes as 64 hex digits."""
+    click.echo(secrets.token_hex(32))
+    click.echo(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
+
+
+def _load(path: Path) -> settings.ServiceConfig:
+    try:
+        return settings.load(path)
+    except ConfigError as exc:
+        click.echo(str(exc), err=True)
+        sys.exit(EXIT_CONFIG)
+
+
+async def _run(config: settings.ServiceConfig) -> None:
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+    server = ServiceServer()
+    await server.start(config)
+    for address in server.addresses:
+        place = str(address) if address.path else f"{config.scheme}://{address}"
+        click.echo(f"scanning service listens at {place}")
+    if not config.abby.staticApiTokens:
+        click.echo("no token is configured: every scan is refused (see `scanbridge service token`)", err=True)
+    await stop.wait()
+    click.echo("stopping")
+    await server.stop()

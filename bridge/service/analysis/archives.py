@@ -1,0 +1,191 @@
+"""Archives, opened within a budget.
+
+A small file can hold a large one, and archives hold archives: everything unpacked anywhere in one
+mail draws on one `Budget`, and `TooMuch` ends the walk. Formats the standard library cannot read
+(RAR, 7z) are recognised but not opened. What is broken is reported as such, never raised.
+"""
+
+from __future__ import annotations
+
+import bz2
+import io
+import lzma
+import struct
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from bridge.service.analysis.structure import TooMuch
+
+MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory while it is looked at
+_CHUNK = 256 * 1024
+_MAX_DIRECTORY = 16 * 1024 * 1024  # bytes of a zip's central directory
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may still be unpacked."""
+
+    members: int = 10_000
+    bytes: int = 256 * 1024 * 1024
+    depth: int = 4
+
+    def take_member(self) -> None:
+        self.members -= 1
+        if self.members < 0:
+            raise TooMuch("archive-members")
+
+    def take(self, count: int) -> None:
+        self.bytes -= count
+        if self.bytes < 0:
+            raise TooMuch("archive-size")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file within an archive. `content` is None when it is encrypted or cannot be read."""
+
+    name: str
+    content: bytes | None
+    encrypted: bool = False
+
+
+def kind_of(content: bytes) -> str:
+    """The archive format, by its magic number; empty when it is none."""
+    for magic, kind in _MAGIC:
+        if content.startswith(magic):
+            return kind
+    if content[257:262] == b"ustar":
+        return "tar"
+    return ""
+
+
+_MAGIC = [
+    (b"PK\x03\x04", "zip"),
+    (b"PK\x05\x06", "zip"),
+    (b"\x1f\x8b", "gzip"),
+    (b"BZh", "bzip2"),
+    (b"\xfd7zXZ\x00", "xz"),
+    (b"Rar!\x1a\x07", "rar"),
+    (b"7z\xbc\xaf\x27\x1c", "7z"),
+]
+
+
+def members(content: bytes, kind: str, name: str, budget: Budget) -> Iterator[Member]:
+    """The files within. Raises TooMuch at the budget and BadArchive when it cannot be read."""
+    opener = _OPENERS.get(kind)
+    if opener is None:
+        raise BadArchive
+    try:
+        yield from opener(content, name, budget)
+    except _BROKEN as exc:
+        raise BadArchive from exc
+
+
+class BadArchive(Exception):
+    """Broken, or of a kind we cannot open."""
+
+
+_BROKEN = (
+    zipfile.BadZipFile, tarfile.TarError, zlib.error, lzma.LZMAError, EOFError, OSError, struct.error,
+    NotImplementedError, RuntimeError, ValueError, KeyError, IndexError, OverflowError,
+)  # fmt: skip
+
+
+def _zip(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
+    _check_directory(content, budget)
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        for info in archive.infolist():
+            budget.take_member()
+            if info.is_dir():
+                continue
+            if info.flag_bits & 1:
+                yield Member(info.filename, None, encrypted=True)
+                continue
+            yield Member(info.filename, _read_zip_member(archive, info, budget))
+
+
+def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> bytes | None:
+    try:
+        with archive.open(info) as stream:
+            return _read(stream.read, budget)
+    except _BROKEN:
+        return None
+
+
+def _check_directory(content: bytes, budget: Budget) -> None:
+    """Before `zipfile` reads the whole directory into memory: is it one we would read?"""
+    at = content.rfind(b"PK\x05\x06")
+    if at < 0 or at + 22 > len(content):
+        raise BadArchive
+    _, size = struct.unpack_from("<HI", content, at + 10)
+    if size != 0xFFFFFFFF and size > _MAX_DIRECTORY:
+        raise TooMuch("archive-members")
+    if content.count(b"PK\x01\x02", max(0, at - _MAX_DIRECTORY), at) > budget.members:
+        raise TooMuch("archive-members")
+
+
+def _tar(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
+    with tarfile.open(fileobj=io.BytesIO(content), mode="r:") as archive:
+        for info in archive:
+            budget.take_member()
+            stream = archive.extractfile(info) if info.isreg() else None
+            if stream is not None:
+                yield Member(info.name, _read(stream.read, budget))
+
+
+def _gzip(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
+    budget.take_member()
+    yield Member(_stem(name, ".gz"), _inflate(zlib.decompressobj(31), content, budget))
+
+
+def _bzip2(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
+    budget.take_member()
+    stream = bz2.BZ2File(io.BytesIO(content))
+    yield Member(_stem(name, ".bz2"), _read(stream.read, budget))
+
+
+def _xz(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
+    budget.take_member()
+    decoder = lzma.LZMADecompressor(memlimit=128 * 1024 * 1024)
+    out, data = [], content
+    while not decoder.eof and (block := decoder.decompress(data, _CHUNK)):
+        budget.take(len(block))
+        out.append(block)
+        data = b""
+    yield Member(_stem(name, ".xz"), b"".join(out))
+
+
+def _inflate(decoder: zlib._Decompress, content: bytes, budget: Budget) -> bytes:
+    out, data = [], content
+    while not decoder.eof and (block := decoder.decompress(data, _CHUNK)):
+        budget.take(len(block))
+        out.append(block)
+        data = decoder.unconsumed_tail
+    return b"".join(out)
+
+
+def _read(read: Callable[[int], bytes], budget: Budget) -> bytes:
+    out, total = [], 0
+    while block := read(_CHUNK):
+        budget.take(len(block))
+        total += len(block)
+        if total > MAX_MEMBER:
+            raise TooMuch("archive-size")
+        out.append(block)
+    return b"".join(out)
+
+
+def _stem(name: str, suffix: str) -> str:
+    return name[: -len(suffix)] if name.lower().endswith(suffix) else name
+
+
+_OPENERS: dict[str, Callable[[bytes, str, Budget], Iterator[Member]]] = {
+    "zip": _zip,
+    "tar": _tar,
+    "gzip": _gzip,
+    "bzip2": _bzip2,
+    "xz": _xz,
+}

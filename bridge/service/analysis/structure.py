@@ -1,0 +1,242 @@
+"""The MIME structure of a mail, as offsets into its bytes.
+
+Written by hand because the standard parser builds a tree of copies (four times the mail), recurses
+with the nesting, and cannot be told to stop. This one walks with `find` over bytes or an `mmap`,
+copies headers only, and ends at its bounds: `TooMuch` means that the mail is larger in parts,
+depth or headers than we are willing to look at. It never raises anything else, whatever the bytes.
+"""
+
+from __future__ import annotations
+
+import binascii
+import mmap
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from email.errors import HeaderParseError
+from email.header import decode_header
+from urllib.parse import unquote_to_bytes
+
+Buffer = bytes | mmap.mmap
+
+MAX_VALUE = 4096  # of one structured header field; the rest is not looked at
+MAX_FIELDS = 2000
+
+
+class TooMuch(Exception):
+    """A bound was reached; the text is its name, one word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    parts: int = 2000
+    depth: int = 30
+    header_bytes: int = 256 * 1024
+
+
+@dataclass(slots=True)
+class Part:
+    """One leaf or container; `body` to `end` are its encoded bytes."""
+
+    body: int
+    end: int
+    depth: int
+    fields: list[tuple[str, str]] = field(default_factory=list)
+    content_type: str = "text/plain"
+    params: dict[str, str] = field(default_factory=dict)
+    encoding: str = "7bit"
+    filename: str = ""
+
+    def values(self, name: str) -> list[str]:
+        return [value for key, value in self.fields if key == name]
+
+
+def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
+    """Every part, outermost first. The first one is the mail itself, with its header fields."""
+    todo: list[tuple[int, int, int]] = [(0, len(data), 0)]
+    count = 0
+    while todo:
+        start, end, depth = todo.pop()
+        count += 1
+        if count > bounds.parts:
+            raise TooMuch("parts")
+        if depth > bounds.depth:
+            raise TooMuch("depth")
+        part = _read_part(data, start, end, depth, bounds)
+        yield part
+        todo.extend(reversed(_children(data, part, bounds.parts - count - len(todo))))
+
+
+def decoded(data: Buffer, part: Part) -> bytes:
+    """The part's content with its transfer encoding undone; what is broken is skipped."""
+    raw = data[part.body : part.end]
+    match part.encoding:
+        case "base64":
+            return _base64(raw)
+        case "quoted-printable":
+            return binascii.a2b_qp(raw)
+        case "x-uuencode" | "uuencode" | "x-uue" | "uue":
+            return _uuencoded(raw)
+        case _:
+            return raw
+
+
+def _read_part(data: Buffer, start: int, end: int, depth: int, bounds: Bounds) -> Part:
+    head, body = _split_head(data, start, end, bounds.header_bytes)
+    part = Part(body, end, depth, _fields(head))
+    for name, value in part.fields:
+        if name == "content-type" and not part.params and value:
+            kind, part.params = parse_value(value)
+            part.content_type = kind if "/" in kind else "text/plain"
+        elif name == "content-transfer-encoding":
+            part.encoding = value.strip().lower()[:40]
+        elif name == "content-disposition":
+            part.filename = parse_value(value)[1].get("filename", "")
+    part.filename = part.filename or part.params.get("name", "")
+    return part
+
+
+def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int]:
+    """The header section, and where the body begins."""
+    first = data[start : start + 2]
+    if first[:1] == b"\n" or first == b"\r\n":
+        return b"", start + (1 if first[:1] == b"\n" else 2)
+    window = min(end, start + limit + 4)
+    crlf, lf = data.find(b"\r\n\r\n", start, window), data.find(b"\n\n", start, window)
+    if crlf >= 0 and (lf < 0 or crlf < lf):
+        return data[start:crlf], crlf + 4
+    if lf >= 0:
+        return data[start:lf], lf + 2
+    if end - start > limit:
+        raise TooMuch("header")
+    return data[start:end], end
+
+
+_FOLD = re.compile(rb"\r?\n(?=[ \t])")
+_NAME = re.compile(rb"([!-9;-~]+)[ \t]*:")
+
+
+def _fields(head: bytes) -> list[tuple[str, str]]:
+    found: list[tuple[str, str]] = []
+    for line in _FOLD.sub(b"", head).split(b"\n"):
+        match = _NAME.match(line)
+        if match is not None:
+            if len(found) >= MAX_FIELDS:
+                raise TooMuch("fields")
+            value = line[match.end() : match.end() + MAX_VALUE].strip()
+            found.append((match.group(1).decode("ascii").lower(), value.decode("utf-8", "replace")))
+    return found
+
+
+def _children(data: Buffer, part: Part, room: int) -> list[tuple[int, int, int]]:
+    if part.content_type == "message/rfc822" and part.encoding in ("7bit", "8bit", "binary"):
+        return [(part.body, part.end, part.depth + 1)]
+    boundary = part.params.get("boundary", "").rstrip()
+    if not part.content_type.startswith("multipart/") or not boundary:
+        return []
+    return [(start, end, part.depth + 1) for start, end in _between(data, part, boundary, room)]
+
+
+def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[int, int]]:
+    """The spans between delimiter lines; an unterminated last one reaches to the end."""
+    mark = b"--" + boundary.encode("utf-8", "replace")
+    found: list[tuple[int, int]] = []
+    begin = -1
+    at = part.body - 1
+    while (at := data.find(mark, at + 1, part.end)) >= 0:
+        if at > part.body and data[at - 1 : at] != b"\n":
+            continue
+        after = at + len(mark)
+        closing = data[after : after + 2] == b"--"
+        line_end = data.find(b"\n", after, part.end)
+        if not closing and data[after : min(line_end if line_end >= 0 else part.end, after + 200)].strip():
+            continue  # a longer boundary that starts like ours
+        if begin >= 0:
+            found.append((begin, _before_newline(data, at, begin)))
+        begin = -1 if closing or line_end < 0 else line_end + 1
+        if closing:
+            break
+        if len(found) > room:
+            raise TooMuch("parts")
+        at = after
+    if begin >= 0:
+        found.append((begin, part.end))
+    return found
+
+
+def _before_newline(data: Buffer, at: int, floor: int) -> int:
+    """The CRLF before a delimiter belongs to the delimiter."""
+    if at - 1 >= floor and data[at - 1 : at] == b"\n":
+        at -= 1
+        if at - 1 >= floor and data[at - 1 : at] == b"\r":
+            at -= 1
+    return max(at, floor)
+
+
+_PARAM = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)', re.DOTALL)
+
+
+def parse_value(value: str) -> tuple[str, dict[str, str]]:
+    """`text/plain; charset="x"` into its two halves; RFC 2231 and RFC 2047 names are decoded."""
+    main = value.partition(";")[0].strip().lower()
+    plain: dict[str, str] = {}
+    pieces: dict[str, dict[int, str]] = {}
+    for name, raw in _PARAM.findall(value[len(value.partition(";")[0]) :]):
+        text = re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') and len(raw) > 1 else raw.strip()
+        key, star, rest = name.lower().partition("*")
+        if not star:
+            plain.setdefault(key, _words(text))
+        elif re.fullmatch(r"\d{1,3}\*?", rest):
+            pieces.setdefault(key, {})[int(rest.rstrip("*"))] = text
+        else:
+            plain[key] = _extended(text)
+    for key, numbered in pieces.items():
+        plain.setdefault(key, _extended("".join(numbered[i] for i in sorted(numbered))))
+    return main, plain
+
+
+def _extended(text: str) -> str:
+    """RFC 2231: charset'language'percent-encoded."""
+    charset, quote, rest = text.partition("'")
+    if not quote:
+        return text
+    return _as_text(unquote_to_bytes(rest.partition("'")[2]), charset)
+
+
+def _words(text: str) -> str:
+    """RFC 2047 words, where clients put them though they must not."""
+    if "=?" not in text:
+        return text
+    try:
+        found = decode_header(text[:1000])
+    except (HeaderParseError, ValueError):
+        return text
+    return "".join(p if isinstance(p, str) else _as_text(p, c or "ascii") for p, c in found)
+
+
+def _as_text(raw: bytes, charset: str) -> str:
+    try:
+        return raw.decode(charset or "utf-8", "replace")
+    except (LookupError, ValueError):  # a charset nobody knows
+        return raw.decode("latin-1")
+
+
+_NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
+
+
+def _base64(raw: bytes) -> bytes:
+    clean = raw.translate(None, _NOT_BASE64)  # padding too: what follows it in mail is still read by clients
+    clean = clean[: len(clean) - 1] if len(clean) % 4 == 1 else clean
+    return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
+
+
+def _uuencoded(raw: bytes) -> bytes:
+    out = []
+    for line in raw.splitlines():
+        if line.startswith(b"begin ") or line == b"end":
+            continue
+        try:
+            out.append(binascii.a2b_uu(line))
+        except binascii.Error:
+            continue
+    return b"".join(out)

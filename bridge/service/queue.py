@@ -1,0 +1,76 @@
+"""The analysis queue: `mainWorkerCount` workers take jobs in the order they came.
+
+A job whose analysis takes microseconds is done at once when a worker is free: handing it to a
+task and back would cost more than the analysis. A caller that goes away takes its job with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from contextlib import suppress
+
+from bridge.api.scanning import AnalysisResult
+from bridge.service.analysis.pipeline import Job, Pipeline
+
+log = logging.getLogger("bridge.service")
+
+
+class AnalysisQueue:
+    def __init__(self, pipeline: Pipeline, workers: int) -> None:
+        self._pipeline = pipeline
+        self._count = workers
+        self._jobs: asyncio.Queue[tuple[Job, asyncio.Future[AnalysisResult]]] = asyncio.Queue()
+        self._workers: list[asyncio.Task[None]] = []
+        self.busy = 0
+
+    @property
+    def waiting(self) -> int:
+        return self._jobs.qsize()
+
+    async def start(self) -> None:
+        self._workers = [asyncio.create_task(self._work(), name=f"analysis-{i}") for i in range(self._count)]
+
+    async def stop(self) -> None:
+        for worker in self._workers:
+            worker.cancel()
+        await asyncio.gather(*self._workers, return_exceptions=True)
+        self._workers = []
+
+    def try_now(self, job: Job) -> AnalysisResult | None:
+        """The result, if a worker is free and the analysis is short."""
+        if self.busy >= self._count or self.waiting:
+            return None
+        return self._pipeline.analyze_now(job)
+
+    def submit(self, job: Job) -> asyncio.Future[AnalysisResult]:
+        """Queue a job. Cancelling the future cancels the job, wherever it is."""
+        future: asyncio.Future[AnalysisResult] = asyncio.get_running_loop().create_future()
+        self._jobs.put_nowait((job, future))  # bounded by admission
+        return future
+
+    async def _work(self) -> None:
+        while True:
+            job, future = await self._jobs.get()
+            if future.cancelled():
+                continue
+            self.busy += 1
+            try:
+                await self._run(job, future)
+            finally:
+                self.busy -= 1
+
+    async def _run(self, job: Job, future: asyncio.Future[AnalysisResult]) -> None:
+        task = asyncio.create_task(self._pipeline.analyze(job))
+        future.add_done_callback(lambda f: task.cancel() if f.cancelled() else None)
+        with suppress(asyncio.CancelledError):
+            await asyncio.wait({task})
+        if future.done():
+            return
+        if task.cancelled():
+            future.cancel()
+        elif (error := task.exception()) is not None:
+            log.error("ggrid=%s analysis failed", job.ggrid, exc_info=error)
+            future.set_exception(error)
+        else:
+            future.set_result(task.result())

@@ -1,0 +1,125 @@
+"""The Email Scanning API: submitEmail and status, as ASGI endpoints.
+
+The way of a scan: token, slot, upload, queue, answer. The slot is taken at the head of the
+request, so what is refused costs no upload, and it is given back whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from bridge.api.scanning import AnalysisResult
+from bridge.mail.message import Spool
+from bridge.service.admission import Admission
+from bridge.service.analysis.pipeline import Job
+from bridge.service.answers import Refused, header, refuse, send_json
+from bridge.service.auth import StaticTokens
+from bridge.service.queue import AnalysisQueue
+from bridge.service.settings import Permission
+from bridge.service.upload import MAX_BODY_BYTES, Disconnected, Upload, too_large
+
+log = logging.getLogger("bridge.service")
+
+
+class SubmitEmail:
+    """POST /v1/messageQueue/submitEmail"""
+
+    def __init__(
+        self,
+        tokens: StaticTokens,
+        admission: Admission,
+        queue: AnalysisQueue,
+        spool: Spool,
+        *,
+        enabled: bool,
+        timeout_s: float,
+    ) -> None:
+        self._tokens = tokens
+        self._admission = admission
+        self._queue = queue
+        self._spool = spool
+        self._enabled = enabled
+        self._timeout_s = timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._tokens.check(scope, Permission.SCAN)
+            if not self._enabled:
+                raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
+            check_length(scope)
+            delay = self._admission.enter()
+        except Refused as refused:
+            await refuse(scope, receive, send, refused)
+            return
+        try:
+            await self._admitted(scope, receive, send, delay)
+        finally:
+            self._admission.leave()
+
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send, delay: float) -> None:
+        if delay:
+            await asyncio.sleep(delay)
+        upload = Upload(self._spool)
+        try:
+            request = await upload.read(receive, header(scope, b"content-type"))
+            job = Job.new(request, upload.mail)
+            result = self._queue.try_now(job) or await self._queued(job, receive)
+        except Refused as refused:
+            upload.close()
+            await refuse(scope, receive, send, refused)
+        except Disconnected:
+            log.info("a client went away before its answer")
+        else:
+            await send_json(send, 200, result.to_dict())
+        finally:
+            upload.close()
+
+    async def _queued(self, job: Job, receive: Receive) -> AnalysisResult:
+        """Wait for the workers; a client that goes away ends the analysis."""
+        future = self._queue.submit(job)
+        gone = asyncio.create_task(_disconnect(receive))
+        either: set[asyncio.Future[Any]] = {future, gone}
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        except TimeoutError:
+            raise Refused(504, "analysis_timeout", "the analysis took longer than longRequestTimeout") from None
+        finally:
+            gone.cancel()
+            if not future.done():
+                future.cancel()
+        if future.cancelled():
+            raise Disconnected
+        return future.result()
+
+
+class Status:
+    """POST /v1/admin/status"""
+
+    def __init__(self, tokens: StaticTokens, admission: Admission) -> None:
+        self._tokens = tokens
+        self._admission = admission
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            self._tokens.check(scope, Permission.STATUS)
+        except Refused as refused:
+            await refuse(scope, receive, send, refused)
+            return
+        await send_json(send, 200, {"messageQueueStatus": str(await self._admission.status())})
+
+
+def check_length(scope: Scope) -> None:
+    """413 before the first byte of a body that cannot be right."""
+    length = header(scope, b"content-length")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        raise too_large()
+
+
+async def _disconnect(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass

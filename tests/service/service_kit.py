@@ -1,0 +1,164 @@
+"""What the service's tests share: a service on a loopback port, in a thread, and a plain HTTP client."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import http.client
+import io
+import json
+import threading
+import zipfile
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge import yamlfile
+from bridge.service.analysis.inspect import EICAR, GTUBE
+from bridge.service.serve import ServiceServer
+from bridge.service.settings import ServiceConfig
+
+TOKEN = "0123456789abcdef" * 4
+BOUNDARY = "part-of-a-test"
+DEADLINE_S = 20.0
+
+CONFIG = f"""
+listen: 127.0.0.1:0
+guard: {{scanSources: {{restApi: {{}}}}}}
+abby:
+  staticApiTokens:
+    - {{name: test, token: {TOKEN}}}
+database: sqlite:///service.sqlite
+"""
+
+
+@dataclass
+class Answer:
+    status: int
+    headers: http.client.HTTPMessage
+    body: bytes
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Running:
+    """A service that runs until `stop`."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self.loop = asyncio.new_event_loop()
+        self.server = ServiceServer()
+        self._thread = threading.Thread(target=self._main, daemon=True)
+        self._thread.start()
+        try:
+            self.call(self.server.start(config))
+        except BaseException:
+            self._end()
+            raise
+        self.port = self.server.addresses[0].port
+
+    def _main(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.run_forever()
+
+    def call(self, coroutine: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop).result(DEADLINE_S)
+
+    def stop(self) -> None:
+        self.call(self.server.stop(5))
+        self._end()
+
+    def _end(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(DEADLINE_S)
+        self.loop.close()
+
+    def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def submit(self, mail: bytes, token: str = TOKEN, **parameters: Any) -> Answer:
+        return self.upload(multipart(parameters_json(**parameters), mail), token)
+
+    def upload(self, body: bytes, token: str = TOKEN, content_type: str = "") -> Answer:
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": content_type or f"multipart/form-data; boundary={BOUNDARY}",
+        }
+        return self.request("POST", "/v1/messageQueue/submitEmail", body, headers)
+
+    def status(self, token: str = TOKEN) -> Answer:
+        return self.request("POST", "/v1/admin/status", headers={"Authorization": f"Bearer {token}"})
+
+
+@contextmanager
+def service(tmp_path: Path, text: str = CONFIG):
+    running = Running(yamlfile.load(tmp_path / "service.yml", ServiceConfig, text))
+    try:
+        yield running
+    finally:
+        running.stop()
+
+
+def parameters_json(sender: str = "a@example.org", to: tuple[str, ...] = ("b@example.net",), **more: Any) -> bytes:
+    tenant = {"tenantUid": more.pop("tenantUid")} if "tenantUid" in more else {}
+    return json.dumps({"borderMtaData": {"envelopeFrom": sender, "envelopeRecipients": to, **more}, **tenant}).encode()
+
+
+def part(name: str, content: bytes, content_type: str = "", filename: str = "") -> bytes:
+    disposition = f'Content-Disposition: form-data; name="{name}"' + (f'; filename="{filename}"' if filename else "")
+    lines = [disposition] + ([f"Content-Type: {content_type}"] if content_type else [])
+    return f"--{BOUNDARY}\r\n".encode() + "\r\n".join(lines).encode() + b"\r\n\r\n" + content + b"\r\n"
+
+
+def closing() -> bytes:
+    return f"--{BOUNDARY}--\r\n".encode()
+
+
+def multipart(parameters: bytes, mail: bytes) -> bytes:
+    return (
+        part("parameters", parameters, "application/json")
+        + part("email", mail, "message/rfc822", "mail.eml")
+        + closing()
+    )
+
+
+def mail(body: bytes = b"Hello\r\n", **fields: str) -> bytes:
+    head = {
+        "From": "a@example.org",
+        "To": "b@example.net",
+        "Subject": "test",
+        "Date": "Sun, 15 Nov 2026 03:00:00 +0000",
+    }
+    head |= {"Message-ID": "<1@example.org>"} | {k.replace("_", "-"): v for k, v in fields.items()}
+    return "".join(f"{k}: {v}\r\n" for k, v in head.items()).encode() + b"\r\n" + body
+
+
+def attached(content: bytes, name: str = "a.bin", kind: str = "application/octet-stream") -> bytes:
+    """A mail with one base64 attachment."""
+    body = (
+        b"--x\r\nContent-Type: text/plain\r\n\r\nsee attachment\r\n--x\r\n"
+        + f'Content-Type: {kind}; name="{name}"\r\nContent-Transfer-Encoding: base64\r\n\r\n'.encode()
+        + base64.encodebytes(content).replace(b"\n", b"\r\n")
+        + b"--x--\r\n"
+    )
+    return mail(body, MIME_Version="1.0", Content_Type='multipart/mixed; boundary="x"')
+
+
+def zipped(*members: tuple[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, content in members:
+            archive.writestr(name, content)
+    return buffer.getvalue()
+
+
+__all__ = ["EICAR", "GTUBE"]

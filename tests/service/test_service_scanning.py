@@ -1,0 +1,370 @@
+"""The Email Scanning API over real sockets: what is answered to whom."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime
+from uuid import UUID
+
+import pytest
+from service_kit import (
+    BOUNDARY,
+    CONFIG,
+    DEADLINE_S,
+    EICAR,
+    GTUBE,
+    TOKEN,
+    attached,
+    closing,
+    mail,
+    multipart,
+    parameters_json,
+    part,
+    service,
+    zipped,
+)
+
+from bridge.address import Address
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.service.admission import THROTTLE_MAX_S, Admission
+from bridge.service.answers import Refused
+from bridge.service.serve import CannotListen, HttpServer, ServiceServer, bind
+
+MIB = 1024 * 1024
+PARAMETERS = parameters_json()
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with service(tmp_path_factory.mktemp("service")) as one:
+        yield one
+
+
+@pytest.mark.parametrize(
+    ("content", "decision"),
+    [
+        (mail(), Decision.DELIVER),
+        (b"", Decision.DELIVER),
+        (b"\xff\x00 not a mail at all", Decision.DELIVER),
+        (mail(GTUBE), Decision.BOUNCE),
+        (mail(EICAR), Decision.QUARANTINE),
+        (attached(EICAR), Decision.QUARANTINE),
+        (attached(zipped(("eicar.com", EICAR)), "a.zip"), Decision.QUARANTINE),
+        (attached(zipped(("inner.zip", zipped(("eicar.com", EICAR)))), "a.zip"), Decision.QUARANTINE),
+        (mail(b"x" * (3 * MIB) + GTUBE), Decision.BOUNCE),
+    ],
+    ids=["clean", "empty", "garbage", "gtube", "eicar", "attached", "zip", "zip-in-zip", "large"],
+)
+def test_a_mail_gets_its_decision(running, content, decision):
+    """Test strings give the three decisions a new user wants to see, wherever they hide."""
+    answer = running.submit(content)
+    assert answer.status == 200
+    assert AnalysisResult.from_json(answer.body).decision is decision
+
+
+def test_a_result_has_every_documented_field(running):
+    """The answer has a unique ggrid, times in UTC, decision, verdict and tags."""
+    first, second = running.submit(mail()).json, running.submit(mail()).json
+    assert UUID(first["ggrid"]) != UUID(second["ggrid"])
+    for name in ("created", "completed"):
+        assert first[name].endswith("Z")
+        datetime.fromisoformat(first[name])
+    assert first["decision"] == "deliver"
+    assert first["verdict"] == "clean"
+    assert first["tags"] == []
+
+
+def test_parts_may_come_in_either_order(running):
+    """The mail may come before its parameters."""
+    body = part("email", mail(GTUBE)) + part("parameters", PARAMETERS, "application/json; charset=utf-8") + closing()
+    assert running.upload(body).json["decision"] == "bounce"
+
+
+JSON_PART = part("parameters", PARAMETERS, "application/json")
+MAIL_PART = part("email", mail())
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "error"),
+    [
+        (MAIL_PART + closing(), 400, "missing_part"),
+        (JSON_PART + closing(), 400, "missing_part"),
+        (JSON_PART + JSON_PART + MAIL_PART + closing(), 400, "duplicate_part"),
+        (JSON_PART + MAIL_PART + MAIL_PART + closing(), 400, "duplicate_part"),
+        (part("parameters", PARAMETERS) + MAIL_PART + closing(), 415, "parameters_not_json"),
+        (part("parameters", PARAMETERS, "text/plain") + MAIL_PART + closing(), 415, "parameters_not_json"),
+        (part("parameters", b"{", "application/json") + MAIL_PART + closing(), 400, "invalid_parameters"),
+        (part("parameters", b"\xff", "application/json") + MAIL_PART + closing(), 400, "invalid_parameters"),
+        (part("parameters", b"[" * 100_000, "application/json") + MAIL_PART + closing(), 400, "invalid_parameters"),
+        (part("parameters", b" " * 1_100_000, "application/json") + MAIL_PART + closing(), 400, "parameters_too_large"),
+        (JSON_PART + MAIL_PART, 400, "invalid_multipart"),
+        (b"no multipart", 400, "invalid_multipart"),
+        (b"", 400, "invalid_multipart"),
+        (part("more", b"x") * 20 + JSON_PART + MAIL_PART + closing(), 400, "invalid_multipart"),
+    ],
+)
+def test_a_malformed_upload_is_refused_with_its_own_error(running, body, status, error):
+    """Parts that are missing, doubled or of the wrong type each have a stable error."""
+    answer = running.upload(body)
+    assert (answer.status, answer.json["error"]) == (status, error)
+    assert answer.headers["Content-Type"] == "application/json"
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        [],
+        {},
+        {"borderMtaData": []},
+        {"borderMtaData": {"envelopeRecipients": ["b@c"]}},
+        {"borderMtaData": {"envelopeFrom": None, "envelopeRecipients": ["b@c"]}},
+        {"borderMtaData": {"envelopeFrom": "a@b"}},
+        {"borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": []}},
+        {"borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": [1]}},
+        {"borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": ["b@c"], "remoteAddress": "x"}},
+        {"borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": ["b@c"], "senderHelo": 1}},
+        {"borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": ["b@c"]}, "tenantUid": "x"},
+        {"borderMtaData": {"envelopeFrom": float("nan"), "envelopeRecipients": ["b@c"]}},
+    ],
+)
+def test_invalid_parameters_are_refused(running, parameters):
+    """Every field is checked as the interface describes it."""
+    answer = running.upload(multipart(json.dumps(parameters).encode(), mail()))
+    assert (answer.status, answer.json["error"]) == (400, "invalid_parameters")
+
+
+def test_odd_but_valid_parameters_are_taken(running):
+    """The null sender, IPv6, half a surrogate and unknown fields do not stop a scan."""
+    raw = (
+        b'{"borderMtaData": {"envelopeFrom": "", "envelopeRecipients": ["b@c"], "remoteAddress": "2001:db8::1",'
+        b' "senderHelo": "\\udcff<script>", "new": 1}, "tenantUid": "123E4567-e89b-12d3-a456-426614174000"}'
+    )
+    assert running.upload(multipart(raw, mail())).status == 200
+
+
+@pytest.mark.parametrize("content_type", ["application/json", "multipart/mixed; boundary=x", "text/plain"])
+def test_only_multipart_form_data_is_taken(running, content_type):
+    """Another content type is 415."""
+    answer = running.upload(multipart(PARAMETERS, mail()), content_type=content_type)
+    assert (answer.status, answer.json["error"]) == (415, "not_multipart")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [None, "", "Bearer", "Bearer ", f"apikey {TOKEN}", f"Basic {TOKEN}", f"Bearer {TOKEN}x", "Bearer \xff"],
+)
+def test_a_wrong_token_is_refused(running, value):
+    """No header, another scheme or another token: 401 with a challenge, on both paths."""
+    for path in ("/v1/messageQueue/submitEmail", "/v1/admin/status"):
+        answer = running.request("POST", path, headers={} if value is None else {"Authorization": value})
+        assert (answer.status, answer.json["error"]) == (401, "unauthorized")
+        assert answer.headers["WWW-Authenticate"].startswith("Bearer")
+
+
+def test_permissions_limit_a_token(tmp_path):
+    """A token for status cannot scan, and one for scanning cannot ask the status."""
+    text = CONFIG.replace(
+        f"- {{name: test, token: {TOKEN}}}",
+        f"- {{name: s, token: s{TOKEN}, permissions: [scan]}}\n    - {{name: t, token: t{TOKEN}, permissions: [status]}}",
+    )
+    with service(tmp_path, text) as one:
+        assert one.submit(mail(), token="s" + TOKEN).status == 200
+        assert one.submit(mail(), token="t" + TOKEN).json["error"] == "forbidden"
+        assert one.status("t" + TOKEN).status == 200
+        assert one.status("s" + TOKEN).status == 403
+
+
+def test_without_rest_api_no_scan_is_taken(tmp_path):
+    """guard.scanSources.restApi is what enables submitEmail."""
+    with service(tmp_path, CONFIG.replace("scanSources: {restApi: {}}", "mainWorkerCount: 3")) as one:
+        assert one.submit(mail()).json["error"] == "scan_source_disabled"
+        assert one.status().json == {"messageQueueStatus": "GREEN"}
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "error"),
+    [
+        ("GET", "/v1/messageQueue/submitEmail", 405, "method_not_allowed"),
+        ("GET", "/nothing", 404, "not_found"),
+    ],
+)
+def test_other_paths_and_methods_answer_error_objects(running, method, path, status, error):
+    """Every outcome but success is an Error object."""
+    answer = running.request(method, path)
+    assert (answer.status, answer.json["error"]) == (status, error)
+
+
+@pytest.mark.parametrize("extra", [-1, 0])
+def test_a_mail_of_exactly_50_mib_passes(running, extra):
+    """The limit is for the mail: what multipart adds does not count."""
+    assert running.submit(mail(b"x" * 64).ljust(50 * MIB + extra, b"y")).status == 200
+
+
+@pytest.mark.parametrize("extra", [1, 15 * MIB])
+def test_a_mail_over_50_mib_is_413_for_a_client_that_reads_late(running, extra):
+    """A client that sends everything before it reads still gets to read 413."""
+    answer = running.submit(b"x" * (50 * MIB + extra))
+    assert (answer.status, answer.json["error"]) == (413, "payload_too_large")
+
+
+def test_413_comes_before_the_body_is_sent(running):
+    """With an honest Content-Length the refusal comes at once."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(_head(60 * MIB))
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+def test_413_reaches_a_client_that_sends_chunks(running):
+    """Without a Content-Length the limit is met on the way."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(_head(None))
+        client.sendall(_chunk(part("email", b"")[:-2]))
+        for _ in range(60):
+            client.sendall(_chunk(b"x" * MIB))
+        client.sendall(_chunk(b"\r\n" + closing()) + b"0\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 413 ")
+
+
+@pytest.mark.parametrize(
+    "extra",
+    [b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", b"Content-Length: 5\r\nContent-Length: 6\r\n"],
+)
+def test_conflicting_lengths_are_refused(running, extra):
+    """A request that could be read in two ways is not read at all."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(b"POST /v1/admin/status HTTP/1.1\r\nHost: x\r\n" + extra + b"\r\n0\r\n\r\n")
+        head, _, body = _read_all(client).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400 ")
+        assert json.loads(body)["error"] == "bad_request"
+
+
+def test_an_endless_request_head_is_cut(running):
+    """A head over 64 KiB is refused, and memory stays flat."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(b"POST / HTTP/1.1\r\nX: " + b"a" * 70_000)
+        assert _read_all(client).startswith(b"HTTP/1.1 431 ")
+
+
+def test_at_the_limit_requests_are_refused_and_status_is_red(tmp_path):
+    """With every slot taken the next request reads 503 with Retry-After, and the status says RED."""
+    with service(tmp_path, CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 2")) as one:
+        held = [_hold_slot(one.port) for _ in range(2)]
+        _wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
+        answer = one.submit(mail())
+        assert (answer.status, answer.json["error"]) == (503, "saturated")
+        assert int(answer.headers["Retry-After"]) >= 1
+        for client in held:
+            client.close()
+        _wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"})
+        assert one.submit(mail()).status == 200
+
+
+def test_from_the_threshold_status_is_yellow(tmp_path):
+    """Between threshold and limit the queue is YELLOW."""
+    text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 4, guardRequestThrottleThreshold: 1")
+    with service(tmp_path, text) as one, _hold_slot(one.port):
+        _wait_for(lambda: one.status().json == {"messageQueueStatus": "YELLOW"})
+
+
+@pytest.mark.parametrize(
+    ("limit", "threshold", "count", "delay"),
+    [(20, 20, 19, 0.0), (20, 10, 9, 0.0), (20, 10, 10, 0.5), (20, 10, 14, 2.5), (20, 10, 19, THROTTLE_MAX_S)],
+)
+def test_the_throttle_is_linear(limit, threshold, count, delay):
+    """The delay grows from the threshold to the limit in a straight line."""
+    assert Admission(limit, threshold).delay(count) == pytest.approx(delay)
+
+
+def test_admission_refuses_at_the_limit_only():
+    """The last slot is given, the next is not, and a slot given back is given again."""
+    admission = Admission(1, 1)
+    assert admission.enter() == 0.0
+    with pytest.raises(Refused):
+        admission.enter()
+    admission.leave()
+    assert admission.enter() == 0.0
+
+
+def test_many_scans_at_once_each_get_their_own_answer(running):
+    """Answers never go to another mail."""
+
+    def one(i: int) -> bool:
+        answer = running.submit(mail(GTUBE if i % 2 else b"x"))
+        return answer.status == 503 or answer.json["decision"] == ("bounce" if i % 2 else "deliver")
+
+    with ThreadPoolExecutor(10) as pool:
+        assert all(pool.map(one, range(100)))
+
+
+def test_a_taken_port_is_an_exception(running):
+    """Starting where somebody listens raises a sentence and does not end the process."""
+    config = running.config.model_copy(update={"listen": Address("127.0.0.1", running.port)})
+    with pytest.raises(CannotListen, match=f"127.0.0.1:{running.port}"):
+        running.call(ServiceServer().start(config))
+
+
+def test_any_application_can_be_served(running):
+    """The embedding is generic: the admin endpoint uses it too."""
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 204, "headers": []})
+        await send({"type": "http.response.body", "body": b""})
+
+    async def start() -> HttpServer:
+        server = HttpServer(app, [bind(Address("127.0.0.1", 0))])
+        await server.start()
+        return server
+
+    server = running.call(start())
+    with socket.create_connection(("127.0.0.1", server.addresses[0].port), timeout=DEADLINE_S) as client:
+        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert client.recv(100).startswith(b"HTTP/1.1 204 ")
+    running.call(server.stop(1))
+
+
+def test_stop_finishes_what_runs(tmp_path):
+    """A scan that is being uploaded when the service is told to stop still gets its answer."""
+    with service(tmp_path) as one, socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
+        body = multipart(PARAMETERS, mail())
+        client.sendall(_head(len(body)) + body[:-10])
+        _wait_for(lambda: one.server._http._server.server_state.tasks)
+        stopping = threading.Thread(target=lambda: one.call(one.server.stop(5)))
+        stopping.start()
+        client.sendall(body[-10:])
+        assert b'"deliver"' in _read_all(client)
+        stopping.join(DEADLINE_S)
+
+
+def _head(length: int | None) -> bytes:
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return (
+        f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n{framing}\r\n\r\n"
+    ).encode()
+
+
+def _chunk(data: bytes) -> bytes:
+    return b"%x\r\n%s\r\n" % (len(data), data)
+
+
+def _hold_slot(port: int) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
+    client.sendall(_head(1000))
+    return client
+
+
+def _read_all(client: socket.socket) -> bytes:
+    data = b""
+    while piece := client.recv(65536):
+        data += piece
+    return data
+
+
+def _wait_for(condition) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"
