@@ -1,0 +1,283 @@
+"""Milter frames and what is in them: bytes in, events out, responses back to bytes.
+
+No sockets and no clock. Everything from the wire is checked and bounded here; what cannot be
+read raises ProtocolError, which ends its own connection and nothing else. Strangers choose HELO,
+addresses and some macros, so text is decoded without ever failing.
+
+The content of a BODY frame is handed on as it arrives, so that a connection never holds back more
+than one frame of anything else: body bytes lie only where the spool counts them.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from bridge.errors import ProtocolError
+from bridge.intake.milter import wire
+from bridge.mail.reply import Reply
+
+_LIMITS = {command: event.limit + 1 for command, event in wire.EVENTS.items()}  # with the command byte
+_LONGEST = max(_LIMITS.values())
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+_ADDRESS_LIMIT = 2048  # Postfix's line_length_limit; RFC 5321 has 256
+_LINE_LIMIT = 900  # libmilter's MAXREPLYLEN is 980, with the code
+_LINES = 32  # libmilter's MAXREPLIES
+_U32 = struct.Struct(">I")
+_NEGOTIATION = struct.Struct(">III")
+
+
+class Decoder:
+    """Cuts a byte stream into (command, data); whole or byte by byte makes no difference."""
+
+    __slots__ = ("_body_left", "_have", "_held", "_need", "stalled")
+
+    def __init__(self) -> None:
+        self._held: list[bytes] = []  # an incomplete frame
+        self._have = 0
+        self._need = 0
+        self._body_left = 0
+        self.stalled = False  # the last feed completed nothing of the frame that was open before it
+
+    @property
+    def partial(self) -> bool:
+        """Whether a frame has begun and not ended."""
+        return bool(self._held) or self._body_left > 0
+
+    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+        """Every event that `data` completes; pieces of a long body come as BODY_PART, the last as BODY."""
+        self.stalled = False
+        position = 0
+        if self._held:
+            self._held.append(data)
+            self._have += len(data)
+            if self._have < self._need:
+                self.stalled = True
+                return
+            data = b"".join(self._held)
+            self._held = []
+        elif self._body_left:
+            if len(data) < self._body_left:
+                self.stalled = True
+                self._body_left -= len(data)
+                yield wire.BODY_PART, data
+                return
+            position, self._body_left = self._body_left, 0
+            yield wire.BODY, data[:position]
+        yield from self._frames(data, position)
+
+    def _frames(self, data: bytes, position: int) -> Iterator[tuple[int, bytes]]:
+        end = len(data)
+        need = 5
+        while end - position >= 4:
+            (length,) = _U32.unpack_from(data, position)
+            if not 1 <= length <= _LONGEST:
+                raise ProtocolError(f"a frame of {length} bytes")
+            if end - position == 4:
+                break
+            command = data[position + 4]
+            if length > _LIMITS.get(command, 0):
+                raise ProtocolError(f"command {command:#04x} of {length} bytes")
+            stop = position + 4 + length
+            if stop > end:
+                if command == wire.BODY:
+                    self._body_left = stop - end
+                    yield wire.BODY_PART, data[position + 5 :]
+                    return
+                need = 4 + length
+                break
+            yield command, data[position + 5 : stop]
+            position = stop
+        if position < end:
+            self._held = [data[position:]]
+            self._have = end - position
+            self._need = need
+
+
+# --- negotiation ---------------------------------------------------------------------------------
+
+WANTED_ACTIONS = wire.CAN_ADD_HEADERS | wire.CAN_CHANGE_HEADERS | wire.CAN_QUARANTINE | wire.CAN_SET_SYMBOLS
+
+# MAIL is answered: saturation is said there. RCPT is answered: 452 at the recipient that is one too
+# many makes the client split the mail, at the end of the message it would make it try for ever.
+WANTED_STEPS = (
+    wire.NO_DATA
+    | wire.NO_UNKNOWN
+    | wire.CAN_SKIP
+    | wire.NR_CONNECT
+    | wire.NR_HELO
+    | wire.NR_DATA
+    | wire.NR_UNKNOWN
+    | wire.NR_HEADER
+    | wire.NR_END_OF_HEADERS
+    | wire.NR_BODY
+    | wire.LEADING_SPACE
+)
+
+# When one list is sent, Postfix empties all others: every stage has its line, most ask for nothing.
+SYMBOLS: dict[int, str] = {
+    wire.STAGE_CONNECT: "{client_resolve}",
+    wire.STAGE_HELO: "",
+    wire.STAGE_MAIL: "i {auth_authen} {tls_version} {cipher}",
+    wire.STAGE_RCPT: "",
+    wire.STAGE_DATA: "",
+    wire.STAGE_END_OF_BODY: "i",  # Postfix knows its queue id only after the first recipient
+    wire.STAGE_END_OF_HEADERS: "",  # Postfix sends this list with every header
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Agreement:
+    """What both sides can, and so do."""
+
+    version: int
+    actions: int
+    steps: int
+
+    @property
+    def answered(self) -> frozenset[int]:
+        """The events the mail server waits for us after."""
+        return frozenset(
+            command for command, event in wire.EVENTS.items() if event.responses and not self.steps & event.no_reply
+        )
+
+
+def negotiate(offer: bytes) -> Agreement:
+    """Choose from what the mail server offers: never a newer version, never a bit it did not offer."""
+    if len(offer) < _NEGOTIATION.size:
+        raise ProtocolError("negotiation is cut short")
+    version, actions, steps = _NEGOTIATION.unpack_from(offer)
+    if version < wire.VERSIONS[0]:
+        raise ProtocolError(f"protocol version {version}")
+    size = steps & wire.DATA_1M or steps & wire.DATA_256K
+    return Agreement(min(version, wire.VERSIONS[-1]), actions & WANTED_ACTIONS, (steps & WANTED_STEPS) | size)
+
+
+def negotiation(agreement: Agreement) -> bytes:
+    """Our side of it, with the macros we want where we may say so."""
+    symbols = b""
+    if agreement.actions & wire.CAN_SET_SYMBOLS:
+        symbols = b"".join(_U32.pack(stage) + names.encode("ascii") + b"\0" for stage, names in SYMBOLS.items())
+    flags = _NEGOTIATION.pack(agreement.version, agreement.actions, agreement.steps)
+    return response(wire.NEGOTIATE, wire.NEGOTIATE, flags + symbols)
+
+
+# --- what is in the events -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """The SMTP client as the mail server sees it."""
+
+    name: str | None = None
+    address: str | None = None
+    port: int | None = None
+
+
+def connect(data: bytes) -> Connect:
+    """CONNECT: host name, NUL, family, and for all families but unknown a port and an address."""
+    name, nul, rest = data.partition(b"\0")
+    if not nul or not rest:
+        raise ProtocolError("CONNECT is cut short")
+    host = None if name[:1] == b"[" or name in (b"", b"unknown") else text(name)
+    family = rest[:1]
+    if family == b"U":
+        return Connect(host)
+    if family not in (b"L", b"4", b"6") or len(rest) < 4 or rest[-1:] != b"\0":
+        raise ProtocolError("CONNECT with a malformed address")
+    if family == b"L":
+        return Connect(host)
+    return Connect(host, _ip(rest[3:-1]), int.from_bytes(rest[1:3]) or None)
+
+
+def _ip(raw: bytes) -> str | None:
+    """The address in its usual form. Postfix and Sendmail write `IPv6:` before the one kind."""
+    if raw[:5].lower() == b"ipv6:":
+        raw = raw[5:]
+    try:
+        address = ipaddress.ip_address(raw.decode("ascii"))
+    except ValueError:  # "unknown", and anything else that is no address
+        return None
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+        address = address.ipv4_mapped
+    return str(address)
+
+
+def strings(data: bytes) -> list[bytes]:
+    """NUL-terminated strings, at least one."""
+    if data[-1:] != b"\0":
+        raise ProtocolError("a string without its end")
+    return data[:-1].split(b"\0")
+
+
+def address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
+    """MAIL and RCPT: the address without brackets and its ESMTP parameters, or the refusal.
+
+    The mail server has accepted the address already, so its form is not judged again; but it goes
+    into JSON and into files, where control characters and broken UTF-8 have no place.
+    """
+    raw, *params = strings(data)
+    if raw[:1] == b"<" and raw[-1:] == b">":
+        raw = raw[1:-1]
+    if len(raw) > _ADDRESS_LIMIT or _CONTROL.search(raw):
+        return Reply(553, "5.1.3", "Error: control characters in the address, or too long")
+    try:
+        return raw.decode("utf-8"), tuple(text(param) for param in params)
+    except UnicodeDecodeError:
+        return Reply(553, "5.1.3", "Error: the address is not valid UTF-8")
+
+
+def macros(data: bytes) -> dict[str, str]:
+    """The pairs of one MACRO event, names without their braces."""
+    words = strings(data) if data else []
+    return {text(name).strip("{}"): text(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+
+
+def text(raw: bytes) -> str:
+    """Bytes from strangers, as text that every encoder can take, of bounded length."""
+    return raw[:512].decode("utf-8", "replace")
+
+
+# --- responses -----------------------------------------------------------------------------------
+
+
+def response(event: int, command: int, data: bytes = b"") -> bytes:
+    """One frame, checked against the table of what this event may be answered with."""
+    if command not in wire.EVENTS[event].responses:
+        raise ValueError(f"{chr(command)!r} is no response to {wire.EVENTS[event].name}")
+    return b"%b%c%b" % (_U32.pack(len(data) + 1), command, data)
+
+
+def reply_code(event: int, reply: Reply) -> bytes:
+    """Our own code and text. The mail server reads it as a format string: every % is doubled."""
+    digit = str(reply.code)[0]
+    if digit not in "45":
+        raise ValueError("a mail server takes 4xx and 5xx replies only")
+    status = "" if reply.status else f"{digit}.7.1 "  # a bare text could look like a status to Postfix
+    lines = [(status + line)[:_LINE_LIMIT].replace("%", "%%") for line in reply.lines()[:_LINES]]
+    wired = [f"{reply.code}-{line}" for line in lines[:-1]] + [f"{reply.code} {lines[-1]}"]
+    return response(event, wire.REPLY_CODE, "\r\n".join(wired).encode("ascii") + b"\0")
+
+
+def add_header(name: str, value: str, agreement: Agreement) -> bytes:
+    space = b" " if agreement.steps & wire.LEADING_SPACE else b""  # else the mail server adds it
+    return response(wire.END_OF_BODY, wire.ADD_HEADER, _field(name) + b"\0" + space + _field(value) + b"\0")
+
+
+def delete_header(name: bytes, index: int) -> bytes:
+    """Remove the index-th (from 1) field of this name."""
+    return response(wire.END_OF_BODY, wire.CHANGE_HEADER, _U32.pack(index) + name + b"\0\0")
+
+
+def quarantine(reason: str) -> bytes:
+    return response(wire.END_OF_BODY, wire.QUARANTINE, _field(reason) + b"\0")
+
+
+def _field(value: str) -> bytes:
+    """Header text: a line end stays only where a continuation line follows it."""
+    lines = value.replace("\0", "").replace("\r", "").split("\n")
+    folded = lines[0] + "".join(("\n" if line[:1] in (" ", "\t") else " ") + line for line in lines[1:])
+    return folded.encode("utf-8", "replace")

@@ -1,0 +1,373 @@
+"""One connection from a mail server: events in, answers out, one mail after another.
+
+The reading side is plain and synchronous: every event is checked against the table of the state
+we are in and handled at once; the answers of one read go out in one write. Only a complete mail
+starts a task, which asks the filter; whatever ends the mail first (ABORT, QUIT, a lost connection,
+a timer) cancels that task, and the filter gives its slot back. Time is the server's business: it
+looks at `expires_at` and `progress_at` once per tick, so that a mail costs no timer of its own.
+
+What the mail server reads after a violation is a closed connection, and its default action then
+is ours to document and its to take; no half-understood mail is ever let through.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, assert_never, cast
+
+from bridge.errors import ProtocolError
+from bridge.filter.decide import Outcome
+from bridge.intake.milter import codec, wire
+from bridge.intake.milter.mail import Facts, Mail
+from bridge.intake.milter.wire import State
+from bridge.mail.action import Action
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction, new_id
+
+if TYPE_CHECKING:
+    from bridge.intake.milter.transport import MilterServer
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 5.0  # the filter keeps the deadline itself; this long after it we stop believing in it
+_QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+_CONTENT = (State.HEADERS, State.BODY)
+_NEVER = float("inf")
+
+_CONTINUE = codec.response(wire.END_OF_BODY, wire.CONTINUE)
+_DISCARD = codec.response(wire.END_OF_BODY, wire.DISCARD)
+_PROGRESS = codec.response(wire.END_OF_BODY, wire.PROGRESS)
+_SKIP = codec.response(wire.BODY, wire.SKIP)
+
+_BROKEN = Reply(451, "4.3.0", "Error: internal problem, try again later")
+_TOO_LATE = Reply(451, "4.4.7", "Error: no decision in time, try again later")
+_NO_HOLD = Reply(451, "4.3.0", "Error: the mail cannot be held here, try again later")
+
+
+class Connection(asyncio.Protocol):
+    """The state of one connection; everything shared is in the server."""
+
+    def __init__(self, server: MilterServer) -> None:
+        self._server = server
+        self._settings = server.settings
+        self._filter = server.filter
+        self._decoder = codec.Decoder()
+        self._out: list[bytes] = []
+        self._state = State.NEW
+        self._allowed = wire.TRANSITIONS[State.NEW]
+        self._agreement = codec.Agreement(wire.VERSIONS[0], 0, 0)
+        self._answered = self._agreement.answered
+        self._leading_space = False
+        self._facts = Facts()
+        self._mail: Mail | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._content_until = _NEVER
+        self._session_id = ""
+        self.peer = "unix"
+        self.expires_at = _NEVER
+        self.progress_at = _NEVER
+
+    # --- asyncio's side --------------------------------------------------------------------------
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.Transport, transport)
+        sock = transport.get_extra_info("socket")
+        self._quickack: Callable[[int, int, int], None] | None = None
+        if sock.family != socket.AF_UNIX:
+            self.peer = str(transport.get_extra_info("peername")[0])
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._quickack = sock.setsockopt if _QUICKACK is not None else None
+        if not self._server.admit(self):
+            self._state = State.CLOSED
+            transport.abort()  # type: ignore[attr-defined]
+            return
+        self._rearm_quickack()
+        self.expires_at = time.monotonic() + self._settings.read_timeout_s
+
+    def data_received(self, data: bytes) -> None:
+        self._rearm_quickack()
+        try:
+            for command, payload in self._decoder.feed(data):
+                state = self._allowed.get(command)
+                if state is None:
+                    raise ProtocolError(f"command {command:#04x} {self._state.value}")
+                if state is not self._state:
+                    self._enter(state)
+                _HANDLERS[command](self, payload)
+        except ProtocolError as error:
+            self._server.warn("%s: closed: %s", self.peer, error)
+            self.cut()
+            return
+        if self._server.draining and self.idle:
+            self.close()
+            return
+        self._flush()
+        if not self._decoder.stalled:
+            self._rearm_timer()
+
+    def _rearm_quickack(self) -> None:
+        """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms a mail."""
+        if self._quickack is not None:
+            try:
+                self._quickack(socket.IPPROTO_TCP, cast(int, _QUICKACK), 1)
+            except OSError:  # the connection is gone; connection_lost follows
+                self._quickack = None
+
+    def _rearm_timer(self) -> None:
+        now = time.monotonic()
+        if self._state is State.BUSY:
+            return
+        if self._state in _CONTENT:
+            if self._content_until == _NEVER:
+                self._content_until = now + self._settings.content_timeout_s
+            self.expires_at = min(now + self._settings.read_timeout_s, self._content_until)
+        elif self._decoder.partial:
+            self.expires_at = now + self._settings.read_timeout_s
+        else:
+            self.expires_at = now + self._settings.idle_timeout_s
+
+    def _flush(self) -> None:
+        if self._out:
+            self._transport.write(b"".join(self._out))
+            self._out.clear()
+
+    def pause_writing(self) -> None:
+        """A peer that does not read its answers is not read from; its timer runs on."""
+        self._transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._drop_mail()
+        self._server.forget(self)
+
+    # --- the server's side -----------------------------------------------------------------------
+
+    @property
+    def idle(self) -> bool:
+        """No mail is under way."""
+        return self._state in (State.NEW, State.READY, State.CLOSED)
+
+    def close(self) -> None:
+        """Say what is left to say and close."""
+        self._flush()
+        self._transport.close()
+
+    def cut(self) -> None:
+        """End now, whatever is under way."""
+        self._enter(State.CLOSED)
+        self._drop_mail()
+        self.expires_at = _NEVER
+        self._transport.abort()
+
+    def progress(self, now: float) -> None:
+        """The scan runs: the mail server's timer starts anew."""
+        self._transport.write(_PROGRESS)
+        self.progress_at = now + self._settings.progress_interval_s
+
+    def expire(self) -> None:
+        """Too long silent, or the filter too long at work."""
+        if self._state is State.BUSY:
+            self._server.warn("%s: the filter overran its deadline", self.peer)
+            self._drop_mail()
+            self._finish(codec.reply_code(wire.END_OF_BODY, _TOO_LATE))
+            return
+        self._server.warn("%s: closed: silent %s", self.peer, self._state.value)
+        self.cut()
+
+    # --- events ----------------------------------------------------------------------------------
+
+    def _enter(self, state: State) -> None:
+        self._state = state
+        self._allowed = wire.TRANSITIONS[state]
+
+    def _answer(self, event: int, reply: Reply | None = None) -> None:
+        if event in self._answered:
+            self._out.append(_CONTINUE if reply is None else codec.reply_code(event, reply))
+
+    def _drop_mail(self) -> None:
+        """Forget the mail that was under way, and stop the task that works on it.
+
+        Once that task has it, the message is the filter's: closing it here could cut short what a
+        thread of the filter is just writing.
+        """
+        self._content_until = self.progress_at = _NEVER
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        elif self._mail is not None:
+            self._mail.close()
+        self._mail = None
+
+    def _on_negotiate(self, data: bytes) -> None:
+        self._agreement = codec.negotiate(data)
+        self._answered = self._agreement.answered
+        self._leading_space = bool(self._agreement.steps & wire.LEADING_SPACE)
+        self._out.append(codec.negotiation(self._agreement))
+
+    def _on_macro(self, data: bytes) -> None:
+        if len(data) > 1:
+            self._facts.macro(data)
+
+    def _on_connect(self, data: bytes) -> None:
+        self._drop_mail()
+        self._facts.connect(data)
+        self._session_id = new_id()
+        self._answer(wire.CONNECT)
+
+    def _on_helo(self, data: bytes) -> None:
+        self._drop_mail()
+        self._facts.greet(data)
+        self._answer(wire.HELO)
+
+    def _on_mail(self, data: bytes) -> None:
+        self._drop_mail()
+        self._facts.begin_mail()
+        parsed = codec.address(data)
+        address, params = ("", ()) if isinstance(parsed, Reply) else parsed
+        mail = self._mail = Mail(address, params, self._server.spool, self._server.limits)
+        if isinstance(parsed, Reply):
+            mail.refuse(parsed)
+        elif mail.refusal is None and (closed := self._filter.closed()):
+            mail.refuse(closed)
+        self._answer(wire.MAIL, mail.refusal)
+
+    def _on_rcpt(self, data: bytes) -> None:
+        self._answer(wire.RCPT, self._under_way.recipient(data))
+
+    def _on_header(self, data: bytes) -> None:
+        self._under_way.header(data, leading_space=self._leading_space)
+        if wire.HEADER in self._answered:
+            self._out.append(_CONTINUE)
+
+    def _on_end_of_headers(self, data: bytes) -> None:
+        self._under_way.end_of_headers()
+        self._answer(wire.END_OF_HEADERS)
+
+    def _on_body_part(self, data: bytes) -> None:
+        self._under_way.body(data)
+
+    def _on_body(self, data: bytes) -> None:
+        mail = self._under_way
+        mail.body(data)
+        if wire.BODY in self._answered:
+            skip = mail.refusal is not None and self._agreement.steps & wire.CAN_SKIP
+            self._out.append(_SKIP if skip else _CONTINUE)
+
+    def _on_data(self, data: bytes) -> None:
+        self._answer(wire.DATA)
+
+    def _on_unknown(self, data: bytes) -> None:
+        self._answer(wire.UNKNOWN)
+
+    def _on_abort(self, data: bytes) -> None:
+        self._drop_mail()
+
+    def _on_quit(self, data: bytes) -> None:
+        self._drop_mail()
+        self.close()
+
+    def _on_quit_nc(self, data: bytes) -> None:
+        """The client is gone; the mail server keeps the connection for its next one."""
+        self._drop_mail()
+        self._facts = Facts()
+        self._session_id = ""
+
+    @property
+    def _under_way(self) -> Mail:
+        assert self._mail is not None  # the table lets no content in before MAIL
+        return self._mail
+
+    # --- a complete mail -------------------------------------------------------------------------
+
+    def _on_end_of_body(self, data: bytes) -> None:
+        mail = self._under_way
+        mail.end(data)
+        session = self._facts.session(self._session_id or new_id(), self._settings.listener, self.peer)
+        now = time.monotonic()
+        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + self._filter.deadline_s)
+        if mail.refusal is not None:
+            self._refuse(tx, mail.refusal)
+            return
+        self.progress_at = now + self._settings.progress_interval_s
+        self.expires_at = tx.deadline + GRACE_S
+        self._task = self._server.loop.create_task(self._decide(tx, mail))
+        self._task.add_done_callback(lambda _: mail.close())  # a task cancelled before its start never ran
+
+    def _refuse(self, tx: Transaction, reply: Reply) -> None:
+        log.info("%s session=%s refused reply=%s", tx.id, tx.session.id, reply)
+        reply = Reply(reply.code, reply.status, f"{reply.text} ({tx.id})")
+        self._finish(codec.reply_code(wire.END_OF_BODY, reply))
+
+    async def _decide(self, tx: Transaction, mail: Mail) -> None:
+        try:
+            outcome = await self._filter.process(tx)
+            answer = self._render(outcome, tx, mail)
+        except Exception:  # the filter promises none; a promise is no proof
+            log.exception("%s the filter failed", tx.id)
+            answer = codec.reply_code(wire.END_OF_BODY, _BROKEN)
+        if self._mail is mail:  # else it was dropped, and the filter could not be stopped any more
+            self._task = None
+            self._finish(answer)
+
+    def _finish(self, answer: bytes) -> None:
+        self._drop_mail()
+        self._enter(State.READY)
+        self._out.append(answer)
+        self._rearm_timer()
+        if self._server.draining:
+            self.close()
+        else:
+            self._flush()
+
+    def _render(self, outcome: Outcome, tx: Transaction, mail: Mail) -> bytes:
+        """The outcome in milter's words."""
+        match outcome.action:
+            case Action.RELAY:
+                return self._edits(outcome, mail) + _CONTINUE
+            case Action.REJECT | Action.TEMPFAIL:
+                return codec.reply_code(wire.END_OF_BODY, outcome.reply)
+            case Action.DISCARD | Action.QUARANTINE:
+                return _DISCARD
+            case Action.HOLD if self._agreement.actions & wire.CAN_QUARANTINE:
+                return self._edits(outcome, mail) + codec.quarantine(f"held for review ({tx.id})") + _CONTINUE
+            case Action.HOLD:
+                self._server.warn("%s: the mail server cannot hold mail; %s is put off", self.peer, tx.id)
+                return codec.reply_code(wire.END_OF_BODY, _NO_HOLD)
+            case unknown:
+                assert_never(unknown)
+
+    def _edits(self, outcome: Outcome, mail: Mail) -> bytes:
+        """Strip what only we may write, last one first (the others keep their number), then stamp."""
+        edits = []
+        if self._agreement.actions & wire.CAN_CHANGE_HEADERS:
+            for name, count in mail.forged.items():
+                edits += [codec.delete_header(name, index) for index in range(count, 0, -1)]
+        if self._agreement.actions & wire.CAN_ADD_HEADERS:
+            edits += [codec.add_header(name, value, self._agreement) for name, value in outcome.stamp]
+        return b"".join(edits)
+
+
+_HANDLERS: dict[int, Callable[[Connection, bytes], None]] = {
+    wire.NEGOTIATE: Connection._on_negotiate,
+    wire.MACRO: Connection._on_macro,
+    wire.CONNECT: Connection._on_connect,
+    wire.HELO: Connection._on_helo,
+    wire.MAIL: Connection._on_mail,
+    wire.RCPT: Connection._on_rcpt,
+    wire.DATA: Connection._on_data,
+    wire.UNKNOWN: Connection._on_unknown,
+    wire.HEADER: Connection._on_header,
+    wire.END_OF_HEADERS: Connection._on_end_of_headers,
+    wire.BODY_PART: Connection._on_body_part,
+    wire.BODY: Connection._on_body,
+    wire.END_OF_BODY: Connection._on_end_of_body,
+    wire.ABORT: Connection._on_abort,
+    wire.QUIT: Connection._on_quit,
+    wire.QUIT_NC: Connection._on_quit_nc,
+}

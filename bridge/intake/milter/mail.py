@@ -1,0 +1,222 @@
+"""One mail, rebuilt from milter events as exactly as milter allows.
+
+Milter hands us fields and body chunks, not the mail: we put `name:value` and CRLF together again,
+add the space after the colon where the mail server cannot send it, turn the bare line feeds of
+folded fields back into CRLF, and stream everything into the same Message as SMTP's. What cannot
+be kept (too large, no room, no disk) is discarded as it comes, and the mail carries the refusal
+that its end will be answered with: content is never cut short and passed on as if it were whole.
+
+Knows nothing of sockets or of how an answer is written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+from bridge.errors import ProtocolError, Saturated
+from bridge.intake.milter import codec, wire
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.message import Message, Spool
+from bridge.mail.reply import Reply
+from bridge.mail.session import Client, Session
+
+MAX_STRIPPED = 500  # forged fields of ours in one mail; each costs the mail server a walk through the head
+_HEAD_BLOCK = 64 * 1024  # header bytes gathered before they go to the message
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one mail may be."""
+
+    max_message_size: int
+    max_recipients: int
+    prefix: bytes  # of our own header fields, in lower case
+
+
+class Mail:
+    """Grows event by event from MAIL to the end of the body."""
+
+    __slots__ = ("_head", "_head_size", "_in_head", "_limits", "_size", "forged", "message", "params", "recipients",
+                 "refusal", "sender")  # fmt: skip
+
+    def __init__(self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits) -> None:
+        self.sender = sender
+        self.params = params
+        self.recipients: list[Recipient] = []
+        self.message = Message(spool)
+        self.forged: Counter[bytes] = Counter()  # fields with our prefix, by name
+        self.refusal: Reply | None = None
+        self._limits = limits
+        self._head: list[bytes] = []
+        self._head_size = 0
+        self._in_head = True
+        self._size = 0
+        if _declared_size(params) > limits.max_message_size:
+            self.refuse(TOO_LARGE)
+
+    def refuse(self, reply: Reply) -> None:
+        """From now on the content is thrown away and the answer is fixed."""
+        self.refusal = reply
+        self._head.clear()
+        self.message.close()
+
+    def recipient(self, data: bytes) -> Reply | None:
+        """One more recipient, or the reason why not; the mail goes on without it then."""
+        if self.refusal is not None:
+            return self.refusal
+        if len(self.recipients) >= self._limits.max_recipients:
+            return Reply(452, "4.5.3", "Error: too many recipients")
+        parsed = codec.address(data)
+        if isinstance(parsed, Reply):
+            return parsed
+        self.recipients.append(Recipient(*parsed))
+        return None
+
+    def header(self, data: bytes, *, leading_space: bool) -> None:
+        """One field: name, NUL, value, NUL."""
+        name, nul, value = data.partition(b"\0")
+        if not name or not nul or value[-1:] != b"\0":
+            raise ProtocolError("a header field without name or end")
+        if self.refusal is not None:
+            return
+        if b"\n" in value:  # Postfix and Sendmail send folded fields with bare line feeds
+            value = value.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
+        field = b"%b%b%b\r\n" % (name, b":" if leading_space else b": ", value[:-1])
+        self._head.append(field)
+        self._head_size += len(field)
+        prefix = self._limits.prefix
+        if name[: len(prefix)].lower() == prefix:
+            self._count_forged(name)
+        if self._head_size >= _HEAD_BLOCK:
+            self._flush_head()
+
+    def _count_forged(self, name: bytes) -> None:
+        self.forged[name.lower()] += 1
+        if self.forged.total() > MAX_STRIPPED:
+            self.refuse(Reply(550, "5.6.0", "Error: too many header fields that are reserved here"))
+
+    def end_of_headers(self) -> None:
+        """The blank line, once."""
+        if self._in_head:
+            self._in_head = False
+            if self.refusal is None:
+                self._head.append(b"\r\n")
+                self._flush_head()
+
+    def _flush_head(self) -> None:
+        block = b"".join(self._head)
+        self._head.clear()
+        self._head_size = 0
+        self._write(block)
+
+    def body(self, chunk: bytes) -> None:
+        """The next piece of the body, as it was sent."""
+        if self._in_head:
+            self.end_of_headers()
+        if chunk and self.refusal is None:
+            self._write(chunk)
+
+    def _write(self, block: bytes) -> None:
+        self._size += len(block)
+        if self._size > self._limits.max_message_size:
+            return self.refuse(TOO_LARGE)
+        try:
+            self.message.write(block)
+        except Saturated:
+            self.refuse(Reply(451, "4.3.2", "Error: no room for this mail now, try again later"))
+        except OSError:  # the spool's disk: no space, no inodes, an error
+            self.refuse(Reply(452, "4.3.1", "Error: insufficient storage, try again later"))
+
+    def end(self, chunk: bytes) -> None:
+        """The last piece: the mail is complete, or refused."""
+        self.body(chunk)
+        if self.refusal is None and not self.recipients:
+            self.refuse(Reply(451, "4.5.0", "Error: no recipient was named"))
+
+    @property
+    def envelope(self) -> Envelope:
+        return Envelope(self.sender, tuple(self.recipients), self.params)
+
+    def close(self) -> None:
+        self._head.clear()
+        self.message.close()
+
+
+TOO_LARGE = Reply(552, "5.3.4", "Error: the message is over the size limit")
+
+
+def _declared_size(params: tuple[str, ...]) -> int:
+    for param in params:
+        name, _, value = param.partition("=")
+        if name.upper() == "SIZE" and value.isascii() and value.isdigit() and len(value) < 20:
+            return int(value)
+    return 0
+
+
+class Facts:
+    """What the mail server told us of the SMTP client, and of this mail, outside the envelope.
+
+    Macros are kept as they came, by the event they came with, and read once per mail: Postfix
+    sends some with every header.
+    """
+
+    __slots__ = ("_announced", "client", "helo", "macros")
+
+    def __init__(self) -> None:
+        self.client = codec.Connect()
+        self.helo: str | None = None
+        self.macros: dict[int, bytes] = {}
+        self._announced = False  # MAIL's macros have come, MAIL has not
+
+    def connect(self, data: bytes) -> None:
+        self.client = codec.connect(data)
+
+    def greet(self, data: bytes) -> None:
+        self.helo = codec.text(codec.strings(data)[0])
+
+    def macro(self, data: bytes) -> None:
+        """The macros of one event; they replace those it had before."""
+        if not data or data[0] not in wire.EVENTS:
+            return
+        self.macros[data[0]] = data[1:]
+        if data[0] == wire.MAIL:
+            self._announced = True
+
+    def begin_mail(self) -> None:
+        """Drop what belonged to the mail before, and keep what belongs to the client."""
+        for event in _MAIL_EVENTS:
+            if event != wire.MAIL or not self._announced:
+                self.macros.pop(event, None)
+        self._announced = False
+
+    def session(self, session_id: str, listener: str, peer: str) -> Session:
+        known: dict[str, str] = {}
+        for event in _IN_ORDER:
+            if event in self.macros:
+                known.update(codec.macros(self.macros[event]))
+        verified = known.get("client_resolve", "OK") == "OK"
+        client = Client(
+            address=self.client.address,
+            port=self.client.port,
+            name=self.client.name if verified else None,
+            helo=self.helo,
+            ident=known.get("i") or None,
+            login=known.get("auth_authen") or None,
+        )
+        tls = f"{known.get('tls_version', '')} {known.get('cipher', '')}".strip()
+        return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls or None)
+
+
+_IN_ORDER = (
+    wire.CONNECT,
+    wire.HELO,
+    wire.MAIL,
+    wire.RCPT,
+    wire.DATA,
+    wire.HEADER,
+    wire.END_OF_HEADERS,
+    wire.BODY,
+    wire.END_OF_BODY,
+)
+_MAIL_EVENTS = _IN_ORDER[2:]

@@ -1,0 +1,154 @@
+"""The milter listener: sockets, who may connect, timers, and an orderly end.
+
+One server serves any number of listening sockets, TCP or unix, made by the daemon (or handed over
+by systemd). A single tick looks after every connection: it closes the silent ones, and tells the
+mail server of each running scan that we are still at it (SMFIR_PROGRESS restarts its timer), so
+that thousands of mails in flight need no timer each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+import time
+from dataclasses import dataclass
+
+from bridge.api.scanning import MAX_MESSAGE_BYTES
+from bridge.filter.decide import Filter
+from bridge.intake.milter.connection import Connection
+from bridge.intake.milter.mail import Limits
+from bridge.mail.message import Spool
+
+log = logging.getLogger(__name__)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+LOOPBACK: tuple[Network, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
+BACKLOG = 1024
+_WARN_EVERY_S = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class MilterSettings:
+    """What one milter listener needs to know."""
+
+    listener: str
+    trusted: tuple[Network, ...] = LOOPBACK  # who may connect; peers on a unix socket always may
+    max_connections: int = 2000
+    max_message_size: int = MAX_MESSAGE_BYTES
+    max_recipients: int = 1000
+    progress_interval_s: float = 5.0
+    read_timeout_s: float = 60.0  # a frame, once begun, and the pauses within the content
+    content_timeout_s: float = 600.0  # first header to end of body; the mail server sends it from its disk
+    idle_timeout_s: float = 7210.0  # libmilter's: twice an SMTP client's hour between two commands
+
+
+class MilterServer:
+    """Everything the connections of one listener share."""
+
+    def __init__(self, settings: MilterSettings, filter_: Filter, spool: Spool) -> None:
+        self.settings = settings
+        self.filter = filter_
+        self.spool = spool
+        self.limits = Limits(
+            settings.max_message_size, settings.max_recipients, filter_.header_prefix.lower().encode("ascii")
+        )
+        self.draining = False
+        self.loop: asyncio.AbstractEventLoop
+        self._servers: list[asyncio.Server] = []
+        self._connections: set[Connection] = set()
+        self._empty: asyncio.Event | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._tick_s = min(1.0, settings.progress_interval_s / 4, settings.read_timeout_s / 4)
+        self._warned_at = float("-inf")
+        self._unsaid = 0
+
+    @property
+    def connections(self) -> int:
+        return len(self._connections)
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Accept connections on a bound TCP or unix socket from now on."""
+        self.loop = asyncio.get_running_loop()
+        if sock.family == socket.AF_UNIX:
+            server = await self.loop.create_unix_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
+        else:
+            server = await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
+        self._servers.append(server)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop accepting, close what is idle, let running mail finish, then close everything."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        for connection in [one for one in self._connections if one.idle]:
+            connection.close()
+        if not await self._emptied(timeout_s):
+            log.warning("%s: %d mails cut off at shutdown", self.settings.listener, len(self._connections))
+            for connection in list(self._connections):
+                connection.cut()
+            await self._emptied(1.0)
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    async def _emptied(self, timeout_s: float) -> bool:
+        if self._connections:
+            self._empty = asyncio.Event()
+            try:
+                await asyncio.wait_for(self._empty.wait(), timeout_s)
+            except TimeoutError:
+                return False
+        return True
+
+    # --- for the connections ---------------------------------------------------------------------
+
+    def admit(self, connection: Connection) -> bool:
+        """Whether a new connection may stay; said once, at its start."""
+        if not self._trusts(connection.peer):
+            self.warn("%s: refused: not in trusted_clients", connection.peer)
+            return False
+        if len(self._connections) >= self.settings.max_connections or self.draining:
+            self.warn("%s: refused: %d connections are open", connection.peer, len(self._connections))
+            return False
+        self._connections.add(connection)
+        if self._timer is None:
+            self._timer = self.loop.call_later(self._tick_s, self._tick)
+        return True
+
+    def _trusts(self, peer: str) -> bool:
+        if peer == "unix":
+            return True
+        address = ipaddress.ip_address(peer)
+        if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
+            address = address.ipv4_mapped
+        return any(address in network for network in self.settings.trusted)
+
+    def forget(self, connection: Connection) -> None:
+        self._connections.discard(connection)
+        if not self._connections and self._empty is not None:
+            self._empty.set()
+
+    def warn(self, text: str, *args: object) -> None:
+        """At most one line a second: whoever causes them must not fill the disk."""
+        now = time.monotonic()
+        if now - self._warned_at < _WARN_EVERY_S:
+            self._unsaid += 1
+            return
+        if self._unsaid:
+            text, args = text + " (and %d more like it)", (*args, self._unsaid)
+        self._warned_at, self._unsaid = now, 0
+        log.warning("%s: " + text, self.settings.listener, *args)
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self._connections:
+            return
+        now = time.monotonic()
+        for connection in list(self._connections):
+            if now >= connection.expires_at:
+                connection.expire()
+            elif now >= connection.progress_at:
+                connection.progress(now)
+        self._timer = self.loop.call_later(self._tick_s, self._tick)
