@@ -1,0 +1,249 @@
+"""Relay: hands one mail to the next hop over SMTP or LMTP, and brings back its answer.
+
+There is no queue behind this: the client's 250 is the next hop's 250. So the whole mail is
+handed over or nothing of it:
+
+- If some recipients are refused, none gets the mail: it stops before the final dot, and the
+  weightiest refusal (`replies.weightiest`: 4xx before 5xx) is the answer for all.
+- LMTP answers for each recipient after the dot, when it is too late for that. If they differ, a
+  4xx wins here too: the mail comes again, and those who have it get it twice rather than one of
+  them never.
+- Before the dot a cancelled or failed relay drops the connection, so the next hop has no mail.
+  Once the dot is written it cannot be taken back: whatever becomes of the caller, the answer is
+  awaited (up to `timeout_s`, deadline or not) and, if nobody is left to hear it, logged.
+
+A connection that lay idle may be dead without our knowing; if it fails before MAIL is answered,
+the mail is tried once more on a fresh one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+from bridge.delivery import commands, content, replies
+from bridge.delivery.commands import Commands
+from bridge.delivery.connection import Connection, End
+from bridge.delivery.opening import RelaySettings, open_connection
+from bridge.delivery.pool import Pool
+from bridge.errors import NextHopError
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction
+
+__all__ = ["Delivered", "Relay", "RelaySettings", "SmtpRelay"]
+
+log = logging.getLogger("bridge.delivery")
+
+_NOT_RESET = Reply(250, "", "RSET was refused")  # out of place: what MAIL is told then says nothing of this mail
+
+
+@dataclass(frozen=True, slots=True)
+class Delivered:
+    """The mail is the next hop's now."""
+
+    reply: Reply
+    queue_id: str = ""  # the next hop's own, where its reply shows one
+
+
+class Relay(Protocol):
+    """A next hop, whatever its kind."""
+
+    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
+        """Hand on `head` and the message. Raises NextHopError; the mail is then not handed on, or in doubt."""
+
+    async def probe(self) -> tuple[str, ...]:
+        """What the next hop offers. Raises NextHopError."""
+
+    async def close(self) -> None:
+        """Let what is on its way arrive, then let go of everything."""
+
+
+class _Stale(Exception):
+    """A reused connection was dead before MAIL was answered."""
+
+
+class SmtpRelay:
+    """One SMTP or LMTP next hop."""
+
+    def __init__(self, settings: RelaySettings) -> None:
+        self._settings = settings
+        self._lmtp = settings.next_hop.protocol == "lmtp"
+        self._pool = Pool(settings)
+        self._finishing: set[Connection] = set()  # the dot is written, the answer is not here yet
+        self._late: set[asyncio.Task[None]] = set()  # those of them that nobody awaits any more
+        self._all_finished = asyncio.Event()
+
+    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
+        if asyncio.get_running_loop().time() >= deadline:
+            raise NextHopError(replies.LATE)
+        conn = await self._pool.take(deadline)
+        try:
+            await self._hand_over(conn, tx, head, deadline)
+        except _Stale:
+            conn = await self._pool.renew(conn, deadline)
+            await self._hand_over(conn, tx, head, deadline)
+        return await self._finish(conn, tx)
+
+    async def probe(self) -> tuple[str, ...]:
+        conn = await open_connection(self._settings, math.inf)
+        try:
+            conn.send(b"QUIT\r\n", 1)
+            await conn.replies(1, self._settings.timeout_s)
+            return conn.capabilities.announced
+        finally:
+            conn.abort()
+
+    async def close(self) -> None:
+        self._pool.close()
+        if self._finishing:
+            self._all_finished.clear()
+            try:
+                async with asyncio.timeout(self._settings.timeout_s):
+                    await self._all_finished.wait()
+            except TimeoutError:
+                log.warning("%d mails were still without the next hop's answer", len(self._finishing))
+        for conn in list(self._finishing):
+            conn.abort()
+        await asyncio.gather(*self._late)
+
+    # Before the dot.
+
+    async def _hand_over(self, conn: Connection, tx: Transaction, head: bytes, deadline: float) -> None:
+        """Everything up to and with the dot. If it fails the connection is back in the pool, or dropped."""
+        try:
+            batch = commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
+            conn.needs_reset = False
+            await self._envelope(conn, batch, deadline)
+            await self._content(conn, tx, head, deadline)
+        except _Stale:
+            raise
+        except NextHopError:
+            self._pool.give_back(conn)
+            raise
+        except BaseException:  # cancelled, most of all
+            conn.abort()
+            self._pool.give_back(conn)
+            raise
+
+    async def _envelope(self, conn: Connection, batch: Commands, deadline: float) -> None:
+        if "PIPELINING" in conn.capabilities.names:
+            conn.send(batch.wire, batch.count)
+            answers = await conn.replies(batch.count, self._settings.timeout_s, deadline)
+        else:
+            answers = await self._step_by_step(conn, batch, deadline)
+        refusal = judge(answers, batch)
+        complete = len(answers) == batch.count
+        if refusal is None and complete:
+            return
+        if conn.reused and conn.ended is End.LOST and _before_mail_was_answered(answers, batch):
+            raise _Stale
+        if refusal is None:
+            raise _failure(conn)
+        if refusal.code < 400 or (complete and answers[-1].code < 400):
+            conn.abort()  # it awaits content, or who knows what: only hanging up stops it
+        conn.needs_reset = True
+        raise NextHopError(replies.passed_on(refusal))
+
+    async def _step_by_step(self, conn: Connection, batch: Commands, deadline: float) -> list[Reply]:
+        """One command at a time; DATA is not said if it would have to be taken back."""
+        answers: list[Reply] = []
+        for number, line in enumerate(batch.wire.splitlines(keepends=True)):
+            if number == batch.count - 1 and judge(answers, batch) is not None:
+                break
+            conn.send(line, 1)
+            answer = await conn.replies(1, self._settings.timeout_s, deadline)
+            if not answer:
+                break
+            answers += answer
+            if not answer[0].is_success and (
+                number == batch.ahead or (number > batch.ahead and answer[0].is_temporary)
+            ):
+                break
+        return answers
+
+    async def _content(self, conn: Connection, tx: Transaction, head: bytes, deadline: float) -> None:
+        timeout_s = self._settings.timeout_s
+        block = b""
+        for following in content.blocks(itertools.chain((head,), tx.message.chunks())):
+            if block:
+                conn.send(block, 0)
+                await conn.drain(timeout_s, deadline)
+                if conn.ended is not None:
+                    raise _failure(conn)
+            block = following
+        # No await between here and the caller's: from this write on the mail may be delivered.
+        conn.send(block, len(tx.envelope.recipients) if self._lmtp else 1)
+        self._finishing.add(conn)
+
+    # After the dot. Nothing here needs the message, which the caller may close.
+
+    async def _finish(self, conn: Connection, tx: Transaction) -> Delivered:
+        count = len(tx.envelope.recipients) if self._lmtp else 1
+        try:
+            answers = await conn.replies(count, self._settings.timeout_s)
+        except asyncio.CancelledError:
+            task = asyncio.create_task(self._finish_late(conn, tx.id, count))
+            self._late.add(task)
+            task.add_done_callback(self._late.discard)
+            raise
+        return self._conclude(conn, answers, count)
+
+    async def _finish_late(self, conn: Connection, mail_id: str, count: int) -> None:
+        answers = await conn.replies(count, self._settings.timeout_s)
+        try:
+            delivered = self._conclude(conn, answers, count)
+        except NextHopError as exc:
+            log.warning("%s: the client is gone, and the next hop did not take the mail: %s", mail_id, exc)
+        else:
+            log.info("%s: the client is gone, the next hop took the mail: %s", mail_id, delivered.reply)
+
+    def _conclude(self, conn: Connection, answers: list[Reply], count: int) -> Delivered:
+        self._finishing.discard(conn)
+        if not self._finishing:
+            self._all_finished.set()
+        refusal = replies.weightiest(answers)
+        if refusal is not None and refusal.code < 400:
+            conn.abort()
+        self._pool.give_back(conn)
+        if len(answers) < count and (refusal is None or not refusal.is_temporary):
+            raise _failure(conn)
+        if refusal is not None:
+            raise NextHopError(replies.passed_on(refusal))
+        return Delivered(answers[0], replies.queue_id(answers[0]))
+
+
+def judge(answers: list[Reply], batch: Commands) -> Reply | None:
+    """The refusal among the replies up to DATA that speaks for the mail, if there is one.
+
+    That of MAIL before those of RCPT before that of DATA, since one refusal causes the next.
+    """
+    if answers and batch.reset and not answers[0].is_success:
+        return _NOT_RESET if answers[0].code != 421 else answers[0]
+    if len(answers) <= batch.ahead:
+        return answers[-1] if answers and answers[-1].code == 421 else None
+    mail = answers[batch.ahead]
+    if not mail.is_success:
+        return mail
+    refusal = replies.weightiest(answers[batch.ahead + 1 : batch.count - 1])
+    if len(answers) < batch.count - 1:  # a 5xx is not the whole truth while a 4xx may follow
+        return refusal if refusal is not None and refusal.is_temporary else None
+    if refusal is None and len(answers) == batch.count and answers[-1].code != 354:
+        return answers[-1]
+    return refusal
+
+
+def _before_mail_was_answered(answers: list[Reply], batch: Commands) -> bool:
+    answered = len(answers) - (1 if answers and answers[-1].code == 421 else 0)
+    return answered <= batch.ahead
+
+
+def _failure(conn: Connection) -> NextHopError:
+    """What a connection's end means before the mail was answered."""
+    if conn.unasked is not None and conn.unasked.code >= 400:  # it refused in the middle of the content
+        return NextHopError(replies.passed_on(conn.unasked))
+    ended = conn.ended or End.LOST
+    return NextHopError(replies.LATE if ended is End.LATE else replies.LOST, f"next hop: {ended.value}")

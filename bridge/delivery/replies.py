@@ -1,0 +1,101 @@
+"""Replies of the next hop: read from the wire, and made fit for our own client.
+
+The next hop's answer becomes ours, so two things are settled here and nowhere else: what counts
+as a reply at all (bounded, well formed), and which replies may reach a client as they are. A 421
+or 521 would hang up the client for what is this mail's trouble alone, and a success that no
+command asked for must never look like one: both become a 451.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from bridge.errors import ProtocolError
+from bridge.mail.reply import Reply
+
+LINE_LIMIT = 4096  # RFC 5321 4.5.3.1.5 says 512; real servers exceed that
+REPLY_LIMIT = 64 * 1024
+
+UNREACHABLE = Reply(451, "4.4.1", "The next mail server cannot be reached, try again later")
+LOST = Reply(451, "4.4.2", "The next mail server did not answer, try again later")
+LATE = Reply(451, "4.4.7", "The mail could not be handed on in time, try again later")
+UNTRUSTED = Reply(451, "4.7.5", "No trusted connection to the next mail server, try again later")
+OUT_OF_PLACE = Reply(451, "4.5.0", "The next mail server gave an unexpected answer, try again later")
+CLOSING = Reply(451, "4.3.2", "Shutting down, try again later")
+
+_LINE = re.compile(rb"([2-5][0-9]{2})(?:([ -])(.*))?", re.DOTALL)
+_QUEUE_ID = re.compile(
+    r"(?:queued as|\bid=|queue-id)\s*([A-Za-z0-9._-]{1,64})"  # Postfix, Exim, others
+    r"|^([A-Za-z0-9]{6,32}) Message accepted"  # Sendmail, OpenSMTPD
+)
+
+
+class ReplyReader:
+    """Cuts bytes into replies. Knows no commands, so it cannot tell which reply answers what."""
+
+    __slots__ = ("_code", "_lines", "_rest", "_size")
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget what has come of an unfinished reply."""
+        self._rest = b""
+        self._code = b""
+        self._lines: list[str] = []
+        self._size = 0
+
+    def feed(self, data: bytes) -> Iterator[Reply]:
+        """The replies that `data` completes. Raises ProtocolError at the first thing that is none."""
+        lines = (self._rest + data).split(b"\n")
+        self._rest = lines.pop()
+        for line in lines:
+            reply = self._take(line.removesuffix(b"\r"))
+            if reply is not None:
+                yield reply
+        if len(self._rest) > LINE_LIMIT:
+            raise ProtocolError("the next hop sent an endless reply line")
+
+    def _take(self, line: bytes) -> Reply | None:
+        match = _LINE.fullmatch(line) if len(line) <= LINE_LIMIT else None
+        if match is None:
+            raise ProtocolError("the next hop sent a line that is no SMTP reply")
+        code, separator, text = match.groups()
+        self._size += len(line)
+        if (self._lines and code != self._code) or self._size > REPLY_LIMIT:
+            raise ProtocolError("the next hop sent a reply of mixed codes or without end")
+        self._code = code
+        self._lines.append(text.decode("utf-8", "replace") if text else "")
+        if separator == b"-":
+            return None
+        lines, self._lines, self._size = self._lines, [], 0
+        return Reply.from_lines(int(code), lines)
+
+
+def passed_on(refusal: Reply) -> Reply:
+    """What our client reads when the next hop says `refusal`."""
+    if refusal.code < 400:
+        return OUT_OF_PLACE
+    if refusal.code in (421, 521):
+        return Reply(451, "4" + refusal.status[1:] if refusal.status else "", refusal.text)
+    return refusal
+
+
+def weightiest(replies: Iterable[Reply]) -> Reply | None:
+    """The refusal that speaks for several recipients: none is lost if the client heeds it.
+
+    A temporary one wins, since a mail that is tried again reaches whom it still can; else the
+    first. A reply that neither accepts nor refuses (3xx) is in doubt, hence temporary.
+    """
+    refusals = [reply for reply in replies if not reply.is_success]
+    for reply in refusals:
+        if reply.code < 500:
+            return reply
+    return refusals[0] if refusals else None
+
+
+def queue_id(reply: Reply) -> str:
+    """The next hop's own id for the mail, where its reply shows one."""
+    match = _QUEUE_ID.search(reply.text)
+    return (match.group(1) or match.group(2)) if match else ""
