@@ -1,0 +1,66 @@
+"""MAIL and RCPT arguments: RFC 5321 paths and ESMTP parameters, on the raw bytes.
+
+What is accepted goes to the next hop exactly as it came, so this parser never repairs: no
+comments dropped, no quotes added, no RFC 2047 words decoded. Control characters and bytes that
+are not UTF-8 are refused, because an address with CR LF in it would be a command for the next hop.
+A little is tolerated that mail servers in front of us tolerate: a space after the colon, a
+missing pair of brackets, dots in a row, a local part without a domain.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bridge.mail.reply import Reply
+
+_ATOM = rb"[A-Za-z0-9!#$%&'*+/=?^_`{|}~.\x80-\xff-]+"
+_QUOTED = rb'"(?:[\x20\x21\x23-\x5b\x5d-\x7e\x80-\xff]|\\[\x20-\x7e])*"'
+_DOMAIN = rb"(?:[A-Za-z0-9_.\x80-\xff-]+|\[[A-Za-z0-9:.]+\])"
+_MAILBOX = rb"(?:%b|%b)(?:@%b)?" % (_ATOM, _QUOTED, _DOMAIN)
+_PATH = re.compile(rb" *(?:<(%b|)>|(%b))(?: +(.*))?" % (_MAILBOX, _MAILBOX), re.DOTALL)
+_PARAM = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([\x21-\x3c\x3e-\x7e\x80-\xff]+))?")
+_CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Path:
+    """A parsed argument: the address without brackets, the parameters in their own case."""
+
+    address: str
+    params: tuple[tuple[str, str | None], ...] = ()  # (KEYWORD in capitals, value)
+
+    @property
+    def as_sent(self) -> tuple[str, ...]:
+        return tuple(name if value is None else f"{name}={value}" for name, value in self.params)
+
+
+def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
+    """`<address> [params]`, or the refusal. `syntax` is what a 501 says should have come."""
+    match = _PATH.fullmatch(argument)
+    if match is None:
+        if _CONTROL.search(argument):
+            return Reply(553, "5.1.3", "Error: control characters in the address")
+        return Reply(501, "5.5.4", syntax)
+    raw = match.group(1) if match.group(1) is not None else match.group(2)
+    try:
+        address = raw.decode("utf-8")
+        params = _parse_params(match.group(3) or b"")
+    except UnicodeDecodeError:
+        return Reply(553, "5.1.3", "Error: the address is not valid UTF-8")
+    if params is None:
+        return Reply(501, "5.5.4", syntax)
+    return Path(address, params)
+
+
+def _parse_params(raw: bytes) -> tuple[tuple[str, str | None], ...] | None:
+    params: dict[str, str | None] = {}
+    for word in raw.split():
+        match = _PARAM.fullmatch(word)
+        if match is None:
+            return None
+        name = match.group(1).decode("ascii").upper()
+        if name in params:
+            return None
+        params[name] = None if match.group(2) is None else match.group(2).decode("utf-8")
+    return tuple(params.items())

@@ -1,0 +1,110 @@
+"""Inbox: what a client has sent and nobody has read yet.
+
+Commands are taken as whole lines straight from the buffer, with no await while there is one.
+For the parts of aiosmtpd that want a stream (PROXY header, AUTH) it also has the reading methods
+of asyncio.StreamReader. Only CRLF ends a command; a line that never ends costs no memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+LINE_LIMIT = 4096  # above every command's own limit
+PAUSE_AT = 256 * 1024  # bytes waiting while a mail is in processing: then the client waits too
+
+
+class LineTooLong(Exception):
+    """A line over LINE_LIMIT went by; it was not kept."""
+
+
+class Inbox:
+    __slots__ = ("_before_wait", "_buffer", "_eof", "_loop", "_skipping", "_waiter")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, before_wait: Callable[[], None]) -> None:
+        self._loop = loop
+        self._before_wait = before_wait  # the client gets its replies before we wait for it
+        self._buffer = bytearray()
+        self._waiter: asyncio.Future[None] | None = None
+        self._skipping = False
+        self._eof = False
+
+    def __len__(self) -> int:
+        return len(self._buffer)
+
+    def feed(self, data: bytes) -> None:
+        self._buffer += data
+        self._wake()
+
+    def close(self) -> None:
+        self._eof = True
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    async def more(self) -> None:
+        """Wait until something came."""
+        if self._eof:
+            raise ConnectionResetError
+        self._before_wait()
+        self._waiter = self._loop.create_future()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+
+    def take_line(self) -> bytes | None:
+        """The next line without its CRLF, or None when none is whole yet."""
+        end = self._buffer.find(b"\r\n")
+        if end < 0:
+            if len(self._buffer) > LINE_LIMIT:
+                self._skipping = True
+                del self._buffer[:-1]  # the last byte may be the CR of its end
+            return None
+        line = bytes(self._buffer[:end])
+        del self._buffer[: end + 2]
+        if self._skipping or len(line) > LINE_LIMIT:
+            self._skipping = False
+            raise LineTooLong
+        return line
+
+    def take_all(self) -> bytes:
+        data = bytes(self._buffer)
+        self._buffer.clear()
+        return data
+
+    # What aiosmtpd's PROXY and AUTH code reads with, as in asyncio.StreamReader.
+
+    async def readline(self) -> bytes:
+        return await self.readuntil(b"\n")
+
+    async def readuntil(self, separator: bytes = b"\n") -> bytes:
+        while (end := self._buffer.find(separator)) < 0:
+            if len(self._buffer) > LINE_LIMIT:
+                raise asyncio.LimitOverrunError("no line end", len(self._buffer))
+            await self._more_or(asyncio.IncompleteReadError(bytes(self._buffer), None))
+        return self._cut(end + len(separator))
+
+    async def readexactly(self, count: int) -> bytes:
+        while len(self._buffer) < count:
+            await self._more_or(asyncio.IncompleteReadError(bytes(self._buffer), count))
+        return self._cut(count)
+
+    async def read(self, count: int) -> bytes:
+        while not self._buffer:
+            if self._eof:
+                return b""
+            await self.more()
+        return self._cut(count)
+
+    async def _more_or(self, error: Exception) -> None:
+        if self._eof:
+            raise error
+        await self.more()
+
+    def _cut(self, count: int) -> bytes:
+        data = bytes(self._buffer[:count])
+        del self._buffer[:count]
+        return data
