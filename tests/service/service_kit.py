@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge import yamlfile
-from bridge.service.analysis.inspect import EICAR, GTUBE
+from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
 from bridge.service.serve import ServiceServer
 from bridge.service.settings import ServiceConfig
 
@@ -159,6 +159,3 @@ def zipped(*members: tuple[str, bytes]) -> bytes:
         for name, content in members:
             archive.writestr(name, content)
     return buffer.getvalue()
-
-
-__all__ = ["EICAR", "GTUBE"]

@@ -169,7 +169,8 @@ def test_permissions_limit_a_token(tmp_path):
     """A token for status cannot scan, and one for scanning cannot ask the status."""
     text = CONFIG.replace(
         f"- {{name: test, token: {TOKEN}}}",
-        f"- {{name: s, token: s{TOKEN}, permissions: [scan]}}\n    - {{name: t, token: t{TOKEN}, permissions: [status]}}",
+        f"- {{name: s, token: s{TOKEN}, permissions: [scan]}}\n"
+        f"    - {{name: t, token: t{TOKEN}, permissions: [status]}}",
     )
     with service(tmp_path, text) as one:
         assert one.submit(mail(), token="s" + TOKEN).status == 200
