@@ -1,0 +1,267 @@
+"""What the milter tests share: a scripted filter, a mail server's side of the wire, a running listener."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field, replace
+
+from bridge.filter.decide import Filter, Outcome
+from bridge.intake.milter import wire
+from bridge.intake.milter.transport import MilterServer, MilterSettings
+from bridge.mail.action import Action
+from bridge.mail.message import Spool
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction
+
+ALL_ACTIONS = 0x1FF
+ALL_STEPS = 0x1FFFFF
+DEADLINE_S = 20.0  # longest wait for anything that should happen at once
+
+SETTINGS = MilterSettings(listener="milter")
+
+OUTCOMES = {
+    Action.RELAY: Outcome(
+        Action.RELAY, Reply(250, "2.0.0", "Ok"), stamp=(("X-Scan-Id", "ID1"), ("X-Scan-Decision", "deliver"))
+    ),
+    Action.REJECT: Outcome(Action.REJECT, Reply(550, "5.7.1", "Refused: 100% certain (ID1)")),
+    Action.DISCARD: Outcome(Action.DISCARD, Reply(250, "2.0.0", "Ok: queued as ID1")),
+    Action.QUARANTINE: Outcome(Action.QUARANTINE, Reply(250, "2.0.0", "Ok: queued as ID1")),
+    Action.HOLD: Outcome(Action.HOLD, Reply(250, "2.0.0", "Ok"), stamp=(("X-Scan-Decision", "quarantine"),)),
+    Action.TEMPFAIL: Outcome(Action.TEMPFAIL, Reply(451, "4.7.1", "Try again later (ID1)")),
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One mail as the filter got it."""
+
+    tx: Transaction
+    content: bytes
+
+
+class ScriptedFilter(Filter):
+    """Does what the test says with each mail, and remembers it."""
+
+    def __init__(self, answer: Action | Callable[[Seen], Awaitable[Outcome]] = Action.RELAY) -> None:
+        self.deadline_s = 30.0
+        self.header_prefix = "X-Scan-"
+        self.answer = answer
+        self.saturated: Reply | None = None
+        self.seen: list[Seen] = []
+        self.running = 0
+        self.most_running = 0
+        self.cancelled = 0
+        self.changed = asyncio.Condition()
+
+    def closed(self) -> Reply | None:
+        return self.saturated
+
+    async def process(self, tx: Transaction) -> Outcome:
+        seen = Seen(tx, b"".join(tx.message.chunks()))
+        self.seen.append(seen)
+        self.running += 1
+        self.most_running = max(self.running, self.most_running)
+        await self._tell()
+        try:
+            return OUTCOMES[self.answer] if isinstance(self.answer, Action) else await self.answer(seen)
+        except asyncio.CancelledError:
+            self.cancelled += 1
+            raise
+        finally:
+            self.running -= 1
+            tx.message.close()
+            await self._tell()
+
+    async def _tell(self) -> None:
+        async with self.changed:
+            self.changed.notify_all()
+
+    async def until(self, condition: Callable[[ScriptedFilter], bool]) -> None:
+        """Wait until the condition holds."""
+        async with asyncio.timeout(DEADLINE_S), self.changed:
+            await self.changed.wait_for(lambda: condition(self))
+
+
+async def forever(seen: Seen) -> Outcome:
+    """A scanner that never answers."""
+    await asyncio.Event().wait()
+    raise AssertionError("not reached")
+
+
+def wanted(seen: Seen) -> Action:
+    """The action that the mail itself asks for, by `X-Want: reject`; relay when it does not."""
+    _, found, rest = seen.content.partition(b"\r\nX-Want: ")
+    return Action(rest.partition(b"\r\n")[0].decode()) if found else Action.RELAY
+
+
+async def as_wanted(seen: Seen) -> Outcome:
+    return OUTCOMES[wanted(seen)]
+
+
+def described(seen: Seen) -> str:
+    """A mail as one JSON line, for tests that look at it from outside."""
+    client, envelope = seen.tx.session.client, seen.tx.envelope
+    return json.dumps(
+        {
+            "id": seen.tx.id,
+            "address": client.address,
+            "helo": client.helo,
+            "ident": client.ident,
+            "login": client.login,
+            "tls": seen.tx.session.tls,
+            "sender": envelope.sender,
+            "recipients": envelope.addresses,
+            "content": seen.content.decode("latin-1"),
+        }
+    )
+
+
+def frame(command: int | str, data: bytes = b"") -> bytes:
+    code = command if isinstance(command, int) else ord(command)
+    return struct.pack(">IB", len(data) + 1, code) + data
+
+
+def offer(version: int = 6, actions: int = ALL_ACTIONS, steps: int = ALL_STEPS) -> bytes:
+    return frame("O", struct.pack(">III", version, actions, steps))
+
+
+def connect_frame(name: bytes = b"mx.example", address: bytes = b"203.0.113.9", family: bytes = b"4") -> bytes:
+    return frame("C", name + b"\0" + family + struct.pack(">H", 2525) + address + b"\0")
+
+
+@dataclass
+class Mta:
+    """The mail server's side of one connection."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    replies: list[tuple[str, bytes]] = field(default_factory=list)
+
+    def send(self, *frames: bytes) -> None:
+        self.writer.write(b"".join(frames))
+
+    async def read(self) -> tuple[str, bytes]:
+        """The next response: its letter and its data."""
+        async with asyncio.timeout(DEADLINE_S):
+            (length,) = struct.unpack(">I", await self.reader.readexactly(4))
+            body = await self.reader.readexactly(length)
+        return chr(body[0]), body[1:]
+
+    async def ask(self, *frames: bytes) -> tuple[str, bytes]:
+        self.send(*frames)
+        return await self.read()
+
+    async def until_final(self) -> list[tuple[str, bytes]]:
+        """All responses to the end of a message, without PROGRESS; the last one is the decision."""
+        responses = []
+        while True:
+            letter, data = await self.read()
+            if letter != "p":
+                responses.append((letter, data))
+            if letter in "acdrty":
+                return responses
+
+    async def negotiate(self, **flags: int) -> tuple[int, int, int, bytes]:
+        letter, data = await self.ask(offer(**flags))
+        assert letter == "O"
+        return (*struct.unpack(">III", data[:12]), data[12:])
+
+    async def greet(self, helo: bytes = b"client.example", **flags: int) -> None:
+        """Negotiate, and introduce a client."""
+        await self.negotiate(**flags)
+        self.send(connect_frame(), frame("H", helo + b"\0"))
+
+    async def mail(self, sender: bytes = b"<a@example.org>", rcpt: bytes = b"<b@example.net>") -> None:
+        """An envelope with one recipient, accepted."""
+        assert await self.ask(frame("M", sender + b"\0")) == ("c", b"")
+        assert await self.ask(frame("R", rcpt + b"\0")) == ("c", b"")
+
+    def content(self, *fields: tuple[bytes, bytes], body: bytes = b"Hello\r\n") -> None:
+        for name, value in fields or ((b"Subject", b" test"),):
+            self.send(frame("L", name + b"\0" + value + b"\0"))
+        self.send(frame("N"), *(frame("B", body[i : i + 65535]) for i in range(0, len(body), 65535)), frame("E"))
+
+    async def closed(self) -> bool:
+        """Whether the other side closes, with nothing more to say."""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                return await self.reader.read() == b""
+            except ConnectionError:
+                return True
+
+    async def ended(self) -> None:
+        """Wait until the other side closes, whatever it says before."""
+        async with asyncio.timeout(DEADLINE_S):
+            try:
+                while await self.reader.read(65536):
+                    pass
+            except ConnectionError:
+                pass
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def tcp_socket() -> socket.socket:
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(("127.0.0.1", 0))
+    return sock
+
+
+class Listener:
+    """A running MilterServer and connections to it."""
+
+    def __init__(self, server: MilterServer, sock: socket.socket) -> None:
+        self.server = server
+        self.spool = server.spool
+        self._address = sock.getsockname()
+        self._mtas: list[Mta] = []
+
+    @property
+    def port(self) -> int:
+        return int(self._address[1])
+
+    async def mta(self) -> Mta:
+        if isinstance(self._address, str):
+            streams = await asyncio.open_unix_connection(self._address)
+        else:
+            streams = await asyncio.open_connection("127.0.0.1", self.port)
+        self._mtas.append(Mta(*streams))
+        return self._mtas[-1]
+
+    def hang_up(self) -> None:
+        for mta in self._mtas:
+            mta.close()
+
+
+@contextlib.asynccontextmanager
+async def listening(
+    filter_: Filter, settings: MilterSettings = SETTINGS, sock: socket.socket | None = None, room: int = 1 << 30,
+    **changes: object,
+) -> AsyncIterator[Listener]:  # fmt: skip
+    """A listener for the time of the test; afterwards no byte may still be accounted for."""
+    sock = sock or tcp_socket()
+    server = MilterServer(replace(settings, **changes), filter_, Spool(room))  # type: ignore[arg-type]
+    await server.serve(sock)
+    listener = Listener(server, sock)
+    try:
+        yield listener
+    finally:
+        listener.hang_up()
+        await server.drain(0.5)
+    assert server.connections == 0
+    assert server.spool.in_use == 0
+
+
+def letters(responses: list[tuple[str, bytes]]) -> str:
+    return "".join(letter for letter, _ in responses)
+
+
+def event_name(command: int) -> str:
+    return wire.EVENTS[command].name

@@ -1,0 +1,197 @@
+"""A mail rebuilt from milter events."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.errors import ProtocolError
+from bridge.intake.milter import wire
+from bridge.intake.milter.mail import MAX_STRIPPED, Facts, Limits, Mail
+from bridge.mail.message import Spool
+
+LIMITS = Limits(max_message_size=1000, max_recipients=3, prefix=b"x-scan-")
+
+
+def new_mail(params=(), room=10_000, limits=LIMITS):
+    return Mail("a@example.org", params, Spool(room), limits)
+
+
+def content(mail):
+    return b"".join(mail.message.chunks())
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "expected"),
+    [
+        (b"Subject", b" hello", b"Subject: hello\r\n"),
+        (b"Subject", b"tight", b"Subject:tight\r\n"),
+        (b"Subject", b"  two", b"Subject:  two\r\n"),
+        (b"Subject", b"\ttab", b"Subject:\ttab\r\n"),
+        (b"Subject", b"", b"Subject:\r\n"),
+        (b"X-Folded", b" a\n\tb\n c", b"X-Folded: a\r\n\tb\r\n c\r\n"),
+        (b"X-Folded", b" a\r\n\tb", b"X-Folded: a\r\n\tb\r\n"),
+        (b"Subject", b" gr\xfc\xdfe \xe2\x82\xac", b"Subject: gr\xfc\xdfe \xe2\x82\xac\r\n"),
+        (b"subJECT", b" case", b"subJECT: case\r\n"),
+    ],
+)
+def test_odd_headers_are_kept(name, value, expected):
+    """The field is what the sender wrote: spacing, folding, case and 8 bit."""
+    mail = new_mail()
+    mail.header(name + b"\0" + value + b"\0", leading_space=True)
+    mail.end_of_headers()
+    assert content(mail) == expected + b"\r\n"
+
+
+def test_header_without_leading_space_gets_one():
+    """A mail server that cannot send the space after the colon has it added."""
+    mail = new_mail()
+    mail.header(b"Subject\0hello\0", leading_space=False)
+    mail.body(b"body\r\n")
+    assert content(mail) == b"Subject: hello\r\n\r\nbody\r\n"
+
+
+@pytest.mark.parametrize("data", [b"", b"Subject", b"Subject\0", b"Subject\0x", b"\0x\0"])
+def test_header_without_name_or_end_is_refused(data):
+    """A field that is cut short ends the connection."""
+    with pytest.raises(ProtocolError):
+        new_mail().header(data, leading_space=True)
+
+
+def test_body_follows_one_blank_line_whether_or_not_the_end_of_headers_was_told():
+    """The blank line is written once, also when a mail server does not announce it."""
+    for announced in (True, False):
+        mail = new_mail()
+        mail.header(b"A\0 b\0", leading_space=True)
+        if announced:
+            mail.end_of_headers()
+        mail.body(b"x")
+        mail.recipient(b"<b@c>\0")
+        mail.end(b"y")
+        assert content(mail) == b"A: b\r\n\r\nxy"
+        assert mail.refusal is None
+
+
+@pytest.mark.parametrize("size", [999, 1000, 1001])
+def test_mail_over_the_size_limit_is_refused_and_not_kept(size):
+    """One byte too many: 552, and the room is free again at once."""
+    spool = Spool(10_000)
+    mail = Mail("", (), spool, LIMITS)
+    mail.recipient(b"<b@c>\0")
+    mail.end_of_headers()
+    mail.body(b"x" * (size - 2))
+    mail.end(b"")
+    if size <= 1000:
+        assert mail.refusal is None
+        assert spool.in_use == size
+    else:
+        assert str(mail.refusal).startswith("552 5.3.4")
+        assert spool.in_use == 0
+
+
+def test_declared_size_over_the_limit_is_refused_at_mail():
+    """SIZE= says it before any byte of it has come."""
+    assert str(new_mail(params=("SIZE=1001",)).refusal).startswith("552 5.3.4")
+    for harmless in ("SIZE=1000", "SIZE=", "SIZE=x", "SIZE=" + "9" * 30, "SIZE=\u0664"):
+        assert new_mail(params=(harmless,)).refusal is None
+
+
+def test_full_spool_is_451():
+    """Room for all mail in processing is shared: without room, try again later."""
+    mail = new_mail(room=100)
+    mail.header(b"A\0 b\0", leading_space=True)
+    mail.body(b"x" * 200)
+    mail.body(b"more")
+    mail.end(b"")
+    assert str(mail.refusal).startswith("451 4.3.2")
+    assert mail.message._spool.in_use == 0
+
+
+def test_full_disk_is_452(tmp_path):
+    """When the spool's disk cannot take the mail, it is put off and nothing stays behind."""
+    spool = Spool(10_000, memory_per_mail=10, directory=str(tmp_path / "missing"))  # any OSError
+    mail = Mail("", (), spool, LIMITS)
+    mail.body(b"x" * 100)
+    assert str(mail.refusal).startswith("452 4.3.1")
+    assert spool.in_use == 0
+
+
+def test_recipients_beyond_the_limit_are_452_and_the_first_ones_stay():
+    """The client sends the others in a second mail."""
+    mail = new_mail()
+    replies = [mail.recipient(b"<r%d@example.net>\0" % i) for i in range(5)]
+    assert [reply.code if reply else None for reply in replies] == [None, None, None, 452, 452]
+    assert mail.envelope.addresses == ("r0@example.net", "r1@example.net", "r2@example.net")
+
+
+def test_mail_without_recipient_is_put_off():
+    """An envelope that nobody told us cannot be scanned."""
+    mail = new_mail()
+    mail.end(b"x")
+    assert mail.refusal is not None
+    assert mail.refusal.is_temporary
+
+
+def test_fields_with_our_prefix_are_counted_in_any_case():
+    """What only we may write is known by name and number, to be stripped."""
+    mail = new_mail()
+    for name in (b"X-Scan-Id", b"x-SCAN-id", b"X-Scan-Verdict", b"X-Scanner", b"Subject"):
+        mail.header(name + b"\0 x\0", leading_space=True)
+    assert mail.forged == {b"x-scan-id": 2, b"x-scan-verdict": 1}
+
+
+def test_flood_of_forged_fields_is_refused():
+    """Thousands of edits would only keep the mail server busy."""
+    mail = new_mail(limits=Limits(10**6, 3, b"x-scan-"))
+    for number in range(MAX_STRIPPED + 1):
+        assert mail.refusal is None
+        mail.header(b"X-Scan-%d\0 x\0" % number, leading_space=True)
+    assert str(mail.refusal).startswith("550 5.6.0")
+
+
+def macro(event, *words):
+    return bytes([event]) + b"".join(word + b"\0" for word in words)
+
+
+def test_session_carries_queue_id_user_and_tls():
+    """The log line names the mail server's queue id, the authenticated user and the cipher."""
+    facts = Facts()
+    facts.connect(b"mx.example\x004\x09\xdd203.0.113.9\0")
+    facts.greet(b"client.example\0")
+    facts.macro(macro(wire.MAIL, b"{auth_authen}", b"ann", b"{tls_version}", b"TLSv1.3", b"{cipher}", b"AES"))
+    facts.begin_mail()
+    facts.macro(macro(wire.END_OF_BODY, b"i", b"4cXyZ"))
+    session = facts.session("S1", "milter", "127.0.0.1")
+    assert (session.client.ident, session.client.login, session.tls) == ("4cXyZ", "ann", "TLSv1.3 AES")
+    assert (session.client.address, session.client.port, session.client.name) == ("203.0.113.9", 2525, "mx.example")
+    assert session.client.helo == "client.example"
+
+
+def test_host_name_the_mail_server_could_not_verify_is_left_out():
+    """A forged reverse name is no name."""
+    facts = Facts()
+    facts.macro(macro(wire.CONNECT, b"{client_resolve}", b"FORGED"))
+    facts.connect(b"bank.example\x004\x09\xdd203.0.113.9\0")
+    assert facts.session("S1", "milter", "unix").client.name is None
+
+
+def test_macros_of_one_mail_do_not_reach_the_next():
+    """A new MAIL forgets the queue id of the mail before, also when no ABORT came between."""
+    facts = Facts()
+    facts.macro(macro(wire.CONNECT, b"j", b"front.example"))
+    facts.macro(macro(wire.MAIL, b"i", b"FIRST", b"{auth_authen}", b"ann"))
+    facts.begin_mail()
+    facts.macro(macro(wire.END_OF_BODY, b"i", b"FIRST"))
+    facts.begin_mail()
+    client = facts.session("S1", "milter", "unix").client
+    assert client.ident is None
+    assert client.login is None
+    assert wire.CONNECT in facts.macros
+
+
+def test_macros_of_unknown_events_are_not_kept():
+    """Only events that exist have macros, so their number is bounded."""
+    facts = Facts()
+    for event in range(256):
+        facts.macro(macro(event, b"x", b"y"))
+    facts.macro(b"")
+    assert len(facts.macros) <= len(wire.EVENTS)
