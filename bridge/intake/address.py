@@ -20,6 +20,7 @@ _DOMAIN = rb"(?:[A-Za-z0-9_.\x80-\xff-]+|\[[A-Za-z0-9:.]+\])"
 _MAILBOX = rb"(?:%b|%b)(?:@%b)?" % (_ATOM, _QUOTED, _DOMAIN)
 _PATH = re.compile(rb" *(?:<(%b|)>|(%b))(?: +(.*))?" % (_MAILBOX, _MAILBOX), re.DOTALL)
 _PARAM = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([\x21-\x3c\x3e-\x7e\x80-\xff]+))?")
+_EMPTY_HALF = re.compile(rb" *<(?:@[^@<>,:]*|[^@<> ]+@)>.*", re.DOTALL)  # <@domain>, <user@>
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
@@ -41,6 +42,8 @@ def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
     if match is None:
         if _CONTROL.search(argument):
             return Reply(553, "5.1.3", "Error: control characters in the address")
+        if _EMPTY_HALF.fullmatch(argument):
+            return Reply(553, "5.1.3", "Error: malformed address")
         return Reply(501, "5.5.4", syntax)
     raw = match.group(1) if match.group(1) is not None else match.group(2)
     try:

@@ -1,43 +1,29 @@
-"""SMTP as our clients speak it: aiosmtpd's server class with its own command loop and DATA.
+"""SMTP and LMTP as our clients speak it: what each command means.
 
-aiosmtpd gives sessions, hooks, AUTH and the PROXY header. Ours is what decides speed and safety:
-commands are taken as whole lines from what has arrived and answered with one write, content goes
-block by block from the socket into the message, addresses are parsed on the raw bytes, every
-phase has its time limit, and an exception is a 451. Which mail is wanted is not known here: the
-handler's hooks say so (`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`).
+Addresses are parsed on the raw bytes, replies carry enhanced status codes, XFORWARD and XCLIENT
+are believed from trusted clients only. Which mail is wanted is not known here: the handler's
+hooks say so (`handle_CONNECT`, `handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`). A hook that
+returns MISSING leaves it to the default; anything else is the reply.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
-import logging
-import re
-import ssl
-from asyncio.streams import FlowControlMixin
-from dataclasses import dataclass, replace
 from typing import Any
 
-from aiosmtpd.smtp import MISSING, SMTP, syntax
+from aiosmtpd.smtp import MISSING, syntax
 from aiosmtpd.smtp import Envelope as StockEnvelope
 
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
-from bridge.intake.data import DataReader, Fault
-from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong
-from bridge.mail.message import Message, Spool
+from bridge.intake.connection import Connection
+from bridge.intake.data import Fault
+from bridge.intake.inbox import PAUSE_AT
+from bridge.mail.message import Message
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
-from bridge.mail.transaction import new_id
 
-log = logging.getLogger(__name__)
-
-_HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
-_RATE_WINDOW_S = 30.0
-_TLS_HANDSHAKE_S = 30.0
 _EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
-_IDLE_COMMANDS = frozenset({"NOOP", "RSET", "VRFY", "HELP", "HELO", "EHLO", "LHLO", "EXPN", "XFORWARD"})
-_BEFORE_TLS = frozenset({"NOOP", "EHLO", "HELO", "STARTTLS", "QUIT", "LHLO"})
 
 _FAULTS = {
     Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
@@ -47,19 +33,7 @@ _FAULTS = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What one session may cost. Times in seconds."""
-
-    command_timeout_s: float | None = None  # None: aiosmtpd's `timeout`
-    data_timeout_s: float = 180.0
-    min_data_rate: int = 256  # bytes per second over 30 s
-    max_recipients: int = 1000
-    max_errors: int = 20
-    max_idle_commands: int = 100  # commands in a row that bring no mail nearer
-
-
-class SmtpEnvelope(StockEnvelope):  # type: ignore[misc]
+class SmtpEnvelope(StockEnvelope):
     """aiosmtpd's envelope over our message. `mail_from` is None before MAIL, "" for the null sender."""
 
     def __init__(self) -> None:
@@ -82,271 +56,16 @@ class SmtpEnvelope(StockEnvelope):  # type: ignore[misc]
         return content.decode(self._decode, "surrogateescape") if content is not None and self._decode else content
 
 
-class BridgeSMTP(SMTP):  # type: ignore[misc]
-    """One connection. Make one, then `spawn` a copy for each connection: that is far cheaper."""
+class BridgeSMTP(Connection):
+    """The commands of one SMTP session."""
 
-    smtp_name = "HELO"
-    trusted = False  # believed about its clients: set by the handler when it connects
-
-    def __init__(
-        self, handler: Any, *, limits: SessionLimits | None = None, spool: Spool | None = None, **stock: Any
-    ) -> None:
-        super().__init__(handler, **stock)
-        self._limits = limits or SessionLimits()
-        self._spool = spool or Spool(1 << 30)
-        self._has_auth = self._auth_required or not self._auth_require_tls or self._has_authenticator(stock)
-        self._commands = {name: getattr(type(self), "smtp_" + name, None) for name in self._smtp_methods}
-        self._renew()
-
-    @staticmethod
-    def _has_authenticator(stock: dict[str, Any]) -> bool:
-        return stock.get("authenticator") is not None or stock.get("auth_callback") is not None
-
-    def spawn(self) -> BridgeSMTP:
-        """A fresh connection with the same settings, without aiosmtpd's costly set-up."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._renew()
-        return twin
-
-    def _renew(self) -> None:
-        """All that belongs to one connection."""
-        FlowControlMixin.__init__(self, loop=self.loop)
-        self._closed = self.loop.create_future()
-        self._inbox = self._reader = Inbox(self.loop, self._flush)
-        self._out: list[bytes] = []
-        self._data: DataReader | None = None
-        self._data_ended: asyncio.Future[None] | None = None
-        self._busy = False
-        self._errors = 0
-        self._idle_commands = 0
-        self._argument = b""
-        self.command_size_limits = collections.defaultdict(lambda: self.command_size_limit)
-        self.client = Client()  # what we believe of the client behind this connection
-        self.forwarded: Client | None = None  # XFORWARD's word, for one mail
-        self._call_limit: dict[str, int] = dict(self._call_limit_base) if self._enforce_call_limit else {}
+    greeting = "HELO"  # the word of the reply that asks for one
 
     def _create_envelope(self) -> SmtpEnvelope:
         envelope = SmtpEnvelope()
         if self._decode_data:
             envelope._decode = "utf-8" if self.enable_SMTPUTF8 else "ascii"
         return envelope
-
-    # The connection's life
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = self._transport = transport
-        self._writer = asyncio.StreamWriter(transport, self, None, self.loop)  # type: ignore[arg-type]
-        self.session = self._create_session()
-        self.session.id = new_id()
-        self.session.peer = transport.get_extra_info("peername")
-        self._set_rset_state()
-        self._phase_began = self.loop.time()
-        self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)
-        self._handler_coroutine = self.loop.create_task(self._handle_client())
-
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._timeout_handle is not None:
-            self._timeout_handle.cancel()
-        FlowControlMixin.connection_lost(self, error)
-        if not self._closed.done():
-            self._closed.set_result(None)
-        self._inbox.close()
-        self.transport = None
-        if self._handler_coroutine is not None:
-            self._handler_coroutine.cancel()
-
-    def eof_received(self) -> bool | None:
-        """The client is gone, or says no more: what runs for it is cancelled."""
-        assert self._handler_coroutine is not None
-        self._handler_coroutine.cancel()
-        return self.session.ssl is None
-
-    def data_received(self, data: bytes) -> None:
-        if self._data is not None:
-            rest = self._data.feed(data)
-            if rest is None:
-                return
-            data = self._end_data(rest)
-        if data:
-            self._inbox.feed(data)
-            if self._busy and len(self._inbox) > PAUSE_AT:
-                self._transport.pause_reading()
-
-    def _timeout(self) -> float:
-        if self._data is not None:
-            return min(_RATE_WINDOW_S, self._limits.data_timeout_s)
-        return self._limits.command_timeout_s or float(self._timeout_duration)
-
-    def _tick(self) -> None:
-        """One timer per connection, looking back at its phase instead of being set anew per command."""
-        if self.transport is None:
-            return
-        waited = self.loop.time() - self._phase_began
-        if self._busy or waited < self._timeout() or (self._data is not None and self._is_fast_enough(waited)):
-            left = self._timeout() if self._busy else max(self._timeout() - waited, 0.01)
-            if self._data is not None and waited >= self._timeout():
-                self._begin_phase()
-                left = self._timeout()
-            self._timeout_handle = self.loop.call_later(left, self._tick)
-            return
-        self._say(b"421 4.4.2 Error: timeout exceeded")
-        self._hang_up()
-
-    def _is_fast_enough(self, waited: float) -> bool:
-        assert self._data is not None
-        enough = self._data.received >= self._limits.min_data_rate * waited
-        self._data.received = 0
-        return enough
-
-    def _begin_phase(self) -> None:
-        self._phase_began = self.loop.time()
-
-    # Replies: collected, and written when nothing more can be answered
-
-    def _say(self, line: bytes) -> None:
-        self._out.append(line + b"\r\n")
-        if line[:2] == b"50":  # 500 to 504: the client's mistake
-            self._errors += 1
-
-    def _reply(self, reply: Reply) -> None:
-        self._out.append(reply.to_bytes())
-        if 500 <= reply.code <= 504:
-            self._errors += 1
-
-    async def push(self, status: str | bytes | Reply) -> None:
-        """aiosmtpd's way to answer; hooks may return a Reply as well as text."""
-        if isinstance(status, Reply):
-            self._reply(status)
-        else:
-            self._say(status.encode("utf-8") if isinstance(status, str) else status)
-
-    def _flush(self) -> None:
-        if self._out and self.transport is not None:
-            self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
-        self._out.clear()
-
-    def _hang_up(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    async def _more(self) -> None:
-        """Wait for the client: first to read what we said, then to say more."""
-        if self._paused:
-            await self._drain_helper()
-        await self._inbox.more()
-
-    async def handle_exception(self, error: Exception) -> str | Reply:
-        if hasattr(self.event_handler, "handle_exception"):
-            status: str | Reply = await self.event_handler.handle_exception(error)
-            return status
-        log.exception("session %s: unexpected error", self.session.id)
-        return Reply(451, "4.3.0", "Error: internal problem, try again later")
-
-    # The command loop
-
-    async def _handle_client(self) -> None:
-        try:
-            if self._proxy_timeout is not None and not await self._read_proxy():
-                return
-            status = await self._call_handler_hook("CONNECT")
-            if status is not MISSING:
-                await self.push(status)
-                return self._hang_up()
-            self._say(f"220 {self.hostname} {self.__ident__}".encode())
-            while self.transport is not None:
-                try:
-                    line = self._inbox.take_line()
-                except LineTooLong:
-                    self._say(b"500 5.5.2 Command line too long")
-                    continue
-                if line is None:
-                    await self._more()
-                    continue
-                await self._execute(line)
-                self._begin_phase()
-                if self._errors >= self._limits.max_errors or self._idle_commands > self._limits.max_idle_commands:
-                    self._say(b"421 4.7.0 Error: too many errors or idle commands")
-                    return self._hang_up()
-        except (asyncio.CancelledError, ConnectionError):
-            self._writer.close()
-            raise
-        except Exception:
-            log.exception("session %s: ended by an unexpected error", self.session.id)
-            self._writer.close()
-
-    async def _execute(self, line: bytes) -> None:
-        """One command line, CRLF cut off."""
-        verb_bytes, _, argument = line.partition(b" ")
-        verb = verb_bytes.upper().decode("ascii", "replace")
-        refusal = self._refuse_line(verb, line)
-        if refusal is not None:
-            return self._say(refusal)
-        if self._enforce_call_limit and not self._within_call_limit(verb):
-            self._say(f"421 4.7.0 {verb} sent too many times".encode())
-            return self._hang_up()
-        method = self._commands.get(verb)
-        if method is None:
-            return self._unknown(line)
-        self._idle_commands = self._idle_commands + 1 if verb in _IDLE_COMMANDS else 0
-        self._argument = argument.strip(b" \t")
-        try:
-            argument_text = self._argument.decode("utf-8", "surrogateescape") or None
-            await method(self, argument_text)
-        except (asyncio.CancelledError, ConnectionError):
-            raise
-        except Exception as error:
-            self._set_rset_state()
-            await self._answer_exception(error)
-
-    async def _answer_exception(self, error: Exception) -> None:
-        try:
-            await self.push(await self.handle_exception(error))
-        except Exception:
-            log.exception("session %s: the exception handler failed", self.session.id)
-            self._reply(Reply(451, "4.3.0", "Error: internal problem, try again later"))
-
-    def _refuse_line(self, verb: str, line: bytes) -> bytes | None:
-        if not line.isascii() and not self.enable_SMTPUTF8:
-            return b"500 5.5.2 Error: strict ASCII mode" if verb.isascii() else b"500 5.5.2 Error: bad syntax"
-        if not line or not verb.isascii():
-            return b"500 5.5.2 Error: bad syntax"
-        if (b"\0" in line or b"\r" in line or b"\n" in line) and verb not in ("MAIL", "RCPT"):
-            return b"501 5.5.2 Error: NUL, CR or LF inside a command"
-        limit = self.command_size_limits[verb] if self.session.extended_smtp else self.command_size_limit
-        if len(line) > limit:
-            return b"500 5.5.2 Command line too long"
-        if not self._tls_handshake_okay and verb != "QUIT":
-            return b"554 5.7.0 Command refused due to lack of security"
-        if self.require_starttls and self.session.ssl is None and verb not in _BEFORE_TLS:
-            return b"530 5.7.0 Must issue a STARTTLS command first"
-        return None
-
-    def _within_call_limit(self, verb: str) -> bool:
-        left = self._call_limit.get(verb, self._call_limit_default)
-        self._call_limit[verb] = left - 1
-        return left >= 1
-
-    def _unknown(self, line: bytes) -> None:
-        if _HTTP.match(line):
-            self._out.clear()
-            return self._hang_up()
-        self._say(b"500 5.5.2 Error: command not recognized")
-
-    async def _read_proxy(self) -> bool:
-        """The PROXY header, from a peer the handler trusts. False: hang up without a word."""
-        handle = self.loop.call_later(self._proxy_timeout, self._transport.close)
-        try:
-            self.session.proxy_data = await _get_proxy(self._inbox)
-        finally:
-            handle.cancel()
-        if self.session.proxy_data:
-            status = await self._call_handler_hook("PROXY", self.session.proxy_data)
-            if status is not MISSING and status:
-                self._begin_phase()
-                return True
-        self._writer.close()
-        return False
 
     # Greeting
 
@@ -365,7 +84,7 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
     @syntax("EHLO hostname")
     async def smtp_EHLO(self, hostname: str | None) -> None:
         if not hostname:
-            return self._say(b"501 5.5.4 Syntax: " + self._greeting_verb() + b" hostname")
+            return self._say(b"501 5.5.4 Syntax: %b hostname" % (b"LHLO" if self.greeting == "LHLO" else b"EHLO"))
         self._set_rset_state()
         self.session.extended_smtp = True
         self.command_size_limits["MAIL"] = self.command_size_limits["RCPT"] = self.command_size_limit + _EXTENDED
@@ -382,9 +101,6 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
         for line in lines:
             await self.push(line)
         return None
-
-    def _greeting_verb(self) -> bytes:
-        return b"EHLO"
 
     def _extensions(self) -> list[str]:
         lines = [self.hostname, "PIPELINING", "ENHANCEDSTATUSCODES", "DSN"]
@@ -426,19 +142,21 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
     def _told(self, client: Client, names: tuple[str, ...]) -> Client | None:
         """The client with the command's attributes, or None and a refusal said."""
         if not self.trusted:
-            return self._say(b"550 5.7.0 Error: insufficient authorization")
-        if self.envelope.mail_from is not None:
-            return self._say(b"503 5.5.1 Error: MAIL transaction in progress")
-        try:
-            return xforward.apply(client, self._argument, names)
-        except xforward.BadAttribute:
-            return self._say(b"501 5.5.4 Error: bad attribute name or value")
+            self._say(b"550 5.7.0 Error: insufficient authorization")
+        elif self.envelope.mail_from is not None:
+            self._say(b"503 5.5.1 Error: MAIL transaction in progress")
+        else:
+            try:
+                return xforward.apply(client, self._argument, names)
+            except xforward.BadAttribute:
+                self._say(b"501 5.5.4 Error: bad attribute name or value")
+        return None
 
     # The mail
 
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_MAIL(self, arg: str | None) -> None:
-        if await self.check_helo_needed(self.smtp_name) or await self.check_auth_needed("MAIL"):
+        if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("MAIL"):
             return
         path = self._path(b"FROM:", "Syntax: MAIL FROM: <address>")
         if isinstance(path, Reply):
@@ -461,8 +179,12 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
         if self._argument[: len(keyword)].upper() != keyword:
             return Reply(501, "5.5.4", form)
         path = parse_path(self._argument[len(keyword) :], syntax=form)
-        if isinstance(path, Path) and path.params and not self.session.extended_smtp:
+        if isinstance(path, Reply):
+            return path
+        if path.params and not self.session.extended_smtp:
             return Reply(501, "5.5.4", form)
+        if self.local_part_limit and len(path.address.rpartition("@")[0]) > self.local_part_limit:
+            return Reply(553, "5.1.3", "Error: malformed address")
         return path
 
     def _refuse_mail_params(self, path: Path) -> Reply | None:
@@ -497,7 +219,7 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
 
     @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
     async def smtp_RCPT(self, arg: str | None) -> None:
-        if await self.check_helo_needed(self.smtp_name) or await self.check_auth_needed("RCPT"):
+        if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("RCPT"):
             return
         if self.envelope.mail_from is None:
             return self._say(b"503 5.5.1 Error: need MAIL command")
@@ -529,7 +251,7 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
 
     @syntax("DATA")
     async def smtp_DATA(self, arg: str | None) -> None:
-        if await self.check_helo_needed(self.smtp_name) or await self.check_auth_needed("DATA"):
+        if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("DATA"):
             return
         if not self.envelope.rcpt_tos:
             return self._say(b"503 5.5.1 Error: need RCPT command")
@@ -577,31 +299,6 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
         status = await status if asyncio.iscoroutine(status) else status
         return MISSING if status is None else status
 
-    async def _receive(self, message: Message) -> Fault | None:
-        """From 354 to the final dot; blocks go from the socket into the message in data_received."""
-        self._flush()
-        reader = DataReader(message, self.data_size_limit)
-        self._begin_phase()
-        rest = reader.feed(self._inbox.take_all()) if len(self._inbox) else None
-        if rest is not None:
-            self._inbox.feed(rest)
-            return reader.fault
-        self._data, self._data_ended = reader, self.loop.create_future()
-        self._timeout_handle.cancel()
-        self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)
-        try:
-            await self._data_ended
-        finally:
-            self._data = None
-        return reader.fault
-
-    def _end_data(self, rest: bytes) -> bytes:
-        assert self._data_ended is not None
-        self._data = None
-        if not self._data_ended.done():
-            self._data_ended.set_result(None)
-        return rest
-
     def _set_rset_state(self) -> None:
         """A new envelope; XFORWARD's word was for the last mail only."""
         self.envelope = self._create_envelope()
@@ -636,34 +333,24 @@ class BridgeSMTP(SMTP):  # type: ignore[misc]
         if not self.tls_context or self.session.ssl is not None:
             return self._say(b"454 4.7.0 TLS not available")
         self._say(b"220 2.0.0 Ready to start TLS")
-        self._flush()
-        self._inbox.take_all()  # RFC 3207 4.2: what came in the clear behind STARTTLS was never said
-        try:
-            transport = await self.loop.start_tls(
-                self._transport, self, self.tls_context, server_side=True, ssl_handshake_timeout=_TLS_HANDSHAKE_S
-            )
-        except (OSError, ssl.SSLError) as error:
-            log.info("session %s: TLS handshake failed: %s", self.session.id, type(error).__name__)
-            self._writer.close()
-            raise asyncio.CancelledError from error
-        self._secured(transport)
-        return None
-
-    def _secured(self, transport: Any) -> None:
-        """RFC 3207 4.2: after the handshake the session starts anew."""
-        self.transport = self._transport = transport
-        self._writer = asyncio.StreamWriter(transport, self, None, self.loop)  # type: ignore[arg-type]
-        self._over_ssl = True
-        old, self.session = self.session, self._create_session()
-        self.session.id, self.session.peer, self.session.proxy_data = old.id, old.peer, old.proxy_data
-        self.session.ssl = {"ssl_object": transport.get_extra_info("ssl_object")}
-        self._set_rset_state()
-        self.client = replace(self.client, helo=None)
-        hook = self._handle_hooks.get("STARTTLS")
-        self._tls_handshake_okay = True if hook is None else hook(self, self.session, self.envelope)
+        return await self.start_tls()
 
 
-async def _get_proxy(inbox: Inbox) -> Any:
-    from aiosmtpd.proxy_protocol import get_proxy
+class BridgeLMTP(BridgeSMTP):
+    """LMTP (RFC 2033): LHLO greets, and the final dot has one reply per accepted recipient."""
 
-    return await get_proxy(inbox)
+    greeting = "LHLO"
+
+    @syntax("LHLO hostname")
+    async def smtp_LHLO(self, hostname: str | None) -> None:
+        await super().smtp_EHLO(hostname)
+
+    async def smtp_HELO(self, hostname: str | None) -> None:
+        self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
+
+    async def smtp_EHLO(self, hostname: str | None) -> None:
+        self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
+
+    async def _answer_data(self, status: str | Reply, recipients: int) -> None:
+        for _ in range(recipients):
+            await self.push(status)

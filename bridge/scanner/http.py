@@ -1,0 +1,172 @@
+"""One HTTP/1.1 connection to the scanner: a request with a streamed body, a bounded answer.
+
+Written by hand on httptools, because every mail passes here and general clients cost many times
+more (docs/decisions/0001-http-client.md), and because the bridge needs to know what they hide:
+whether the request was sent whole, and an answer that comes while we still send (413).
+Redirects are answers like any other, environment proxies do not exist, compressed answers are
+refused, and nothing is read beyond the limit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import httptools
+
+_MAX_HEAD = 64 * 1024
+_JOIN_BELOW = 64 * 1024  # head and body of a small mail leave in one write
+
+
+class AnswerTooLarge(Exception):
+    """The answer is over the limit; the rest was not read."""
+
+
+class ConnectionLost(Exception):
+    """The connection ended before the answer did. `sent_whole`: the request had left us by then."""
+
+    def __init__(self, text: str, *, sent_whole: bool, answered: bool) -> None:
+        super().__init__(text)
+        self.sent_whole = sent_whole
+        self.answered = answered  # some bytes of an answer had come
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: dict[bytes, bytes]  # names in small letters; the last of equal ones
+    body: bytes
+
+
+class HttpConnection(asyncio.Protocol):
+    """`exchange` one request after another; `reusable` says whether there may be a next."""
+
+    def __init__(self, max_answer: int) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._max_answer = max_answer
+        self._transport: asyncio.Transport | None = None
+        self._drained: asyncio.Future[None] | None = None
+        self._answer: asyncio.Future[Answer] | None = None
+        self.reusable = False
+        self.idle_since = 0.0
+        self._lost = False
+        self._sent_whole = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: dict[bytes, bytes] = {}
+        self._body: list[bytes] = []
+        self._received = 0
+        self._body_bytes = 0
+
+    async def exchange(self, head: bytes, chunks: Iterable[bytes], tail: bytes = b"") -> Answer:
+        """Send head, chunks and tail, return the answer. Raises ConnectionLost, AnswerTooLarge."""
+        assert self._transport is not None
+        if self._lost:
+            raise ConnectionLost("closed while idle", sent_whole=False, answered=False)
+        self._begin()
+        self._sent_whole = False
+        self.reusable = False
+        answer = self._answer = self._loop.create_future()
+        try:
+            await self._send(head, chunks, tail, answer)
+            return await answer
+        finally:
+            self._answer = None
+
+    async def _send(self, head: bytes, chunks: Iterable[bytes], tail: bytes, answer: asyncio.Future[Answer]) -> None:
+        assert self._transport is not None
+        pending, size = [head], len(head)
+        for chunk in chunks:
+            pending.append(chunk)
+            size += len(chunk)
+            if size < _JOIN_BELOW:
+                continue
+            self._transport.writelines(pending)
+            pending, size = [], 0
+            if self._drained is not None:
+                await asyncio.wait((self._drained, answer), return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():  # it has heard enough: an early 413, or a lost connection
+                return
+        pending.append(tail)
+        self._transport.write(b"".join(pending))
+        self._sent_whole = True
+
+    def close(self) -> None:
+        self.reusable = False
+        if self._transport is not None:
+            self._transport.abort()
+
+    # asyncio's side
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._lost = True
+        self.reusable = False
+        self.resume_writing()
+        self._fail(self._lost_error("connection lost"))
+
+    def pause_writing(self) -> None:
+        if self._drained is None:
+            self._drained = self._loop.create_future()
+
+    def resume_writing(self) -> None:
+        if self._drained is not None and not self._drained.done():
+            self._drained.set_result(None)
+        self._drained = None
+
+    def data_received(self, data: bytes) -> None:
+        if self._answer is None:  # nobody asked
+            self.close()
+            return
+        self._received += len(data)
+        if self._received > self._max_answer + _MAX_HEAD:
+            self._fail(AnswerTooLarge())
+            return
+        try:
+            self._parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._fail(self._lost_error("the answer is not HTTP"))
+
+    def eof_received(self) -> bool:
+        if self._answer is not None:
+            try:
+                self._parser.feed_data(b"")  # an answer may end with the connection
+            except httptools.HttpParserError:
+                pass
+        return False
+
+    def _lost_error(self, text: str) -> ConnectionLost:
+        return ConnectionLost(text, sent_whole=self._sent_whole, answered=self._received > 0)
+
+    def _fail(self, error: Exception) -> None:
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error)
+        if not self._lost:
+            self.close()
+
+    # httptools' side
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._headers[name.lower()] = value
+
+    def on_body(self, body: bytes) -> None:
+        self._body_bytes += len(body)
+        if self._body_bytes > self._max_answer:
+            self._fail(AnswerTooLarge())
+        else:
+            self._body.append(body)
+
+    def on_message_complete(self) -> None:
+        status = self._parser.get_status_code()
+        if 100 <= status < 200:
+            self._headers = {}
+            return
+        self.reusable = self._sent_whole and self._parser.should_keep_alive()
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_result(Answer(status, self._headers, b"".join(self._body)))
