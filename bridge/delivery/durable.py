@@ -14,6 +14,7 @@ import asyncio
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TypeVar
@@ -30,22 +31,21 @@ class Stopped(Exception):
 class Stop:
     """Asked between two steps: go on? Not once the file has its final name."""
 
-    def __init__(self, deadline: float, clock: Callable[[], float]) -> None:
+    def __init__(self, deadline: float) -> None:
         self._deadline = deadline
-        self._clock = clock
         self._event = threading.Event()
 
     def set(self) -> None:
         self._event.set()
 
     def check(self) -> None:
-        if self._event.is_set() or self._clock() >= self._deadline:
+        if self._event.is_set() or time.monotonic() >= self._deadline:
             raise Stopped
 
 
 async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
     """Run `work`; end only when it has ended. Raises Stopped past the deadline."""
-    stop = Stop(deadline, asyncio.get_running_loop().time)
+    stop = Stop(deadline)
     job = asyncio.ensure_future(asyncio.to_thread(work, stop))
     try:
         return await asyncio.shield(job)

@@ -49,13 +49,12 @@ class _TlsFailed(Exception):
 
 async def open_connection(settings: RelaySettings, until: float) -> Connection:
     """A connection ready for MAIL. Raises NextHopError."""
-    loop = asyncio.get_running_loop()
-    limit = min(loop.time() + settings.connect_timeout_s, until)
+    limit = min(asyncio.get_running_loop().time() + settings.connect_timeout_s, until)
     try:
         async with asyncio.timeout_at(limit):
             return await _open(settings)
     except OSError as exc:  # TimeoutError and ssl.SSLError are OSErrors
-        late = loop.time() >= until
+        late = limit == until and isinstance(exc, TimeoutError)
         raise NextHopError(LATE if late else UNREACHABLE, f"{settings.next_hop}: {exc or 'timed out'}") from exc
 
 
