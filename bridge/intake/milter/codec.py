@@ -13,20 +13,20 @@ from __future__ import annotations
 import ipaddress
 import re
 import struct
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from bridge.errors import ProtocolError
 from bridge.intake.milter import wire
 from bridge.mail.reply import Reply
 
-_LIMITS = {command: event.limit + 1 for command, event in wire.EVENTS.items()}  # with the command byte
-_LONGEST = max(_LIMITS.values())
+_LIMITS = [wire.EVENTS[code].limit + 1 if code in wire.EVENTS else 0 for code in range(256)]  # with the command
+_LONGEST = max(_LIMITS)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _ADDRESS_LIMIT = 2048  # Postfix's line_length_limit; RFC 5321 has 256
 _LINE_LIMIT = 900  # libmilter's MAXREPLYLEN is 980, with the code
 _LINES = 32  # libmilter's MAXREPLIES
 _U32 = struct.Struct(">I")
+_HEAD = struct.Struct(">IB")
 _NEGOTIATION = struct.Struct(">III")
 
 
@@ -47,54 +47,51 @@ class Decoder:
         """Whether a frame has begun and not ended."""
         return bool(self._held) or self._body_left > 0
 
-    def feed(self, data: bytes) -> Iterator[tuple[int, bytes]]:
+    def feed(self, data: bytes) -> list[tuple[int, bytes]]:
         """Every event that `data` completes; pieces of a long body come as BODY_PART, the last as BODY."""
-        self.stalled = False
+        events: list[tuple[int, bytes]] = []
         position = 0
+        self.stalled = False
         if self._held:
             self._held.append(data)
             self._have += len(data)
             if self._have < self._need:
                 self.stalled = True
-                return
+                return events
             data = b"".join(self._held)
             self._held = []
         elif self._body_left:
-            if len(data) < self._body_left:
-                self.stalled = True
-                self._body_left -= len(data)
-                yield wire.BODY_PART, data
-                return
-            position, self._body_left = self._body_left, 0
-            yield wire.BODY, data[:position]
-        yield from self._frames(data, position)
+            position = min(self._body_left, len(data))
+            self._body_left -= position
+            self.stalled = self._body_left > 0
+            events.append((wire.BODY_PART if self.stalled else wire.BODY, data[:position]))
+        self._cut(data, position, events)
+        return events
 
-    def _frames(self, data: bytes, position: int) -> Iterator[tuple[int, bytes]]:
+    def _cut(self, data: bytes, position: int, events: list[tuple[int, bytes]]) -> None:
         end = len(data)
-        need = 5
-        while end - position >= 4:
-            (length,) = _U32.unpack_from(data, position)
-            if not 1 <= length <= _LONGEST:
-                raise ProtocolError(f"a frame of {length} bytes")
-            if end - position == 4:
-                break
-            command = data[position + 4]
-            if length > _LIMITS.get(command, 0):
-                raise ProtocolError(f"command {command:#04x} of {length} bytes")
-            stop = position + 4 + length
-            if stop > end:
-                if command == wire.BODY:
-                    self._body_left = stop - end
-                    yield wire.BODY_PART, data[position + 5 :]
-                    return
-                need = 4 + length
-                break
-            yield command, data[position + 5 : stop]
-            position = stop
+        while end - position > 4:
+            length, command = _HEAD.unpack_from(data, position)
+            if not 0 < length <= _LIMITS[command]:
+                raise ProtocolError(f"a frame of {length} bytes with command {command:#04x}")
+            start, stop = position + 5, position + 4 + length
+            if stop <= end:
+                events.append((command, data[start:stop]))
+                position = stop
+            elif command == wire.BODY:
+                self._body_left = stop - end
+                events.append((wire.BODY_PART, data[start:]))
+                return
+            else:
+                self._hold(data[position:], 4 + length)
+                return
         if position < end:
-            self._held = [data[position:]]
-            self._have = end - position
-            self._need = need
+            if end - position == 4 and not 0 < _U32.unpack_from(data, position)[0] <= _LONGEST:
+                raise ProtocolError("a frame of impossible length")
+            self._hold(data[position:], 5)
+
+    def _hold(self, start: bytes, need: int) -> None:
+        self._held, self._have, self._need = [start], len(start), need
 
 
 # --- negotiation ---------------------------------------------------------------------------------
@@ -117,15 +114,16 @@ WANTED_STEPS = (
     | wire.LEADING_SPACE
 )
 
-# When one list is sent, Postfix empties all others: every stage has its line, most ask for nothing.
+# For a stage without a list Postfix falls back to its own, which is longer (and costs it a look-up per
+# recipient), so every stage asks for something. It knows its queue id only after the first recipient.
 SYMBOLS: dict[int, str] = {
     wire.STAGE_CONNECT: "{client_resolve}",
-    wire.STAGE_HELO: "",
+    wire.STAGE_HELO: "{tls_version}",
     wire.STAGE_MAIL: "i {auth_authen} {tls_version} {cipher}",
-    wire.STAGE_RCPT: "",
-    wire.STAGE_DATA: "",
-    wire.STAGE_END_OF_BODY: "i",  # Postfix knows its queue id only after the first recipient
-    wire.STAGE_END_OF_HEADERS: "",  # Postfix sends this list with every header
+    wire.STAGE_RCPT: "i",
+    wire.STAGE_DATA: "i",
+    wire.STAGE_END_OF_BODY: "i",
+    wire.STAGE_END_OF_HEADERS: "i",
 }
 
 
@@ -230,10 +228,10 @@ def address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
         return Reply(553, "5.1.3", "Error: the address is not valid UTF-8")
 
 
-def macros(data: bytes) -> dict[str, str]:
-    """The pairs of one MACRO event, names without their braces."""
+def macros(data: bytes) -> dict[bytes, bytes]:
+    """The pairs of one MACRO event: long names in braces, short ones without, values of any bytes."""
     words = strings(data) if data else []
-    return {text(name).strip("{}"): text(value) for name, value in zip(words[::2], words[1::2], strict=False)}
+    return dict(zip(words[::2], words[1::2], strict=False))
 
 
 def text(raw: bytes) -> str:

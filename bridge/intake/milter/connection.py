@@ -230,7 +230,9 @@ class Connection(asyncio.Protocol):
         self._facts.begin_mail()
         parsed = codec.address(data)
         address, params = ("", ()) if isinstance(parsed, Reply) else parsed
-        mail = self._mail = Mail(address, params, self._server.spool, self._server.limits)
+        mail = self._mail = Mail(
+            address, params, self._server.spool, self._server.limits, leading_space=self._leading_space
+        )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
         elif mail.refusal is None and (closed := self._filter.closed()):
@@ -241,7 +243,9 @@ class Connection(asyncio.Protocol):
         self._answer(wire.RCPT, self._under_way.recipient(data))
 
     def _on_header(self, data: bytes) -> None:
-        self._under_way.header(data, leading_space=self._leading_space)
+        mail = self._mail
+        assert mail is not None
+        mail.header(data)
         if wire.HEADER in self._answered:
             self._out.append(_CONTINUE)
 

@@ -11,8 +11,9 @@ Knows nothing of sockets or of how an answer is written.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from bridge.errors import ProtocolError, Saturated
 from bridge.intake.milter import codec, wire
@@ -32,15 +33,22 @@ class Limits:
     max_message_size: int
     max_recipients: int
     prefix: bytes  # of our own header fields, in lower case
+    ours: re.Pattern[bytes] = field(init=False)  # finds their names
+
+    def __post_init__(self) -> None:
+        ours = re.compile(rb"^(%b[^:\r\n]*):" % re.escape(self.prefix), re.IGNORECASE | re.MULTILINE)
+        object.__setattr__(self, "ours", ours)
 
 
 class Mail:
     """Grows event by event from MAIL to the end of the body."""
 
-    __slots__ = ("_head", "_head_size", "_in_head", "_limits", "_size", "forged", "message", "params", "recipients",
-                 "refusal", "sender")  # fmt: skip
+    __slots__ = ("_colon", "_head", "_head_size", "_in_head", "_limits", "_size", "forged", "message", "params",
+                 "recipients", "refusal", "sender")  # fmt: skip
 
-    def __init__(self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits) -> None:
+    def __init__(
+        self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits, *, leading_space: bool = True
+    ) -> None:
         self.sender = sender
         self.params = params
         self.recipients: list[Recipient] = []
@@ -48,6 +56,7 @@ class Mail:
         self.forged: Counter[bytes] = Counter()  # fields with our prefix, by name
         self.refusal: Reply | None = None
         self._limits = limits
+        self._colon = b":" if leading_space else b": "
         self._head: list[bytes] = []
         self._head_size = 0
         self._in_head = True
@@ -73,41 +82,41 @@ class Mail:
         self.recipients.append(Recipient(*parsed))
         return None
 
-    def header(self, data: bytes, *, leading_space: bool) -> None:
+    def header(self, data: bytes) -> None:
         """One field: name, NUL, value, NUL."""
-        name, nul, value = data.partition(b"\0")
-        if not name or not nul or value[-1:] != b"\0":
+        try:
+            name, value, rest = data.split(b"\0")
+        except ValueError:
+            raise ProtocolError("a header field without its end") from None
+        if rest or not name:
             raise ProtocolError("a header field without name or end")
         if self.refusal is not None:
             return
         if b"\n" in value:  # Postfix and Sendmail send folded fields with bare line feeds
             value = value.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
-        field = b"%b%b%b\r\n" % (name, b":" if leading_space else b": ", value[:-1])
-        self._head.append(field)
-        self._head_size += len(field)
-        prefix = self._limits.prefix
-        if name[: len(prefix)].lower() == prefix:
-            self._count_forged(name)
-        if self._head_size >= _HEAD_BLOCK:
+        self._head.append(name + self._colon + value)
+        self._head_size += len(data)
+        if self._head_size > _HEAD_BLOCK:
             self._flush_head()
-
-    def _count_forged(self, name: bytes) -> None:
-        self.forged[name.lower()] += 1
-        if self.forged.total() > MAX_STRIPPED:
-            self.refuse(Reply(550, "5.6.0", "Error: too many header fields that are reserved here"))
 
     def end_of_headers(self) -> None:
         """The blank line, once."""
         if self._in_head:
             self._in_head = False
             if self.refusal is None:
-                self._head.append(b"\r\n")
+                self._head.append(b"")
                 self._flush_head()
 
     def _flush_head(self) -> None:
-        block = b"".join(self._head)
+        """Pass on the fields gathered so far, and note those that only we may write."""
+        block = b"\r\n".join(self._head) + b"\r\n"
         self._head.clear()
         self._head_size = 0
+        if self._limits.prefix in block.lower():
+            names = self._limits.ours.findall(block)
+            self.forged.update(name.lower() for name in names)
+            if self.forged.total() > MAX_STRIPPED:
+                return self.refuse(Reply(550, "5.6.0", "Error: too many header fields that are reserved here"))
         self._write(block)
 
     def body(self, chunk: bytes) -> None:
@@ -177,46 +186,37 @@ class Facts:
 
     def macro(self, data: bytes) -> None:
         """The macros of one event; they replace those it had before."""
-        if not data or data[0] not in wire.EVENTS:
-            return
-        self.macros[data[0]] = data[1:]
-        if data[0] == wire.MAIL:
-            self._announced = True
+        event = data[0]
+        if event in _KEPT:
+            self.macros[event] = data[1:]
+            if event == wire.MAIL:
+                self._announced = True
 
     def begin_mail(self) -> None:
         """Drop what belonged to the mail before, and keep what belongs to the client."""
-        for event in _MAIL_EVENTS:
-            if event != wire.MAIL or not self._announced:
-                self.macros.pop(event, None)
+        self.macros.pop(wire.RCPT, None)
+        self.macros.pop(wire.END_OF_BODY, None)
+        if not self._announced:
+            self.macros.pop(wire.MAIL, None)
         self._announced = False
 
     def session(self, session_id: str, listener: str, peer: str) -> Session:
-        known: dict[str, str] = {}
-        for event in _IN_ORDER:
+        known: dict[bytes, bytes] = {}
+        for event in _KEPT:
             if event in self.macros:
                 known.update(codec.macros(self.macros[event]))
-        verified = known.get("client_resolve", "OK") == "OK"
+        verified = known.get(b"{client_resolve}", b"OK") == b"OK"
         client = Client(
             address=self.client.address,
             port=self.client.port,
             name=self.client.name if verified else None,
             helo=self.helo,
-            ident=known.get("i") or None,
-            login=known.get("auth_authen") or None,
+            ident=codec.text(known.get(b"i", b"")) or None,
+            login=codec.text(known.get(b"{auth_authen}", b"")) or None,
         )
-        tls = f"{known.get('tls_version', '')} {known.get('cipher', '')}".strip()
+        tls = codec.text(known.get(b"{tls_version}", b"") + b" " + known.get(b"{cipher}", b"")).strip()
         return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls or None)
 
 
-_IN_ORDER = (
-    wire.CONNECT,
-    wire.HELO,
-    wire.MAIL,
-    wire.RCPT,
-    wire.DATA,
-    wire.HEADER,
-    wire.END_OF_HEADERS,
-    wire.BODY,
-    wire.END_OF_BODY,
-)
-_MAIL_EVENTS = _IN_ORDER[2:]
+# In the order of a mail; what comes with headers and body is never news. Postfix sends it with each of them.
+_KEPT = (wire.CONNECT, wire.HELO, wire.MAIL, wire.RCPT, wire.END_OF_BODY)

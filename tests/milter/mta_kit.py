@@ -1,0 +1,336 @@
+"""Real mail servers for the milter tests: a bridge beside them, a sink behind them, private to one test run."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import queue
+import re
+import shutil
+import smtplib
+import socket
+import socketserver
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvloop
+from milter_kit import DEADLINE_S, SETTINGS, ScriptedFilter, Seen, as_wanted
+
+from bridge.intake.milter.transport import MilterServer
+from bridge.mail.message import Spool
+
+
+def unavailable(reason: str) -> None:
+    """Skip, or fail where nothing may be skipped."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(reason)
+    pytest.skip(reason)
+
+
+def free_port() -> int:
+    """A port of 12600 to 12699 that nobody listens at; several test runs may share the machine."""
+    for offset in range(100):
+        port = 12600 + (os.getpid() * 7 + offset + next(_PORTS)) % 100
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError("no free port between 12600 and 12699")
+
+
+_PORTS: Iterator[int] = iter(range(10**9))
+
+
+def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Ask again and again until there is an answer: for programs that tell us nothing when they are done."""
+    end = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"still waiting for {what}"
+        pause.wait(0.02)
+    return answer
+
+
+class Bridge:
+    """A MilterServer with a scripted filter, in a thread with its own event loop."""
+
+    def __init__(self, answer: Any = as_wanted, *, path: str | None = None, port: int = 0, **changes: Any) -> None:
+        self.filter: ScriptedFilter
+        self._answer = answer
+        self._settings = replace(SETTINGS, **changes)
+        if path is None:
+            self._sock = socket.socket()
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._sock.bind(("127.0.0.1", port))
+            self.port = self._sock.getsockname()[1]
+        else:
+            self._sock = socket.socket(socket.AF_UNIX)
+            self._sock.bind(path)
+            os.chmod(path, 0o777)
+        self._ready = threading.Event()
+        self._thread = threading.Thread(target=lambda: uvloop.run(self._main()), daemon=True)
+
+    def __enter__(self) -> Bridge:
+        self._thread.start()
+        assert self._ready.wait(DEADLINE_S)
+        return self
+
+    async def _main(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._over = asyncio.Event()
+        self.filter = ScriptedFilter(self._answer)
+        self.server = MilterServer(self._settings, self.filter, Spool(1 << 30))
+        await self.server.serve(self._sock)
+        self._ready.set()
+        await self._over.wait()
+        await self.server.drain(2.0)
+
+    def call(self, function: Callable[[], Any]) -> None:
+        """Run something in the bridge's own thread."""
+        done = threading.Event()
+        self._loop.call_soon_threadsafe(lambda: (function(), done.set()))
+        assert done.wait(DEADLINE_S)
+
+    def seen(self, marker: str) -> Seen:
+        """The mail with this marker in it, as the filter got it."""
+        found = [seen for seen in self.filter.seen if marker.encode() in seen.content]
+        assert len(found) == 1, f"{len(found)} mails with {marker}"
+        return found[0]
+
+    def __exit__(self, *_: object) -> None:
+        self._loop.call_soon_threadsafe(self._over.set)
+        self._thread.join(DEADLINE_S)
+        assert not self._thread.is_alive()
+        assert self.server.spool.in_use == 0
+
+
+@dataclass(frozen=True)
+class Arrived:
+    """One mail at the end of its way."""
+
+    recipients: tuple[str, ...]
+    content: bytes
+
+    def fields(self, name: str) -> list[str]:
+        head = self.content.partition(b"\r\n\r\n")[0].decode("latin-1")
+        return re.findall(rf"(?im)^{re.escape(name)}:[ \t]*(.*?)\r?$", head)
+
+
+class Sink(socketserver.ThreadingTCPServer):
+    """Takes every mail and keeps it: the next hop behind the mail server."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    request_queue_size = 200
+
+    def __init__(self, port: int = 0) -> None:
+        super().__init__(("127.0.0.1", port), _SinkSession)
+        self.port = self.server_address[1]
+        self._mails: list[Arrived] = []
+        self._changed = threading.Condition()
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+
+    def __enter__(self) -> Sink:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+        self.server_close()
+        self._thread.join(DEADLINE_S)
+
+    def keep(self, mail: Arrived) -> None:
+        with self._changed:
+            self._mails.append(mail)
+            self._changed.notify_all()
+
+    def find(self, marker: str) -> list[Arrived]:
+        return [mail for mail in self._mails if marker.encode() in mail.content]
+
+    def arrived(self, marker: str, count: int = 1, deadline_s: float = DEADLINE_S) -> Arrived:
+        """Wait for the mail with this marker in it."""
+        with self._changed:
+            assert self._changed.wait_for(lambda: len(self.find(marker)) >= count, deadline_s), f"{marker} is lost"
+        return self.find(marker)[0]
+
+
+class _SinkSession(socketserver.StreamRequestHandler):
+    server: Sink
+
+    def handle(self) -> None:
+        self._say(b"220 sink.example")
+        recipients: list[str] = []
+        while line := self.rfile.readline():
+            verb = line[:4].upper()
+            if verb == b"RCPT":
+                recipients.append(line.decode("latin-1").split("<")[1].split(">")[0])
+            if verb == b"DATA":
+                self._say(b"354 go on")
+                self.server.keep(Arrived(tuple(recipients), self._content()))
+                recipients = []
+            if verb == b"QUIT":
+                return self._say(b"221 bye")
+            self._say(b"250 ok")
+        return None
+
+    def _content(self) -> bytes:
+        lines = []
+        while (line := self.rfile.readline()) not in (b".\r\n", b""):
+            lines.append(line[1:] if line.startswith(b".") else line)
+        return b"".join(lines)
+
+    def _say(self, line: bytes) -> None:
+        self.wfile.write(line + b"\r\n")
+
+
+def send(port: int, marker: str, *fields: str, want: str = "relay", body: str = "Hello", **options: Any) -> str:
+    """Send one mail as an SMTP client would; the reply to the first command that was refused, or to the dot."""
+    with smtplib.SMTP("127.0.0.1", port, local_hostname="client.example", timeout=60) as client:
+        return send_on(client, marker, *fields, want=want, body=body, **options)
+
+
+def send_on(
+    client: smtplib.SMTP, marker: str, *fields: str, want: str = "relay", body: str = "Hello",
+    sender: str = "a@example.org", rcpt: str = "b@example.net",
+) -> str:  # fmt: skip
+    client.ehlo_or_helo_if_needed()
+    head = "\r\n".join([f"Subject: {marker}", f"X-Want: {want}", "From: a@example.org", *fields])
+    for step in (
+        lambda: client.mail(sender),
+        lambda: client.rcpt(rcpt),
+        lambda: client.data(f"{head}\r\n\r\n{body}\r\n"),
+    ):
+        try:
+            code, text = step()
+        except smtplib.SMTPDataError as error:
+            code, text = error.smtp_code, error.smtp_error
+        reply = f"{code} {text.decode()}"
+        if code >= 400:
+            client.rset()
+            return reply
+    return reply
+
+
+class Postfix:
+    """A Postfix of our own: its own directories, ports and log, nothing of the machine's touched."""
+
+    def __init__(self, services: dict[str, str], sink: Sink, settings: str = "") -> None:
+        """`services`: the options of each SMTP listener, by name; its port is `port(name)`."""
+        self.directory = Path(tempfile.mkdtemp(prefix="milter-postfix-"))
+        self._config = self.directory / "etc"
+        self._ports = {name: free_port() for name in services}
+        self._write(services, sink, settings)
+
+    def port(self, service: str) -> int:
+        return self._ports[service]
+
+    def _write(self, services: dict[str, str], sink: Sink, settings: str) -> None:
+        for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
+            (self.directory / name).mkdir()
+        self.directory.chmod(0o755)
+        shutil.chown(self.directory / "data", "postfix")
+        shutil.copy("/etc/postfix/postfix-files", self._config)
+        (self._config / "dynamicmaps.cf").touch()
+        (self._config / "main.cf").write_text(
+            MAIN_CF.format(directory=self.directory, sink=sink.port, settings=settings)
+        )
+        listeners = "".join(f"127.0.0.1:{self._ports[n]} inet n - n - 250 smtpd\n{o}" for n, o in services.items())
+        (self._config / "master.cf").write_text(listeners + MASTER_CF)
+
+    def __enter__(self) -> Postfix:
+        self.run("postfix", "start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run("postfix", "stop")
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def run(self, program: str, *arguments: str, text: str | None = None) -> str:
+        """One of Postfix's own programs on this instance."""
+        command = [f"/usr/sbin/{program}", "-C" if program == "sendmail" else "-c", str(self._config), *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
+        return done.stdout
+
+    def log(self) -> str:
+        path = self.directory / "maillog"
+        return path.read_text(errors="replace") if path.exists() else "(no log)"
+
+    def logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a line in the log."""
+        return until(lambda: re.search(pattern, self.log()), f"{pattern} in the log of Postfix")  # type: ignore[no-any-return]
+
+
+MAIN_CF = """\
+compatibility_level = 3.6
+queue_directory = {directory}/spool
+data_directory = {directory}/data
+command_directory = /usr/sbin
+daemon_directory = /usr/lib/postfix/sbin
+maillog_file = {directory}/maillog
+maillog_file_prefixes = {directory}
+inet_interfaces = 127.0.0.1
+inet_protocols = ipv4
+myhostname = front.example
+mydestination =
+mynetworks = 127.0.0.0/8
+relay_domains = example.net
+smtpd_relay_restrictions = permit_mynetworks, reject_unauth_destination
+default_transport = smtp:[127.0.0.1]:{sink}
+relay_transport = smtp:[127.0.0.1]:{sink}
+disable_dns_lookups = yes
+smtp_host_lookup = native
+smtp_tls_security_level = none
+alias_maps =
+alias_database =
+message_size_limit = 104857600
+smtpd_peername_lookup = no
+smtpd_client_connection_count_limit = 0
+smtpd_authorized_xclient_hosts = 127.0.0.0/8
+milter_default_action = tempfail
+milter_protocol = 6
+{settings}
+"""
+
+MASTER_CF = """\
+pickup unix n - n 60 1 pickup
+cleanup unix n - n - 0 cleanup
+qmgr unix n - n 300 1 qmgr
+rewrite unix - - n - - trivial-rewrite
+bounce unix - - n - 0 bounce
+defer unix - - n - 0 bounce
+trace unix - - n - 0 bounce
+verify unix - - n - 1 verify
+flush unix n - n 1000? 0 flush
+proxymap unix - - n - - proxymap
+smtp unix - - n - - smtp
+relay unix - - n - - smtp
+error unix - - n - - error
+retry unix - - n - - error
+discard unix - - n - - discard
+showq unix n - n - - showq
+anvil unix - - n - 1 anvil
+scache unix - - n - 1 scache
+tlsmgr unix - - n 1000? 1 tlsmgr
+postlog unix-dgram n - n - 1 postlogd
+"""
+
+
+def need_postfix() -> None:
+    if not Path("/usr/sbin/postfix").exists() or not Path("/etc/postfix/postfix-files").exists():
+        unavailable("Postfix is not installed (apt-get install postfix)")
+    if os.geteuid() != 0:
+        unavailable("a private Postfix needs root")
+
+
+Queue = queue.Queue
