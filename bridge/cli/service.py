@@ -7,6 +7,8 @@ import logging
 import secrets
 import signal
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
@@ -14,7 +16,9 @@ import uvloop
 
 from bridge.errors import BridgeError, ConfigError
 from bridge.service import settings
+from bridge.service.keys import KeyRing
 from bridge.service.serve import ServiceServer
+from bridge.service.store import Store
 
 EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us
 
@@ -45,6 +49,54 @@ def token(name: str) -> None:
     """Make a token for staticApiTokens: 32 random bytes as 64 hex digits."""
     click.echo(secrets.token_hex(32))
     click.echo(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
+
+
+@service.group()
+def apikey() -> None:
+    """Keys of the List API."""
+
+
+@apikey.command("create")
+@click.argument("name")
+@click.pass_obj
+def create_key(path: Path, name: str) -> None:
+    """Make a key and print it: this is the only time it is shown."""
+    with _keys(path) as keys:
+        click.echo(keys.create(name))
+    click.echo("keep it now: only its hash is stored", err=True)
+
+
+@apikey.command("list")
+@click.pass_obj
+def list_keys(path: Path) -> None:
+    """Show the names of all keys, never the keys."""
+    with _keys(path) as keys:
+        for key in keys.listed():
+            state = f"revoked {key.revoked_at}" if key.revoked_at else "in use"
+            click.echo(f"{key.name}\tcreated {key.created_at}\t{state}")
+
+
+@apikey.command("revoke")
+@click.argument("name")
+@click.pass_obj
+def revoke_key(path: Path, name: str) -> None:
+    """End a key; a running service refuses it within a second."""
+    with _keys(path) as keys:
+        keys.revoke(name)
+    click.echo(f"{name} is revoked", err=True)
+
+
+@contextmanager
+def _keys(path: Path) -> Iterator[KeyRing]:
+    store = Store(_load(path).database_url)
+    try:
+        store.open()
+        yield KeyRing(store)
+    except BridgeError as exc:
+        click.echo(f"scanbridge service: {exc}", err=True)
+        sys.exit(1)
+    finally:
+        store.close()
 
 
 def _load(path: Path) -> settings.ServiceConfig:

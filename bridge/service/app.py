@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -13,14 +14,21 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from bridge.api.failure import Failure
+from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.mail.message import Spool
 from bridge.service.admission import Admission
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
+from bridge.service.keys import KeyRing
+from bridge.service.listfollow import ListFollower
+from bridge.service.lists import ListsApi
+from bridge.service.liststore import ListStore
 from bridge.service.queue import AnalysisQueue
+from bridge.service.records import Records
 from bridge.service.scanning import Status, SubmitEmail
 from bridge.service.settings import ServiceConfig
+from bridge.service.store import Store
 
 log = logging.getLogger("bridge.service")
 
@@ -30,7 +38,12 @@ def create_app(config: ServiceConfig) -> Starlette:
     guard = config.guard
     tokens = StaticTokens(config.abby.staticApiTokens)
     admission = Admission(guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold)
-    queue = AnalysisQueue(Pipeline(config), guard.mainWorkerCount)
+    store = Store(config.database_url)
+    keys = KeyRing(store)
+    lists = ListStore(store, config.lists)
+    follower = ListFollower(lists, keys)
+    records = Records(store, config.records.retention)
+    queue = AnalysisQueue(Pipeline(config, follower, records), guard.mainWorkerCount)
     submit = SubmitEmail(
         tokens,
         admission,
@@ -42,20 +55,33 @@ def create_app(config: ServiceConfig) -> Starlette:
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        await queue.start()
-        try:
+        async with AsyncExitStack() as stack:
+            await asyncio.to_thread(store.open)
+            stack.callback(store.close)
+            for part in (follower, records, queue):
+                await part.start()
+                stack.push_async_callback(part.stop)
             yield
-        finally:
-            await queue.stop()
 
     return Starlette(
         routes=[
             Route(SUBMIT_PATH, submit, methods=["POST"]),
             Route(STATUS_PATH, Status(tokens, admission), methods=["POST"]),
+            *_list_routes(ListsApi(lists, keys, follower)),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _our_error},
     )
+
+
+def _list_routes(api: ListsApi) -> list[Route]:
+    handlers = {
+        ADD_PATH: api.add_entries,
+        DELETE_PATH: api.delete_entries,
+        GET_LISTS_PATH: api.get_lists,
+        LIST_ENTRIES_PATH: api.list_entries,
+    }
+    return [Route(path, api.endpoint(handler), methods=["POST"]) for path, handler in handlers.items()]
 
 
 _ERRORS = {404: "not_found", 405: "method_not_allowed"}

@@ -273,3 +273,4 @@ class _Protocol(HttpToolsProtocol):
 
 _QUIET = logging.getLogger("bridge.service.http")
 _QUIET.setLevel(logging.ERROR)
+_QUIET.addFilter(lambda record: "without completing response" not in record.getMessage())  # a stream we cut

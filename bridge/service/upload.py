@@ -159,7 +159,7 @@ class Upload:
         if self._sink == "parameters":
             if self._parameters is not None:
                 raise Refused(400, "duplicate_part", "the part `parameters` is there twice")
-            if not _is_json(headers.get(b"content-type", b"")):
+            if not is_json(headers.get(b"content-type", b"")):
                 raise Refused(415, "parameters_not_json", "the part `parameters` must be of type application/json")
             self._parameters = bytearray()
         elif self._sink == "email":
@@ -199,7 +199,7 @@ def _boundary(content_type: bytes) -> bytes:
     return boundary
 
 
-def _is_json(content_type: bytes) -> bool:
+def is_json(content_type: bytes) -> bool:
     kind, options = parse_options_header(content_type)
     return bool(kind == b"application/json") and options.get(b"charset", b"utf-8").lower() in (b"utf-8", b"utf8")
 
@@ -232,12 +232,12 @@ def parse_parameters(raw: bytes) -> AnalysisRequest:
 _UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
 
 
-def tenant(value: object) -> str | None:
+def tenant(value: object, error: str = "invalid_parameters") -> str | None:
     """A tenantUid in its one spelling; None when absent. Raises Refused."""
     if value is None:
         return None
     if not isinstance(value, str) or not _UUID.fullmatch(value):
-        raise _invalid("`tenantUid` must be a UUID")
+        raise Refused(400, error, "`tenantUid` must be a UUID")
     return str(UUID(value))
 
 

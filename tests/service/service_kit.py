@@ -8,6 +8,7 @@ import http.client
 import io
 import json
 import threading
+import time
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,8 +17,10 @@ from typing import Any
 
 from bridge import yamlfile
 from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
+from bridge.service.keys import KeyRing
 from bridge.service.serve import ServiceServer
 from bridge.service.settings import ServiceConfig
+from bridge.service.store import Store
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
@@ -159,3 +162,48 @@ def zipped(*members: tuple[str, bytes]) -> bytes:
         for name, content in members:
             archive.writestr(name, content)
     return buffer.getvalue()
+
+
+class Lists:
+    """A client of the List API that is as plain as curl."""
+
+    def __init__(self, running: Running, key: str | None = None, tenant: str | None = None) -> None:
+        self.running = running
+        self.key = key or make_key(running.config)
+        self.scope = {"tenantUid": tenant} if tenant else {}
+
+    def call(self, operation: str, body: Any, **headers: str) -> Answer:
+        content = body if isinstance(body, bytes) else json.dumps(body).encode()
+        standard = {"Authorization": f"apikey {self.key}", "Content-Type": "application/json"}
+        return self.running.request("POST", f"/api/public/lists/v1/{operation}", content, standard | headers)
+
+    def add(self, name: str, *entries: str, comment: str = "c") -> Answer:
+        items = [{"entry": entry, "comment": comment} for entry in entries]
+        return self.call("addEntries", {"listName": name, "entries": items, **self.scope})
+
+    def delete(self, name: str, *entries: str) -> Answer:
+        return self.call("deleteEntries", {"listName": name, "entries": entries, **self.scope})
+
+    def entries(self, name: str) -> list[dict[str, str]]:
+        answer = self.call("listEntries", {"listName": name, **self.scope})
+        assert answer.status == 200, answer.body
+        return [json.loads(line) for line in answer.body.splitlines()]
+
+
+_keys = iter(range(1_000_000))
+
+
+def make_key(config: ServiceConfig, name: str = "") -> str:
+    """As the command line makes one; the running service learns of it within a second."""
+    store = Store(config.database_url)
+    store.open()
+    try:
+        return KeyRing(store).create(name or f"key-{next(_keys)}")
+    finally:
+        store.close()
+
+
+def wait_for(condition: Any, deadline_s: float = DEADLINE_S) -> None:
+    deadline = time.monotonic() + deadline_s
+    while not condition():
+        assert time.monotonic() < deadline, "did not happen in time"

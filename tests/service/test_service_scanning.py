@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from uuid import UUID
@@ -25,6 +24,7 @@ from service_kit import (
     parameters_json,
     part,
     service,
+    wait_for,
     zipped,
 )
 
@@ -254,13 +254,13 @@ def test_at_the_limit_requests_are_refused_and_status_is_red(tmp_path):
     """With every slot taken the next request reads 503 with Retry-After, and the status says RED."""
     with service(tmp_path, CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 2")) as one:
         held = [_hold_slot(one.port) for _ in range(2)]
-        _wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
+        wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
         answer = one.submit(mail())
         assert (answer.status, answer.json["error"]) == (503, "saturated")
         assert int(answer.headers["Retry-After"]) >= 1
         for client in held:
             client.close()
-        _wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"})
+        wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"})
         assert one.submit(mail()).status == 200
 
 
@@ -268,7 +268,7 @@ def test_from_the_threshold_status_is_yellow(tmp_path):
     """Between threshold and limit the queue is YELLOW."""
     text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 4, guardRequestThrottleThreshold: 1")
     with service(tmp_path, text) as one, _hold_slot(one.port):
-        _wait_for(lambda: one.status().json == {"messageQueueStatus": "YELLOW"})
+        wait_for(lambda: one.status().json == {"messageQueueStatus": "YELLOW"})
 
 
 @pytest.mark.parametrize(
@@ -332,7 +332,7 @@ def test_stop_finishes_what_runs(tmp_path):
     with service(tmp_path) as one, socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
         body = multipart(PARAMETERS, mail())
         client.sendall(_head(len(body)) + body[:-10])
-        _wait_for(lambda: one.server._http._server.server_state.tasks)
+        wait_for(lambda: one.server._http._server.server_state.tasks)
         stopping = threading.Thread(target=lambda: one.call(one.server.stop(5)))
         stopping.start()
         client.sendall(body[-10:])
@@ -363,9 +363,3 @@ def _read_all(client: socket.socket) -> bytes:
     while piece := client.recv(65536):
         data += piece
     return data
-
-
-def _wait_for(condition) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"

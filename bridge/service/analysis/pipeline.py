@@ -17,6 +17,9 @@ from bridge.api.scanning import AnalysisRequest, AnalysisResult
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.structure import Bounds
+from bridge.service.listfollow import ListFollower
+from bridge.service.listindex import traits_of
+from bridge.service.records import Records
 from bridge.service.settings import Mime, ServiceConfig
 from bridge.service.upload import StoredMail
 
@@ -40,7 +43,9 @@ class Job:
 
 
 class Pipeline:
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, follower: ListFollower, records: Records) -> None:
+        self._follower = follower
+        self._records = records
         self._table = DecisionTable(config.decisions)
         self._mime = config.analyzers.mime or Mime()
         self._limits = _limits(self._mime)
@@ -67,8 +72,9 @@ class Pipeline:
             tags |= {f"limit:{name}" for name in inspection.limits}
             if self._mime.required:
                 tags.add(INCOMPLETE)
+        tags |= self._on_lists(job, inspection)
         outcome = self._table.decide(tags)
-        return AnalysisResult(
+        result = AnalysisResult(
             decision=outcome.decision,
             ggrid=job.ggrid,
             verdict=outcome.verdict,
@@ -76,6 +82,13 @@ class Pipeline:
             created=job.created,
             completed=utc_now(),
         )
+        self._records.add(result, job.request.tenant_uid, outcome.score, job.mail.size)
+        return result
+
+    def _on_lists(self, job: Job, inspection: Inspection) -> set[str]:
+        border = job.request.border
+        traits = traits_of(border.envelope_from, (), border.remote_address, (), ())
+        return {f"list:{name}" for name in self._follower.index.match(job.request.tenant_uid, traits)}
 
 
 def _limits(mime: Mime, *, archives: bool = True) -> Limits:

@@ -1,0 +1,103 @@
+"""What an entry of a list is, by the list's category, in its one spelling.
+
+An entry that could never match would be a silent hole in somebody's protection, so it is refused
+when it is added. The spelling is normalised the same way on the way in and when a mail is matched:
+`User@Example.ORG` and `user@example.org` are one sender.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from collections.abc import Callable
+from urllib.parse import urlsplit
+
+MAX_ENTRY = 512
+MAX_COMMENT = 2000
+
+_LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
+_DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
+_LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]{1,64}|"[^"\r\n]{1,62}"')
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
+
+
+def normalise(category: str, entry: str) -> str:
+    """The entry's one spelling. Raises ValueError with what it should have been."""
+    if not entry or len(entry) > MAX_ENTRY or _CONTROL.search(entry):
+        raise ValueError(f"an entry is 1 to {MAX_ENTRY} characters without control characters")
+    return _NORMALISERS[category](entry.strip())
+
+
+def is_clean(comment: str) -> bool:
+    return len(comment) <= MAX_COMMENT and not re.search(r"[\x00\ud800-\udfff]", comment)
+
+
+def domain(text: str) -> str:
+    """A domain in lower-case ASCII. Raises ValueError."""
+    name = text.rstrip(".").lower()
+    if not name.isascii():
+        try:
+            name = name.encode("idna").decode("ascii")
+        except UnicodeError:
+            raise ValueError("not a domain") from None
+    if len(name) > 253 or not _DOMAIN.fullmatch(name):
+        raise ValueError("not a domain, for example example.org")
+    return name
+
+
+def address(text: str) -> str:
+    """An e-mail address with its domain in lower-case ASCII, its local part in lower case."""
+    local, at, host = text.rpartition("@")
+    if not at or not _LOCAL.fullmatch(local):
+        raise ValueError("not an address, for example user@example.org")
+    return f"{local.lower()}@{host.lower() if host.startswith('[') else domain(host)}"
+
+
+def _sender(text: str) -> str:
+    """An address, or `@domain` for all of a domain's."""
+    text = text.strip("<>")
+    if text.startswith(("@", "*@")):
+        return "@" + domain(text.partition("@")[2])
+    if "@" not in text:
+        return "@" + domain(text)
+    return address(text)
+
+
+def _domain(text: str) -> str:
+    return domain(re.sub(r"^(\*\.|\.|@)", "", text))
+
+
+def _network(text: str) -> str:
+    try:
+        return str(ipaddress.ip_network(text, strict=False))
+    except ValueError:
+        raise ValueError("not an IP address or network, for example 192.0.2.0/24") from None
+
+
+def _url(text: str) -> str:
+    """The host of a URL: lists match hosts, not paths."""
+    try:
+        host = urlsplit(text if "//" in text else f"//{text}").hostname or ""
+    except ValueError:
+        host = ""
+    try:
+        return str(ipaddress.ip_address(host))
+    except ValueError:
+        return domain(re.sub(r"^(\*\.|\.)", "", host))
+
+
+def _attachment(text: str) -> str:
+    digest = text.lower().removeprefix("sha256:")
+    if not _SHA256.fullmatch(digest):
+        raise ValueError("not a SHA-256 in 64 hex digits")
+    return digest
+
+
+_NORMALISERS: dict[str, Callable[[str], str]] = {
+    "sender": _sender,
+    "domain": _domain,
+    "network": _network,
+    "url": _url,
+    "attachment": _attachment,
+}

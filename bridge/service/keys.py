@@ -1,0 +1,89 @@
+"""API keys of the List API: made here, kept as hashes, checked in memory.
+
+A key is 32 random bytes, so a plain SHA-256 is a sufficient hash: there is nothing to guess. The
+key itself is shown once, when it is made. Revoked keys keep their row, for the record.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from sqlalchemy import insert, select, update
+from starlette.types import Scope
+
+from bridge.api.lists import AUTH_SCHEME
+from bridge.errors import BridgeError
+from bridge.service.answers import Refused
+from bridge.service.auth import credentials, digest
+from bridge.service.store import Store, api_key
+
+CHALLENGE = f'{AUTH_SCHEME} realm="lists"'
+
+
+class KeyExists(BridgeError):
+    """A key of this name is in use."""
+
+
+class NoSuchKey(BridgeError):
+    """No key of this name is in use."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApiKey:
+    name: str
+    created_at: str
+    revoked_at: str | None
+
+
+class KeyRing:
+    """The keys of one database; `check` never asks it, `refresh` does."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._valid: tuple[bytes, ...] = ()
+
+    def refresh(self) -> None:
+        with self._store.reading() as connection:
+            query = select(api_key.c.digest).where(api_key.c.revoked_at.is_(None))
+            self._valid = tuple(bytes.fromhex(one) for one in connection.execute(query).scalars())
+
+    def check(self, scope: Scope) -> None:
+        """Raises Refused with 401 unless the request carries a key that is in use."""
+        given = digest(credentials(scope, AUTH_SCHEME, CHALLENGE))
+        found = False
+        for known in self._valid:
+            found |= hmac.compare_digest(known, given)
+        if not found:
+            raise Refused(401, "unauthorized", "the API key is not known", challenge=CHALLENGE)
+
+    def create(self, name: str) -> str:
+        """Make a key and return it, for the only time. Raises KeyExists."""
+        key = secrets.token_hex(32)
+        with self._store.writing() as connection:
+            if connection.execute(select(api_key.c.name).where(_in_use(name))).first() is not None:
+                raise KeyExists(f"there is a key named {name}; revoke it first, or take another name")
+            connection.execute(insert(api_key).values(digest=digest(key).hex(), name=name, created_at=_now()))
+        return key
+
+    def listed(self) -> list[ApiKey]:
+        query = select(api_key.c.name, api_key.c.created_at, api_key.c.revoked_at).order_by(api_key.c.created_at)
+        with self._store.reading() as connection:
+            return [ApiKey(*row) for row in connection.execute(query)]
+
+    def revoke(self, name: str) -> None:
+        """Raises NoSuchKey."""
+        with self._store.writing() as connection:
+            done = connection.execute(update(api_key).where(_in_use(name)).values(revoked_at=_now()))
+            if not done.rowcount:
+                raise NoSuchKey(f"there is no key named {name} in use")
+
+
+def _in_use(name: str):  # type: ignore[no-untyped-def]
+    return (api_key.c.name == name) & api_key.c.revoked_at.is_(None)
+
+
+def _now() -> str:
+    return datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")

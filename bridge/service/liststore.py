@@ -1,0 +1,192 @@
+"""Lists in the database: which there are, and the entries of each, per scope.
+
+The predefined lists exist in every scope, tenant or deployment, and so do the configured ones.
+`size` is kept beside the entries, because counting a million of them for each addition would
+cost more than the addition.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, delete, func, insert, select, tuple_
+from sqlalchemy.dialects import postgresql, sqlite
+
+from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.errors import BridgeError
+from bridge.service.settings import ListDefinition
+from bridge.service.store import Store, clock, list_entry, list_removal, list_state, next_numbers
+
+GLOBAL = ""  # the scope of the deployment
+PAGE = 2000
+PREDEFINED_SIZE = 1_000_000
+REMOVALS_KEPT_S = 86_400.0
+
+PREDEFINED = [
+    ListDefinition(name=name, displayName=title, category=category, description=description, maxSize=PREDEFINED_SIZE)
+    for name, title, category, description in [
+        ("blocked-senders", "Blocked senders", "sender", "Mail from these addresses is bounced."),
+        (
+            "allowed-senders",
+            "Allowed senders",
+            "sender",
+            "Mail from these addresses is delivered if not malware.",
+        ),
+        ("blocked-domains", "Blocked domains", "domain", "Mail from these domains is bounced."),
+        ("allowed-domains", "Allowed domains", "domain", "Mail from these domains is delivered if not malware."),
+        ("blocked-networks", "Blocked networks", "network", "Mail from clients in these networks is bounced."),
+        ("allowed-networks", "Allowed networks", "network", "Mail from these networks is delivered if not malware."),
+        ("blocked-urls", "Blocked URLs", "url", "Mail with links to these hosts is bounced."),
+        (
+            "blocked-attachments",
+            "Blocked attachments",
+            "attachment",
+            "Mail with attachments of this SHA-256 is bounced.",
+        ),
+    ]
+]
+
+
+class ListFull(BridgeError):
+    """The addition would exceed the list's maxSize; nothing was added."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One entry that came (`present`) or went, in the order of `seq`."""
+
+    seq: int
+    scope: str
+    name: str
+    entry: str
+    present: bool
+
+
+class ListStore:
+    def __init__(self, store: Store, configured: Iterable[ListDefinition]) -> None:
+        self._store = store
+        self.definitions = {one.name: one for one in [*PREDEFINED, *configured]}
+
+    def infos(self) -> list[ListFileInfo]:
+        """The same lists in every scope; only their entries differ."""
+        return [
+            ListFileInfo(one.name, one.displayName or one.name, one.category, one.description, one.maxSize)
+            for one in self.definitions.values()
+        ]
+
+    def add(self, scope: str, name: str, entries: Sequence[ListEntry]) -> int:
+        """Insert or update; the answer is how many. Raises ListFull."""
+        wanted = {one.entry: one.comment for one in entries}  # of two with one name the last counts
+        if not wanted:
+            return 0
+        with self._store.writing() as connection:
+            first = next_numbers(connection, len(wanted))
+            known = _existing(connection, scope, name, list(wanted))
+            size = _size(connection, scope, name) + len(wanted) - len(known)
+            if len(wanted) > len(known) and size > self.definitions[name].maxSize:
+                raise ListFull(name)
+            rows = [
+                {"scope": scope, "name": name, "entry": entry, "comment": comment, "seq": first + i}
+                for i, (entry, comment) in enumerate(wanted.items())
+            ]
+            _upsert(connection, rows)
+            _set_size(connection, scope, name, size)
+        return len(wanted)
+
+    def delete(self, scope: str, name: str, entries: Sequence[str]) -> int:
+        """Remove what is there; the answer is how many were."""
+        wanted = list(dict.fromkeys(entries))
+        if not wanted:
+            return 0
+        with self._store.writing() as connection:
+            first = next_numbers(connection, len(wanted))
+            known = _existing(connection, scope, name, wanted)
+            if known:
+                now = time.time()
+                here = (list_entry.c.scope == scope) & (list_entry.c.name == name)
+                connection.execute(delete(list_entry).where(here, list_entry.c.entry.in_(known)))
+                connection.execute(
+                    insert(list_removal),
+                    [
+                        {"seq": first + i, "scope": scope, "name": name, "entry": entry, "removed_at": now}
+                        for i, entry in enumerate(known)
+                    ],
+                )
+                _set_size(connection, scope, name, _size(connection, scope, name) - len(known))
+        return len(known)
+
+    def page(self, scope: str, name: str, after: str | None) -> list[ListEntry]:
+        """The next entries behind `after`, in the order of the key: a stream is many of these."""
+        query = select(list_entry.c.entry, list_entry.c.comment).where(
+            list_entry.c.scope == scope, list_entry.c.name == name
+        )
+        if after is not None:
+            query = query.where(list_entry.c.entry > after)
+        with self._store.reading() as connection:
+            rows = connection.execute(query.order_by(list_entry.c.entry).limit(PAGE))
+            return [ListEntry(entry, comment) for entry, comment in rows]
+
+    # What the index in memory follows.
+
+    def now(self) -> int:
+        """The number of the newest change."""
+        with self._store.reading() as connection:
+            return int(connection.execute(select(clock.c.value)).scalar_one())
+
+    def everything(self) -> Iterator[tuple[str, str, str]]:
+        """(scope, name, entry) of all lists, without holding them in memory."""
+        after: tuple[str, str, str] = ("", "", "")
+        key = tuple_(list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
+        query = select(list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
+        while True:
+            with self._store.reading() as connection:
+                page = query.where(key > after).order_by(*key.clauses).limit(20_000)
+                rows = [(r.scope, r.name, r.entry) for r in connection.execute(page)]
+            yield from rows
+            if not rows:
+                return
+            after = rows[-1]
+
+    def changes(self, since: int) -> list[Change]:
+        """What happened after change number `since`, in order."""
+        came = select(list_entry.c.seq, list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
+        went = select(list_removal.c.seq, list_removal.c.scope, list_removal.c.name, list_removal.c.entry)
+        with self._store.reading() as connection:
+            found = [Change(*row, present=True) for row in connection.execute(came.where(list_entry.c.seq > since))]
+            found += [Change(*row, present=False) for row in connection.execute(went.where(list_removal.c.seq > since))]
+        return sorted(found, key=lambda change: change.seq)
+
+    def forget_removals(self) -> None:
+        """Removals older than a day: whoever was away that long reads everything anew."""
+        with self._store.writing() as connection:
+            old = list_removal.c.removed_at < time.time() - REMOVALS_KEPT_S
+            connection.execute(delete(list_removal).where(old))
+
+
+def _existing(connection: Connection, scope: str, name: str, entries: list[str]) -> list[str]:
+    query = select(list_entry.c.entry).where(
+        list_entry.c.scope == scope, list_entry.c.name == name, list_entry.c.entry.in_(entries)
+    )
+    return list(connection.execute(query).scalars())
+
+
+def _size(connection: Connection, scope: str, name: str) -> int:
+    here = (list_state.c.scope == scope) & (list_state.c.name == name)
+    return int(connection.execute(select(func.coalesce(func.max(list_state.c.size), 0)).where(here)).scalar_one())
+
+
+def _insert(connection: Connection) -> type[sqlite.Insert] | type[postgresql.Insert]:
+    return postgresql.Insert if connection.dialect.name == "postgresql" else sqlite.Insert
+
+
+def _upsert(connection: Connection, rows: list[dict[str, object]]) -> None:
+    statement = _insert(connection)(list_entry)
+    changed = {"comment": statement.excluded.comment, "seq": statement.excluded.seq}
+    connection.execute(statement.on_conflict_do_update(index_elements=["scope", "name", "entry"], set_=changed), rows)
+
+
+def _set_size(connection: Connection, scope: str, name: str, size: int) -> None:
+    statement = _insert(connection)(list_state).values(scope=scope, name=name, size=size)
+    connection.execute(statement.on_conflict_do_update(index_elements=["scope", "name"], set_={"size": size}))

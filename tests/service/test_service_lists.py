@@ -1,0 +1,355 @@
+"""The List API over real sockets, on SQLite and on a real PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import socket
+import sqlite3
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from service_kit import CONFIG, DEADLINE_S, TOKEN, Lists, mail, make_key, service, wait_for
+
+from bridge.service.listindex import ListIndex, traits_of
+from bridge.service.liststore import GLOBAL, PREDEFINED, ListFull, ListStore
+from bridge.service.settings import ListDefinition
+from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
+
+TENANT = "123e4567-e89b-12d3-a456-426614174000"
+OTHER = "00000000-0000-4000-8000-000000000001"
+LIST_CONFIG = (
+    CONFIG
+    + """
+lists:
+  - {name: partners, displayName: Partners, category: sender, description: Who we work with, maxSize: 3}
+decisions:
+  rules:
+    - {tags: ["list:blocked-*"], verdict: blocked, decision: bounce}
+    - {tags: ["list:partners"], verdict: partner, decision: drop}
+"""
+)
+
+
+def _config(database: str) -> str:
+    return LIST_CONFIG.replace("sqlite:///service.sqlite", database)
+
+
+@pytest.fixture
+def running(tmp_path, database):
+    with service(tmp_path, _config(database)) as one:
+        yield one
+
+
+@pytest.fixture
+def lists(running):
+    client = Lists(running)
+    wait_for(lambda: client.call("getLists", {}).status == 200)
+    return client
+
+
+def test_the_whole_life_of_a_list(lists):
+    """Add, update, list, delete: each counts as documented."""
+    assert lists.entries("blocked-senders") == []
+    assert lists.add("blocked-senders", "a@example.org", "b@example.org").json == {"modifiedEntries": 2}
+    assert lists.add("blocked-senders", "a@example.org", "c@example.org", comment="new").json == {"modifiedEntries": 2}
+    assert lists.entries("blocked-senders") == [
+        {"entry": "a@example.org", "comment": "new"},
+        {"entry": "b@example.org", "comment": "c"},
+        {"entry": "c@example.org", "comment": "new"},
+    ]
+    assert lists.delete("blocked-senders", "a@example.org", "never@example.org").json == {"modifiedEntries": 1}
+    assert lists.delete("blocked-senders", "a@example.org").json == {"modifiedEntries": 0}
+    assert [e["entry"] for e in lists.entries("blocked-senders")] == ["b@example.org", "c@example.org"]
+
+
+def test_scopes_do_not_see_each_other(running, lists):
+    """A call works on one tenant's list, or on the deployment's."""
+    one, two = Lists(running, lists.key, TENANT), Lists(running, lists.key, OTHER)
+    one.add("blocked-domains", "one.example")
+    lists.add("blocked-domains", "all.example")
+    assert [e["entry"] for e in one.entries("blocked-domains")] == ["one.example"]
+    assert two.entries("blocked-domains") == []
+    assert [e["entry"] for e in lists.entries("blocked-domains")] == ["all.example"]
+
+
+def test_get_lists_shows_predefined_and_configured_lists(lists):
+    """Every list of the scope comes with its metadata."""
+    found = {
+        one["listName"]: one["listInfo"] for one in lists.call("getLists", {"tenantUid": TENANT}).json["listFileInfos"]
+    }
+    assert {one.name for one in PREDEFINED} < found.keys()
+    assert found["partners"] == {
+        "displayName": "Partners", "category": "sender", "description": "Who we work with", "maxSize": 3,
+    }  # fmt: skip
+
+
+def test_max_size_is_a_number_of_entries_per_scope(running, lists):
+    """A list takes maxSize entries; an addition over it changes nothing, an update still passes."""
+    assert lists.add("partners", "a@x.org", "b@x.org", "c@x.org").status == 200
+    answer = lists.add("partners", "c@x.org", "d@x.org")
+    assert (answer.status, answer.json["error"]) == (409, "list_full")
+    assert len(lists.entries("partners")) == 3
+    assert lists.add("partners", "a@x.org", comment="updated").status == 200
+    assert Lists(running, lists.key, TENANT).add("partners", "z@x.org").status == 200
+    lists.delete("partners", "a@x.org")
+    assert lists.add("partners", "d@x.org").status == 200
+
+
+def test_500_entries_pass_and_501_do_not(lists):
+    """The limit per request holds for additions and deletions."""
+    names = [f"u{i}@example.org" for i in range(501)]
+    for operation in (lists.add, lists.delete):
+        answer = operation("blocked-senders", *names)
+        assert (answer.status, answer.json["error"]) == (400, "too_many_entries")
+        assert operation("blocked-senders", *names[:500]).json == {"modifiedEntries": 500}
+
+
+@pytest.mark.parametrize(
+    ("operation", "body", "status", "error"),
+    [
+        ("addEntries", {"listName": "../x", "entries": []}, 404, "list_not_found"),
+        ("listEntries", {"listName": "../x"}, 404, "list_not_found"),
+        ("listEntries", {"listName": ["blocked-senders"]}, 400, "invalid_request"),
+        ("listEntries", {}, 400, "invalid_request"),
+        ("listEntries", [], 400, "invalid_request"),
+        ("listEntries", b"", 400, "invalid_request"),
+        ("listEntries", b"{", 400, "invalid_request"),
+        ("listEntries", b"[" * 100_000, 400, "invalid_request"),
+        ("listEntries", b"\xff", 400, "invalid_request"),
+        ("getLists", {"tenantUid": "x"}, 400, "invalid_request"),
+        ("getLists", {"tenantUid": None}, 400, "invalid_request"),
+        ("getLists", {"tenantUuid": TENANT}, 400, "invalid_request"),
+        ("addEntries", {"listName": "blocked-senders"}, 400, "invalid_request"),
+        ("addEntries", {"listName": "blocked-senders", "entries": ["a@b.org"]}, 400, "invalid_request"),
+        ("addEntries", {"listName": "partners", "entries": [{"entry": "a@b", "comment": 1}]}, 400, "invalid_request"),
+        ("addEntries", {"listName": "partners", "entries": [{"entry": "a@b", "comment": "\0"}]}, 400, "invalid_request"),
+        ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "\ud800@b.org"}]}, 400, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "a b@c\nd"}]}, 400, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-networks", "entries": [{"entry": "10.0.0.0/99"}]}, 400, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-attachments", "entries": [{"entry": "abc"}]}, 400, "invalid_entry"),
+        ("deleteEntries", {"listName": "blocked-senders", "entries": [{"entry": "a@b.org"}]}, 400, "invalid_request"),
+        ("addEntries", b" " * (9 * 1024 * 1024), 413, "payload_too_large"),
+    ],
+)  # fmt: skip
+def test_a_wrong_request_is_refused_with_its_own_error(module_lists, operation, body, status, error):
+    """What is wrong is said in a stable word."""
+    answer = module_lists.call(operation, body)
+    assert (answer.status, answer.json["error"]) == (status, error)
+
+
+@pytest.fixture(scope="module")
+def module_lists(tmp_path_factory):
+    with service(tmp_path_factory.mktemp("lists"), LIST_CONFIG) as one:
+        client = Lists(one)
+        wait_for(lambda: client.call("getLists", {}).status == 200)
+        yield client
+
+
+def test_only_json_is_taken(module_lists):
+    """Another content type is 415."""
+    answer = module_lists.call("getLists", {}, **{"Content-Type": "text/plain"})
+    assert (answer.status, answer.json["error"]) == (415, "not_json")
+
+
+def test_tokens_and_keys_never_work_for_each_other(module_lists):
+    """A scanning token opens no list, an API key scans no mail, under any scheme."""
+    key = module_lists.key
+    for value in (f"Bearer {TOKEN}", f"apikey {TOKEN}", f"Bearer {key}", "apikey", "", f"apikey {key}0"):
+        answer = module_lists.call("getLists", {}, Authorization=value)
+        assert (answer.status, answer.json["error"]) == (401, "unauthorized")
+    assert module_lists.running.submit(mail(), token=key).status == 401
+    assert module_lists.call("getLists", {}, Authorization=f"ApiKey {key}").status == 200
+
+
+def test_keys_are_stored_as_hashes_and_can_be_revoked(running, tmp_path):
+    """The database never holds a key, and a revoked one is refused within a second."""
+    from bridge.service.keys import KeyExists, KeyRing
+
+    lists = Lists(running, make_key(running.config, "automation"))
+    wait_for(lambda: lists.call("getLists", {}).status == 200)
+    for file in tmp_path.glob("*.sqlite*"):
+        assert lists.key.encode() not in file.read_bytes()
+    store = Store(running.config.database_url)
+    store.open()
+    with pytest.raises(KeyExists):
+        KeyRing(store).create("automation")
+    KeyRing(store).revoke("automation")
+    assert [(k.name, k.revoked_at is None) for k in KeyRing(store).listed()] == [("automation", False)]
+    store.close()
+    wait_for(lambda: lists.call("getLists", {}).status == 401, 1.5)
+
+
+def test_a_blocked_sender_is_bounced_within_a_second(running, lists):
+    """What is added to a list counts for the next mail, and no longer once it is deleted."""
+    assert running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver"
+    lists.add("blocked-senders", "evil@bad.example")
+    wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "bounce", 1.0)
+    assert running.submit(mail(), sender="Evil@Bad.Example").json["tags"] == ["list:blocked-senders"]
+    lists.delete("blocked-senders", "EVIL@bad.example")
+    wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver", 1.0)
+
+
+def test_a_change_by_another_process_is_followed_within_a_second(running, lists):
+    """Another service on the same database, or the command line, is seen at the next look."""
+    other = Store(running.config.database_url)
+    other.open()
+    from bridge.api.lists import ListEntry
+
+    ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [ListEntry("bad.example")])
+    other.close()
+    wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", 1.5)
+
+
+def test_a_tenants_list_is_for_its_mail_only(running, lists):
+    """A tenant's entries never touch another tenant's mail."""
+    Lists(running, lists.key, TENANT).add("blocked-networks", "192.0.2.0/24", "2001:db8::/32")
+    submit = lambda tenant, ip: running.submit(mail(), tenantUid=tenant, remoteAddress=ip).json["decision"]  # noqa: E731
+    wait_for(lambda: submit(TENANT, "192.0.2.77") == "bounce", 1.5)
+    assert submit(TENANT, "2001:db8:1::1") == "bounce"
+    assert submit(TENANT, "192.0.3.77") == "deliver"
+    assert submit(OTHER, "192.0.2.77") == "deliver"
+
+
+def test_writers_in_several_processes_lose_nothing(database, tmp_path):
+    """Concurrent additions from several stores all arrive, and the sizes add up."""
+    from bridge import yamlfile
+    from bridge.api.lists import ListEntry
+    from bridge.service.settings import ServiceConfig
+
+    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(database))
+    small = [ListDefinition(name="small", category="sender", maxSize=150)]
+
+    def write(worker: int) -> int:
+        store = Store(config.database_url)
+        store.open()
+        lists, added = ListStore(store, small), 0
+        for i in range(10):
+            try:
+                added += lists.add(GLOBAL, "small", [ListEntry(f"w{worker}-{i}-{k}@x.org") for k in range(5)])
+            except ListFull:
+                break
+        store.close()
+        return added
+
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(write, range(4))) == 150
+    store = Store(config.database_url)
+    store.open()
+    changes = ListStore(store, small).changes(0)
+    store.close()
+    assert len({change.seq for change in changes}) == len(changes) == 150
+
+
+def test_a_long_list_is_streamed_while_others_are_served(running, lists):
+    """A slow reader of a long stream holds up nobody, and gets every entry once."""
+    for start in range(0, 5000, 500):
+        lists.add("blocked-senders", *(f"u{i:05}@example.org" for i in range(start, start + 500)), comment="x" * 2000)
+    body = json.dumps({"listName": "blocked-senders"}).encode()
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as slow:
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
+        slow.sendall(
+            b"POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+            b"Content-Type: application/json\r\nAuthorization: apikey %s\r\nContent-Length: %d\r\n\r\n%s"
+            % (lists.key.encode(), len(body), body)
+        )
+        assert slow.recv(20).startswith(b"HTTP/1.1 200 ")
+        assert lists.delete("blocked-senders", "u00000@example.org").json == {"modifiedEntries": 1}
+        assert running.submit(mail()).status == 200
+        received = b""
+        while piece := slow.recv(1 << 20):
+            received += piece
+    assert received.count(b'"entry"') in (4999, 5000)
+    assert received.endswith(b"0\r\n\r\n")
+    assert len(lists.entries("blocked-senders")) == 4999
+
+
+@pytest.mark.parametrize(
+    ("list_name", "entry", "traits", "hit"),
+    [
+        ("blocked-senders", "a@b.org", ("A@B.org", [], None, [], []), True),
+        ("blocked-senders", "a@b.org", ("x@y.org", ["a@b.org"], None, [], []), True),
+        ("blocked-senders", "@b.org", ("x@b.org", [], None, [], []), True),
+        ("blocked-senders", "@b.org", ("x@sub.b.org", [], None, [], []), True),
+        ("blocked-senders", "a@b.org", ("", [], None, [], []), False),
+        ("allowed-senders", "a@b.org", ("x@y.org", ["a@b.org"], None, [], []), False),
+        ("blocked-domains", "b.org", ("x@sub.B.org", [], None, [], []), True),
+        ("blocked-domains", "b.org", ("x@notb.org", [], None, [], []), False),
+        ("blocked-domains", "xn--mller-kva.example", ("x@müller.example", [], None, [], []), True),
+        ("blocked-networks", "192.0.2.0/24", ("", [], "192.0.2.9", [], []), True),
+        ("blocked-networks", "192.0.2.0/24", ("", [], "::ffff:192.0.2.9", [], []), True),
+        ("blocked-networks", "0.0.0.0/0", ("", [], "2001:db8::1", [], []), False),
+        ("blocked-networks", "192.0.2.1/32", ("", [], None, [], []), False),
+        ("blocked-urls", "evil.example", ("", [], None, ["www.evil.example"], []), True),
+        ("blocked-urls", "evil.example", ("", [], None, ["evil.example.org"], []), False),
+        ("blocked-attachments", "a" * 64, ("", [], None, [], ["b" * 64, "a" * 64]), True),
+        ("gone-list", "a@b.org", ("a@b.org", [], None, [], []), False),
+    ],
+)
+def test_matching(list_name, entry, traits, hit):
+    """Addresses, domains with their subdomains, networks, hosts and hashes each match as documented."""
+    index = ListIndex(PREDEFINED)
+    index.add(GLOBAL, list_name, entry)
+    assert index.match(None, traits_of(*traits)) == ([list_name] if hit else [])
+    index.remove(GLOBAL, list_name, entry)
+    assert index.match(None, traits_of(*traits)) == []
+
+
+def test_a_database_of_a_newer_version_is_refused(tmp_path):
+    """An old program never touches what a newer one made."""
+    url = f"sqlite:///{tmp_path / 'x.sqlite'}"
+    store = Store(url)
+    store.open()
+    store.close()
+    with sqlite3.connect(tmp_path / "x.sqlite") as raw:
+        raw.execute("UPDATE schema_version SET version = ?", (len(MIGRATIONS) + 1,))
+    raw.close()
+    with pytest.raises(StoreUnavailable, match="newer"):
+        Store(url).open()
+
+
+def test_a_database_that_cannot_be_had_names_no_password():
+    """The reason is told, the URL is not."""
+    with pytest.raises(StoreUnavailable) as caught:
+        Store("postgresql://user:geheim@127.0.0.1:1/x").open()
+    assert "geheim" not in str(caught.value)
+
+
+def test_migrations_run_once_when_several_start(database, tmp_path):
+    """Services that start together agree on who makes the tables."""
+    from bridge import yamlfile
+    from bridge.service.settings import ServiceConfig
+
+    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(database))
+    barrier, errors = threading.Barrier(4), []
+
+    def start() -> None:
+        store = Store(config.database_url)
+        barrier.wait(DEADLINE_S)
+        try:
+            store.open()
+        except Exception as exc:
+            errors.append(exc)
+        store.close()
+
+    threads = [threading.Thread(target=start) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(DEADLINE_S)
+    assert errors == []
+
+
+def test_scans_go_on_when_the_database_is_away(tmp_path):
+    """Lists stay as they were, scans are answered, and list calls say 503."""
+    with service(tmp_path, LIST_CONFIG) as one:
+        lists = Lists(one)
+        wait_for(lambda: lists.call("getLists", {}).status == 200)
+        lists.add("blocked-senders", "evil@bad.example")
+        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce", 1.0)
+        with sqlite3.connect(tmp_path / "service.sqlite") as raw:
+            raw.execute("ALTER TABLE list_entry RENAME TO away")
+        raw.close()
+        assert lists.add("blocked-senders", "more@bad.example").json["error"] == "storage_unavailable"
+        assert one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
+        assert one.submit(mail()).json["decision"] == "deliver"
