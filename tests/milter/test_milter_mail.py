@@ -189,11 +189,3 @@ def test_macros_of_one_mail_do_not_reach_the_next():
     assert client.ident is None
     assert client.login is None
     assert wire.CONNECT in facts.macros
-
-
-def test_macros_of_unknown_events_are_not_kept():
-    """Only events that exist have macros, so their number is bounded."""
-    facts = Facts()
-    for event in range(256):
-        facts.macro(macro(event, b"x", b"\xff"))
-    assert len(facts.macros) <= len(wire.EVENTS)

@@ -221,11 +221,11 @@ def address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
     if raw[:1] == b"<" and raw[-1:] == b">":
         raw = raw[1:-1]
     if len(raw) > _ADDRESS_LIMIT or _CONTROL.search(raw):
-        return Reply(553, "5.1.3", "Error: control characters in the address, or too long")
+        return Reply(553, "5.1.3", "Control characters in the address, or too long")
     try:
         return raw.decode("utf-8"), tuple(text(param) for param in params)
     except UnicodeDecodeError:
-        return Reply(553, "5.1.3", "Error: the address is not valid UTF-8")
+        return Reply(553, "5.1.3", "The address is not valid UTF-8")
 
 
 def macros(data: bytes) -> dict[bytes, bytes]:

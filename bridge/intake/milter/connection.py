@@ -7,7 +7,7 @@ a timer) cancels that task, and the filter gives its slot back. Time is the serv
 looks at `expires_at` and `progress_at` once per tick, so that a mail costs no timer of its own.
 
 What the mail server reads after a violation is a closed connection, and its default action then
-is ours to document and its to take; no half-understood mail is ever let through.
+is its own (docs/milter.md says how to set it); no half-understood mail is ever let through.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never, cast
 
-from bridge.errors import ProtocolError
+from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter.decide import Outcome
+from bridge.filter.policy import reply_to_error, with_id
 from bridge.intake.milter import codec, wire
-from bridge.intake.milter.mail import Facts, Mail
+from bridge.intake.milter.mail import KEPT_MACROS, Facts, Mail
 from bridge.intake.milter.wire import State
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
@@ -43,9 +44,8 @@ _DISCARD = codec.response(wire.END_OF_BODY, wire.DISCARD)
 _PROGRESS = codec.response(wire.END_OF_BODY, wire.PROGRESS)
 _SKIP = codec.response(wire.BODY, wire.SKIP)
 
-_BROKEN = Reply(451, "4.3.0", "Error: internal problem, try again later")
-_TOO_LATE = Reply(451, "4.4.7", "Error: no decision in time, try again later")
-_NO_HOLD = Reply(451, "4.3.0", "Error: the mail cannot be held here, try again later")
+_TOO_LATE = reply_to_error(ScanTimeout())
+_NO_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
 
 
 class Connection(asyncio.Protocol):
@@ -85,17 +85,15 @@ class Connection(asyncio.Protocol):
             self._state = State.CLOSED
             transport.abort()  # type: ignore[attr-defined]
             return
-        self._rearm_quickack()
         self.expires_at = time.monotonic() + self._settings.read_timeout_s
 
     def data_received(self, data: bytes) -> None:
-        self._rearm_quickack()
         try:
             for command, payload in self._decoder.feed(data):
                 state = self._allowed.get(command)
-                if state is None:
-                    raise ProtocolError(f"command {command:#04x} {self._state.value}")
                 if state is not self._state:
+                    if state is None:
+                        raise ProtocolError(f"command {command:#04x} {self._state.value}")
                     self._enter(state)
                 _HANDLERS[command](self, payload)
         except ProtocolError as error:
@@ -105,12 +103,19 @@ class Connection(asyncio.Protocol):
         if self._server.draining and self.idle:
             self.close()
             return
-        self._flush()
+        if self._out:
+            self._flush()  # the answer carries the ACK
+        elif self._state is not State.BUSY:
+            self._rearm_quickack()
         if not self._decoder.stalled:
             self._rearm_timer()
 
     def _rearm_quickack(self) -> None:
-        """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms a mail."""
+        """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms a mail.
+
+        The kernel forgets the option with every answer we send, so it is set again after each read
+        that has none. (After one that has, setting it would only cost a packet.)
+        """
         if self._quickack is not None:
             try:
                 self._quickack(socket.IPPROTO_TCP, cast(int, _QUICKACK), 1)
@@ -211,7 +216,7 @@ class Connection(asyncio.Protocol):
         self._out.append(codec.negotiation(self._agreement))
 
     def _on_macro(self, data: bytes) -> None:
-        if len(data) > 1:
+        if len(data) > 1 and data[0] in KEPT_MACROS:
             self._facts.macro(data)
 
     def _on_connect(self, data: bytes) -> None:
@@ -305,16 +310,15 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, tx: Transaction, reply: Reply) -> None:
         log.info("%s session=%s refused reply=%s", tx.id, tx.session.id, reply)
-        reply = Reply(reply.code, reply.status, f"{reply.text} ({tx.id})")
-        self._finish(codec.reply_code(wire.END_OF_BODY, reply))
+        self._finish(codec.reply_code(wire.END_OF_BODY, with_id(reply, tx.id)))
 
     async def _decide(self, tx: Transaction, mail: Mail) -> None:
         try:
             outcome = await self._filter.process(tx)
             answer = self._render(outcome, tx, mail)
-        except Exception:  # the filter promises none; a promise is no proof
+        except Exception as error:  # the filter promises none; a promise is no proof
             log.exception("%s the filter failed", tx.id)
-            answer = codec.reply_code(wire.END_OF_BODY, _BROKEN)
+            answer = codec.reply_code(wire.END_OF_BODY, with_id(reply_to_error(error), tx.id))
         if self._mail is mail:  # else it was dropped, and the filter could not be stopped any more
             self._task = None
             self._finish(answer)
@@ -342,7 +346,7 @@ class Connection(asyncio.Protocol):
                 return self._edits(outcome, mail) + codec.quarantine(f"held for review ({tx.id})") + _CONTINUE
             case Action.HOLD:
                 self._server.warn("%s: the mail server cannot hold mail; %s is put off", self.peer, tx.id)
-                return codec.reply_code(wire.END_OF_BODY, _NO_HOLD)
+                return codec.reply_code(wire.END_OF_BODY, with_id(_NO_HOLD, tx.id))
             case unknown:
                 assert_never(unknown)
 

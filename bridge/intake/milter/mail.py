@@ -15,7 +15,8 @@ import re
 from collections import Counter
 from dataclasses import dataclass, field
 
-from bridge.errors import ProtocolError, Saturated
+from bridge.errors import MessageTooLarge, ProtocolError, Saturated, StoreFull
+from bridge.filter.policy import SATURATED, reply_to_error
 from bridge.intake.milter import codec, wire
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -75,7 +76,7 @@ class Mail:
         if self.refusal is not None:
             return self.refusal
         if len(self.recipients) >= self._limits.max_recipients:
-            return Reply(452, "4.5.3", "Error: too many recipients")
+            return Reply(452, "4.5.3", "Too many recipients")
         parsed = codec.address(data)
         if isinstance(parsed, Reply):
             return parsed
@@ -116,7 +117,7 @@ class Mail:
             names = self._limits.ours.findall(block)
             self.forged.update(name.lower() for name in names)
             if self.forged.total() > MAX_STRIPPED:
-                return self.refuse(Reply(550, "5.6.0", "Error: too many header fields that are reserved here"))
+                return self.refuse(Reply(550, "5.6.0", "Too many header fields that are reserved here"))
         self._write(block)
 
     def body(self, chunk: bytes) -> None:
@@ -133,15 +134,15 @@ class Mail:
         try:
             self.message.write(block)
         except Saturated:
-            self.refuse(Reply(451, "4.3.2", "Error: no room for this mail now, try again later"))
+            self.refuse(SATURATED)
         except OSError:  # the spool's disk: no space, no inodes, an error
-            self.refuse(Reply(452, "4.3.1", "Error: insufficient storage, try again later"))
+            self.refuse(NO_STORAGE)
 
     def end(self, chunk: bytes) -> None:
         """The last piece: the mail is complete, or refused."""
         self.body(chunk)
         if self.refusal is None and not self.recipients:
-            self.refuse(Reply(451, "4.5.0", "Error: no recipient was named"))
+            self.refuse(Reply(451, "4.5.0", "No recipient was named"))
 
     @property
     def envelope(self) -> Envelope:
@@ -152,7 +153,8 @@ class Mail:
         self.message.close()
 
 
-TOO_LARGE = Reply(552, "5.3.4", "Error: the message is over the size limit")
+TOO_LARGE = reply_to_error(MessageTooLarge())
+NO_STORAGE = reply_to_error(StoreFull())
 
 
 def _declared_size(params: tuple[str, ...]) -> int:
@@ -163,11 +165,14 @@ def _declared_size(params: tuple[str, ...]) -> int:
     return 0
 
 
+# In the order of a mail. What comes with headers and body is never news; Postfix sends it with each of them.
+KEPT_MACROS = (wire.CONNECT, wire.HELO, wire.MAIL, wire.RCPT, wire.END_OF_BODY)
+
+
 class Facts:
     """What the mail server told us of the SMTP client, and of this mail, outside the envelope.
 
-    Macros are kept as they came, by the event they came with, and read once per mail: Postfix
-    sends some with every header.
+    Macros are kept as they came, by the event they came with, and read once per mail.
     """
 
     __slots__ = ("_announced", "client", "helo", "macros")
@@ -185,12 +190,10 @@ class Facts:
         self.helo = codec.text(codec.strings(data)[0])
 
     def macro(self, data: bytes) -> None:
-        """The macros of one event; they replace those it had before."""
-        event = data[0]
-        if event in _KEPT:
-            self.macros[event] = data[1:]
-            if event == wire.MAIL:
-                self._announced = True
+        """The macros of one of the events in KEPT_MACROS; they replace those it had before."""
+        self.macros[data[0]] = data[1:]
+        if data[0] == wire.MAIL:
+            self._announced = True
 
     def begin_mail(self) -> None:
         """Drop what belonged to the mail before, and keep what belongs to the client."""
@@ -202,7 +205,7 @@ class Facts:
 
     def session(self, session_id: str, listener: str, peer: str) -> Session:
         known: dict[bytes, bytes] = {}
-        for event in _KEPT:
+        for event in KEPT_MACROS:
             if event in self.macros:
                 known.update(codec.macros(self.macros[event]))
         verified = known.get(b"{client_resolve}", b"OK") == b"OK"
@@ -216,7 +219,3 @@ class Facts:
         )
         tls = codec.text(known.get(b"{tls_version}", b"") + b" " + known.get(b"{cipher}", b"")).strip()
         return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls or None)
-
-
-# In the order of a mail; what comes with headers and body is never news. Postfix sends it with each of them.
-_KEPT = (wire.CONNECT, wire.HELO, wire.MAIL, wire.RCPT, wire.END_OF_BODY)
