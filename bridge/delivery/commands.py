@@ -127,7 +127,8 @@ def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
 def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:
     """The XFORWARD commands, without CRLF, for those attributes of the client that the next hop takes.
 
-    What is not known is said to be so: silence would leave the next hop with our own address.
+    What is not known is said to be so: silence would leave the next hop with our own address. Two
+    commands, as smtp(8) sends them: a value the next hop dislikes costs its own command's values only.
     """
     known = {
         "NAME": client.name,
@@ -139,16 +140,16 @@ def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:
         "SOURCE": client.source,
     }
     commands: list[str] = []
-    command = "XFORWARD"
+    command = ""
     for name, value in known.items():
         if name not in attributes:
             continue
         word = f" {name}={_xtext(value)}"
-        if len(command) + len(word) > XFORWARD_COMMAND - 2:
+        if command and (name == "PROTO" or len(command) + len(word) > XFORWARD_COMMAND - 2):
             commands.append(command)
-            command = "XFORWARD"
-        command += word
-    if command != "XFORWARD":
+            command = ""
+        command = (command or "XFORWARD") + word
+    if command:
         commands.append(command)
     return commands
 

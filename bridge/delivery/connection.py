@@ -52,6 +52,7 @@ class Connection(asyncio.Protocol):
         self.capabilities = Capabilities()
         self.reused = False  # has carried a mail before this one
         self.needs_reset = False  # a refused mail is still open at the next hop
+        self.errors = 0  # refusals since a mail was taken
         self.idle_since = 0.0
 
     # What callers use.
@@ -135,6 +136,8 @@ class Connection(asyncio.Protocol):
         self._awaited -= 1
         self._replies.append(reply)
         self._last_reply_at = self._loop.time()
+        if reply.code >= 400:
+            self.errors += 1
         if reply.code == 421:  # RFC 5321 3.8: the channel closes, nothing more comes
             self.abort(End.LOST)
 

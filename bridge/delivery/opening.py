@@ -134,8 +134,6 @@ async def _handshake(conn: Connection, settings: RelaySettings, tls: TlsMode) ->
     context = _unverified() if tls == "opportunistic" else settings.tls_context or _verified()
     try:
         await conn.start_tls(context, settings.next_hop.address.host or "localhost")
-    except TimeoutError:
-        raise
     except OSError as exc:
         raise _TlsFailed(f"TLS handshake: {exc}") from exc
 

@@ -18,6 +18,10 @@ from bridge.delivery.opening import RelaySettings, open_connection
 from bridge.delivery.replies import CLOSING, LATE
 from bridge.errors import NextHopError
 
+# Servers slow a client down that has made many errors, and then hang up (Postfix: from 10 on, at 20);
+# one mail's refusals must not be the next one's delay.
+MAX_ERRORS = 5
+
 
 class Pool:
     """Take a connection, give it back, whatever has become of it."""
@@ -52,7 +56,7 @@ class Pool:
 
     def give_back(self, conn: Connection) -> None:
         """The mail is done with it. A connection that ended only gives back its slot."""
-        if conn.ended is None and self._closed:
+        if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS):
             conn.quit()
         if conn.ended is not None:
             self._pass_on(None)

@@ -135,6 +135,8 @@ class SmtpRelay:
             answers = await conn.replies(batch.count, self._settings.timeout_s, deadline)
         else:
             answers = await self._step_by_step(conn, batch, deadline)
+        if not conn.reused and any(answer.code >= 400 for answer in answers[: batch.ahead]):
+            log.warning("next hop %s refused XFORWARD; the mail goes on without", self._settings.next_hop)
         refusal = judge(answers, batch)
         complete = len(answers) == batch.count
         if refusal is None and complete:
@@ -208,6 +210,8 @@ class SmtpRelay:
         refusal = replies.weightiest(answers)
         if refusal is not None and refusal.code < 400:
             conn.abort()
+        if refusal is None:
+            conn.errors = 0
         self._pool.give_back(conn)
         if len(answers) < count and (refusal is None or not refusal.is_temporary):
             raise _failure(conn)

@@ -127,8 +127,8 @@ def test_reset_and_xforward_come_before_mail() -> None:
 def test_xforward_says_all_that_is_known_of_the_client() -> None:
     client = Client("2001:db8::1", 4711, "mx.example.net", "[192.0.2.9]", "ESMTP", "4ABC", "me", "REMOTE")
     assert xforward(client, ALL) == [
-        "XFORWARD NAME=mx.example.net ADDR=IPV6:2001:db8::1 PORT=4711 PROTO=ESMTP HELO=[192.0.2.9] IDENT=4ABC "
-        "SOURCE=REMOTE"
+        "XFORWARD NAME=mx.example.net ADDR=IPV6:2001:db8::1 PORT=4711",
+        "XFORWARD PROTO=ESMTP HELO=[192.0.2.9] IDENT=4ABC SOURCE=REMOTE",
     ]
 
 
@@ -137,7 +137,7 @@ def test_xforward_says_what_is_not_known() -> None:
     assert xforward(Client(address="192.0.2.1"), ("NAME", "ADDR", "LOGIN")) == [
         "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.1"
     ]
-    assert xforward(Client(), ("NAME", "HELO")) == ["XFORWARD NAME=[UNAVAILABLE] HELO=[UNAVAILABLE]"]
+    assert xforward(Client(), ("HELO", "PROTO")) == ["XFORWARD PROTO=[UNAVAILABLE] HELO=[UNAVAILABLE]"]
     assert xforward(Client(), ("LOGIN",)) == []
 
 

@@ -55,6 +55,36 @@ def test_mails_follow_each_other_on_one_connection(run: Run) -> None:
     run(main())
 
 
+def test_a_connection_with_many_refusals_is_given_up(run: Run) -> None:
+    """Postfix would answer ever more slowly, and the next mail would suffer for it."""
+
+    async def main() -> None:
+        async with ScriptedHop({"RCPT": "550 5.1.1 No", "DATA": "554 5.5.1 No recipients"}) as hop:
+            relay = SmtpRelay(hop.settings())
+            for _ in range(7):
+                with pytest.raises(NextHopError):
+                    await relay.deliver(make_tx(), HEAD, soon())
+            mails = [sum(c.startswith("MAIL") for c in conn.commands) for conn in hop.connections]
+            assert mails == [3, 3, 1]
+            await relay.close()
+
+    run(main())
+
+
+def test_refusals_are_forgotten_once_a_mail_is_taken(run: Run) -> None:
+    async def main() -> None:
+        async with ScriptedHop({"DOT": ["554 5.7.1 Spam", "250 2.0.0 Ok"] * 6 + ["250 2.0.0 Ok"]}) as hop:
+            relay = SmtpRelay(hop.settings())
+            for _ in range(6):
+                with pytest.raises(NextHopError):
+                    await relay.deliver(make_tx(), HEAD, soon())
+                await relay.deliver(make_tx(), HEAD, soon())
+            assert len(hop.connections) == 1
+            await relay.close()
+
+    run(main())
+
+
 def test_an_idle_connection_is_closed_in_time(run: Run) -> None:
     async def main() -> None:
         async with ScriptedHop() as hop:
@@ -218,6 +248,43 @@ def test_one_cancelled_as_it_is_served_passes_the_connection_on(run: Run) -> Non
             await last
             assert len(hop.connections) == 1
             assert len(hop.contents) == 2
+            await relay.close()
+
+    run(main())
+
+
+def test_one_cancelled_as_it_gets_a_slot_passes_it_on(run: Run) -> None:
+    async def main() -> None:
+        async with ScriptedHop() as hop:
+            relay = SmtpRelay(hop.settings(max_connections=1))
+            conn = await relay._pool.take(soon())
+            gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+            last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+            await asyncio.sleep(0)
+            conn.abort()
+            relay._pool.give_back(conn)
+            await cancelled(gone)
+            await last
+            assert [len(c.contents) for c in hop.connections] == [0, 1]
+            await relay.close()
+
+    run(main())
+
+
+def test_only_what_has_been_idle_too_long_is_closed(run: Run) -> None:
+    """The last one used is the first one reused, and lives on."""
+
+    async def main() -> None:
+        async with ScriptedHop() as hop:
+            relay = SmtpRelay(hop.settings(max_idle_s=0.3))
+            await asyncio.gather(*(relay.deliver(make_tx(), HEAD, soon()) for _ in range(2)))
+            first, second = hop.connections
+            while not (first.ended.is_set() or second.ended.is_set()):
+                await relay.deliver(make_tx(), HEAD, soon())
+            old, new = (first, second) if first.ended.is_set() else (second, first)
+            assert not new.ended.is_set()
+            assert (len(old.contents), len(hop.connections)) == (1, 2)
+            await within(new.ended)
             await relay.close()
 
     run(main())
