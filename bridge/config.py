@@ -405,6 +405,7 @@ scanner:
   token_file: {state}/api-token
 listeners:
   - {{name: smtp, protocol: smtp, address: "127.0.0.1:10025", profile: postfix-proxy}}
+  - {{name: milter, protocol: milter, address: "127.0.0.1:10027", profile: postfix-milter}}
 relay:
   next_hop: maildir:{state}/Maildir
 admin: {{address: "127.0.0.1:9082"}}

@@ -1,16 +1,41 @@
 """The one path of a mail: admit, scan, choose, carry out.
 
-(Interface first; the body follows.)
+Every intake builds a transaction, calls `process` and renders the outcome. Here, and only here,
+errors become actions. What breaks if this is wrong: a 250 for a mail that is nowhere.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
-from bridge.api.scanning import AnalysisResult
+from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
+from bridge.delivery.quarantine import Quarantine
+from bridge.delivery.relay import Relay
+from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, StoreError
+from bridge.filter.admission import Admission
+from bridge.filter.headers import Fields, HeaderEditor, count_received
+from bridge.filter.policy import (
+    LOOP,
+    SATURATED,
+    Case,
+    Policy,
+    Rule,
+    accepted,
+    case_of_decision,
+    case_of_error,
+    reply_for,
+    reply_to_error,
+    with_id,
+)
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.scanner.client import Scanner
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,19 +45,179 @@ class Outcome:
     action: Action
     reply: Reply  # what an SMTP client reads; a milter uses it for reject and tempfail
     result: AnalysisResult | None = None  # None: no decision could be had
-    stamp: tuple[tuple[str, str], ...] = ()  # header fields to add, in order (milter adds them itself)
+    stamp: Fields = ()  # header fields to add, in order (a milter has the mail server add them)
+
+
+@dataclass(slots=True)
+class Record:
+    """What the log and the metrics are told about one mail, when it is over."""
+
+    tx: Transaction
+    size: int
+    tenant: str | None = None
+    outcome: Outcome | None = None  # None: the client went away
+    error: BaseException | None = None
+    wait_s: float = 0.0
+    scan_s: float = 0.0
+    relay_s: float = 0.0
+    next_id: str = ""  # the next hop's queue id
+
+
+@dataclass(frozen=True, slots=True)
+class FilterSettings:
+    """What one listener wants."""
+
+    deadline_s: float
+    policy: Policy
+    tenant_policies: Mapping[str, Policy] = field(default_factory=dict)  # by tenantUid
+    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
+    default_tenant: str | None = None
+    max_received: int = 99
 
 
 class Filter:
-    """One per listener: its policy, and the scanner, admission, relay and quarantine it shares."""
+    """One per listener: its policy, and the scanner, admission, relay and quarantine all share."""
 
-    deadline_s: float  # end of data to our reply
-    header_prefix: str  # "X-Scan-": incoming fields with this prefix are stripped
+    def __init__(
+        self,
+        settings: FilterSettings,
+        *,
+        scanner: Scanner,
+        admission: Admission,
+        headers: HeaderEditor,
+        quarantine: Quarantine,
+        relay: Relay | None,  # None: the mail server delivers by itself (milter)
+        report: Callable[[Record], None],
+    ) -> None:
+        self._settings = settings
+        self._scanner = scanner
+        self._admission = admission
+        self._headers = headers
+        self._quarantine = quarantine
+        self._relay = relay
+        self._report = report
+        self.deadline_s = settings.deadline_s
+        self.header_prefix = headers.prefix
+        # The last part of the deadline is kept for handing the mail on.
+        self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
 
     def closed(self) -> Reply | None:
         """The 451 for MAIL (or before 354) when saturation is already known, else None."""
-        raise NotImplementedError
+        return SATURATED if self._admission.is_full or self._scanner.is_saturated() else None
 
     async def process(self, tx: Transaction) -> Outcome:
         """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
-        raise NotImplementedError
+        record = Record(tx, tx.message.size)
+        try:
+            record.outcome = await self._process(tx, record)
+        except Exception as exc:
+            log.exception("mail %s: unexpected error", tx.id)
+            record.error = exc
+            record.outcome = Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
+        finally:
+            tx.message.close()
+            self._report(record)
+        return record.outcome
+
+    async def _process(self, tx: Transaction, record: Record) -> Outcome:
+        head = tx.message.head()
+        if count_received(head) > self._settings.max_received:
+            return Outcome(Action.REJECT, with_id(LOOP, tx.id))
+        stripped = self._headers.strip(head)
+        if stripped is not None:
+            tx.message.replace_head(stripped)
+        tenant = record.tenant = self._tenant(tx)
+        policy = self._settings.tenant_policies.get(tenant or "", self._settings.policy)
+        try:
+            result = await self._scan(tx, tenant, record)
+        except (ScanError, Saturated) as exc:
+            record.error = exc
+            if isinstance(exc, ScanRefused):
+                log.error("the scanner refuses us, mail is deferred: %s", exc)
+            if isinstance(exc, Saturated):
+                return Outcome(Action.TEMPFAIL, with_id(SATURATED, tx.id))
+            case = case_of_error(exc)
+            return await self._carry_out(tx, case, policy[case], None, record)
+        case = case_of_decision(result.decision)
+        return await self._carry_out(tx, case, policy[case], result, record)
+
+    def _tenant(self, tx: Transaction) -> str | None:
+        """By the first recipient's domain; the intake keeps tenants apart."""
+        domain = tx.envelope.recipients[0].address.rpartition("@")[2].lower()
+        return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
+
+    async def _scan(self, tx: Transaction, tenant: str | None, record: Record) -> AnalysisResult:
+        """The scanner's word, from within a slot."""
+        loop = asyncio.get_running_loop()
+        request = AnalysisRequest(
+            BorderMtaData(
+                envelope_from=tx.envelope.sender,
+                envelope_recipients=tx.envelope.addresses,
+                remote_address=tx.session.client.address,
+                sender_helo=tx.session.client.helo,
+            ),
+            tenant,
+        )
+        delay = self._admission.enter()
+        began = loop.time()
+        try:
+            if delay:
+                await asyncio.sleep(delay)
+                record.wait_s = loop.time() - began
+                began = loop.time()
+            return await self._scanner.submit(request, tx.message, tx.deadline - self._reserve_s)
+        finally:
+            record.scan_s = loop.time() - began
+            self._admission.leave()
+
+    async def _carry_out(
+        self, tx: Transaction, case: Case, rule: Rule, result: AnalysisResult | None, record: Record
+    ) -> Outcome:
+        ggrid = result.ggrid if result else ""
+        stamp = self._headers.stamp(tx.id, result, str(case))
+        try:
+            if rule.keep_copy and rule.action is not Action.QUARANTINE:
+                await self._keep(tx, case, stamp, result)
+            match rule.action:
+                case Action.RELAY:
+                    return await self._hand_on(tx, stamp, result, record)
+                case Action.HOLD if self._relay is None:
+                    return Outcome(Action.HOLD, accepted(tx.id), result, stamp)
+                case Action.QUARANTINE | Action.HOLD:
+                    await self._keep(tx, case, stamp, result)
+                    return Outcome(Action.QUARANTINE, accepted(tx.id), result)
+                case Action.DISCARD:
+                    return Outcome(Action.DISCARD, accepted(tx.id), result)
+                case Action.REJECT | Action.TEMPFAIL:
+                    reply = reply_for(case, rule, record.error)
+                    return Outcome(rule.action, with_id(reply, tx.id, ggrid), result)
+        except StoreError as exc:
+            log.error("mail %s: the quarantine failed: %s", tx.id, exc)
+            return self._tempfail(tx, exc, result, record)
+
+    def _tempfail(self, tx: Transaction, exc: BridgeError, result: AnalysisResult | None, record: Record) -> Outcome:
+        record.error = exc
+        ggrid = result.ggrid if result else ""
+        return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, ggrid), result)
+
+    async def _hand_on(self, tx: Transaction, stamp: Fields, result: AnalysisResult | None, record: Record) -> Outcome:
+        if self._relay is None:
+            return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        try:
+            delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
+        except NextHopError as exc:
+            record.error = exc
+            return Outcome(Action.RELAY, exc.reply, result, stamp)
+        finally:
+            record.relay_s = loop.time() - began
+        record.next_id = delivered.queue_id
+        return Outcome(Action.RELAY, delivered.reply, result, stamp)
+
+    async def _keep(self, tx: Transaction, case: Case, stamp: Fields, result: AnalysisResult | None) -> None:
+        facts: dict[str, object] = {"reason": str(case)}
+        if result is not None:
+            facts |= {"decision": str(result.decision), "verdict": result.verdict}
+            facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
+        await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)

@@ -117,6 +117,8 @@ class Connection(SMTP):
         self.transport = None
         if self._handler_coroutine is not None:
             self._handler_coroutine.cancel()
+        if (hook := self._handle_hooks.get("CLOSE")) is not None:
+            hook(self)
 
     def eof_received(self) -> bool | None:
         """The client is gone, or says no more: what runs for it is cancelled."""
@@ -191,6 +193,17 @@ class Connection(SMTP):
     def _hang_up(self) -> None:
         self._flush()
         self._writer.close()
+
+    @property
+    def in_mail(self) -> bool:
+        """Whether content is on its way or in processing: not to be disturbed."""
+        return self._busy or self._data is not None
+
+    def goodbye(self, reply: Reply) -> None:
+        """Say this last word and hang up."""
+        if self.transport is not None:
+            self._reply(reply)
+            self._hang_up()
 
     async def _more(self) -> None:
         """Wait for the client: first to read what we said, then to say more."""

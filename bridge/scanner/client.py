@@ -40,6 +40,8 @@ from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, HttpConn
 
 log = logging.getLogger(__name__)
 
+Body = Callable[[], Iterable[bytes]]  # gives the content anew each time it is called
+
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
 _SHUN_S = 2.0  # a host that could not be reached is asked last for this long
@@ -168,9 +170,7 @@ class Scanner:
             ),
         )
 
-    async def _exchange(
-        self, host: Host, head: bytes, chunks: Callable[[], Iterable[bytes]], tail: bytes = b""
-    ) -> Answer:
+    async def _exchange(self, host: Host, head: bytes, chunks: Body, tail: bytes = b"") -> Answer:
         """Over an idle connection if there is one. Raises _NotReached, ScanUnavailable, ScanMalformed."""
         loop = asyncio.get_running_loop()
         connection = host.take_idle(loop.time())

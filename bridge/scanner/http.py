@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import httptools
 
@@ -69,12 +70,15 @@ class HttpConnection(asyncio.Protocol):
         self._begin()
         self._sent_whole = False
         self.reusable = False
-        answer = self._answer = self._loop.create_future()
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._answer = answer
         try:
             await self._send(head, chunks, tail, answer)
             return await answer
         finally:
             self._answer = None
+            if answer.done() and not answer.cancelled():
+                answer.exception()  # when we were cancelled, nobody else will look at it
 
     async def _send(self, head: bytes, chunks: Iterable[bytes], tail: bytes, answer: asyncio.Future[Answer]) -> None:
         assert self._transport is not None
@@ -102,8 +106,7 @@ class HttpConnection(asyncio.Protocol):
     # asyncio's side
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True

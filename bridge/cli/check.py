@@ -1,0 +1,139 @@
+"""`scanbridge check`: what would go wrong, said before it does. One line each."""
+
+from __future__ import annotations
+
+import ssl
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+import uvloop
+
+from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.status import ask
+from bridge.config import Config
+from bridge.daemon import files, wiring
+from bridge.daemon.sockets import open_listening
+from bridge.errors import BridgeError, ConfigError, NextHopError, ScanError
+from bridge.profiles import PROFILES
+from bridge.scanner.client import Scanner
+
+_TIMEOUT_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing looked at, and what is wrong with it ("" when nothing is)."""
+
+    what: str
+    problem: str = ""
+    detail: str = ""
+
+    def __str__(self) -> str:
+        state = f"PROBLEM: {self.problem}" if self.problem else "ok"
+        return f"{self.what}: {state}" + (f" ({self.detail})" if self.detail else "")
+
+
+@click.command()
+@config_option
+def check(path: Path | None) -> None:
+    """Check configuration, token, TLS, scanner, next hop and ports. Exit code 0 only if all hold."""
+    conf = load_or_exit(path)
+    click.echo(Finding("configuration", detail=str(path or "embedded default")))
+    good = uvloop.run(_report(conf))
+    sys.exit(0 if good else 1)
+
+
+async def _report(conf: Config) -> bool:
+    good = True
+    async for finding in _findings(conf):
+        click.echo(str(finding))
+        good = good and not finding.problem
+    return good
+
+
+async def _findings(conf: Config) -> AsyncIterator[Finding]:
+    running = ask(conf.admin.address) is not None
+    yield _state_directory(conf)
+    token = ""
+    try:
+        if conf.embedded_service:
+            files.make_secret(files.locate(conf.scanner.token_file, conf.directory))
+        token = wiring.token(conf)
+        yield Finding("token", detail=conf.scanner.token_file)
+    except ConfigError as exc:
+        yield Finding("token", str(exc))
+    for finding in _listeners(conf, running):
+        yield finding
+    if conf.embedded_service and not running:
+        yield Finding("scanner", detail="the embedded service starts with `scanbridge run`")
+    elif token:
+        async for finding in _scanner(conf, token):
+            yield finding
+    async for finding in _next_hop(conf):
+        yield finding
+
+
+def _state_directory(conf: Config) -> Finding:
+    try:
+        state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
+        wiring.quarantine_directory(conf, state)
+    except ConfigError as exc:
+        return Finding("state directory", str(exc))
+    return Finding("state directory", detail=str(state))
+
+
+def _listeners(conf: Config, running: bool) -> list[Finding]:
+    findings = []
+    for listener in conf.listeners:
+        what = f"listener {listener.name}"
+        profile = PROFILES[listener.profile]
+        if listener.deadline >= profile.limit_s:
+            problem = f"its deadline is not below the {profile.limit_s:.0f}s after which {listener.profile} gives up"
+            findings.append(Finding(what, f"{problem}; set it to {profile.deadline_s:.0f}s"))
+            continue
+        try:
+            if listener.tls is not None:
+                files.listener_tls(listener.tls, conf.directory, f"{what}: tls")
+            if not running and not listener.address.systemd:
+                for sock in open_listening(listener.address, listener.unix_mode):
+                    sock.close()
+                if listener.address.path:
+                    Path(listener.address.path).unlink(missing_ok=True)
+        except ConfigError as exc:
+            findings.append(Finding(what, str(exc)))
+        else:
+            detail = f"{listener.protocol} on {listener.address}"
+            findings.append(Finding(what, detail=detail + (", in use by the running daemon" if running else "")))
+    return findings
+
+
+async def _scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
+    try:
+        scanner = Scanner(wiring.scanner_settings(conf, token))
+    except (ConfigError, ssl.SSLError) as exc:
+        yield Finding("scanner TLS", str(exc))
+        return
+    for host in scanner.hosts:
+        try:
+            status = await scanner.status(host, _TIMEOUT_S)
+            yield Finding(f"scanner {host.url}", detail=str(status))
+        except (ScanError, BridgeError) as exc:
+            yield Finding(f"scanner {host.url}", str(exc))
+    scanner.close()
+
+
+async def _next_hop(conf: Config) -> AsyncIterator[Finding]:
+    if conf.relay is None:
+        return
+    what = f"next hop {conf.relay.next_hop}"
+    try:
+        relay = wiring.relay(conf)
+        assert relay is not None
+        extensions = await relay.probe()
+        await relay.close()
+        yield Finding(what, detail=" ".join(extensions))
+    except (ConfigError, NextHopError) as exc:
+        yield Finding(what, str(exc))

@@ -1,0 +1,37 @@
+"""What every command does the same way: find the configuration, report its mistakes, leave."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from bridge.config import Config
+from bridge.daemon.run import load
+from bridge.errors import ConfigError
+
+EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us
+
+config_option = click.option(
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path, dir_okay=False),
+    envvar="SCANBRIDGE_CONFIG",
+    help="Configuration file; without one, the embedded default.",
+)
+
+
+def load_or_exit(path: Path | None) -> Config:
+    """The configuration, or all its mistakes on standard error and exit code 78."""
+    try:
+        return load(path)
+    except ConfigError as exc:
+        fail_config(exc)
+
+
+def fail_config(exc: ConfigError) -> NoReturn:
+    click.echo(str(exc), err=True)
+    sys.exit(EXIT_CONFIG)

@@ -1,0 +1,61 @@
+"""`scanbridge config`: what is in force, and the schema for editors."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge import yamlfile
+from bridge.cli.common import config_option, load_or_exit
+from bridge.config import Config
+
+
+@click.group("config")
+def configuration() -> None:
+    """Show the configuration, or its schema."""
+
+
+@configuration.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="JSON in place of YAML.")
+def show(path: Path | None, as_json: bool) -> None:
+    """Print the configuration in force, defaults filled in. Secrets are in files and never shown."""
+    data = effective(load_or_exit(path))
+    click.echo(json.dumps(data, indent=2) if as_json else yamlfile.dump(data), nl=as_json)
+
+
+@configuration.command()
+def schema() -> None:
+    """Print a JSON Schema (draft 7) of the configuration, for editors that check as you type."""
+    click.echo(json.dumps(json_schema(), indent=2))
+
+
+def effective(conf: Config) -> dict[str, Any]:
+    """Every key with the value in force; each listener with the policy that applies to it."""
+    data = conf.model_dump(mode="json")
+    for shown, listener in zip(data["listeners"], conf.listeners, strict=True):
+        shown["policy"] = conf.policy_for(listener).model_dump(mode="json")
+    _shorten(data)
+    return data
+
+
+def _shorten(value: Any) -> None:
+    """`{action: relay, code: null, ...}` reads better as `relay`."""
+    for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(child, dict) and set(child) == {"action", "code", "text", "keep_copy"}:
+            if not (child["code"] or child["text"] or child["keep_copy"]):
+                value[key] = child["action"]
+        elif isinstance(child, dict | list):
+            _shorten(child)
+
+
+def json_schema() -> dict[str, Any]:
+    schema = Config.model_json_schema(ref_template="#/definitions/{model}", mode="validation")
+    schema["definitions"] = schema.pop("$defs")
+    # An outcome may be given as its action alone.
+    outcome = schema["definitions"]["Outcome"]
+    schema["definitions"]["Outcome"] = {"anyOf": [{"$ref": "#/definitions/Action"}, outcome]}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "title": "scanbridge configuration"}

@@ -1,0 +1,67 @@
+"""`scanbridge run`: the daemon."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import uvloop
+
+from bridge import maillog
+from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.config import Config
+from bridge.daemon.run import Daemon
+from bridge.errors import BridgeError, ConfigError
+
+
+@click.command()
+@config_option
+def run(path: Path | None) -> None:
+    """Run the bridge; with no configuration, the embedded default: bridge and scanning service."""
+    conf = load_or_exit(path)
+    writer = maillog.set_up(conf.log.format, conf.log.level)
+    try:
+        uvloop.run(_run(conf, writer))
+    except ConfigError as exc:
+        writer.close()
+        fail_config(exc)
+    except BridgeError as exc:
+        writer.close()
+        click.echo(f"scanbridge: {exc}", err=True)
+        sys.exit(1)
+    finally:
+        writer.close()
+
+
+async def _run(conf: Config, writer: maillog.LineWriter) -> None:
+    daemon = Daemon(conf, writer)
+    await daemon.run(on_ready=lambda: _welcome(conf, daemon) if conf.embedded_service else None)
+
+
+def _welcome(conf: Config, daemon: Daemon) -> None:
+    """What a new user wants to know first."""
+    smtp = next((one for one in conf.listeners if one.protocol == "smtp" and one.address.host), None)
+    lines = ["", "scanbridge is running. It listens here:"]
+    lines += [f"  {one.protocol:7} {one.address}" for one in conf.listeners]
+    lines += [
+        f"  service {conf.scanner.urls[0]} (token in {conf.scanner.token_file})",
+        f"  admin   http://{conf.admin.address}  /metrics /livez /readyz /status",
+    ]
+    if conf.relay is not None:
+        lines.append(f"Delivered mail goes to {conf.relay.next_hop}")
+    lines.append(f"Quarantined mail goes to {daemon.state / conf.quarantine.directory}")
+    if smtp is not None:
+        host, port = smtp.address.host, smtp.address.port
+        lines += ["", "Try it, in another terminal:", *_examples(host, port)]
+    click.echo("\n".join([*lines, ""]))
+
+
+def _examples(host: str, port: int) -> list[str]:
+    text = r"Subject: hello\r\n\r\nhello\r\n"
+    return [
+        f"  swaks --server {host}:{port} --to you@example.org",
+        f"  python3 -c \"import smtplib; smtplib.SMTP('{host}', {port})"
+        f".sendmail('me@example.org', ['you@example.org'], '{text}')\"",
+        "A mail with the GTUBE line is refused, one with the EICAR file is quarantined (see README.md).",
+    ]

@@ -1,0 +1,54 @@
+"""`scanbridge status`: the live state of a running daemon, from its admin address."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+import httpx2
+
+from bridge.address import Address
+from bridge.cli.common import config_option, load_or_exit
+
+_TIMEOUT_S = 5.0
+
+
+@click.command()
+@config_option
+@click.option("--json", "as_json", is_flag=True, help="JSON for machines.")
+def status(path: Path | None, as_json: bool) -> None:
+    """Show how a running daemon is. Exit code 1 when there is none, or it is not ready."""
+    conf = load_or_exit(path)
+    state = ask(conf.admin.address)
+    if state is None:
+        click.echo(f"no scanbridge answers at {conf.admin.address}", err=True)
+        sys.exit(1)
+    click.echo(json.dumps(state, indent=2) if as_json else _table(state))
+    sys.exit(0 if state["ready"] else 1)
+
+
+def ask(address: Address) -> dict[str, Any] | None:
+    """/status of the daemon there, None when nobody answers."""
+    transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
+    url = "http://localhost/status" if address.path else f"http://{address}/status"
+    try:
+        with httpx2.Client(transport=transport, timeout=_TIMEOUT_S, trust_env=False) as client:
+            answer = client.get(url)
+            state = answer.json() if answer.status_code == 200 else None
+    except (httpx2.HTTPError, ValueError):
+        return None
+    return state if isinstance(state, dict) and "in_processing" in state else None
+
+
+def _table(state: dict[str, Any]) -> str:
+    lines = [
+        f"scanbridge {state['version']}, up {state['uptime_s']} s, {'ready' if state['ready'] else 'not ready'}",
+        f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
+        f"{state['bytes_in_processing']} bytes",
+    ]
+    lines += [f"listener       {one['name']}: {one['protocol']} on {one['address']}" for one in state["listeners"]]
+    lines += [f"scanner        {one['url']}: {one['status']}, {one['in_flight']} in flight" for one in state["scanner"]]
+    return "\n".join(lines)

@@ -1,0 +1,224 @@
+"""The daemon: starts all parts, takes the signals, and ends without losing a mail.
+
+Order matters. The embedded service starts first and ends last, because mail in processing still
+needs it; listeners start last and end first. Whatever cannot work is said before the first
+listener opens, as a ConfigError.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from bridge import __version__, config, maillog
+from bridge.address import Address
+from bridge.api.scanning import QueueStatus
+from bridge.config import Config
+from bridge.daemon import files, wiring
+from bridge.daemon.admin import create_admin
+from bridge.daemon.notify import feed_watchdog, notify
+from bridge.daemon.sockets import open_listening
+from bridge.delivery.quarantine import Quarantine
+from bridge.errors import ConfigError
+from bridge.filter.admission import Admission
+from bridge.filter.decide import Filter, Record
+from bridge.filter.headers import HeaderEditor
+from bridge.intake.milter.transport import MilterServer
+from bridge.intake.server import SmtpServer
+from bridge.mail.message import Spool
+from bridge.maillog import LineWriter
+from bridge.metrics import Metrics
+from bridge.scanner.client import Scanner
+from bridge.service import settings as service_settings
+from bridge.service.serve import HttpServer, ServiceServer
+
+log = logging.getLogger(__name__)
+
+_HURRIED_DRAIN_S = 2.0  # after a second signal
+_PURGE_INTERVAL_S = 3600.0
+_COLOURS = {None: -1, QueueStatus.GREEN: 0, QueueStatus.YELLOW: 1, QueueStatus.RED: 2}
+
+
+class Daemon:
+    """`start`, then `stop` (or `run`, which does both around the signals)."""
+
+    def __init__(self, conf: Config, writer: LineWriter | None = None) -> None:
+        self.config = conf
+        self.state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
+        self.metrics = Metrics(listener.name for listener in conf.listeners)
+        if writer is not None:
+            writer.on_lost = self.metrics.log_lines_lost.inc
+        self.admission = Admission(wiring.admission_settings(conf))
+        self.spool = Spool(conf.admission.max_bytes_in_processing, conf.spool.memory_per_mail, conf.spool.directory)
+        self.quarantine = Quarantine(wiring.quarantine_directory(conf, self.state))
+        self.servers: list[SmtpServer | MilterServer] = []
+        self._service: ServiceServer | None = None
+        self._admin: HttpServer | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._started = time.time()
+        self._stopping = False
+
+    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
+        """Until told to stop."""
+        stop = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def on_signal() -> None:
+            if stop.is_set():
+                log.warning("told to stop again: running mail has %.0f s left", _HURRIED_DRAIN_S)
+                for server in self.servers:
+                    self._tasks.append(loop.create_task(server.drain(_HURRIED_DRAIN_S)))
+            stop.set()
+
+        await self.start()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, on_signal)
+        loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: to change the configuration, restart")
+        notify("READY=1")
+        on_ready()
+        gc.collect()
+        gc.freeze()  # what is there now stays; the collector need not look at it again
+        await stop.wait()
+        notify("STOPPING=1")
+        await self.stop()
+
+    async def start(self) -> None:
+        if self.config.embedded_service:
+            await self._start_service()
+        self.scanner = Scanner(wiring.scanner_settings(self.config, wiring.token(self.config)))
+        self.relay = wiring.relay(self.config)
+        if (left := self.quarantine.clean()) > 0:
+            log.info("quarantine: %d unfinished files of an earlier run removed", left)
+        servers = [(listener, self._server(listener)) for listener in self.config.listeners]
+        sockets = [open_listening(listener.address, listener.unix_mode) for listener in self.config.listeners]
+        await self._start_admin()
+        for (listener, server), bound in zip(servers, sockets, strict=True):
+            for sock in bound:
+                await server.serve(sock)
+            self.servers.append(server)
+            log.info(
+                "listener %s: %s on %s, for %s", listener.name, listener.protocol, listener.address, listener.profile
+            )
+        for task in (self.scanner.watch(), feed_watchdog(), self._purge()):
+            self._tasks.append(asyncio.create_task(task))
+
+    async def _start_service(self) -> None:
+        """The scanning service in this process, at the first scanner URL."""
+        path = files.locate(self.config.scanner.token_file, self.config.directory)
+        files.make_secret(path)
+        parts = urlsplit(self.config.scanner.urls[0])
+        listen = Address(parts.hostname or "127.0.0.1", parts.port or 80)
+        secret = files.read_secret(path, "scanner.token_file")
+        self._service = ServiceServer()
+        await self._service.start(service_settings.embedded(self.state, str(listen), secret))
+        log.info("scanning service on %s", listen)
+
+    def _server(self, listener: config.Listener) -> SmtpServer | MilterServer:
+        headers = HeaderEditor(self.config.headers.prefix, wiring.hostname(self.config), self.config.headers.received)
+        milter = listener.protocol == "milter"
+        filter_ = Filter(
+            wiring.filter_settings(self.config, listener),
+            scanner=self.scanner,
+            admission=self.admission,
+            headers=headers,
+            quarantine=self.quarantine,
+            relay=None if milter else self.relay,
+            report=self._report,
+        )
+        if milter:
+            return MilterServer(wiring.milter_settings(self.config, listener), filter_, self.spool)
+        metrics, name = self.metrics, listener.name
+        return SmtpServer(
+            wiring.smtp_settings(self.config, listener),
+            filter_,
+            self.spool,
+            on_connections=metrics.connections.labels(name).set,
+            on_refused=lambda reason: metrics.refused_connections.labels(name, reason).inc(),
+            on_saturated=lambda stage: metrics.refused_early.labels(name, stage).inc(),
+        )
+
+    def _report(self, record: Record) -> None:
+        self.metrics.record(record)
+        maillog.decided(record)
+
+    async def _start_admin(self) -> None:
+        app = create_admin(self.metrics.registry, collect=self._collect, problem=self._problem, state=self.describe)
+        self._admin = HttpServer(app, open_listening(self.config.admin.address))
+        await self._admin.start()
+
+    def _collect(self) -> None:
+        """Gauges are read from the parts when somebody asks."""
+        metrics = self.metrics
+        metrics.in_processing.set(self.admission.in_processing)
+        metrics.in_processing_limit.set(self.admission.settings.max_in_processing)
+        metrics.bytes_in_processing.set(self.spool.in_use)
+        metrics.bytes_limit.set(self.spool.limit)
+        for host in self.scanner.hosts:
+            metrics.scanner_status.labels(host.url).set(_COLOURS[host.status])
+            metrics.scanner_in_flight.labels(host.url).set(host.in_flight)
+
+    def _problem(self) -> str:
+        if self._stopping:
+            return "stopping"
+        return "" if self.servers else "starting"
+
+    def describe(self) -> dict[str, Any]:
+        """For `scanbridge status`."""
+        return {
+            "version": __version__,
+            "uptime_s": round(time.time() - self._started),
+            "ready": not self._problem(),
+            "in_processing": self.admission.in_processing,
+            "max_in_processing": self.admission.settings.max_in_processing,
+            "bytes_in_processing": self.spool.in_use,
+            "listeners": [
+                {"name": one.name, "protocol": one.protocol, "address": str(one.address)}
+                for one in self.config.listeners
+            ],
+            "scanner": [
+                {"url": host.url, "status": str(host.status or "unknown"), "in_flight": host.in_flight}
+                for host in self.scanner.hosts
+            ],
+        }
+
+    async def _purge(self) -> None:
+        """Quarantined mail beyond its retention, once an hour."""
+        while True:
+            await self.quarantine.purge(self.config.quarantine.retention)
+            await asyncio.sleep(_PURGE_INTERVAL_S)
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Running mail is finished within the time, everything else ends now."""
+        self._stopping = True
+        limit = self.config.drain_timeout if drain_s is None else drain_s
+        await asyncio.gather(*(server.drain(limit) for server in self.servers))
+        if self.relay is not None:
+            await self.relay.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self.scanner.close()
+        if self._admin is not None:
+            await self._admin.stop(1)
+        if self._service is not None:
+            await self._service.stop(1)
+        log.info("stopped")
+
+
+def load(path: Path | None) -> Config:
+    """The file's configuration, or the embedded default. Raises ConfigError."""
+    if path is not None:
+        return config.load(path)
+    state = files.state_directory(None)
+    files.make_directory(state, "the state directory")
+    try:
+        return config.embedded(state)
+    except ConfigError as exc:
+        raise ConfigError(f"the state directory {state} cannot be written into a configuration: {exc}") from exc

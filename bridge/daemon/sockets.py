@@ -1,0 +1,37 @@
+"""Listening sockets: bound here, or handed to us by systemd."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from bridge.address import Address
+from bridge.errors import ConfigError
+from bridge.service.serve import CannotListen, bind
+
+_FIRST_FD = 3  # SD_LISTEN_FDS_START
+
+
+def open_listening(address: Address, unix_mode: str = "0660") -> list[socket.socket]:
+    """The sockets of one address. Raises ConfigError with what to do."""
+    if address.systemd:
+        return _from_systemd(address.systemd)
+    try:
+        sock = bind(address)
+    except CannotListen as exc:
+        raise ConfigError(f"{exc}; is another program, or another scanbridge, using it?") from exc
+    if address.path:
+        Path(address.path).chmod(int(unix_mode, 8))
+    return [sock]
+
+
+def _from_systemd(name: str) -> list[socket.socket]:
+    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
+    count = int(os.environ.get("LISTEN_FDS", "0") or 0)
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):
+        count = 0
+    fds = [_FIRST_FD + i for i, fd_name in enumerate(names[:count]) if fd_name == name]
+    if not fds:
+        raise ConfigError(f"systemd:{name}: systemd gave us no socket of that name; set FileDescriptorName={name}")
+    return [socket.socket(fileno=fd) for fd in fds]

@@ -1,0 +1,131 @@
+"""From configuration to parts: every settings object is filled in here, and nowhere else."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+from pathlib import Path
+
+from bridge import config
+from bridge.config import Config
+from bridge.daemon import files
+from bridge.delivery.maildir import Maildir
+from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
+from bridge.errors import ConfigError
+from bridge.filter.admission import AdmissionSettings
+from bridge.filter.decide import FilterSettings
+from bridge.filter.policy import Case, Policy, Rule
+from bridge.intake.connection import SessionLimits
+from bridge.intake.milter.transport import MilterSettings
+from bridge.intake.server import SmtpSettings
+from bridge.scanner.client import ScannerSettings
+
+
+def hostname(conf: Config) -> str:
+    """Our name. `gethostname` and not `getfqdn`, which may wait for DNS."""
+    return conf.hostname or socket.gethostname()
+
+
+def scanner_settings(conf: Config, token: str) -> ScannerSettings:
+    scanner = conf.scanner
+    encrypted = any(url.startswith("https:") for url in scanner.urls)
+    return ScannerSettings(
+        urls=tuple(scanner.urls),
+        token=token,
+        tls=files.scanner_tls(scanner, conf.directory) if encrypted else None,
+        connect_timeout_s=scanner.connect_timeout,
+        status_interval_s=scanner.status_interval,
+    )
+
+
+def token(conf: Config) -> str:
+    return files.read_secret(files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+
+
+def admission_settings(conf: Config) -> AdmissionSettings:
+    admission = conf.admission
+    return AdmissionSettings(admission.max_in_processing, admission.throttle_threshold, admission.throttle_max_delay)
+
+
+def relay(conf: Config) -> Relay | None:
+    if conf.relay is None:
+        return None
+    settings, hop = conf.relay, conf.relay.next_hop
+    if hop.protocol == "maildir":
+        return Maildir(files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
+    return SmtpRelay(
+        RelaySettings(
+            next_hop=hop,
+            hostname=hostname(conf),
+            tls=settings.tls,
+            tls_context=files.client_tls(settings.ca_file, conf.directory, "relay.ca_file"),
+            connect_timeout_s=settings.connect_timeout,
+            timeout_s=settings.timeout,
+            max_idle_s=settings.max_idle,
+            max_connections=settings.max_connections,
+        )
+    )
+
+
+def quarantine_directory(conf: Config, state: Path) -> Path:
+    return files.make_directory(state / conf.quarantine.directory, "quarantine.directory")
+
+
+def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:
+    return FilterSettings(
+        deadline_s=listener.deadline,
+        policy=_policy(conf.policy_for(listener)),
+        tenant_policies={tenant.uid: _policy(conf.policy_for(listener, tenant)) for tenant in conf.tenants},
+        tenant_by_domain=tenants_by_domain(conf),
+        default_tenant=conf.scanner.tenant_uid,
+        max_received=conf.limits.max_received,
+    )
+
+
+def _policy(policy: config.Policy) -> Policy:
+    rules: dict[Case, Rule] = {}
+    for case in Case:
+        outcome = getattr(policy, case.value)
+        rules[case] = Rule(outcome.action, outcome.code, outcome.text, outcome.keep_copy)
+    return rules
+
+
+def tenants_by_domain(conf: Config) -> dict[str, str]:
+    return {domain.lower(): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
+
+
+def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
+    assert listener.protocol != "milter"
+    limits = conf.limits
+    return SmtpSettings(
+        name=listener.name,
+        hostname=hostname(conf),
+        protocol=listener.protocol,
+        trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
+        tls=files.listener_tls(listener.tls, conf.directory, f"{listener.name}.tls") if listener.tls else None,
+        tls_required=listener.tls.required if listener.tls else False,
+        proxy_protocol=listener.proxy_protocol,
+        max_message_size=limits.max_message_size,
+        max_connections=limits.max_connections,
+        max_connections_per_client=limits.max_connections_per_client,
+        session=SessionLimits(
+            command_timeout_s=limits.command_timeout,
+            data_timeout_s=limits.data_timeout,
+            min_data_rate=limits.min_data_rate,
+            max_recipients=limits.max_recipients,
+            max_errors=limits.max_errors,
+        ),
+        tenant_by_domain=tenants_by_domain(conf),
+    )
+
+
+def milter_settings(conf: Config, listener: config.Listener) -> MilterSettings:
+    if listener.tls is not None or listener.proxy_protocol:
+        raise ConfigError(f"{listener.name}: a milter listener has neither tls nor proxy_protocol")
+    return MilterSettings(
+        listener=listener.name,
+        trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
+        max_connections=conf.limits.max_connections,
+        max_message_size=conf.limits.max_message_size,
+        max_recipients=conf.limits.max_recipients,
+    )

@@ -1,0 +1,50 @@
+"""Admission: may one more mail enter now?
+
+The scanner slows down long before it refuses, so we slow callers first (linear delay from the
+threshold to the limit) and answer 451 only at the limit. Knows counts alone; knows nothing of
+SMTP, milter or HTTP, so that every intake gets the same answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.errors import Saturated
+
+
+@dataclass(frozen=True, slots=True)
+class AdmissionSettings:
+    max_in_processing: int = 20
+    throttle_threshold: int = 20
+    throttle_max_delay_s: float = 5.0
+
+
+class Admission:
+    """The slots: one for each mail in processing."""
+
+    def __init__(self, settings: AdmissionSettings) -> None:
+        self.settings = settings
+        self.in_processing = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self.in_processing >= self.settings.max_in_processing
+
+    def enter(self) -> float:
+        """Take a slot and return the delay to wait before using it. Raises Saturated."""
+        if self.is_full:
+            raise Saturated("mail in processing is at its limit")
+        delay = self.delay()
+        self.in_processing += 1
+        return delay
+
+    def leave(self) -> None:
+        self.in_processing -= 1
+
+    def delay(self) -> float:
+        """What the next mail waits: nothing below the threshold, everything at the limit."""
+        limit, threshold = self.settings.max_in_processing, self.settings.throttle_threshold
+        over = self.in_processing + 1 - threshold
+        if over <= 0 or threshold >= limit:
+            return 0.0
+        return self.settings.throttle_max_delay_s * min(over / (limit - threshold), 1.0)

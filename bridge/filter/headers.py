@@ -1,0 +1,77 @@
+"""Header fields: ours are stripped from what comes in and stamped anew on what goes on.
+
+Works on the header section as bytes, so nothing else in it changes. A field of ours in an
+incoming mail is somebody's forgery; left in place, a reader would trust it.
+"""
+
+from __future__ import annotations
+
+import re
+from email.utils import formatdate
+
+from bridge.api.scanning import AnalysisResult
+from bridge.mail.transaction import Transaction
+
+_UNSAFE = re.compile(r"[^\x20-\x7e]")
+_COMMENT = re.compile(r"[^\x21-\x27\x2a-\x5b\x5d-\x7e]")  # printable, without ( ) and backslash
+_MAX_VALUE = 900  # RFC 5322 2.1.1: a line has at most 998 characters
+
+Fields = tuple[tuple[str, str], ...]
+
+
+class HeaderEditor:
+    """Knows our prefix and our name."""
+
+    def __init__(self, prefix: str, hostname: str, received: bool = True) -> None:
+        self.prefix = prefix
+        self._hostname = hostname
+        self._received = received
+        self._lower = prefix.lower().encode("ascii")
+        field = rb"^%b[^\r\n]*\r\n(?:[ \t][^\r\n]*\r\n)*" % re.escape(self._lower)
+        self._ours = re.compile(field, re.IGNORECASE | re.MULTILINE)
+
+    def strip(self, head: bytes) -> bytes | None:
+        """The header section without fields of ours; None when there are none."""
+        if self._lower not in head.lower():
+            return None
+        stripped = self._ours.sub(b"", head)
+        return stripped if stripped != head else None
+
+    def stamp(self, mail_id: str, result: AnalysisResult | None, unscanned: str = "") -> Fields:
+        """The fields that say what we know of this mail."""
+        fields = [("Id", mail_id)]
+        if result is not None:
+            fields += [("Decision", str(result.decision)), ("Verdict", result.verdict)]
+            fields += [("Tags", ", ".join(result.tags)), ("Ggrid", result.ggrid)]
+        else:
+            fields.append(("Unscanned", unscanned))
+        return tuple((self.prefix + name, _clean(value)) for name, value in fields if value)
+
+    def lines(self, tx: Transaction, fields: Fields) -> bytes:
+        """What goes in front of a relayed mail: Received, then our fields."""
+        text = "".join(f"{name}: {value}\r\n" for name, value in fields)
+        if self._received:
+            text = self._trace(tx) + text
+        return text.encode("ascii")
+
+    def _trace(self, tx: Transaction) -> str:
+        """RFC 5321 4.4. The peer is who spoke to us; its client is in its own Received field."""
+        session = tx.session
+        protocol = ("ESMTP" if session.esmtp else "SMTP") + ("S" if session.tls else "")
+        helo = _COMMENT.sub("?", session.helo or "unknown")[:255]
+        peer = _COMMENT.sub("?", session.peer)
+        return (
+            f"Received: from {helo} ([{peer}])\r\n"
+            f"\tby {self._hostname} (scanbridge) with {protocol} id {tx.id};\r\n"
+            f"\t{formatdate(localtime=False)}\r\n"
+        )
+
+
+def count_received(head: bytes) -> int:
+    """How many servers this mail has been through."""
+    lower = head.lower()
+    return lower.count(b"\nreceived:") + lower.startswith(b"received:")
+
+
+def _clean(value: str) -> str:
+    return _UNSAFE.sub("?", value)[:_MAX_VALUE].strip()

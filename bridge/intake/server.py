@@ -1,0 +1,266 @@
+"""One SMTP or LMTP listener: who may connect, how many, and what their mail becomes.
+
+The hooks here are all that `smtp` knows of the rest: a trusted client's mail is admitted, becomes a
+transaction, goes through the filter, and the outcome's reply is the answer to the final dot.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import ipaddress
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from aiosmtpd.smtp import MISSING
+
+from bridge.filter.decide import Filter
+from bridge.intake.connection import SessionLimits
+from bridge.intake.smtp import BridgeLMTP, BridgeSMTP, SmtpEnvelope
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.message import Spool
+from bridge.mail.reply import Reply
+from bridge.mail.session import Client, Session
+from bridge.mail.transaction import Transaction, new_id
+
+log = logging.getLogger(__name__)
+
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+_PROXY_TIMEOUT_S = 5.0
+_UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
+_FULL = Reply(421, "4.3.2", "Too many connections, try again later")
+_CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
+_NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server takes mail from its mail servers only")
+_TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
+GOODBYE = Reply(421, "4.3.2", "Service shutting down")
+
+
+@dataclass(frozen=True, slots=True)
+class SmtpSettings:
+    """What one listener is told."""
+
+    name: str
+    hostname: str
+    protocol: Literal["smtp", "lmtp"] = "smtp"
+    trusted: tuple[Network, ...] = ()
+    tls: ssl.SSLContext | None = None
+    tls_required: bool = False
+    proxy_protocol: bool = False
+    max_message_size: int = 50 * 1024 * 1024
+    max_connections: int = 2000
+    max_connections_per_client: int = 500
+    session: SessionLimits = field(default_factory=SessionLimits)
+    tenant_by_domain: dict[str, str] | None = None
+
+
+def _ignore(*_: object) -> None:
+    """For metrics nobody wants."""
+
+
+class SmtpServer:
+    """Accepts on sockets it is given, until it is drained."""
+
+    def __init__(
+        self,
+        settings: SmtpSettings,
+        filter_: Filter,
+        spool: Spool,
+        *,
+        on_connections: Callable[[int], None] = _ignore,
+        on_refused: Callable[[str], None] = _ignore,
+        on_saturated: Callable[[str], None] = _ignore,
+    ) -> None:
+        self.settings = settings
+        self._filter = filter_
+        self._loop = asyncio.get_running_loop()
+        self._on_connections = on_connections
+        self._on_refused = on_refused
+        self._on_saturated = on_saturated
+        self._servers: list[asyncio.Server] = []
+        self._sessions: set[BridgeSMTP] = set()
+        self._per_client: collections.Counter[str] = collections.Counter()
+        self._strangers = 0
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.draining = False
+        self._prototype = (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
+            self,
+            limits=settings.session,
+            spool=spool,
+            data_size_limit=settings.max_message_size,
+            enable_SMTPUTF8=True,
+            hostname=settings.hostname,
+            ident="LMTP scanbridge" if settings.protocol == "lmtp" else "ESMTP scanbridge",
+            tls_context=settings.tls,
+            require_starttls=settings.tls_required,
+            proxy_protocol_timeout=_PROXY_TIMEOUT_S if settings.proxy_protocol else None,
+            loop=self._loop,
+        )
+
+    async def serve(self, sock: socket.socket) -> None:
+        """Start accepting on a listening TCP or unix socket."""
+        if sock.family == socket.AF_UNIX:
+            server: asyncio.Server = await self._loop.create_unix_server(self._prototype.spawn, sock=sock)
+        else:
+            server = await self._loop.create_server(self._prototype.spawn, sock=sock, backlog=1024)
+        self._servers.append(server)
+
+    async def drain(self, timeout_s: float) -> None:
+        """Stop accepting, say goodbye to the idle, let running mail finish within the time."""
+        self.draining = True
+        for server in self._servers:
+            server.close()
+        for session in list(self._sessions):
+            if not session.in_mail:
+                session.goodbye(GOODBYE)
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._empty.wait()
+        except TimeoutError:
+            log.warning("listener %s: %d sessions cut after the drain time", self.settings.name, len(self._sessions))
+            for session in list(self._sessions):
+                session.goodbye(GOODBYE)
+
+    # Hooks: called by the session with itself, aiosmtpd's session and its envelope
+
+    async def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
+        peer = _peer_address(session.peer)
+        if not server.client.address and session.proxy_data is None:
+            server.client = Client(address=peer)
+        server.trusted = self._is_trusted(server.client.address)
+        refusal = self._count_in(server, peer)
+        return MISSING if refusal is None else refusal
+
+    def _count_in(self, server: BridgeSMTP, peer: str | None) -> Reply | None:
+        settings, stranger = self.settings, not server.trusted
+        if len(self._sessions) >= settings.max_connections or (
+            stranger and self._strangers >= max(settings.max_connections // _UNTRUSTED_SHARE, 5)
+        ):
+            self._on_refused("limit")
+            return _FULL
+        if peer is not None and self._per_client[peer] >= settings.max_connections_per_client:
+            self._on_refused("client_limit")
+            return _CLIENT_FULL
+        self._sessions.add(server)
+        self._empty.clear()
+        self._strangers += stranger
+        if peer is not None:
+            self._per_client[peer] += 1
+        self._on_connections(len(self._sessions))
+        return GOODBYE if self.draining else None
+
+    def handle_CLOSE(self, server: BridgeSMTP) -> None:
+        """The connection is gone (called without await)."""
+        if server not in self._sessions:
+            return
+        self._sessions.discard(server)
+        self._strangers -= not server.trusted
+        peer = _peer_address(server.session.peer)
+        if peer is not None:
+            self._per_client[peer] -= 1
+            if not self._per_client[peer]:
+                del self._per_client[peer]
+        self._on_connections(len(self._sessions))
+        if not self._sessions:
+            self._empty.set()
+
+    def _is_trusted(self, address: str | None) -> bool:
+        if address is None:  # a unix socket: its permissions decide
+            return True
+        ip = ipaddress.ip_address(address)
+        return any(ip in network for network in self.settings.trusted)
+
+    async def handle_PROXY(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, proxy: Any) -> bool:
+        """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
+        peer = _peer_address(session.peer)
+        if not proxy.valid or not self._is_trusted(peer):
+            self._on_refused("untrusted")
+            return False
+        source = str(proxy.src_addr) if proxy.src_addr else None
+        try:
+            address = str(ipaddress.ip_address(source)) if source else peer
+        except ValueError:
+            address = peer
+        server.client = Client(address=address, port=proxy.src_port or None)
+        return True
+
+    async def handle_MAIL(
+        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
+    ) -> Any:
+        if not server.trusted:
+            self._on_refused("untrusted")
+            return _NOT_ALLOWED
+        return self._admit("mail")
+
+    async def handle_RCPT(
+        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
+    ) -> Any:
+        """A transaction belongs to one tenant."""
+        tenants = self.settings.tenant_by_domain
+        if not tenants or not envelope.rcpt_tos:
+            return MISSING
+        same = tenants.get(_domain(address)) == tenants.get(_domain(envelope.rcpt_tos[0]))
+        return MISSING if same else _TWO_TENANTS
+
+    async def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
+        return self._admit("data")
+
+    def _admit(self, stage: str) -> Any:
+        refusal = self._filter.closed()
+        if refusal is None:
+            return MISSING
+        self._on_saturated(stage)
+        return refusal
+
+    async def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Reply:
+        assert envelope.message is not None and envelope.mail_from is not None
+        now = self._loop.time()
+        outcome = await self._filter.process(
+            Transaction(
+                id=new_id(),
+                session=self._describe(server, session),
+                envelope=Envelope(
+                    envelope.mail_from,
+                    tuple(map(Recipient, envelope.rcpt_tos, envelope.rcpt_params)),
+                    tuple(envelope.mail_options),
+                ),
+                message=envelope.message,
+                received_at=now,
+                deadline=now + self._filter.deadline_s,
+            )
+        )
+        return outcome.reply
+
+    def _describe(self, server: BridgeSMTP, session: Any) -> Session:
+        client = server.forwarded
+        if client is None:
+            client = server.client
+            if client.helo is None:
+                client = replace(client, helo=session.host_name)
+        return Session(
+            id=session.id,
+            listener=self.settings.name,
+            peer=_peer_address(session.peer) or "unix",
+            client=client,
+            tls=session.ssl["ssl_object"].version() if session.ssl else None,
+            helo=session.host_name,
+            esmtp=session.extended_smtp,
+        )
+
+
+def _peer_address(peer: Any) -> str | None:
+    """The bare address; None for a unix socket. A mapped IPv4 address is IPv4."""
+    if not isinstance(peer, tuple):
+        return None
+    ip = ipaddress.ip_address(peer[0].partition("%")[0])
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return str(mapped or ip)
+
+
+def _domain(address: str) -> str:
+    return address.rpartition("@")[2].lower()
