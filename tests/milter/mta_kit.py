@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
-import queue
 import re
 import shutil
 import smtplib
 import socket
 import socketserver
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -280,7 +280,7 @@ daemon_directory = /usr/lib/postfix/sbin
 maillog_file = {directory}/maillog
 maillog_file_prefixes = {directory}
 inet_interfaces = 127.0.0.1
-inet_protocols = ipv4
+inet_protocols = all
 myhostname = front.example
 mydestination =
 mynetworks = 127.0.0.0/8
@@ -333,4 +333,31 @@ def need_postfix() -> None:
         unavailable("a private Postfix needs root")
 
 
-Queue = queue.Queue
+class BridgeProcess:
+    """The listener in a process that can be killed."""
+
+    def __init__(self, port: int, scan_s: float = 0.0) -> None:
+        self._command = [sys.executable, str(Path(__file__).with_name("milter_process.py")), str(port), str(scan_s)]
+
+    def __enter__(self) -> BridgeProcess:
+        self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
+        self.says("ready")
+        return self
+
+    def says(self, word: str) -> None:
+        """Wait until it says so."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            if line.strip() == word:
+                return
+        raise AssertionError(f"the bridge ended before it said {word}")
+
+    def kill(self) -> None:
+        """kill -9"""
+        self.process.kill()
+        self.process.wait(DEADLINE_S)
+
+    def __exit__(self, *_: object) -> None:
+        self.kill()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
