@@ -1,0 +1,11 @@
+-- Unknown families, the macros of an authenticated user, a large body.
+local conn = open()
+greet(conn, "unspec")
+mt.macro(conn, SMFIC_MAIL, "i", "QUEUE1", "{auth_authen}", "ann")
+envelope(conn)
+check(mt.header(conn, "Subject", marker) == nil, "header")
+check(mt.eoh(conn) == nil, "end of headers")
+check(mt.bodyrandom(conn, 300000) == nil, "large body")
+check(mt.eom(conn) == nil, "end of message")
+check(mt.getreply(conn) == SMFIR_CONTINUE, "large body is not continued")
+mt.disconnect(conn)

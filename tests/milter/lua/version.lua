@@ -1,0 +1,18 @@
+-- Versions 2 and 99; actions that were not offered are not used.
+local old = open(2, 1, 127)
+greet(old)
+envelope(old)
+check(content(old, "relay") == SMFIR_CONTINUE, "version 2 is not served")
+check(mt.eom_check(old, MT_HDRADD, "X-Scan-Decision", "deliver"), "not stamped for version 2")
+check(not mt.test_action(old, SMFIF_CHGHDRS), "asked for more than was offered")
+check(not mt.eom_check(old, MT_HDRDELETE, "x-scan-id"), "deleted though that was not offered")
+envelope(old)
+check(content(old, "hold") == SMFIR_REPLYCODE, "held though that was not offered")
+mt.disconnect(old)
+
+local bare = open(6, 0, 0)
+greet(bare)
+envelope(bare)
+check(content(bare, "relay") == SMFIR_CONTINUE, "not served without any action")
+check(not mt.eom_check(bare, MT_HDRADD), "stamped though that was not offered")
+mt.disconnect(bare)
