@@ -10,6 +10,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from time import monotonic
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.delivery.quarantine import Quarantine
@@ -148,7 +149,6 @@ class Filter:
 
     async def _scan(self, tx: Transaction, tenant: str | None, record: Record) -> AnalysisResult:
         """The scanner's word, from within a slot."""
-        loop = asyncio.get_running_loop()
         request = AnalysisRequest(
             BorderMtaData(
                 envelope_from=tx.envelope.sender,
@@ -159,15 +159,15 @@ class Filter:
             tenant,
         )
         delay = self._admission.enter()
-        began = loop.time()
+        began = monotonic()
         try:
             if delay:
                 await asyncio.sleep(delay)
-                record.wait_s = loop.time() - began
-                began = loop.time()
+                record.wait_s = monotonic() - began
+                began = monotonic()
             return await self._scanner.submit(request, tx.message, tx.deadline - self._reserve_s)
         finally:
-            record.scan_s = loop.time() - began
+            record.scan_s = monotonic() - began
             self._admission.leave()
 
     async def _carry_out(
@@ -203,15 +203,14 @@ class Filter:
     async def _hand_on(self, tx: Transaction, stamp: Fields, result: AnalysisResult | None, record: Record) -> Outcome:
         if self._relay is None:
             return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
-        loop = asyncio.get_running_loop()
-        began = loop.time()
+        began = monotonic()
         try:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
         except NextHopError as exc:
             record.error = exc
             return Outcome(Action.RELAY, exc.reply, result, stamp)
         finally:
-            record.relay_s = loop.time() - began
+            record.relay_s = monotonic() - began
         record.next_id = delivered.queue_id
         return Outcome(Action.RELAY, delivered.reply, result, stamp)
 

@@ -63,7 +63,7 @@ class HeaderEditor:
         return (
             f"Received: from {helo} ([{peer}])\r\n"
             f"\tby {self._hostname} (scanbridge) with {protocol} id {tx.id};\r\n"
-            f"\t{formatdate(localtime=False)}\r\n"
+            f"\t{formatdate(localtime=True)}\r\n"
         )
 
 

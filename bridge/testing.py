@@ -1,0 +1,286 @@
+"""For tests, ours and other people's: a bridge in a thread, a scripted scanner, a recording next hop.
+
+Everything is real: sockets, HTTP, SMTP. Only the scanner's and the next hop's words are scripted,
+because they must be able to misbehave. Nothing in the daemon imports this.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from email import message_from_bytes, policy
+from pathlib import Path
+from typing import Any, TypeVar
+
+import uvloop
+
+from bridge import yamlfile
+from bridge.config import Config
+from bridge.daemon.run import Daemon
+
+T = TypeVar("T")
+
+TOKEN = "0123456789abcdef" * 4
+
+
+def result(decision: str = "deliver", **fields: Any) -> bytes:
+    """A MessageAnalysisResult as the service would send it."""
+    base = {"ggrid": "11111111-2222-4333-8444-555555555555", "verdict": "test", "tags": ["a:b"]}
+    times = {"created": "2026-01-01T00:00:00Z", "completed": "2026-01-01T00:00:01Z"}
+    return json.dumps({**base, **times, "decision": decision, **fields}).encode()
+
+
+def answer(status: int, body: bytes = b"", *headers: str) -> bytes:
+    """A whole HTTP answer."""
+    lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Content-Type: application/json", *headers]
+    return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
+
+
+class Background:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = uvloop.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
+        self._thread.start()
+
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
+
+    def close(self) -> None:
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join(10)
+        self.loop.close()
+
+
+@dataclass
+class Submission:
+    """What the bridge sent for one mail."""
+
+    authorization: str
+    parameters: dict[str, Any]
+    parameters_type: str
+    email: bytes
+    raw: bytes
+
+
+class FakeScanner:
+    """Listens on loopback; `reply` says what it does with each submission.
+
+    `reply` is bytes (the whole HTTP answer), or a coroutine function that gets the writer and may
+    do anything: drip, hang, close. GET/POST of the status path is answered by `status`.
+    """
+
+    def __init__(self) -> None:
+        self.submissions: list[Submission] = []
+        self.reply: bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+        self.reply = answer(200, result())
+        self.status: bytes | None = answer(200, b'{"messageQueueStatus": "GREEN"}')
+        self.in_flight = self.max_in_flight = 0
+        self.arrived = threading.Semaphore(0)  # released once per submission
+        self.port = 0
+        self._server: asyncio.Server | None = None
+
+    async def start(self, tls: Any = None) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+                fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
+                body = await reader.readexactly(int(fields.get("Content-Length", "0")))
+                if "/admin/status" in head:
+                    if self.status is None:
+                        break
+                    writer.write(self.status)
+                    continue
+                self.submissions.append(_submission(fields, body))
+                self.arrived.release()
+                await self._answer(reader, writer)
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.in_flight += 1
+        self.max_in_flight = max(self.max_in_flight, self.in_flight)
+        try:
+            if isinstance(self.reply, bytes):
+                writer.write(self.reply)
+            else:
+                await self.reply(reader, writer)
+        finally:
+            self.in_flight -= 1
+
+
+def _submission(fields: dict[str, str], body: bytes) -> Submission:
+    kind = f"Content-Type: {fields['Content-Type']}\r\n\r\n".encode()
+    parts = {}
+    for part in message_from_bytes(kind + body, policy=policy.HTTP).iter_parts():
+        parts[part.get_param("name", header="content-disposition")] = part
+    boundary = fields["Content-Type"].partition("boundary=")[2].encode()
+    email = body.split(b"Content-Type: message/rfc822\r\n\r\n", 1)[1].rsplit(b"\r\n--" + boundary + b"--", 1)[0]
+    parameters = parts["parameters"]
+    return Submission(
+        authorization=fields.get("Authorization", ""),
+        parameters=json.loads(bytes(parameters.get_payload(decode=True))),  # type: ignore[arg-type]
+        parameters_type=parameters.get_content_type(),
+        email=email,
+        raw=body,
+    )
+
+
+@dataclass
+class Received:
+    """One mail as the next hop got it: the envelope commands as they were, the content unstuffed."""
+
+    commands: list[bytes]
+    content: bytes
+
+
+@dataclass
+class NextHop:
+    """An SMTP server on loopback that records mail and says what it is told to.
+
+    `replies` maps a verb (b"MAIL", b"RCPT", b"DATA", b".", b"EHLO", b"CONNECT") to what it answers;
+    b"" closes the connection instead. `extensions` are announced.
+    """
+
+    replies: dict[bytes, bytes] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ("PIPELINING", "8BITMIME", "SIZE 60000000", "DSN", "SMTPUTF8")
+    mails: list[Received] = field(default_factory=list)
+    port: int = 0
+    _server: asyncio.Server | None = None
+
+    async def start(self) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    @property
+    def url(self) -> str:
+        return f"smtp://127.0.0.1:{self.port}"
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        commands: list[bytes] = []
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            if self._say(writer, b"CONNECT", b"220 next.example ESMTP"):
+                while line := (await reader.readuntil(b"\r\n"))[:-2]:
+                    verb = line.split(b" ", 1)[0].upper()
+                    commands.append(line)
+                    if not await self._command(verb, reader, writer, commands):
+                        break
+        writer.close()
+
+    async def _command(
+        self, verb: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: list[bytes]
+    ) -> bool:
+        if verb == b"EHLO":
+            lines = ["next.example", *self.extensions]
+            text = "\r\n".join(f"250-{line}" for line in lines[:-1]) + f"\r\n250 {lines[-1]}"
+            return self._say(writer, verb, text.encode())
+        if verb == b"QUIT":
+            self._say(writer, verb, b"221 2.0.0 Bye")
+            return False
+        if verb != b"DATA":
+            return self._say(writer, verb, b"250 2.0.0 Ok")
+        if not self._say(writer, verb, b"354 Go on"):
+            return False
+        if verb in self.replies:
+            return True
+        mail = Received(list(commands), await _read_content(reader))
+        commands.clear()
+        accepted = self._say(writer, b".", b"250 2.0.0 Ok: queued as NEXT1")
+        if b"." not in self.replies:
+            self.mails.append(mail)
+        return accepted
+
+    def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
+        text = self.replies.get(verb, text)
+        if not text:
+            return False
+        writer.write(text + b"\r\n")
+        return True
+
+
+async def _read_content(reader: asyncio.StreamReader) -> bytes:
+    """Up to the final dot, unstuffed."""
+    content = b"\r\n"
+    while not content.endswith(b"\r\n.\r\n"):
+        content += await reader.readuntil(b".\r\n")
+    return content[:-3].replace(b"\r\n.", b"\r\n")[2:]
+
+
+@dataclass
+class RunningBridge:
+    """A whole daemon on loopback, with its scanner and next hop."""
+
+    daemon: Daemon
+    scanner: FakeScanner
+    next_hop: NextHop
+    background: Background
+    port: int  # of the first listener
+    admin_port: int
+    directory: Path
+
+    @property
+    def quarantined(self) -> list[Path]:
+        return sorted((self.directory / "state" / "quarantine").glob("*.eml"))
+
+    def connect(self, timeout_s: float = 10.0) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+
+
+@contextmanager
+def running_bridge(directory: Path, config: dict[str, Any] | None = None, **listener: Any) -> Iterator[RunningBridge]:
+    """A daemon with `config` merged over a test's defaults, and `listener` over its one listener."""
+    background, scanner, next_hop = Background(), FakeScanner(), NextHop()
+    background.run(scanner.start())
+    background.run(next_hop.start())
+    (directory / "token").write_text(TOKEN + "\n")
+    port, admin_port = free_port(), free_port()
+    data: dict[str, Any] = {
+        "scanner": {"urls": [scanner.url], "token_file": "token"},
+        "listeners": [{"name": "test", "address": f"127.0.0.1:{port}", **listener}],
+        "relay": {"next_hop": next_hop.url},
+        "admin": {"address": f"127.0.0.1:{admin_port}"},
+        "state_directory": str(directory / "state"),
+        "hostname": "bridge.example",
+        "drain_timeout": "5s",
+    }
+    for key, value in (config or {}).items():
+        data[key] = {**data[key], **value} if isinstance(value, dict) and isinstance(data.get(key), dict) else value
+    conf = yamlfile.load(directory / "bridge.yml", Config, yamlfile.dump(data))
+    daemon = Daemon(conf)
+    background.run(daemon.start())
+    try:
+        yield RunningBridge(daemon, scanner, next_hop, background, port, admin_port, directory)
+    finally:
+        background.run(daemon.stop(2.0))
+        background.run(scanner.stop())
+        background.run(next_hop.stop())
+        background.close()
+
+
+def free_port() -> int:
+    """A port that was free a moment ago."""
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
