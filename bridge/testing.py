@@ -136,7 +136,7 @@ def _submission(fields: dict[str, str], body: bytes) -> Submission:
     parameters = parts["parameters"]
     return Submission(
         authorization=fields.get("Authorization", ""),
-        parameters=json.loads(bytes(parameters.get_payload(decode=True))),  # type: ignore[arg-type]
+        parameters=json.loads(bytes(parameters.get_payload(decode=True))),
         parameters_type=parameters.get_content_type(),
         email=email,
         raw=body,
