@@ -18,12 +18,15 @@ from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.mail.message import Spool
 from bridge.service.admission import Admission
+from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
+from bridge.service.health import Health
 from bridge.service.keys import KeyRing
 from bridge.service.listfollow import ListFollower
 from bridge.service.lists import ListsApi
 from bridge.service.liststore import ListStore
+from bridge.service.metrics import Metrics
 from bridge.service.queue import AnalysisQueue
 from bridge.service.records import Records
 from bridge.service.scanning import Status, SubmitEmail
@@ -43,12 +46,20 @@ def create_app(config: ServiceConfig) -> Starlette:
     lists = ListStore(store, config.lists)
     follower = ListFollower(lists, keys)
     records = Records(store, config.records.retention)
-    queue = AnalysisQueue(Pipeline(config, follower, records), guard.mainWorkerCount)
+    engines = engines_of(config.analyzers)
+    metrics = Metrics(engine.name for engine in engines)
+    pipeline = Pipeline(config, follower, records, engines, metrics)
+    queue = AnalysisQueue(pipeline, guard.mainWorkerCount)
+    metrics.gauge("in_processing", "submitEmail requests in processing.", lambda: admission.in_processing)
+    metrics.gauge("queue_waiting", "Analyses that wait for a worker.", lambda: queue.waiting)
+    metrics.gauge("records_dropped", "Analysis records lost because the database was away.", lambda: records.dropped)
+    metrics.gauge("lists_current", "1 while the lists in memory follow the database.", lambda: follower.current)
     submit = SubmitEmail(
         tokens,
         admission,
         queue,
         Spool(guard.maxGuardRequestsInProcessing * MAX_MESSAGE_BYTES),
+        metrics,
         enabled=guard.scanSources.restApi is not None,
         timeout_s=config.abby.serviceProviders.core.longRequestTimeout / 1000,
     )
@@ -58,6 +69,7 @@ def create_app(config: ServiceConfig) -> Starlette:
         async with AsyncExitStack() as stack:
             await asyncio.to_thread(store.open)
             stack.callback(store.close)
+            stack.push_async_callback(pipeline.stop)
             for part in (follower, records, queue):
                 await part.start()
                 stack.push_async_callback(part.stop)
@@ -68,6 +80,7 @@ def create_app(config: ServiceConfig) -> Starlette:
             Route(SUBMIT_PATH, submit, methods=["POST"]),
             Route(STATUS_PATH, Status(tokens, admission), methods=["POST"]),
             *_list_routes(ListsApi(lists, keys, follower)),
+            *_health_routes(Health(tokens, admission, follower, metrics)),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _our_error},
@@ -82,6 +95,11 @@ def _list_routes(api: ListsApi) -> list[Route]:
         LIST_ENTRIES_PATH: api.list_entries,
     }
     return [Route(path, api.endpoint(handler), methods=["POST"]) for path, handler in handlers.items()]
+
+
+def _health_routes(health: Health) -> list[Route]:
+    handlers = {"/livez": health.live, "/readyz": health.ready, "/metrics": health.metrics}
+    return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
 
 
 _ERRORS = {404: "not_found", 405: "method_not_allowed"}

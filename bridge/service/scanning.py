@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
@@ -18,6 +19,7 @@ from bridge.service.admission import Admission
 from bridge.service.analysis.pipeline import Job
 from bridge.service.answers import Refused, header, refuse, send_json
 from bridge.service.auth import StaticTokens
+from bridge.service.metrics import Metrics
 from bridge.service.queue import AnalysisQueue
 from bridge.service.settings import Permission
 from bridge.service.upload import MAX_BODY_BYTES, Disconnected, Upload, too_large
@@ -34,6 +36,7 @@ class SubmitEmail:
         admission: Admission,
         queue: AnalysisQueue,
         spool: Spool,
+        metrics: Metrics,
         *,
         enabled: bool,
         timeout_s: float,
@@ -42,6 +45,7 @@ class SubmitEmail:
         self._admission = admission
         self._queue = queue
         self._spool = spool
+        self._metrics = metrics
         self._enabled = enabled
         self._timeout_s = timeout_s
 
@@ -53,12 +57,15 @@ class SubmitEmail:
             check_length(scope)
             delay = self._admission.enter()
         except Refused as refused:
+            self._metrics.refused(refused.status)
             await refuse(scope, receive, send, refused)
             return
+        start = time.monotonic()
         try:
             await self._admitted(scope, receive, send, delay)
         finally:
             self._admission.leave()
+            self._metrics.took(time.monotonic() - start)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send, delay: float) -> None:
         if delay:
@@ -69,6 +76,7 @@ class SubmitEmail:
             job = Job.new(request, upload.mail)
             result = self._queue.try_now(job) or await self._queued(job, receive)
         except Refused as refused:
+            self._metrics.refused(refused.status)
             upload.close()
             await refuse(scope, receive, send, refused)
         except Disconnected:

@@ -233,6 +233,7 @@ class Plugin(Bounded):
     """An analyzer of one's own, found as an entry point of this name."""
 
     options: dict[str, Any] = Field({}, description="Handed to the analyzer's factory.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not shown to it: a limit.")
 
 
 class Analyzers(Section):

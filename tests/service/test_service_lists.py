@@ -123,7 +123,7 @@ def test_500_entries_pass_and_501_do_not(lists):
         ("addEntries", {"listName": "blocked-senders"}, 400, "invalid_request"),
         ("addEntries", {"listName": "blocked-senders", "entries": ["a@b.org"]}, 400, "invalid_request"),
         ("addEntries", {"listName": "partners", "entries": [{"entry": "a@b", "comment": 1}]}, 400, "invalid_request"),
-        ("addEntries", {"listName": "partners", "entries": [{"entry": "a@b", "comment": "\0"}]}, 400, "invalid_request"),
+        ("addEntries", {"listName": "partners", "entries": [{"entry": "a", "comment": "\0"}]}, 400, "invalid_request"),
         ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "\ud800@b.org"}]}, 400, "invalid_entry"),
         ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "a b@c\nd"}]}, 400, "invalid_entry"),
         ("addEntries", {"listName": "blocked-networks", "entries": [{"entry": "10.0.0.0/99"}]}, 400, "invalid_entry"),

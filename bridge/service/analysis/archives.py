@@ -189,3 +189,5 @@ _OPENERS: dict[str, Callable[[bytes, str, Budget], Iterator[Member]]] = {
     "bzip2": _bzip2,
     "xz": _xz,
 }
+OPENABLE = frozenset(_OPENERS)
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz"})  # one file in, one file out: no nesting worth a tag

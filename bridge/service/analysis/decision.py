@@ -17,7 +17,35 @@ from bridge.service.settings import Decisions
 INCOMPLETE = "incomplete"
 
 # What a tag weighs unless `decisions.scores` says otherwise. docs/service.md explains each.
-TAG_SCORES: dict[str, float] = {}
+TAG_SCORES: dict[str, float] = {
+    "mime:executable": 8.0,
+    "mime:double-extension": 5.0,
+    "mime:deceptive-name": 5.0,
+    "mime:type-mismatch": 4.0,
+    "mime:encrypted-archive": 4.0,
+    "mime:macro": 4.0,
+    "mime:nested-archive": 1.0,
+    "mime:broken-archive": 2.0,
+    "mime:unopened-archive": 2.0,
+    "url:mismatch": 3.0,
+    "url:userinfo": 2.0,
+    "url:ip-host": 2.0,
+    "url:punycode": 0.5,
+    "header:missing-from": 2.0,
+    "header:missing-date": 1.0,
+    "header:missing-message-id": 0.5,
+    "header:bad-date": 1.0,
+    "header:duplicate": 2.0,
+    "header:several-from": 1.0,
+    "header:display-address": 2.0,
+    "header:reply-to-differs": 0.5,
+    "auth:spf-fail": 3.0,
+    "auth:spf-softfail": 1.0,
+    "auth:dkim-fail": 1.0,
+    "auth:dmarc-reject": 10.0,
+    "auth:dmarc-quarantine": 8.0,
+    "clamav:encrypted": 4.0,
+}
 
 
 @dataclass(frozen=True, slots=True)

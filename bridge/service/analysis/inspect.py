@@ -8,15 +8,20 @@ looked at".
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import hashlib
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
-from bridge.service.analysis import archives
+from bridge.service.analysis import archives, headers, kinds
 from bridge.service.analysis.archives import BadArchive, Budget
+from bridge.service.analysis.links import Links
 from bridge.service.analysis.structure import Bounds, Buffer, Part, TooMuch, decoded, walk
 
 # In two pieces, so that no scanner ever takes this file for what it looks for.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
+
+MAX_SENDERS = 20
 
 
 class NeedsProcess(Exception):
@@ -25,13 +30,24 @@ class NeedsProcess(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All bounds of one inspection; plain data, because it travels to another process."""
+    """What to look at and how far; plain data, because it travels to another process."""
 
     bounds: Bounds = field(default_factory=Bounds)
     archive_depth: int = 4
     archive_members: int = 10_000
     extracted_bytes: int = 256 * 1024 * 1024
+    urls: int = 1000
+    look_at_mime: bool = True
+    look_at_urls: bool = True
+    look_at_headers: bool = True
     archives: bool = True  # False: raise NeedsProcess at the first one
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, value: dict[str, Any]) -> Limits:
+        return cls(**{**value, "bounds": Bounds(**value["bounds"])})
 
 
 @dataclass(slots=True)
@@ -40,6 +56,17 @@ class Inspection:
 
     tags: set[str] = field(default_factory=set)
     limits: set[str] = field(default_factory=set)
+    hosts: set[str] = field(default_factory=set)
+    digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and of every file in archives
+    senders: list[str] = field(default_factory=list)  # addresses in From and Sender
+
+    def to_dict(self) -> dict[str, list[str]]:
+        return {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
+
+    @classmethod
+    def from_dict(cls, value: dict[str, list[str]]) -> Inspection:
+        tags, limits, hosts, digests = (set(value[name]) for name in ("tags", "limits", "hosts", "digests"))
+        return cls(tags, limits, hosts, digests, list(value["senders"]))
 
 
 def inspect(data: Buffer, limits: Limits) -> Inspection:
@@ -50,14 +77,20 @@ def inspect(data: Buffer, limits: Limits) -> Inspection:
         look.mail(data, 0)
     except TooMuch as exc:
         look.found.limits.add(str(exc))
-    return look.found
+    return look.finish()
 
 
 class _Look:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.found = Inspection()
+        self.links = Links()
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
+
+    def finish(self) -> Inspection:
+        self.found.tags |= self.links.tags
+        self.found.hosts = self.links.hosts
+        return self.found
 
     def signatures(self, data: Buffer) -> None:
         if data.find(EICAR) >= 0:
@@ -66,18 +99,57 @@ class _Look:
             self.found.tags.add("spam:gtube")
 
     def mail(self, data: Buffer, nesting: int) -> None:
+        outermost = nesting == 0
         for part in walk(data, self.limits.bounds):
+            if part.depth == 0 and outermost:
+                self.header(part)
+                outermost = False
             if not part.content_type.startswith("multipart/"):
                 self.leaf(data, part, nesting)
 
+    def header(self, part: Part) -> None:
+        if self.limits.look_at_headers:
+            self.found.tags |= headers.check(part.fields)
+        for value in part.values("from") + part.values("sender"):
+            self.found.senders += headers.addresses(value)[:MAX_SENDERS]
+
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
-        if part.encoding in ("7bit", "8bit", "binary") and part.content_type.startswith(("text/", "message/")):
+        plain = part.encoding in ("7bit", "8bit", "binary")
+        if plain and part.content_type.startswith("message/rfc822"):
+            return  # its parts follow
+        is_text = part.content_type in ("text/plain", "text/html") and not part.filename
+        if plain and is_text and not self.limits.look_at_urls:
             return  # its bytes were searched with the whole mail
         content = decoded(data, part)
-        self.content(content, part.filename, nesting)
+        if not plain:
+            self.signatures(content)
+        if is_text:
+            self.text(content, part)
+        elif self.limits.look_at_mime:
+            self.attachment(content, part, nesting)
 
-    def content(self, content: bytes, name: str, nesting: int) -> None:
-        self.signatures(content)
+    def text(self, content: bytes, part: Part) -> None:
+        if self.limits.look_at_urls:
+            self.links.look(_text(content, part.params.get("charset", "")), is_html=part.content_type == "text/html")
+            if len(self.links.hosts) > self.limits.urls:
+                raise TooMuch("urls")
+
+    def attachment(self, content: bytes, part: Part, nesting: int) -> None:
+        self.found.tags |= kinds.tags_of(part.filename, part.content_type, content)
+        if part.content_type == "text/html":
+            self.text(content, part)
+        if part.content_type == "message/rfc822":  # encoded, though it must not be: look into it all the same
+            self.enclosed(content, nesting)
+        self.file(content, part.filename, nesting)
+
+    def enclosed(self, content: bytes, nesting: int) -> None:
+        if nesting >= self.budget.depth:
+            raise TooMuch("archive-depth")
+        self.mail(content, nesting + 1)
+
+    def file(self, content: bytes, name: str, nesting: int) -> None:
+        """A file, attached or unpacked."""
+        self.found.digests.add(hashlib.sha256(content).hexdigest())
         kind = archives.kind_of(content)
         if kind:
             self.archive(content, kind, name, nesting)
@@ -87,9 +159,41 @@ class _Look:
             raise NeedsProcess
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
+        if kind not in archives.OPENABLE:
+            self.found.tags.add("mime:unopened-archive")
+            return
         try:
             for member in archives.members(content, kind, name, self.budget):
-                if member.content is not None:
-                    self.content(member.content, member.name, nesting + 1)
+                self.member(member, kind, nesting)
         except BadArchive:
             self.found.tags.add("mime:broken-archive")
+
+    def member(self, member: archives.Member, kind: str, nesting: int) -> None:
+        if member.encrypted:
+            self.found.tags.add("mime:encrypted-archive")
+            if kinds.named_family(member.name) == kinds.EXECUTABLE:
+                self.found.tags.add("mime:executable")
+            return
+        if kinds.is_macro_member(member.name):
+            self.found.tags.add("mime:macro")
+        if member.content is None:
+            self.found.tags.add("mime:broken-archive")
+            return
+        if archives.kind_of(member.content) and kind not in archives.COMPRESSORS:
+            self.found.tags.add("mime:nested-archive")
+        self.signatures(member.content)
+        self.found.tags |= kinds.tags_of(member.name, "", member.content)
+        if member.name.lower().endswith(".eml"):
+            self.enclosed(member.content, nesting)
+        self.file(member.content, member.name, nesting + 1)
+
+
+def _text(content: bytes, charset: str) -> str:
+    """Links are ASCII in every charset but the wide ones."""
+    wide = charset.lower().replace("_", "-")
+    if wide.startswith(("utf-8", "utf-16", "utf-32", "utf-7")):
+        try:
+            return content.decode(wide[:10], "replace")
+        except (LookupError, ValueError):
+            pass
+    return content.decode("latin-1")

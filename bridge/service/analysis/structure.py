@@ -19,7 +19,7 @@ from urllib.parse import unquote_to_bytes
 
 Buffer = bytes | mmap.mmap
 
-MAX_VALUE = 4096  # of one structured header field; the rest is not looked at
+MAX_VALUE = 2000  # of one header field; the rest is not looked at
 MAX_FIELDS = 2000
 
 
@@ -139,29 +139,28 @@ def _children(data: Buffer, part: Part, room: int) -> list[tuple[int, int, int]]
 
 def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[int, int]]:
     """The spans between delimiter lines; an unterminated last one reaches to the end."""
-    mark = b"--" + boundary.encode("utf-8", "replace")
+    mark = b"\n--" + boundary.encode("utf-8", "replace")
     found: list[tuple[int, int]] = []
-    begin = -1
-    at = part.body - 1
-    while (at := data.find(mark, at + 1, part.end)) >= 0:
-        if at > part.body and data[at - 1 : at] != b"\n":
-            continue
+    begin, lines = -1, 0
+    at = part.body - 1 if data[part.body : part.body + len(mark) - 1] == mark[1:] else -2
+    if at == -2:
+        at = data.find(mark, part.body, part.end)
+    while at >= 0:
+        lines += 1
+        if lines > 2 * room + 100:  # lines that only start like a delimiter cost time too
+            raise TooMuch("parts")
         after = at + len(mark)
         closing = data[after : after + 2] == b"--"
         line_end = data.find(b"\n", after, part.end)
-        if not closing and data[after : min(line_end if line_end >= 0 else part.end, after + 200)].strip():
-            continue  # a longer boundary that starts like ours
-        if begin >= 0:
-            found.append((begin, _before_newline(data, at, begin)))
-        begin = -1 if closing or line_end < 0 else line_end + 1
-        if closing:
-            break
-        if len(found) > room:
-            raise TooMuch("parts")
-        at = after
-    if begin >= 0:
-        found.append((begin, part.end))
-    return found
+        rest = data[after : min(line_end if line_end >= 0 else part.end, after + 200)]
+        if closing or not rest.strip():  # else a longer boundary that starts like ours
+            if begin >= 0:
+                found.append((begin, _before_newline(data, at + 1, begin)))
+            if closing:
+                return found
+            begin = line_end + 1 if line_end >= 0 else part.end
+        at = data.find(mark, max(after - 1, begin - 1), part.end)
+    return [*found, (begin, part.end)] if begin >= 0 else found
 
 
 def _before_newline(data: Buffer, at: int, floor: int) -> int:

@@ -1,0 +1,48 @@
+"""Header consistency: what an honest mail program does not do."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from email.utils import parsedate_tz
+
+_ADDRESS = re.compile(r"[^\s<>\"'(),;:]{1,64}@[^\s<>\"'(),;:]{1,253}")
+_ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
+
+
+def addresses(value: str) -> list[str]:
+    """The addresses in a header value; those in angle brackets if there are any."""
+    in_brackets = re.findall(r"<([^<>\s]{1,320})>", value)
+    return [a for a in in_brackets if "@" in a] or _ADDRESS.findall(value)
+
+
+def check(fields: Sequence[tuple[str, str]]) -> set[str]:
+    """Tags for what is missing, doubled or contradictory in the mail's own header."""
+    values: dict[str, list[str]] = {}
+    for name, value in fields:
+        values.setdefault(name, []).append(value)
+    found = {f"header:missing-{name}" for name in ("from", "date", "message-id") if name not in values}
+    if any(len(values.get(name, ())) > 1 for name in _ONCE):
+        found.add("header:duplicate")
+    if "date" in values and parsedate_tz(values["date"][0][:200]) is None:
+        found.add("header:bad-date")
+    sender = values.get("from", [""])[0]
+    if _shows_another(sender):
+        found.add("header:display-address")
+    if len(addresses(sender)) > 1:
+        found.add("header:several-from")
+    replies = addresses(values.get("reply-to", [""])[0])
+    if replies and addresses(sender) and _host(replies[0]) != _host(addresses(sender)[0]):
+        found.add("header:reply-to-differs")
+    return found
+
+
+def _shows_another(sender: str) -> bool:
+    """`"boss@example.org" <stranger@evil.example>`"""
+    shown, bracket, rest = sender.partition("<")
+    inside = _ADDRESS.search(shown)
+    return bool(bracket and inside and _host(inside.group()) != _host(rest.rstrip("> \t")))
+
+
+def _host(address: str) -> str:
+    return address.rpartition("@")[2].strip("> \t").lower()

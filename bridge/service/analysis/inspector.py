@@ -1,0 +1,118 @@
+"""A few processes that inspect mail for us, each bounded in time and memory.
+
+A thread cannot be stopped and shares our memory; a process can be killed. One that is late or
+dies costs its own mail the answer (`InspectionFailed`) and is replaced; others never notice. The
+mail itself is not copied: the process gets its file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from bridge.service.analysis.inspect import Inspection, Limits
+from bridge.service.upload import StoredMail
+
+MAX_ANSWER = 64 * 1024 * 1024
+_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # nothing that could hold a secret
+
+
+class InspectionFailed(Exception):
+    """No answer: late, or dead."""
+
+
+class Inspector:
+    def __init__(self, processes: int, memory_bytes: int) -> None:
+        self._memory = memory_bytes
+        self._free = asyncio.Semaphore(processes)
+        self._idle: list[_Process] = []
+        self._all: set[_Process] = set()
+
+    async def inspect(self, mail: StoredMail, limits: Limits, timeout_s: float) -> Inspection:
+        """Raises InspectionFailed. The time to wait for a free process does not count."""
+        async with self._free:
+            process = self._idle.pop() if self._idle else self._start()
+            try:
+                with _file(mail) as file:
+                    async with asyncio.timeout(timeout_s):
+                        found = await process.ask(file, limits)
+            except TimeoutError:
+                await self._end(process)
+                raise InspectionFailed("timeout") from None
+            except (OSError, ValueError, KeyError, TypeError):
+                await self._end(process)
+                raise InspectionFailed("crash") from None
+            except BaseException:
+                await self._end(process)
+                raise
+            self._idle.append(process)
+            return found
+
+    async def stop(self) -> None:
+        for process in list(self._all):
+            await self._end(process)
+        self._idle = []
+
+    def _start(self) -> _Process:
+        process = _Process(self._memory)
+        self._all.add(process)
+        return process
+
+    async def _end(self, process: _Process) -> None:
+        self._all.discard(process)
+        process.kill()
+        await asyncio.shield(asyncio.to_thread(process.wait))
+
+
+class _Process:
+    def __init__(self, memory_bytes: int) -> None:
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.setblocking(False)
+        with theirs:
+            command = [sys.executable, "-m", "bridge.service.analysis.inspector_process"]
+            self._process = subprocess.Popen(  # noqa: S603 (our own program)
+                [*command, str(theirs.fileno()), str(memory_bytes)],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+            )
+
+    async def ask(self, file: int, limits: Limits) -> Inspection:
+        socket.send_fds(self._socket, [json.dumps(limits.to_dict()).encode()], [file])
+        loop = asyncio.get_running_loop()
+        answer = bytearray()
+        while not answer.endswith(b"\n"):
+            piece = await loop.sock_recv(self._socket, 256 * 1024)
+            if not piece or len(answer) > MAX_ANSWER:
+                raise ConnectionResetError
+            answer += piece
+        return Inspection.from_dict(json.loads(answer))
+
+    def kill(self) -> None:
+        self._socket.close()
+        self._process.kill()
+
+    def wait(self) -> None:
+        self._process.wait()
+
+
+@contextmanager
+def _file(mail: StoredMail) -> Iterator[int]:
+    """The file a mail lies in; a small one that lies in memory gets one."""
+    if mail.descriptor is not None:
+        yield mail.descriptor
+        return
+    file = os.memfd_create("mail")
+    try:
+        os.write(file, mail.content())
+        yield file
+    finally:
+        os.close(file)

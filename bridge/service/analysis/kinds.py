@@ -1,0 +1,136 @@
+"""What a file is, by its first bytes and by its name, and when the two tell different stories.
+
+Families, not formats: a mail client opens what the name says, so the question is only whether
+somebody is being led to believe that a program is a document. Pure tables.
+"""
+
+from __future__ import annotations
+
+import re
+
+EXECUTABLE, DOCUMENT, ARCHIVE, IMAGE, MEDIA, TEXT = "executable", "document", "archive", "image", "media", "text"
+
+_MAGIC: list[tuple[bytes, str]] = [
+    (b"MZ", EXECUTABLE),
+    (b"\x7fELF", EXECUTABLE),
+    (b"\xcf\xfa\xed\xfe", EXECUTABLE),
+    (b"\xca\xfe\xba\xbe", EXECUTABLE),
+    (b"L\x00\x00\x00\x01\x14\x02\x00", EXECUTABLE),  # a Windows shortcut
+    (b"#!", EXECUTABLE),
+    (b"%PDF-", DOCUMENT),
+    (b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", DOCUMENT),  # OLE2: old Office, also MSI
+    (b"{\\rtf", DOCUMENT),
+    (b"PK\x03\x04", ARCHIVE),
+    (b"PK\x05\x06", ARCHIVE),
+    (b"\x1f\x8b", ARCHIVE),
+    (b"BZh", ARCHIVE),
+    (b"\xfd7zXZ\x00", ARCHIVE),
+    (b"Rar!\x1a\x07", ARCHIVE),
+    (b"7z\xbc\xaf\x27\x1c", ARCHIVE),
+    (b"\x89PNG", IMAGE),
+    (b"\xff\xd8\xff", IMAGE),
+    (b"GIF8", IMAGE),
+    (b"RIFF", MEDIA),
+    (b"ID3", MEDIA),
+]
+
+_EXTENSIONS = {
+    EXECUTABLE: "exe com scr pif bat cmd vbs vbe js jse wsf wsh ps1 psm1 msi msp hta cpl dll jar lnk reg scf inf "
+    "app dmg apk elf sh run desktop chm xll iso img vhd appx msix",
+    DOCUMENT: "pdf doc docx dot dotx docm dotm xls xlsx xlsm xlsb xlt xlam ppt pptx pptm pps ppsx rtf odt ods odp one",
+    ARCHIVE: "zip gz tgz bz2 xz tar rar 7z cab arj lzh ace zipx",
+    IMAGE: "png jpg jpeg gif bmp tif tiff webp svg ico heic",
+    MEDIA: "mp3 mp4 wav avi mov mkv ogg webm flac",
+    TEXT: "txt csv log md ics vcf eml htm html xml json",
+}
+_FAMILY = {extension: family for family, names in _EXTENSIONS.items() for extension in names.split()}
+_ZIPPED = frozenset(
+    [
+        "docx",
+        "dotx",
+        "docm",
+        "dotm",
+        "xlsx",
+        "xlsm",
+        "xlsb",
+        "xlam",
+        "pptx",
+        "pptm",
+        "ppsx",
+        "odt",
+        "ods",
+        "odp",
+        "jar",
+        "apk",
+        "epub",
+        "kmz",
+        "appx",
+        "msix",
+    ]
+)
+_OLE = frozenset(["doc", "dot", "xls", "xlt", "ppt", "pps", "msi", "msg", "pub", "vsd", "db"])
+_MACRO_FILES = re.compile(rb"vbaProject\.bin|macrosheets/", re.IGNORECASE)
+_OLE_MACRO = ("_VBA_PROJECT".encode("utf-16-le"), "VBA".encode("utf-16-le") + b"\x00\x00")
+
+# Bidirectional overrides and invisible characters: `gpj.exe` shown as `exe.jpg`.
+_DECEIVING = re.compile("[\u202a-\u202e\u2066-\u2069\u200b-\u200f\u00ad\ufeff\x00-\x1f\x7f]| {8,}|\\.\\s+$")
+
+
+def family_of(content: bytes) -> str:
+    """The family the bytes belong to; empty when they do not say."""
+    for magic, family in _MAGIC:
+        if content.startswith(magic):
+            return family
+    return ""
+
+
+def extension_of(name: str) -> str:
+    stem, dot, extension = name.rstrip(". \t").rpartition(".")
+    return extension.strip().lower() if dot and stem and len(extension) <= 12 else ""
+
+
+def named_family(name: str) -> str:
+    return _FAMILY.get(extension_of(name), "")
+
+
+def tags_of(name: str, content_type: str, content: bytes) -> set[str]:
+    """What is odd about one attachment, its name, its type and its bytes together."""
+    found, named, real = set(), named_family(name), family_of(content)
+    if EXECUTABLE in (named, real) and not (real == EXECUTABLE and _is_script_text(name, content)):
+        found.add("mime:executable")
+    if _lies(name, named, real) or _type_lies(content_type, real):
+        found.add("mime:type-mismatch")
+    if _DECEIVING.search(name):
+        found.add("mime:deceptive-name")
+    inner = named_family(name.rstrip(". \t").rpartition(".")[0])
+    if named == EXECUTABLE and inner and inner != EXECUTABLE:
+        found.add("mime:double-extension")
+    if real == DOCUMENT and any(mark in content for mark in _OLE_MACRO):
+        found.add("mime:macro")
+    return found
+
+
+def is_macro_member(name: str) -> bool:
+    """Whether a file of this name in an Office document means that it has macros."""
+    return _MACRO_FILES.search(name.encode("utf-8", "replace")) is not None
+
+
+def _lies(name: str, named: str, real: str) -> bool:
+    extension = extension_of(name)
+    if not named or not real or named == real:
+        return False
+    if real == ARCHIVE and extension in _ZIPPED:
+        return False
+    if real == DOCUMENT and extension in _OLE:
+        return False
+    return not (named == TEXT and real == EXECUTABLE and extension not in ("txt", "csv", "log"))
+
+
+def _type_lies(content_type: str, real: str) -> bool:
+    """A program that calls itself a picture, a text or a PDF."""
+    return real == EXECUTABLE and content_type.startswith(("image/", "text/", "audio/", "video/", "application/pdf"))
+
+
+def _is_script_text(name: str, content: bytes) -> bool:
+    """`#!` or `MZ` at the start of something that is plainly text: no program anybody could start by a click."""
+    return not name and content[:512].isascii() and b"\x00" not in content[:512]

@@ -1,0 +1,105 @@
+"""Links in the text of a mail: which hosts they lead to, and which of them deceive.
+
+Every pattern here has bounded repetition, so the time is linear in the text whatever it holds.
+"""
+
+from __future__ import annotations
+
+import html
+import ipaddress
+import re
+from urllib.parse import unquote
+
+# All of them work on lower-case text and begin with letters that are found fast.
+_LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
+_BEFORE = ("http:", "https:", "ftp:", "=", "='", '="')  # what makes `//host` a link
+_BARE = re.compile(r"www\.([a-z0-9.-]{1,250})")
+_ANCHOR = re.compile(r"<a\s")
+_HREF = re.compile(r"href\s{0,9}=\s{0,9}[\"']?https?://([^\s/\"'>?#]{1,400})")
+_SHOWN = re.compile(r"\s{0,99}(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){1,8})[\s/<]")
+_MAX_TAG = 2000
+_NUMBER_HOST = re.compile(r"(0x[0-9a-f]{1,8}|\d{8,10})")
+
+
+class Links:
+    """Collects from text after text."""
+
+    def __init__(self) -> None:
+        self.hosts: set[str] = set()
+        self.tags: set[str] = set()
+        self._seen: set[str] = set()
+
+    def look(self, text: str, *, is_html: bool) -> None:
+        text = text.lower()
+        if is_html and "&" in text:
+            text = html.unescape(text)
+        if "\\\\" in text:
+            text = text.replace("\\\\", "//")  # browsers take it for the same
+        for match in _LINK.finditer(text):
+            if text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):
+                self._take(match.group(1))
+        for match in _BARE.finditer(text):
+            self._take("www." + match.group(1))
+        if is_html:
+            self._anchors(text)
+
+    def _anchors(self, text: str) -> None:
+        """`<a href="http://evil.example">bank.example</a>`"""
+        match = _ANCHOR.search(text)
+        while match is not None:
+            end = text.find(">", match.end(), match.end() + _MAX_TAG)
+            if end >= 0:
+                target, shown = _HREF.search(text, match.end(), end), _SHOWN.match(text, end + 1)
+                if target and shown:
+                    self._compare(target.group(1), shown.group(1))
+            match = _ANCHOR.search(text, max(end, match.end()))
+
+    def _take(self, raw: str) -> None:
+        if raw in self._seen:
+            return
+        self._seen.add(raw)
+        userinfo, at, rest = raw.rpartition("@")
+        if at and userinfo:
+            self.tags.add("url:userinfo")
+        host = host_of(rest)
+        if not host:
+            return
+        if _is_address(host):
+            self.tags.add("url:ip-host")
+        elif "xn--" in host:
+            self.tags.add("url:punycode")
+        self.hosts.add(host)
+
+    def _compare(self, target: str, shown: str) -> None:
+        real, told = host_of(target.rpartition("@")[2]), host_of(shown)
+        if "." in told and real and not _related(real, told):
+            self.tags.add("url:mismatch")
+
+
+def host_of(raw: str) -> str:
+    """A host in the spelling lists use; empty when there is none."""
+    host = unquote(raw) if "%" in raw else raw
+    host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    host = host.strip(".").lower()
+    if not host.isascii():
+        try:
+            host = host.encode("idna").decode("ascii")
+        except UnicodeError:
+            return ""
+    if _NUMBER_HOST.fullmatch(host):  # http://3221226219/ is an address too
+        number = int(host, 0) if host.startswith("0x") else int(host)
+        return str(ipaddress.IPv4Address(number)) if number < 2**32 else ""
+    return host if re.fullmatch(r"[a-z0-9._:-]{1,253}", host) else ""
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return False
+    return True
+
+
+def _related(one: str, other: str) -> bool:
+    """The same last two labels: links through www, mail or a tracker of one's own are common."""
+    return one.split(".")[-2:] == other.split(".")[-2:]

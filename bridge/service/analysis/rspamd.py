@@ -1,0 +1,82 @@
+"""rspamd over HTTP (`/checkv2`): its action becomes a tag, its score is added to ours."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import AsyncIterator
+
+import httpx2
+
+from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
+from bridge.service.settings import Rspamd
+
+MAX_ANSWER = 4 * 1024 * 1024
+
+
+class RspamdError(Exception):
+    """An answer that is none."""
+
+
+class RspamdAnalyzer:
+    def __init__(self, settings: Rspamd) -> None:
+        self._url = f"{settings.url}/checkv2"
+        self._max_size = settings.max_size
+        limits = httpx2.Limits(max_connections=100, max_keepalive_connections=20)
+        # Each step may take the whole time; the pipeline ends the sum of them.
+        self._client = httpx2.AsyncClient(trust_env=False, timeout=settings.timeout, limits=limits)
+
+    async def analyze(self, mail: Mail) -> Findings:
+        if mail.size > self._max_size:
+            raise LimitReached("size")
+        request = self._client.build_request("POST", self._url, headers=_headers(mail), content=_body(mail))
+        response = await self._client.send(request, stream=True)
+        try:
+            if response.status_code != 200:
+                raise RspamdError(f"HTTP status {response.status_code}")
+            answer = bytearray()
+            async for piece in response.aiter_bytes():
+                answer += piece
+                if len(answer) > MAX_ANSWER:
+                    raise RspamdError("the answer is too long")
+        finally:
+            await response.aclose()
+        return read_answer(bytes(answer))
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+
+def _headers(mail: Mail) -> list[tuple[bytes, bytes]]:
+    border = mail.request.border
+    found = [(b"Content-Length", str(mail.size).encode()), (b"Queue-Id", mail.ggrid.encode())]
+    found.append((b"From", _value(border.envelope_from)))
+    found += [(b"Rcpt", _value(one)) for one in border.envelope_recipients[:1000]]
+    if border.remote_address:
+        found.append((b"IP", _value(border.remote_address)))
+    if border.sender_helo:
+        found.append((b"Helo", _value(border.sender_helo)))
+    return found
+
+
+def _value(text: str) -> bytes:
+    """What strangers wrote must not end the header it stands in."""
+    return re.sub(rb"[\x00-\x1f\x7f]", b"?", text[:1000].encode("utf-8", "replace"))
+
+
+async def _body(mail: Mail) -> AsyncIterator[bytes]:
+    for chunk in mail.chunks():
+        yield chunk
+
+
+def read_answer(body: bytes) -> Findings:
+    """Raises RspamdError when there is no action in it."""
+    try:
+        answer = json.loads(body)
+        action, score = answer["action"], float(answer.get("score", 0.0))
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise RspamdError("not an answer of rspamd") from None
+    if not isinstance(action, str) or not math.isfinite(score):
+        raise RspamdError("not an answer of rspamd")
+    return Findings(frozenset({f"rspamd:{as_tag(action)}"}), score)

@@ -1,0 +1,63 @@
+"""For operators: /livez, /readyz and /metrics.
+
+/livez says that the event loop turns. /readyz says that a scan sent now would be served: the lists
+are current and the queue is not stuck. /metrics is open to this machine; others need a token with
+the permission `metrics`.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Scope
+
+from bridge.api.scanning import QueueStatus
+from bridge.service.admission import Admission
+from bridge.service.answers import Refused
+from bridge.service.auth import StaticTokens
+from bridge.service.listfollow import ListFollower
+from bridge.service.metrics import Metrics
+from bridge.service.settings import Permission
+
+
+class Health:
+    def __init__(self, tokens: StaticTokens, admission: Admission, follower: ListFollower, metrics: Metrics) -> None:
+        self._tokens = tokens
+        self._admission = admission
+        self._follower = follower
+        self._metrics = metrics
+
+    async def live(self, _request: Request) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def ready(self, _request: Request) -> Response:
+        problems = []
+        if not self._follower.current:
+            problems.append("lists")
+        if await self._admission.status() is QueueStatus.RED:
+            problems.append("queue")
+        if problems:
+            return JSONResponse({"error": "not_ready", "message": f"not ready: {', '.join(problems)}"}, 503)
+        return JSONResponse({"status": "ok"})
+
+    async def metrics(self, request: Request) -> Response:
+        try:
+            if not _is_local(request.scope):
+                self._tokens.check(request.scope, Permission.METRICS)
+        except Refused as refused:
+            return JSONResponse(
+                refused.failure.to_dict(), refused.status, {k.decode(): v.decode() for k, v in refused.headers}
+            )
+        return Response(self._metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+
+def _is_local(scope: Scope) -> bool:
+    client = scope.get("client")
+    if client is None:  # a unix socket
+        return True
+    try:
+        return ipaddress.ip_address(client[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,62 @@
+"""The service's metrics: every name, its labels and its meaning, in one place.
+
+Each service has its own registry, so two in one process never mix. Label values are closed sets:
+decisions, names from the configuration, HTTP status codes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from bridge.api.scanning import Decision
+
+# A scan's time, from its head to its answer: the same steps the bridge uses for waits.
+BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 45, 60, 90, 120, 300)
+
+
+class Metrics:
+    def __init__(self, engines: Iterable[str] = ()) -> None:
+        self.registry = CollectorRegistry()
+        self._decisions = Counter(
+            "scanservice_decisions", "Mails analyzed, by decision.", ["decision"], registry=self.registry
+        )
+        self._refused = Counter(
+            "scanservice_refused", "submitEmail requests not answered with 200, by HTTP status.", ["status"],
+            registry=self.registry,
+        )  # fmt: skip
+        self._failures = Counter(
+            "scanservice_analyzer_failures", "Analyses an analyzer could not do: no answer, or its limit.",
+            ["analyzer"], registry=self.registry,
+        )  # fmt: skip
+        self._seconds = Histogram(
+            "scanservice_scan_seconds", "Time from the head of a request to its answer.", buckets=BUCKETS,
+            registry=self.registry,
+        )  # fmt: skip
+        for decision in Decision:
+            self._decisions.labels(str(decision))
+        for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
+            self._refused.labels(str(status))
+        for name in ("mime", *engines):
+            self._failures.labels(name)
+        self._known = {str(d): self._decisions.labels(str(d)) for d in Decision}
+
+    def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
+        """A number that is asked for when somebody looks."""
+        Gauge(f"scanservice_{name}", text, registry=self.registry).set_function(value)
+
+    def decided(self, decision: Decision) -> None:
+        self._known[decision].inc()
+
+    def engine_failed(self, name: str) -> None:
+        self._failures.labels(name).inc()
+
+    def refused(self, status: int) -> None:
+        self._refused.labels(str(status)).inc()
+
+    def took(self, seconds: float) -> None:
+        self._seconds.observe(seconds)
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
