@@ -1,13 +1,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Coroutine, Iterator
 from typing import Any
 
 import pytest
 import uvloop
-
-Run = Callable[[Coroutine[Any, Any, Any]], Any]
+from scripted_hop import Run, made
 
 
 @pytest.fixture(params=["asyncio", "uvloop"])
@@ -20,3 +19,11 @@ def run(request: pytest.FixtureRequest) -> Run:
             return one.run(asyncio.wait_for(coroutine, 60))
 
     return runner
+
+
+@pytest.fixture(autouse=True)
+def close_messages() -> Iterator[None]:
+    """What the intake does in the end."""
+    yield
+    while made:
+        made.pop().close()

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from bridge.address import Address, NextHop
 from bridge.delivery.relay import RelaySettings
@@ -35,6 +36,9 @@ GOOD = {
     "QUIT": "221 2.0.0 Bye",
 }
 
+Run = Callable[[Coroutine[Any, Any, Any]], Any]  # the fixture `run`
+made: list[Message] = []  # closed after each test
+
 
 def make_tx(
     content: bytes | list[bytes] = b"Subject: x\r\n\r\nhello\r\n",
@@ -45,6 +49,7 @@ def make_tx(
     memory: int = 256 * 1024,
 ) -> Transaction:
     message = Message(Spool(1 << 30, memory_per_mail=memory))
+    made.append(message)
     for chunk in [content] if isinstance(content, bytes) else content:
         message.write(chunk)
     envelope = Envelope(sender, tuple(Recipient(r) if isinstance(r, str) else r for r in recipients), params)

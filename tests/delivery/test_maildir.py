@@ -9,8 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import Run
-from scripted_hop import HEAD, make_tx, soon
+from scripted_hop import HEAD, Run, make_tx, soon
 from small_disk import files, small_disk
 
 from bridge.delivery import replies

@@ -15,8 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
-from conftest import Run
-from scripted_hop import HEAD, make_tx
+from scripted_hop import HEAD, Run, make_tx
 from small_disk import files, small_disk
 
 from bridge.delivery.quarantine import Quarantine

@@ -6,8 +6,7 @@ import asyncio
 import logging
 
 import pytest
-from conftest import Run
-from scripted_hop import DROP, HEAD, SOON, ScriptedHop, make_tx, soon
+from scripted_hop import DROP, HEAD, SOON, Run, ScriptedHop, make_tx, soon
 
 from bridge.delivery import replies
 from bridge.delivery.relay import SmtpRelay

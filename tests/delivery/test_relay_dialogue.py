@@ -6,8 +6,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
-from conftest import Run
-from scripted_hop import DROP, EXTENSIONS, HANG, HEAD, ScriptedHop, make_tx, soon
+from scripted_hop import DROP, EXTENSIONS, HANG, HEAD, Run, ScriptedHop, make_tx, soon
 
 from bridge.delivery import replies
 from bridge.delivery.relay import Delivered, SmtpRelay

@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-from conftest import Run
-from scripted_hop import HEAD, SOON, make_tx, soon
+from scripted_hop import HEAD, SOON, Run, make_tx, soon
 
 from bridge.address import NextHop
 from bridge.delivery.relay import RelaySettings, SmtpRelay

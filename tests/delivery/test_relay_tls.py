@@ -6,8 +6,7 @@ import ssl
 
 import pytest
 import trustme
-from conftest import Run
-from scripted_hop import EXTENSIONS, HEAD, ScriptedHop, make_tx, soon
+from scripted_hop import EXTENSIONS, HEAD, Run, ScriptedHop, make_tx, soon
 
 from bridge.delivery import replies
 from bridge.delivery.relay import SmtpRelay
