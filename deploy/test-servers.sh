@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Installs the real servers that the tests talk to: `make test` calls it first.
+#
+# Installs only as root on a Debian-like system, removes no package for it, and starts no service
+# of the machine: every test runs its own private instance on loopback. What cannot be installed is
+# named, with the reason, and the exit code is still 0: the tests that need it are then skipped
+# with the reason, or fail where CI=true. With everything in place this takes a few milliseconds.
+set -u
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
+
+# A program that shows that the package is there, and the package.
+needed='
+postfix      postfix
+smtp-source  postfix
+swaks        swaks
+miltertest   miltertest
+initdb       postgresql
+clamd        clamav-daemon
+sigtool      clamav
+rspamd       rspamd
+mmdebstrap   mmdebstrap
+strace       strace
+'
+
+say() { echo "test-servers: $*"; }
+
+has() {
+    command -v "$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
+}
+
+missing() {  # the packages whose programs are not there
+    while read -r program package; do
+        [ -z "$program" ] || has "$program" || echo "$package"
+    done <<<"$needed" | sort -u
+}
+
+packages=$(missing)
+[ -n "$packages" ] || exit 0
+listed=$(echo $packages)
+
+if [ "$(id -u)" -ne 0 ]; then
+    say "not installed: $listed (only root may install; as root: apt-get install $listed)"
+    exit 0
+fi
+if ! command -v apt-get >/dev/null; then
+    say "not installed: $listed (no apt-get here: install them with the means of this system)"
+    exit 0
+fi
+
+log=$(mktemp)
+guard=/usr/sbin/policy-rc.d
+ours=no
+clean_up() {
+    [ "$ours" = no ] || rm -f "$guard"
+    rm -f "$log"
+}
+trap clean_up EXIT
+trap 'exit 130' INT TERM HUP
+
+# invoke-rc.d asks this program before it starts a service; 101 means "do not".
+if [ ! -e "$guard" ]; then
+    ours=yes
+    printf '#!/bin/sh\nexit 101\n' >"$guard"
+    chmod 755 "$guard"
+fi
+
+installed() { dpkg-query -W -f '${Package}\n' 2>/dev/null | sort -u; }
+
+# Services of new packages would start at the next boot; the tests do not want them to.
+disable_new() {
+    command -v systemctl >/dev/null || return 0
+    comm -13 <(echo "$before") <(installed) | while read -r package; do
+        dpkg -L "$package" | grep -E '/systemd/system/[^/@]+\.(service|socket|timer|path)$' | while read -r unit; do
+            systemctl disable --quiet "$(basename "$unit")" >>"$log" 2>&1 </dev/null
+        done
+    done
+}
+
+export DEBIAN_FRONTEND=noninteractive
+install() {  # --no-remove: a mail server that is in use here is not to give way to Postfix
+    apt-get install -y -qq --no-install-recommends --no-remove -o DPkg::Lock::Timeout=300 "$@" </dev/null >>"$log" 2>&1
+}
+
+say "installing $listed"
+before=$(installed)
+if command -v debconf-set-selections >/dev/null; then
+    echo 'postfix postfix/main_mailer_type select No configuration' | debconf-set-selections
+fi
+apt-get update -qq -o DPkg::Lock::Timeout=300 </dev/null >>"$log" 2>&1
+# shellcheck disable=SC2086
+if ! install $packages; then
+    for package in $packages; do  # one that cannot be had must not cost the others
+        install "$package"
+    done
+fi
+disable_new
+
+packages=$(missing)
+if [ -n "$packages" ]; then
+    reason=$(grep -E '^(E|W|Err):|^E ' "$log" | tail -n 1)
+    say "not installed: $(echo $packages) (${reason:-apt-get failed})"
+fi
+exit 0
