@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
+import socket
 import subprocess
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
 from sqlalchemy import create_engine, text
+
+from bridge.service.analysis.inspect import EICAR
 
 
 def cannot(reason: str) -> None:
@@ -72,3 +76,94 @@ def fresh_database(url: str) -> str:
         connection.execute(text(f"CREATE DATABASE {name}"))
     admin.dispose()
     return url.format(name=name)
+
+
+class Daemon:
+    """A server program that runs until the tests end; `kill` ends it sooner."""
+
+    def __init__(self, command: list[str], log: Path, port: int, deadline_s: float = 60.0) -> None:
+        self.port = port
+        self._log = log.open("wb")
+        self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
+        deadline = time.monotonic() + deadline_s
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                self.kill()
+                cannot(f"{command[0]} does not start: {log.read_text()[-500:]}")
+            time.sleep(0.05)  # nothing tells us when somebody else's program is ready
+
+    def _answers(self) -> bool:
+        with socket.socket() as probe:
+            probe.settimeout(1)
+            return probe.connect_ex(("127.0.0.1", self.port)) == 0
+
+    def kill(self) -> None:
+        self._process.terminate()
+        try:
+            self._process.wait(10)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._log.close()
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def clamd():
+    """A clamd of our own that knows one signature: the EICAR test string."""
+    program = shutil.which("clamd", path=f"{os.environ['PATH']}:/usr/sbin")
+    if program is None:
+        cannot("clamd is not installed (Debian: apt-get install clamav-daemon)")
+    directory, port = Path(tempfile.mkdtemp(prefix="clamd-")), free_port()
+    (directory / "lab.ndb").write_text(f"Lab.Eicar:0:*:{EICAR.hex()}\n")
+    (directory / "clamd.conf").write_text(
+        f"TCPSocket {port}\nTCPAddr 127.0.0.1\nDatabaseDirectory {directory}\n"
+        f"Foreground yes\nTemporaryDirectory {directory}\n"
+        "StreamMaxLength 60M\nMaxScanSize 20M\nMaxFileSize 10M\nAlertExceedsMax yes\n"
+        + ("User clamav\n" if os.geteuid() == 0 else "")
+    )
+    if os.geteuid() == 0:
+        for path in (directory, *directory.iterdir()):
+            shutil.chown(path, "clamav")
+    daemon = Daemon([program, "-F", "-c", str(directory / "clamd.conf")], directory / "log", port)
+    yield daemon
+    daemon.kill()
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+RSPAMD = {
+    "worker-normal.inc": 'bind_socket = "127.0.0.1:PORT"; count = 1;',
+    "worker-controller.inc": "enabled = false;",
+    "worker-proxy.inc": "enabled = false;",
+    "options.inc": 'dns { nameserver = ["127.0.0.1:1"]; timeout = 0.2s; retransmits = 1; }',
+    "rbl.conf": "enabled = false;",
+    "fuzzy_check.conf": "enabled = false;",
+    "surbl.conf": "enabled = false;",
+    "logging.inc": 'type = "console"; level = "notice";',
+}
+
+
+@pytest.fixture(scope="module")
+def rspamd():
+    """An rspamd of our own, without DNS."""
+    program = shutil.which("rspamd")
+    if program is None:
+        cannot("rspamd is not installed (Debian: apt-get install rspamd)")
+    directory, port = Path(tempfile.mkdtemp(prefix="rspamd-")), free_port()
+    (directory / "local.d").mkdir()
+    for name, settings in RSPAMD.items():
+        (directory / "local.d" / name).write_text(settings.replace("PORT", str(port)))
+    command = [program, "-f", *(f"--var={name}={directory}" for name in ("LOCAL_CONFDIR", "DBDIR", "RUNDIR"))]
+    if os.geteuid() == 0:
+        command += ["-u", "_rspamd", "-g", "_rspamd"]
+        for path in (directory, *directory.rglob("*")):
+            shutil.chown(path, "_rspamd")
+    daemon = Daemon(command, directory / "log", port)
+    yield daemon
+    daemon.kill()
+    shutil.rmtree(directory, ignore_errors=True)

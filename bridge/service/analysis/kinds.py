@@ -133,4 +133,4 @@ def _type_lies(content_type: str, real: str) -> bool:
 
 def _is_script_text(name: str, content: bytes) -> bool:
     """`#!` or `MZ` at the start of something that is plainly text: no program anybody could start by a click."""
-    return not name and content[:512].isascii() and b"\x00" not in content[:512]
+    return not name and content[:2] in (b"#!", b"MZ") and content[:512].isascii() and b"\x00" not in content[:512]

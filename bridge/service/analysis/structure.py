@@ -181,7 +181,7 @@ def parse_value(value: str) -> tuple[str, dict[str, str]]:
     plain: dict[str, str] = {}
     pieces: dict[str, dict[int, str]] = {}
     for name, raw in _PARAM.findall(value[len(value.partition(";")[0]) :]):
-        text = re.sub(r"\\(.)", r"\1", raw[1:-1]) if raw.startswith('"') and len(raw) > 1 else raw.strip()
+        text = _unquoted(raw.strip())
         key, star, rest = name.lower().partition("*")
         if not star:
             plain.setdefault(key, _words(text))
@@ -192,6 +192,14 @@ def parse_value(value: str) -> tuple[str, dict[str, str]]:
     for key, numbered in pieces.items():
         plain.setdefault(key, _extended("".join(numbered[i] for i in sorted(numbered))))
     return main, plain
+
+
+def _unquoted(raw: str) -> str:
+    if not raw.startswith('"'):
+        return raw
+    if len(raw) > 1 and raw.endswith('"'):
+        return re.sub(r"\\(.)", r"\1", raw[1:-1])
+    return raw[1:]  # never closed: mail programs take the rest for the value
 
 
 def _extended(text: str) -> str:

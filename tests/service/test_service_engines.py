@@ -1,0 +1,232 @@
+"""Engines: real clamd and rspamd, engines that misbehave, and analyzers of one's own."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import pytest
+from service_kit import CONFIG, DEADLINE_S, EICAR, GTUBE, attached, mail, service, zipped
+
+from bridge.service.analysis import clamav
+from bridge.service.analysis import rspamd as rspamd_engine
+from bridge.service.analysis.engine import Findings, LimitReached, as_tag
+from bridge.service.analysis.engines import ENTRY_POINTS
+
+MIB = 1024 * 1024
+
+
+def test_real_engines_decide(tmp_path, clamd, rspamd):
+    """With rspamd and ClamAV: GTUBE bounced, EICAR in a zip in MIME quarantined, a clean mail delivered."""
+    engines = f"clamav: {{address: '127.0.0.1:{clamd.port}'}}, rspamd: {{url: 'http://127.0.0.1:{rspamd.port}'}}"
+    with service(tmp_path, CONFIG + f"analyzers: {{mime: null, {engines}}}\n") as one:
+        assert one.submit(mail(b"Hello\r\n")).json["decision"] == "deliver"
+        gtube = one.submit(mail(GTUBE + b"\r\n"), senderHelo="a\r\nX: y\xff", remoteAddress="192.0.2.1").json
+        assert (gtube["decision"], "rspamd:reject" in gtube["tags"]) == ("bounce", True), gtube["tags"]
+        eicar = one.submit(attached(zipped(("eicar.com", EICAR)))).json
+        assert eicar["decision"] == "quarantine"
+        assert any(tag.startswith("malware:lab.eicar") for tag in eicar["tags"])
+
+
+def test_a_zip_beyond_clamds_limits_is_undecided(tmp_path, clamd):
+    """clamd says that it did not look at everything, so nobody says deliver."""
+    big = attached(zipped(("big", os.urandom(12 * MIB))), "a.zip")
+    with service(tmp_path, CONFIG + f"analyzers: {{clamav: {{address: '127.0.0.1:{clamd.port}'}}}}\n") as one:
+        answer = one.submit(big).json
+        assert (answer["decision"], answer["tags"]) == ("undecided", ["incomplete", "limit:clamav"])
+
+
+def test_a_mail_over_the_engines_size_is_undecided(tmp_path, clamd):
+    """What is not sent to a required engine is not delivered."""
+    settings = f"{{address: '127.0.0.1:{clamd.port}', max_size: 1MiB}}"
+    with service(tmp_path, CONFIG + f"analyzers: {{clamav: {settings}}}\n") as one:
+        assert one.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:clamav"]
+        assert one.submit(mail(b"x")).json["decision"] == "deliver"
+
+
+def test_a_killed_clamd_leaves_mail_undecided(tmp_path, clamd):
+    """With clamd required and dead, mail is undecided; not required, it is delivered with a tag."""
+    address = f"address: '127.0.0.1:{clamd.port}'"
+    required, optional = (CONFIG + f"analyzers: {{clamav: {{{address}, required: {r}}}}}\n" for r in ("true", "false"))
+    (tmp_path / "two").mkdir()
+    with service(tmp_path, required) as one, service(tmp_path / "two", optional) as two:
+        assert one.submit(mail()).json["decision"] == "deliver"
+        clamd.kill()
+        assert one.submit(mail()).json["decision"] == "undecided"
+        assert one.submit(attached(EICAR)).json["decision"] == "quarantine"
+        answer = two.submit(mail()).json
+        assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:clamav"])
+        assert b'scanservice_analyzer_failures_total{analyzer="clamav"} 2.0' in one.request("GET", "/metrics").body
+
+
+@contextmanager
+def stub(reply: bytes | None, hang: bool = False):
+    """A server that reads a little, answers `reply` and closes, or hangs."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    done = threading.Event()
+
+    def serve() -> None:
+        while not done.is_set():
+            try:
+                client, _ = listener.accept()
+            except OSError:
+                return
+            with client:
+                client.recv(65536)
+                if hang:
+                    done.wait(DEADLINE_S)
+                elif reply:
+                    client.sendall(reply)
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        done.set()
+        listener.shutdown(socket.SHUT_RDWR)
+        listener.close()
+        thread.join(DEADLINE_S)
+
+
+def _http(body: bytes, status: str = "200 OK") -> bytes:
+    return b"HTTP/1.1 %s\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%s" % (status.encode(), len(body), body)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [b"", b"nonsense", _http(b""), _http(b"[]"), _http(b'{"score": 1}'), _http(b'{"action": "reject", "score": NaN}'),
+     _http(b'{"action": 5}'), _http(b"{}", "500 No"), _http(b'{"action":"no action"}', "302 Found")],
+)  # fmt: skip
+def test_an_rspamd_that_answers_nonsense_leaves_mail_undecided(tmp_path, reply):
+    """No answer of a required engine is no permission to deliver."""
+    with (
+        stub(reply) as port,
+        service(tmp_path, CONFIG + f"analyzers: {{rspamd: {{url: 'http://127.0.0.1:{port}'}}}}\n") as one,
+    ):
+        answer = one.submit(mail()).json
+        assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:rspamd", "incomplete"])
+
+
+def test_an_engine_that_hangs_is_left_after_its_timeout(tmp_path):
+    """The mail is undecided after the engine's own time, and other engines' findings stay."""
+    with stub(None, hang=True) as port:
+        text = CONFIG + f"analyzers: {{clamav: {{address: '127.0.0.1:{port}', timeout: 300ms}}}}\n"
+        with service(tmp_path, text) as one:
+            start = time.monotonic()
+            assert one.submit(mail()).json["decision"] == "undecided"
+            assert 0.25 < time.monotonic() - start < 5
+            assert one.submit(mail(GTUBE)).json["decision"] == "bounce"
+
+
+def test_a_client_that_goes_away_ends_its_analysis(tmp_path):
+    """Nobody waits for the answer, so the slot is free again long before the engine's time-out."""
+    from service_kit import BOUNDARY, TOKEN, multipart, parameters_json, wait_for
+
+    with stub(None, hang=True) as port:
+        text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 1")
+        text += f"analyzers: {{clamav: {{address: '127.0.0.1:{port}', timeout: 60s}}}}\n"
+        with service(tmp_path, text) as one:
+            body = multipart(parameters_json(), mail())
+            with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
+                client.sendall(
+                    f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+                    f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
+                    f"Content-Length: {len(body)}\r\n\r\n".encode()
+                    + body
+                )
+                wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
+            wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"}, 5)
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (b"stream: OK\0", Findings()),
+        (b"stream: Win.Test.EICAR_HDB-1 FOUND\0", Findings(frozenset({"malware:win.test.eicar_hdb-1"}))),
+        (b"stream: Heuristics.Encrypted.Zip FOUND\0", Findings(frozenset({"clamav:encrypted"}))),
+        (b"stream: Heuristics.Limits.Exceeded.MaxFileSize FOUND\0", LimitReached),
+        (b"INSTREAM size limit exceeded. ERROR\0", LimitReached),
+        (b"stream: Can't allocate memory ERROR\0", clamav.ClamdError),
+        (b"", clamav.ClamdError),
+    ],
+)
+def test_clamds_answers(answer, expected):
+    """OK is nothing, FOUND is malware, a limit is a limit, and the rest is no answer."""
+    if isinstance(expected, Findings):
+        assert clamav.read_answer(answer) == expected
+    else:
+        with pytest.raises(expected):
+            clamav.read_answer(answer)
+
+
+def test_rspamds_score_and_action_are_taken():
+    """The action becomes a tag, the score is added."""
+    found = rspamd_engine.read_answer(json.dumps({"action": "add header", "score": 6.5}).encode())
+    assert found == Findings(frozenset({"rspamd:add-header"}), 6.5)
+
+
+def test_words_of_others_become_tags():
+    """A tag is short and plain, whatever an engine calls its finding."""
+    assert as_tag("Win.X_1/ä\n") == "win.x_1"
+    assert len(as_tag("x" * 500)) == 100
+
+
+PLUGIN = """
+from bridge.service.analysis.engine import Findings
+
+class Sync:
+    def __init__(self, options):
+        self.word = options["word"].encode()
+    def analyze(self, mail):
+        return Findings(frozenset({"own:word"}), 9.0) if self.word in b"".join(mail.chunks()) else Findings()
+
+class Broken:
+    def __init__(self, options): pass
+    async def analyze(self, mail): return "nothing"
+"""
+
+
+@pytest.fixture
+def installed_plugin(tmp_path, monkeypatch):
+    package = tmp_path / "site" / "own_analyzer-1.dist-info"
+    package.mkdir(parents=True)
+    (tmp_path / "site" / "own_analyzer.py").write_text(PLUGIN)
+    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own_analyzer\nVersion: 1\n")
+    (package / "entry_points.txt").write_text(
+        f"[{ENTRY_POINTS}]\nword = own_analyzer:Sync\nbroken = own_analyzer:Broken\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    yield
+    sys.modules.pop("own_analyzer", None)
+
+
+def test_an_analyzer_of_ones_own_is_asked(tmp_path, installed_plugin):
+    """An entry point gets its options, sees the mail, and its tags and score count."""
+    text = CONFIG + "analyzers: {plugins: {word: {options: {word: xyzzy}}}}\n"
+    with service(tmp_path, text) as one:
+        assert one.submit(mail(b"xyzzy")).json["tags"] == ["own:word"]
+        assert one.submit(mail(b"xyzzy")).json["decision"] == "quarantine"
+        assert one.submit(mail(b"plugh")).json["decision"] == "deliver"
+
+
+def test_a_broken_analyzer_of_ones_own_is_no_answer(tmp_path, installed_plugin):
+    """It cannot take the service down, only leave its mail undecided."""
+    with service(tmp_path, CONFIG + "analyzers: {plugins: {broken: {}}}\n") as one:
+        assert one.submit(mail()).json["decision"] == "undecided"
+
+
+def test_an_analyzer_that_is_not_installed_is_a_configuration_error(tmp_path):
+    """It is told at the start, not at the first mail."""
+    from bridge.errors import ConfigError
+
+    with (
+        pytest.raises(ConfigError, match=r"plugins\.absent"),
+        service(tmp_path, CONFIG + "analyzers: {plugins: {absent: {}}}\n"),
+    ):
+        pass

@@ -1,0 +1,354 @@
+"""Inspection, tables and the decision: the pure parts of the analysis, and hostile mail over HTTP."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import hashlib
+import io
+import tarfile
+import time
+from binascii import b2a_uu
+
+import pytest
+from service_kit import (
+    CONFIG,
+    EICAR,
+    GTUBE,
+    Lists,
+    attached,
+    mail,
+    service,
+    wait_for,
+    zipped,
+)
+
+from bridge.api.scanning import Decision
+from bridge.service.analysis import kinds
+from bridge.service.analysis.decision import DecisionTable
+from bridge.service.analysis.headers import check
+from bridge.service.analysis.inspect import Limits, NeedsProcess, inspect
+from bridge.service.analysis.links import Links
+from bridge.service.analysis.structure import Bounds, TooMuch, decoded, parse_value, walk
+from bridge.service.settings import DEFAULT_RULES, Decisions, Rule
+
+MIB = 1024 * 1024
+CRLF_PAIR = b"\r\n\r\n"
+
+
+def nested_multipart(depth: int) -> bytes:
+    head = "".join(f"Content-Type: multipart/mixed; boundary=b{i}\r\n\r\n--b{i}\r\n" for i in range(depth))
+    return head.encode() + b"Content-Type: text/plain\r\n\r\nhello\r\n"
+
+
+def many_parts(count: int) -> bytes:
+    return mail(b"--x\r\n\r\np\r\n" * count + b"--x--\r\n", Content_Type="multipart/mixed; boundary=x")
+
+
+def zip_bomb(size: int) -> bytes:
+    return zipped(("zeros", b"\0" * size))
+
+
+def nested_zips(depth: int, content: bytes) -> bytes:
+    for i in range(depth):
+        content = zipped((f"{i}.zip", content))
+    return content
+
+
+def tarred(name: str, content: bytes) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+        info = tarfile.TarInfo(name)
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+def encrypted_zip() -> bytes:
+    raw = bytearray(zipped(("secret.txt", b"x")))
+    for magic, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        raw[raw.index(magic) + offset] |= 1
+    return bytes(raw)
+
+
+HOSTILE = {
+    "zip bomb": (attached(zip_bomb(300 * MIB), "a.zip"), "limit:archive-size"),
+    "nested zips": (attached(nested_zips(20, b"x"), "a.zip"), "limit:archive-depth"),
+    "100,000 parts": (many_parts(100_000), "limit:parts"),
+    "1,000 deep": (nested_multipart(1000), "limit:depth"),
+    "huge header": (b"X: " + b"a" * MIB + CRLF_PAIR, "limit:header"),
+    "many fields": (b"X: y\r\n" * 50_000, "limit:header"),
+    "many members": (attached(zipped(*((f"{i}", b"") for i in range(10_001))), "a.zip"), "limit:archive-members"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with service(tmp_path_factory.mktemp("analysis")) as one:
+        yield one
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_mail_beyond_the_bounds_is_undecided(running, name):
+    """Bombs and deep nesting end within their bounds, with the reason as a tag."""
+    content, tag = HOSTILE[name]
+    start = time.monotonic()
+    answer = running.submit(content).json
+    assert answer["decision"] == "undecided"
+    assert tag in answer["tags"]
+    assert time.monotonic() - start < 10
+
+
+def test_hostile_mail_never_stops_other_scans(running):
+    """While bombs are looked at, an ordinary mail is answered at once."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    with ThreadPoolExecutor(6) as pool:
+        bombs = [pool.submit(running.submit, HOSTILE["zip bomb"][0]) for _ in range(6)]
+        waits = []
+        while not all(bomb.done() for bomb in bombs):
+            start = time.monotonic()
+            assert running.submit(mail()).json["decision"] == "deliver"
+            waits.append(time.monotonic() - start)
+    assert all(bomb.result().json["decision"] == "undecided" for bomb in bombs)
+    assert sorted(waits)[len(waits) // 2] < 0.25
+
+
+def test_an_inspection_that_takes_too_long_is_killed(tmp_path):
+    """A process that is late dies, its mail is undecided, the next mail is fine."""
+    slow = attached(zip_bomb(200 * MIB), "a.zip")
+    text = CONFIG + "analyzers: {mime: {timeout: 1ms}, processes: 1}\n"
+    with service(tmp_path, text) as one:
+        answer = one.submit(slow).json
+        assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:mime-timeout", "incomplete"])
+        assert one.submit(mail()).json["decision"] == "deliver"
+
+
+def test_an_inspection_that_takes_too_much_memory_is_undecided(tmp_path):
+    """The process has its own ceiling."""
+    content = attached(zipped(("zeros", b"\0" * (120 * MIB))), "a.zip")
+    text = CONFIG + "analyzers: {process_memory: 150MiB}\n"
+    with service(tmp_path, text) as one:
+        answer = one.submit(content).json
+        assert answer["decision"] == "undecided"
+        assert set(answer["tags"]) & {"limit:memory", "failed:mime-crash"}
+
+
+def test_bad_charsets_and_encodings_do_no_harm(running):
+    """A charset nobody knows, broken base64 and broken quoted-printable are just text."""
+    for charset in ("no-such-charset", "utf-16", "utf-7", "\x00", "idna", "rot13", "zlib"):
+        content = mail(b"=E4=\xff http://x", Content_Type=f'text/plain; charset="{charset}"',
+                       Content_Transfer_Encoding="quoted-printable")  # fmt: skip
+        assert running.submit(content).status == 200
+    for name in ("=?zlib?q?x?=.txt", "=?utf-8?b?/w==?=", "=?x?q?=", "=?utf-8?b?!!!?="):
+        assert running.submit(attached(b"x", name)).status == 200
+
+
+@pytest.mark.parametrize(
+    ("content", "tags"),
+    [
+        (tarred("eicar.com", EICAR), {"malware:eicar", "mime:executable"}),
+        (gzip.compress(EICAR), {"malware:eicar"}),
+        (zipped(("a.tar.gz", tarred("x", EICAR))), {"malware:eicar", "mime:nested-archive"}),
+        (encrypted_zip(), {"mime:encrypted-archive"}),
+        (zipped(("invoice.pdf.exe", b"MZ")), {"mime:executable", "mime:double-extension"}),
+        (zipped(("word/vbaProject.bin", b"x")), {"mime:macro"}),
+        (b"PK\x03\x04" + b"x" * 100, {"mime:broken-archive"}),
+        (b"\x1f\x8b" + b"x" * 100, {"mime:broken-archive"}),
+        (b"7z\xbc\xaf\x27\x1c" + b"x" * 100, {"mime:unopened-archive"}),
+        (zipped(("mail.eml", attached(EICAR))), {"malware:eicar"}),
+    ],
+)
+def test_what_is_in_archives_is_found(content, tags):
+    """Archives are opened, however they are wrapped, and what is odd about them is told."""
+    assert inspect(attached(content, "a.bin"), Limits()).tags == tags
+
+
+def test_archives_are_not_opened_in_the_event_loop():
+    """Small mail is inspected at once, but never an archive."""
+    with pytest.raises(NeedsProcess):
+        inspect(attached(zipped(("a", b"x"))), Limits(archives=False))
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "content", "tags"),
+    [
+        ("a.pdf", "application/pdf", b"%PDF-1.7", set()),
+        ("a.exe", "application/octet-stream", b"MZ\x90\0", {"mime:executable"}),
+        ("a.jpg", "image/jpeg", b"MZ\x90\0", {"mime:executable", "mime:type-mismatch"}),
+        ("", "image/png", b"\x7fELF\x02", {"mime:executable", "mime:type-mismatch"}),
+        ("a.pdf", "application/pdf", b"PK\x03\x04", {"mime:type-mismatch"}),
+        ("a.docx", "application/x", b"PK\x03\x04", set()),
+        ("a.doc", "application/msword", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1", set()),
+        ("a.doc", "", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + "_VBA_PROJECT".encode("utf-16-le"), {"mime:macro"}),
+        ("invoice.pdf.js", "text/plain", b"x", {"mime:executable", "mime:double-extension"}),
+        ("invoice\u202efdp.exe", "", b"x", {"mime:executable", "mime:deceptive-name"}),
+        ("report.v2.pdf", "", b"%PDF-", set()),
+        ("a.pdf" + " " * 40 + ".scr", "", b"", {"mime:executable", "mime:deceptive-name", "mime:double-extension"}),
+        ("photo.jpg", "image/jpeg", b"\xff\xd8\xff\xe0", set()),
+        ("", "text/x-python", b"#!/bin/sh\n", {"mime:type-mismatch"}),
+    ],
+)
+def test_types_that_lie_and_names_that_deceive(name, kind, content, tags):
+    """Each oddity of one attachment has its tag."""
+    assert kinds.tags_of(name, kind, content) == tags
+
+
+@pytest.mark.parametrize(
+    ("text", "is_html", "hosts", "tags"),
+    [
+        ("see http://Example.ORG/path and https://b.example:8443", False, {"example.org", "b.example"}, set()),
+        ("http://user@evil.example/", False, {"evil.example"}, {"url:userinfo"}),
+        ("http://192.0.2.1/ http://3221225985/ http://[2001:db8::1]/", False,
+         {"192.0.2.1", "2001:db8::1"}, {"url:ip-host"}),
+        ("http://müller.example/", False, {"xn--mller-kva.example"}, {"url:punycode"}),
+        ("go to www.example.org.", False, {"www.example.org"}, set()),
+        ("http:\\\\evil.example\\x", False, {"evil.example"}, set()),
+        ('<img src="//cdn.example/x.png">', True, {"cdn.example"}, set()),
+        ("<a href='h&#116;tp://evil.example'>x</a>", True, {"evil.example"}, set()),
+        ("<a href=http://evil.example/>https://bank.example/</a>", True, {"evil.example", "bank.example"},
+         {"url:mismatch"}),
+        ('<a href="http://mail.bank.example/">bank.example</a>', True, {"mail.bank.example"}, set()),
+        ("no links // here http://", False, set(), set()),
+    ],
+)  # fmt: skip
+def test_links(text, is_html, hosts, tags):
+    """Hosts are found in every spelling a mail program follows."""
+    links = Links()
+    links.look(text, is_html=is_html)
+    assert (links.hosts, links.tags) == (hosts, tags)
+
+
+@pytest.mark.parametrize(
+    ("fields", "tags"),
+    [
+        ({"From": "a@b.org", "Date": "Sun, 15 Nov 2026 03:00:00 +0000", "Message-ID": "<x@y>"}, set()),
+        ({}, {"header:missing-from", "header:missing-date", "header:missing-message-id"}),
+        ({"From": '"boss@example.org" <x@evil.example>', "Date": "soon", "Message-ID": "x"},
+         {"header:display-address", "header:bad-date"}),
+        ({"From": "A <a@b.org>", "Reply-To": "x@evil.example", "Date": "Sun, 15 Nov 2026 03:00:00 +0000",
+          "Message-ID": "x"}, {"header:reply-to-differs"}),
+        ({"From": "<a@b.org>, <c@d.org>", "Date": "Sun, 15 Nov 2026 03:00:00 +0000", "Message-ID": "x"},
+         {"header:several-from"}),
+    ],
+)  # fmt: skip
+def test_headers(fields, tags):
+    """What an honest mail program does not do is told."""
+    assert check([(name.lower(), value) for name, value in fields.items()]) == tags
+
+
+@pytest.mark.parametrize(
+    ("value", "main", "params"),
+    [
+        ("text/plain", "text/plain", {}),
+        ('Text/HTML; charset="utf-8"; name=x.html', "text/html", {"charset": "utf-8", "name": "x.html"}),
+        ("a/b; filename*=utf-8''%e2%82%ac.txt", "a/b", {"filename": "€.txt"}),
+        ("a/b; filename*0=\"ab\"; filename*1=cd", "a/b", {"filename": "abcd"}),
+        ('a/b; name="=?utf-8?q?=E2=82=AC?="', "a/b", {"name": "€"}),
+        ('a/b; name="x\\"y"', "a/b", {"name": 'x"y'}),
+        ('a/b; name="open', "a/b", {"name": "open"}),
+        (";;;=;", "", {}),
+    ],
+)  # fmt: skip
+def test_structured_header_values(value, main, params):
+    """Parameters are read as mail programs read them, broken ones too."""
+    assert parse_value(value) == (main, params)
+
+
+def test_the_structure_is_walked_in_order():
+    """Containers come before their parts, and bodies are exact."""
+    inner = b"--y\r\nContent-Type: text/html\r\n\r\n<b>\r\n--y\r\n\r\nlast"
+    body = b"preamble\r\n--x \r\n\r\none\r\n--xy\r\n--x\r\nContent-Type: multipart/alternative; boundary=y\r\n\r\n"
+    data = mail(body + inner + b"\r\n--x--\r\nepilogue --x", Content_Type='multipart/mixed; boundary="x"')
+    parts = list(walk(data, Bounds()))
+    assert [(p.depth, p.content_type, data[p.body : p.end]) for p in parts][1:] == [
+        (1, "text/plain", b"one\r\n--xy"),
+        (1, "multipart/alternative", inner),
+        (2, "text/html", b"<b>"),
+        (2, "text/plain", b"last"),
+    ]
+
+
+@pytest.mark.parametrize("ending", [b"\r\n", b"\n"])
+def test_line_ends_of_either_kind_are_read(ending):
+    """Mail that lost its CR on the way is read like any other."""
+    data = attached(EICAR).replace(b"\r\n", ending)
+    assert "malware:eicar" in inspect(data, Limits()).tags
+
+
+@pytest.mark.parametrize(
+    ("encoding", "raw"),
+    [
+        ("base64", base64.encodebytes(EICAR)),
+        ("BASE64", base64.b64encode(EICAR).replace(b"E", b"E\r\n !")),
+        ("base64", base64.b64encode(EICAR).rstrip(b"=") + b"A"),
+        ("quoted-printable", EICAR.replace(b"$", b"=24")),
+        ("x-uuencode", b"begin 644 x\n" + b2a_uu(EICAR[:45]) + b2a_uu(EICAR[45:]) + b"end\n"),
+    ],
+)  # fmt: skip
+def test_transfer_encodings_are_undone(encoding, raw):
+    """What hides in a transfer encoding is found."""
+    data = b"Content-Type: application/x\r\nContent-Transfer-Encoding: " + encoding.encode() + CRLF_PAIR + raw
+    assert decoded(data, next(walk(data, Bounds()))).startswith(EICAR)
+
+
+def test_gtube_is_found_in_an_encoded_text_part():
+    """Text is searched after decoding."""
+    data = mail(base64.encodebytes(GTUBE), Content_Transfer_Encoding="base64")
+    assert "spam:gtube" in inspect(data, Limits()).tags
+
+
+def test_too_much_says_what_was_too_much():
+    """The walk ends at its bounds with their name."""
+    with pytest.raises(TooMuch, match="parts"):
+        list(walk(many_parts(30), Bounds(parts=10)))
+
+
+@pytest.mark.parametrize(
+    ("tags", "score", "verdict", "decision"),
+    [
+        (set(), 0, "clean", Decision.DELIVER),
+        ({"malware:eicar", "incomplete", "list:allowed-senders"}, 0, "malware", Decision.QUARANTINE),
+        ({"list:blocked-urls", "list:allowed-senders"}, 0, "blocked", Decision.BOUNCE),
+        ({"spam:gtube", "list:blocked-senders"}, 0, "blocked", Decision.BOUNCE),
+        ({"spam:gtube"}, 0, "spam", Decision.BOUNCE),
+        ({"rspamd:reject", "incomplete"}, 0, "spam", Decision.BOUNCE),
+        ({"incomplete", "list:allowed-senders"}, 0, "incomplete", Decision.UNDECIDED),
+        ({"list:allowed-domains"}, 100, "allowed", Decision.DELIVER),
+        ({"rspamd:soft-reject"}, 0, "deferred", Decision.UNDECIDED),
+        (set(), 15, "spam", Decision.BOUNCE),
+        (set(), 8, "suspicious", Decision.QUARANTINE),
+        ({"mime:executable"}, 0, "suspicious", Decision.QUARANTINE),
+        ({"mime:macro"}, 3.9, "clean", Decision.DELIVER),
+    ],
+)
+def test_every_row_of_the_default_table(tags, score, verdict, decision):
+    """The shipped decisions table, row by row."""
+    outcome = DecisionTable(Decisions()).decide(tags, score)
+    assert (outcome.verdict, outcome.decision) == (verdict, decision)
+    assert len(DEFAULT_RULES) == 8
+
+
+def test_no_table_delivers_what_was_not_looked_at():
+    """Only a rule that names `incomplete` itself may deliver such a mail."""
+    careless = Decisions(rules=[Rule(tags=["x"], verdict="v", decision=Decision.DELIVER)])
+    assert DecisionTable(careless).decide({"x", "incomplete"}).decision is Decision.UNDECIDED
+    assert DecisionTable(Decisions(rules=[])).decide({"incomplete"}).decision is Decision.UNDECIDED
+    open_door = Decisions(rules=[Rule(tags=["incomplete"], verdict="v", decision=Decision.DELIVER)])
+    assert DecisionTable(open_door).decide({"incomplete"}).decision is Decision.DELIVER
+
+
+def test_links_and_attachments_are_matched_against_lists(tmp_path):
+    """A blocked host in a link and a blocked attachment, also inside an archive, are bounced."""
+    with service(tmp_path) as one:
+        lists = Lists(one)
+        wait_for(lambda: lists.call("getLists", {}).status == 200)
+        lists.add("blocked-urls", "http://Evil.example/some/path")
+        lists.add("blocked-attachments", hashlib.sha256(b"bad").hexdigest().upper())
+        wait_for(lambda: one.submit(mail(b"http://www.evil.example/")).json["verdict"] == "blocked", 1.0)
+        assert one.submit(attached(b"bad")).json["tags"] == ["list:blocked-attachments"]
+        assert one.submit(attached(zipped(("x", b"bad")))).json["verdict"] == "blocked"
+        assert one.submit(attached(b"good")).json["decision"] == "deliver"
+        lists.add("blocked-senders", "forger@evil.example")
+        forged = mail(From="Boss <forger@evil.example>")
+        wait_for(lambda: one.submit(forged).json["verdict"] == "blocked", 1.0)
