@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bridge import __version__, config, maillog
+from bridge import __version__, config
 from bridge.address import Address
 from bridge.api.scanning import QueueStatus
 from bridge.config import Config
@@ -33,7 +33,7 @@ from bridge.filter.headers import HeaderEditor
 from bridge.intake.milter.transport import MilterServer
 from bridge.intake.server import SmtpServer
 from bridge.mail.message import Spool
-from bridge.maillog import LineWriter
+from bridge.maillog import LineWriter, MailLog
 from bridge.metrics import Metrics
 from bridge.scanner.client import Scanner
 from bridge.service import settings as service_settings
@@ -53,6 +53,8 @@ class Daemon:
         self.config = conf
         self.state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
         self.metrics = Metrics(listener.name for listener in conf.listeners)
+        put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
+        self._mail_log = MailLog(put, as_json=conf.log.format == "json")
         if writer is not None:
             writer.on_lost = self.metrics.log_lines_lost.inc
         self.admission = Admission(wiring.admission_settings(conf))
@@ -146,7 +148,7 @@ class Daemon:
 
     def _report(self, record: Record) -> None:
         self.metrics.record(record)
-        maillog.decided(record)
+        self._mail_log.decided(record)
 
     async def _start_admin(self) -> None:
         app = create_admin(self.metrics.registry, collect=self._collect, problem=self._problem, state=self.describe)

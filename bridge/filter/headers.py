@@ -7,7 +7,9 @@ incoming mail is somebody's forgery; left in place, a reader would trust it.
 from __future__ import annotations
 
 import re
+import time
 from email.utils import formatdate
+from functools import lru_cache
 
 from bridge.api.scanning import AnalysisResult
 from bridge.mail.transaction import Transaction
@@ -63,8 +65,14 @@ class HeaderEditor:
         return (
             f"Received: from {helo} ([{peer}])\r\n"
             f"\tby {self._hostname} (scanbridge) with {protocol} id {tx.id};\r\n"
-            f"\t{formatdate(localtime=True)}\r\n"
+            f"\t{_date(int(time.time()))}\r\n"
         )
+
+
+@lru_cache(maxsize=2)
+def _date(second: int) -> str:
+    """RFC 5322 3.3; made once a second."""
+    return formatdate(second, localtime=True)
 
 
 def count_received(head: bytes) -> int:

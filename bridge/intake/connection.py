@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
 _RATE_WINDOW_S = 30.0
 _TLS_HANDSHAKE_S = 30.0
+_LAST_WORDS_S = 5.0  # for a client to read what we said before we hang up
 _IDLE_COMMANDS = frozenset({"NOOP", "RSET", "VRFY", "HELP", "HELO", "EHLO", "LHLO", "EXPN", "XFORWARD"})
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
@@ -52,6 +53,7 @@ class SessionLimits:
 class Connection(SMTP):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
+    peer_address: str | None = None  # of the connection's other end; None on a unix socket
     trusted = False  # believed about its clients; the handler sets it when a client connects
 
     def __init__(
@@ -79,11 +81,14 @@ class Connection(SMTP):
         """All that belongs to one connection."""
         FlowControlMixin.__init__(self, loop=self.loop)
         self._closed = self.loop.create_future()
-        self._inbox = self._reader = Inbox(self.loop, self._flush)
+        self._inbox = self._reader = Inbox(self.loop, self._before_wait)
         self._out: list[bytes] = []
         self._data: DataReader | None = None
         self._data_ended: asyncio.Future[None] | None = None
         self._busy = False
+        self._reading_paused = False
+        self._farewell: Reply | None = None  # said when the running mail is over
+        self._silent_s = 0.0
         self._errors = 0
         self._idle_commands = 0
         self._argument = b""
@@ -121,9 +126,11 @@ class Connection(SMTP):
             hook(self)
 
     def eof_received(self) -> bool | None:
-        """The client is gone, or says no more: what runs for it is cancelled."""
+        """The client is gone, or says no more: a mail of its is cancelled, replies still go out."""
         assert self._handler_coroutine is not None
-        self._handler_coroutine.cancel()
+        if self.in_mail or self.session.ssl is not None:
+            self._handler_coroutine.cancel()
+        self._inbox.close()
         return self.session.ssl is None
 
     def data_received(self, data: bytes) -> None:
@@ -134,7 +141,8 @@ class Connection(SMTP):
             data = self._end_data(rest)
         if data:
             self._inbox.feed(data)
-            if self._busy and len(self._inbox) > PAUSE_AT:
+            if len(self._inbox) > PAUSE_AT and not self._reading_paused:
+                self._reading_paused = True
                 self._transport.pause_reading()
 
     def _timeout(self) -> float:
@@ -147,21 +155,24 @@ class Connection(SMTP):
         if self.transport is None:
             return
         waited = self.loop.time() - self._phase_began
-        if self._busy or waited < self._timeout() or (self._data is not None and self._is_fast_enough(waited)):
-            left = self._timeout() if self._busy else max(self._timeout() - waited, 0.01)
-            if self._data is not None and waited >= self._timeout():
-                self._begin_phase()
-                left = self._timeout()
-            self._timeout_handle = self.loop.call_later(left, self._tick)
+        left = self._timeout() - (0.0 if self._busy else waited)
+        if left <= 0 and self._data is not None and self._is_alive(self._data, waited):
+            self._begin_phase()
+            left = self._timeout()
+        if left > 0:
+            self._timeout_handle = self.loop.call_later(max(left, 0.01), self._tick)
             return
         self._say(b"421 4.4.2 Error: timeout exceeded")
         self._hang_up()
 
-    def _is_fast_enough(self, waited: float) -> bool:
-        assert self._data is not None
-        enough = self._data.received >= self._limits.min_data_rate * waited
-        self._data.received = 0
-        return enough
+    def _is_alive(self, data: DataReader, waited: float) -> bool:
+        """Whether the client may go on: silent not for too long, and when it speaks not too slowly."""
+        received, data.received = data.received, 0
+        if not received:
+            self._silent_s += waited
+            return self._silent_s < self._limits.data_timeout_s
+        self._silent_s = 0.0
+        return received >= self._limits.min_data_rate * waited
 
     def _begin_phase(self) -> None:
         self._phase_began = self.loop.time()
@@ -190,9 +201,26 @@ class Connection(SMTP):
             self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
         self._out.clear()
 
+    def _before_wait(self) -> None:
+        self._flush()
+        if self._reading_paused:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        if self.transport is not None:
+            self._transport.resume_reading()
+
     def _hang_up(self) -> None:
+        """No command is taken after this; a client that does not read our last words is cut."""
+        if self.transport is None:
+            return
         self._flush()
         self._writer.close()
+        if self._transport.get_write_buffer_size():
+            self._timeout_handle.cancel()
+            self._timeout_handle = self.loop.call_later(_LAST_WORDS_S, self._transport.abort)
+        self.transport = None
 
     @property
     def in_mail(self) -> bool:
@@ -204,6 +232,14 @@ class Connection(SMTP):
         if self.transport is not None:
             self._reply(reply)
             self._hang_up()
+
+    def goodbye_after_mail(self, reply: Reply) -> None:
+        """Say this last word when the mail in processing has its answer."""
+        self._farewell = reply
+
+    def strike(self) -> None:
+        """One more mistake of the client's; too many end the session."""
+        self._errors += 1
 
     async def _more(self) -> None:
         """Wait for the client: first to read what we said, then to say more."""
@@ -235,21 +271,24 @@ class Connection(SMTP):
                     line = self._inbox.take_line()
                 except LineTooLong:
                     self._say(b"500 5.5.2 Command line too long")
-                    continue
-                if line is None:
-                    await self._more()
-                    continue
-                await self._execute(line)
+                else:
+                    if line is None:
+                        await self._more()
+                        continue
+                    await self._execute(line)
                 self._begin_phase()
                 if self._errors >= self._limits.max_errors or self._idle_commands > self._limits.max_idle_commands:
                     self._say(b"421 4.7.0 Error: too many errors or idle commands")
                     return self._hang_up()
-        except (asyncio.CancelledError, ConnectionError):
-            self._writer.close()
+        except asyncio.CancelledError:
+            self._hang_up()
             raise
+        except ConnectionError:
+            self._hang_up()
         except Exception:
             log.exception("session %s: ended by an unexpected error", self.session.id)
-            self._writer.close()
+            self._say(b"421 4.3.0 Error: internal problem, try again later")
+            self._hang_up()
 
     async def _execute(self, line: bytes) -> None:
         """One command line, CRLF cut off."""
@@ -267,7 +306,7 @@ class Connection(SMTP):
         self._idle_commands = self._idle_commands + 1 if verb in _IDLE_COMMANDS else 0
         self._argument = argument.strip(b" \t")
         try:
-            argument_text = self._argument.decode("utf-8", "surrogateescape") or None
+            argument_text = self._argument.decode("utf-8", "replace") or None
             await method(self, argument_text)
         except (asyncio.CancelledError, ConnectionError):
             raise
@@ -314,9 +353,15 @@ class Connection(SMTP):
 
     async def _read_proxy(self) -> bool:
         """The PROXY header, from a peer the handler trusts. False: hang up without a word."""
-        handle = self.loop.call_later(self._proxy_timeout, self._transport.close)
+        hook = self._handle_hooks.get("OPEN")
+        if hook is not None and not hook(self):
+            self._hang_up()
+            return False
+        handle = self.loop.call_later(self._proxy_timeout, self._hang_up)
         try:
             self.session.proxy_data = await get_proxy(self._inbox)
+        except asyncio.IncompleteReadError:
+            pass
         finally:
             handle.cancel()
         if self.session.proxy_data:
@@ -324,13 +369,15 @@ class Connection(SMTP):
             if status is not MISSING and status:
                 self._begin_phase()
                 return True
-        self._writer.close()
+        self._hang_up()
         return False
 
     # Content
 
     async def _receive(self, message: Message) -> Fault | None:
         """From 354 to the final dot; blocks go from the socket into the message in data_received."""
+        if self._inbox.at_eof:
+            raise ConnectionResetError
         self._flush()
         reader = DataReader(message, self.data_size_limit)
         self._begin_phase()
@@ -338,6 +385,9 @@ class Connection(SMTP):
         if rest is not None:
             self._inbox.feed(rest)
             return reader.fault
+        if self._reading_paused:
+            self._resume_reading()
+        self._silent_s = 0.0
         self._data, self._data_ended = reader, self.loop.create_future()
         self._timeout_handle.cancel()
         self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)
@@ -350,6 +400,7 @@ class Connection(SMTP):
     def _end_data(self, rest: bytes) -> bytes:
         assert self._data_ended is not None
         self._data = None
+        self._busy = True
         if not self._data_ended.done():
             self._data_ended.set_result(None)
         return rest
@@ -358,11 +409,12 @@ class Connection(SMTP):
 
     async def start_tls(self) -> None:
         """The handshake. Raises TLSSetupException when it fails; the connection is of no use then."""
-        self._flush()
+        self._before_wait()
         self._inbox.take_all()  # RFC 3207 4.2: what came in the clear behind STARTTLS was never said
+        timeout = min(_TLS_HANDSHAKE_S, self._timeout())
         try:
             transport = await self.loop.start_tls(
-                self._transport, self, self.tls_context, server_side=True, ssl_handshake_timeout=_TLS_HANDSHAKE_S
+                self._transport, self, self.tls_context, server_side=True, ssl_handshake_timeout=timeout
             )
         except (OSError, ssl.SSLError) as error:
             log.info("session %s: TLS handshake failed: %s", self.session.id, type(error).__name__)

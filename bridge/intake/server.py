@@ -129,7 +129,7 @@ class SmtpServer:
     # Hooks: called by the session with itself, aiosmtpd's session and its envelope
 
     async def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
-        peer = _peer_address(session.peer)
+        peer = server.peer_address = _peer_address(session.peer)
         if not server.client.address and session.proxy_data is None:
             server.client = Client(address=peer)
         server.trusted = self._is_trusted(server.client.address)
@@ -160,7 +160,7 @@ class SmtpServer:
             return
         self._sessions.discard(server)
         self._strangers -= not server.trusted
-        peer = _peer_address(server.session.peer)
+        peer = server.peer_address
         if peer is not None:
             self._per_client[peer] -= 1
             if not self._per_client[peer]:
@@ -245,7 +245,7 @@ class SmtpServer:
         return Session(
             id=session.id,
             listener=self.settings.name,
-            peer=_peer_address(session.peer) or "unix",
+            peer=server.peer_address or "unix",
             client=client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from dataclasses import dataclass
@@ -10,7 +11,8 @@ from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
 from bridge.mail.session import Session
 
-_DIGITS = "0123456789BCDFGHJKLMNPQRSTVWXYZ"  # no vowels, no words: safe in any log or reply
+_PROCESS = f"{int.from_bytes(os.urandom(2)):04X}"  # drawn anew in each process
+_numbers = itertools.count(int.from_bytes(os.urandom(2)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,9 +29,4 @@ class Transaction:
 
 def new_id() -> str:
     """A short id that sorts by time and does not repeat across processes and restarts."""
-    number = time.time_ns() // 1000 << 16 | int.from_bytes(os.urandom(2))
-    digits = []
-    while number:
-        number, digit = divmod(number, len(_DIGITS))
-        digits.append(_DIGITS[digit])
-    return "".join(reversed(digits))
+    return f"{time.time_ns() // 1_000_000:X}{_PROCESS}{next(_numbers) & 0xFFFF:04X}"
