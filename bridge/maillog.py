@@ -30,8 +30,10 @@ _BATCH_S = 0.05
 
 # Ours, and plain by construction: never quoted.
 _OURS = frozenset(
-    ("id", "session", "listener", "nrcpt", "size", "tenant", "decision", "action")
-    + ("wait_ms", "scan_ms", "relay_ms", "error", "tls")
+    (
+        *("id", "session", "listener", "nrcpt", "size", "tenant", "decision", "action"),
+        *("wait_ms", "scan_ms", "relay_ms", "error", "tls"),
+    )
 )
 
 
