@@ -11,11 +11,11 @@ import json
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from email import message_from_bytes, policy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import uvloop
 
@@ -53,9 +53,21 @@ class Background:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def close(self) -> None:
+        self.run(_end_tasks())
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(10)
         self.loop.close()
+
+
+async def _end_tasks() -> None:
+    """Sessions whose peer has hung up end by themselves; the others are cancelled."""
+    tasks = asyncio.all_tasks() - {cast("asyncio.Task[None]", asyncio.current_task())}
+    if tasks:
+        _, left = await asyncio.wait(tasks, timeout=0.5)
+        for task in left:
+            task.cancel()
+        await asyncio.gather(*left, return_exceptions=True)
+    await asyncio.sleep(0)  # transports that were just closed say so in the next turn
 
 
 @dataclass
@@ -99,7 +111,7 @@ class FakeScanner:
         return f"http://127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
                 fields = dict(line.split(": ", 1) for line in head.split("\r\n")[1:] if ": " in line)
@@ -112,7 +124,6 @@ class FakeScanner:
                 self.submissions.append(_submission(fields, body))
                 self.arrived.release()
                 await self._answer(reader, writer)
-        writer.close()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.in_flight += 1
@@ -179,14 +190,13 @@ class NextHop:
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         commands: list[bytes] = []
-        with suppress(asyncio.IncompleteReadError, ConnectionError):
+        with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             if self._say(writer, b"CONNECT", b"220 next.example ESMTP"):
                 while line := (await reader.readuntil(b"\r\n"))[:-2]:
                     verb = line.split(b" ", 1)[0].upper()
                     commands.append(line)
                     if not await self._command(verb, reader, writer, commands):
                         break
-        writer.close()
 
     async def _command(
         self, verb: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: list[bytes]
