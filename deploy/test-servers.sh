@@ -48,11 +48,12 @@ if ! command -v apt-get >/dev/null; then
 fi
 
 log=$(mktemp)
+before=$(mktemp)
 guard=/usr/sbin/policy-rc.d
 ours=no
 clean_up() {
     [ "$ours" = no ] || rm -f "$guard"
-    rm -f "$log"
+    rm -f "$log" "$before"
 }
 trap clean_up EXIT
 trap 'exit 130' INT TERM HUP
@@ -69,7 +70,7 @@ installed() { dpkg-query -W -f '${Package}\n' 2>/dev/null | sort -u; }
 # Services of new packages would start at the next boot; the tests do not want them to.
 disable_new() {
     command -v systemctl >/dev/null || return 0
-    comm -13 <(echo "$before") <(installed) | while read -r package; do
+    installed | comm -13 "$before" - | while read -r package; do
         dpkg -L "$package" | grep -E '/systemd/system/[^/@]+\.(service|socket|timer|path)$' | while read -r unit; do
             systemctl disable --quiet "$(basename "$unit")" >>"$log" 2>&1 </dev/null
         done
@@ -82,7 +83,7 @@ install() {  # --no-remove: a mail server that is in use here is not to give way
 }
 
 say "installing $listed"
-before=$(installed)
+installed >"$before"
 if command -v debconf-set-selections >/dev/null; then
     echo 'postfix postfix/main_mailer_type select No configuration' | debconf-set-selections
 fi

@@ -1,0 +1,267 @@
+"""The parts of a mail's way: programs as processes, a Postfix of our own, a destination that keeps what arrives."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import re
+import shutil
+import smtplib
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from requirements import find
+
+from bridge.testing import Background, NextHop, Received
+
+DEADLINE_S = 30.0
+_PORTS = itertools.count(20_000 + os.getpid() % 100 * 90)  # below the ports the kernel gives to outgoing connections
+
+
+def free_port() -> int:
+    """A port that nobody listens at; several test runs may share the machine."""
+    for port in _PORTS:
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError
+
+
+def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
+    """Ask again and again until there is an answer: for programs that tell us nothing when they are done."""
+    end = time.monotonic() + deadline_s
+    pause = threading.Event()
+    while not (answer := condition()):
+        assert time.monotonic() < end, f"still waiting for {what}"
+        pause.wait(0.02)
+    return answer
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+class Program:
+    """`scanbridge` with these arguments, as a process that can be stopped, killed and started again."""
+
+    def __init__(self, directory: Path, ports: Sequence[int], *arguments: str) -> None:
+        self._command = [sys.executable, "-m", "bridge", *arguments]
+        self._ports = ports
+        self._log = directory / f"{arguments[0]}.log"
+        self._environment = {**os.environ, "STATE_DIRECTORY": str(directory)}
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> None:
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(self._command, stdout=log, stderr=log, env=self._environment)
+        until(lambda: self._is_over() or all(map(is_listening, self._ports)), f"{self._command} to listen")
+        assert not self._is_over(), self.log()
+
+    def _is_over(self) -> bool:
+        return self._process is None or self._process.poll() is not None
+
+    def stop(self) -> int:
+        """SIGTERM; the exit code."""
+        assert self._process is not None
+        self._process.terminate()
+        return self._process.wait(DEADLINE_S)
+
+    def kill(self) -> None:
+        """kill -9"""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait(DEADLINE_S)
+
+    def log(self) -> str:
+        return self._log.read_text(errors="replace")
+
+    def logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a line in its log."""
+        found: re.Match[str] = until(lambda: re.search(pattern, self.log()), f"{pattern} in {self._log}")
+        return found
+
+
+class Destination:
+    """Where Postfix delivers in the end."""
+
+    def __init__(self) -> None:
+        self._background, self._hop = Background(), NextHop()
+
+    def __enter__(self) -> Destination:
+        self._background.run(self._hop.start())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._background.run(self._hop.stop())
+        self._background.close()
+
+    @property
+    def port(self) -> int:
+        return self._hop.port
+
+    def find(self, marker: str) -> list[Received]:
+        return [mail for mail in self._hop.mails if marker.encode() in mail.content]
+
+    def arrived(self, marker: str) -> Received:
+        """Wait for the one mail with this marker in it."""
+        found: list[Received] = until(lambda: self.find(marker), f"{marker} to arrive")
+        assert len(found) == 1, f"{marker} came {len(found)} times"
+        return found[0]
+
+
+class Postfix:
+    """A Postfix in a directory of its own; nothing of the machine's is touched."""
+
+    def __init__(self, directory: Path, services: dict[str, str], destination: int) -> None:
+        """`services`: lines of master.cf, by address of the listener or name of the transport."""
+        self.directory = directory
+        self._config = directory / "etc"
+        for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
+            (directory / name).mkdir(parents=True)
+        for place in (directory, *directory.parents):  # Postfix's own user must be able to get here
+            if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
+                place.chmod(place.stat().st_mode | 0o011)
+        shutil.chown(directory / "data", "postfix")
+        for file in Path("/etc/postfix").glob("postfix-files*"):
+            if file.is_file():
+                shutil.copy(file, self._config)
+        (self._config / "dynamicmaps.cf").touch()
+        (self._config / "main.cf").write_text(_MAIN_CF.format(directory=directory, destination=destination))
+        lines = "".join(f"{name} {options}\n" for name, options in services.items())
+        (self._config / "master.cf").write_text(lines + _MASTER_CF)
+
+    def __enter__(self) -> Postfix:
+        self.run("postfix", "start")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.run("postfix", "stop")
+
+    def run(self, program: str, *arguments: str) -> str:
+        """One of Postfix's own programs on this instance."""
+        command = [str(find(program)), "-c", str(self._config), *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
+        return done.stdout
+
+    def queue(self) -> list[dict[str, Any]]:
+        """What is queued now, as `postqueue -j` says it."""
+        return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
+
+    def log(self) -> str:
+        path = self.directory / "maillog"
+        return path.read_text(errors="replace") if path.exists() else "(no log)"
+
+    def logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a line in the log."""
+        found: re.Match[str] = until(lambda: re.search(pattern, self.log()), f"{pattern} in Postfix's log")
+        return found
+
+
+# `local_header_rewrite_clients` and `smtp_line_length_limit`: Postfix changes no byte by itself here.
+_MAIN_CF = """\
+compatibility_level = 3.6
+queue_directory = {directory}/spool
+data_directory = {directory}/data
+command_directory = /usr/sbin
+daemon_directory = /usr/lib/postfix/sbin
+maillog_file = {directory}/maillog
+maillog_file_prefixes = {directory}
+inet_interfaces = 127.0.0.1
+inet_protocols = all
+myhostname = front.example
+mydestination =
+mynetworks = 127.0.0.0/8
+relay_domains = example.net, xn--bcher-kva.example, b\u00fccher.example
+smtpd_relay_restrictions = permit_mynetworks, reject_unauth_destination
+default_transport = smtp:[127.0.0.1]:{destination}
+relay_transport = smtp:[127.0.0.1]:{destination}
+disable_dns_lookups = yes
+smtp_host_lookup = native
+smtp_tls_security_level = none
+smtp_line_length_limit = 0
+local_header_rewrite_clients =
+alias_maps =
+alias_database =
+message_size_limit = 62914560
+smtputf8_enable = yes
+smtpd_peername_lookup = no
+smtpd_client_connection_count_limit = 0
+smtpd_authorized_xclient_hosts = 127.0.0.0/8
+smtpd_forbid_bare_newline = no
+"""
+
+_MASTER_CF = """\
+pickup unix n - n 60 1 pickup
+cleanup unix n - n - 0 cleanup
+qmgr unix n - n 300 1 qmgr
+rewrite unix - - n - - trivial-rewrite
+bounce unix - - n - 0 bounce
+defer unix - - n - 0 bounce
+trace unix - - n - 0 bounce
+verify unix - - n - 1 verify
+flush unix n - n 1000? 0 flush
+proxymap unix - - n - - proxymap
+smtp unix - - n - - smtp
+relay unix - - n - - smtp
+error unix - - n - - error
+retry unix - - n - - error
+discard unix - - n - - discard
+showq unix n - n - - showq
+anvil unix - - n - 1 anvil
+scache unix - - n - 1 scache
+tlsmgr unix - - n 1000? 1 tlsmgr
+postlog unix-dgram n - n - 1 postlogd
+"""
+
+
+def send(
+    port: int, content: bytes, *, sender: str = "a@example.org", recipient: str = "b@example.net",
+    mail: Sequence[str] = (), rcpt: Sequence[str] = (), xclient: str = "", helo: str = "client.example",
+) -> str:  # fmt: skip
+    """One mail as a remote client sends it; the first refusal, or the reply to the final dot."""
+    with smtplib.SMTP("127.0.0.1", port, local_hostname=helo, timeout=DEADLINE_S) as client:
+        if xclient:
+            client.ehlo("first.example")
+            assert client.docmd("XCLIENT", xclient)[0] == 220
+        client.ehlo(helo)
+        client.command_encoding = "utf-8"
+        for command in (
+            " ".join([f"MAIL FROM:<{sender}>", *mail]),
+            " ".join([f"RCPT TO:<{recipient}>", *rcpt]),
+            "DATA",
+        ):
+            code, text = client.docmd(command)
+            if code >= 400:
+                return f"{code} {text.decode()}"
+        stuffed = re.sub(rb"(?m)^\.", b"..", content)
+        client.send(stuffed + (b".\r\n" if stuffed.endswith(b"\r\n") or not stuffed else b"\r\n.\r\n"))
+        code, text = client.getreply()
+        return f"{code} {text.decode()}"
+
+
+def added_fields(arrived: bytes, sent: bytes) -> list[str]:
+    """The names of the header fields in front of what was sent; all else must be the same, byte for byte."""
+    assert arrived.endswith(sent), "the mail was changed on its way"
+    added = arrived[: len(arrived) - len(sent)].decode("ascii")
+    assert added.endswith("\r\n")
+    return [name for name, _ in _fields(added)]
+
+
+def _fields(head: str) -> Iterator[tuple[str, str]]:
+    for field in re.sub(r"\r\n[ \t]+", " ", head).splitlines():
+        name, colon, value = field.partition(":")
+        assert colon, f"{field} is no header field"
+        yield name, value.strip()
