@@ -1,4 +1,6 @@
-"""A milter listener as a process of its own, for tests that kill it: milter_process.py PORT SCAN_SECONDS.
+"""A milter listener as a process of its own, for tests that kill it or look at its memory.
+
+    milter_process.py PORT SCAN_SECONDS PROGRESS_SECONDS
 
 Says `ready` when it listens and `scanning` for every mail it got.
 """
@@ -8,26 +10,48 @@ from __future__ import annotations
 import asyncio
 import socket
 import sys
+from dataclasses import replace
 
-from milter_kit import OUTCOMES, SETTINGS, ScriptedFilter
+import uvloop
+from milter_kit import OUTCOMES, SETTINGS
 
+from bridge.filter.decide import Filter, Outcome
 from bridge.intake.milter.transport import MilterServer
 from bridge.mail.action import Action
 from bridge.mail.message import Spool
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction
+
+
+class Sleeper(Filter):
+    """Takes its time with every mail and keeps nothing of it."""
+
+    deadline_s = 60.0
+    header_prefix = "X-Scan-"
+
+    def __init__(self, scan_s: float) -> None:
+        self._scan_s = scan_s
+
+    def closed(self) -> Reply | None:
+        return None
+
+    async def process(self, tx: Transaction) -> Outcome:
+        print("scanning", flush=True)
+        try:
+            await asyncio.sleep(self._scan_s)
+        finally:
+            tx.message.close()
+        return OUTCOMES[Action.RELAY]
 
 
 async def main() -> None:
-    async def scan(seen):
-        print("scanning", flush=True)
-        await asyncio.sleep(float(sys.argv[2]))
-        return OUTCOMES[Action.RELAY]
-
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     sock.bind(("127.0.0.1", int(sys.argv[1])))
-    await MilterServer(SETTINGS, ScriptedFilter(scan), Spool(1 << 30)).serve(sock)
+    settings = replace(SETTINGS, progress_interval_s=float(sys.argv[3]), max_connections=5000)
+    await MilterServer(settings, Sleeper(float(sys.argv[2])), Spool(1 << 30)).serve(sock)
     print("ready", flush=True)
     await asyncio.Event().wait()
 
 
-asyncio.run(main())
+uvloop.run(main())

@@ -103,7 +103,7 @@ class Bridge:
 
     def seen(self, marker: str) -> Seen:
         """The mail with this marker in it, as the filter got it."""
-        found = [seen for seen in self.filter.seen if marker.encode() in seen.content]
+        found = [seen for seen in self.filter.seen if marker.encode() in seen.content[:4096]]
         assert len(found) == 1, f"{len(found)} mails with {marker}"
         return found[0]
 
@@ -155,7 +155,7 @@ class Sink(socketserver.ThreadingTCPServer):
             self._changed.notify_all()
 
     def find(self, marker: str) -> list[Arrived]:
-        return [mail for mail in self._mails if marker.encode() in mail.content]
+        return [mail for mail in self._mails if marker.encode() in mail.content[:4096]]
 
     def arrived(self, marker: str, count: int = 1, deadline_s: float = DEADLINE_S) -> Arrived:
         """Wait for the mail with this marker in it."""
@@ -205,10 +205,11 @@ def send_on(
 ) -> str:  # fmt: skip
     client.ehlo_or_helo_if_needed()
     head = "\r\n".join([f"Subject: {marker}", f"X-Want: {want}", "From: a@example.org", *fields])
+    mail = f"{head}\r\n\r\n{body}\r\n".encode("latin-1")
     for step in (
         lambda: client.mail(sender),
         lambda: client.rcpt(rcpt),
-        lambda: client.data(f"{head}\r\n\r\n{body}\r\n"),
+        lambda: client.data(mail),
     ):
         try:
             code, text = step()
@@ -219,6 +220,22 @@ def send_on(
             client.rset()
             return reply
     return reply
+
+
+def big_mail(port: int, marker: str, size: int) -> str:
+    """A mail whose content is `size` bytes as the bridge counts them."""
+    head = f"Subject: {marker}\r\nFrom: a@example.org\r\nDate: x\r\nMessage-Id: <x@y>\r\n\r\n".encode()
+    lines = (size - len(head)) // 1000
+    body = (b"x" * 998 + b"\r\n") * lines
+    last = size - len(head) - len(body)
+    with smtplib.SMTP("127.0.0.1", port, timeout=120) as client:
+        client.ehlo("client.example")
+        client.mail("a@example.org")
+        client.rcpt("b@example.net")
+        assert client.docmd("DATA")[0] == 354
+        client.send(head + body + b"y" * (last - 2) + b"\r\n.\r\n")
+        code, text = client.getreply()
+    return f"{code} {text.decode()}"
 
 
 class Postfix:
@@ -336,8 +353,9 @@ def need_postfix() -> None:
 class BridgeProcess:
     """The listener in a process that can be killed."""
 
-    def __init__(self, port: int, scan_s: float = 0.0) -> None:
-        self._command = [sys.executable, str(Path(__file__).with_name("milter_process.py")), str(port), str(scan_s)]
+    def __init__(self, port: int, scan_s: float = 0.0, progress_s: float = 5.0) -> None:
+        program = Path(__file__).with_name("milter_process.py")
+        self._command = [sys.executable, str(program), str(port), str(scan_s), str(progress_s)]
 
     def __enter__(self) -> BridgeProcess:
         self.process = subprocess.Popen(self._command, stdout=subprocess.PIPE, text=True)
@@ -351,6 +369,13 @@ class BridgeProcess:
             if line.strip() == word:
                 return
         raise AssertionError(f"the bridge ended before it said {word}")
+
+    def memory(self) -> int:
+        """Resident bytes now."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(r"VmRSS:\s+(\d+) kB", status)
+        assert found
+        return int(found.group(1)) * 1024
 
     def kill(self) -> None:
         """kill -9"""

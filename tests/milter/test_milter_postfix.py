@@ -15,7 +15,18 @@ from types import SimpleNamespace
 import pytest
 import trustme
 from milter_kit import OUTCOMES, forever
-from mta_kit import Bridge, BridgeProcess, Postfix, Sink, free_port, need_postfix, send, send_on, until
+from mta_kit import (
+    Bridge,
+    BridgeProcess,
+    Postfix,
+    Sink,
+    big_mail,
+    free_port,
+    need_postfix,
+    send,
+    send_on,
+    until,
+)
 
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
@@ -284,22 +295,6 @@ def test_bridge_killed_again_and_again_loses_no_accepted_mail(front, marker):
 
 
 # --- size and number ---
-
-
-def big_mail(port: int, marker: str, size: int) -> str:
-    """A mail whose content is `size` bytes as the bridge counts them."""
-    head = f"Subject: {marker}\r\nFrom: a@example.org\r\nDate: x\r\nMessage-Id: <x@y>\r\n\r\n".encode()
-    lines = (size - len(head)) // 1000
-    body = (b"x" * 998 + b"\r\n") * lines
-    last = size - len(head) - len(body)
-    with smtplib.SMTP("127.0.0.1", port, timeout=120) as client:
-        client.ehlo("client.example")
-        client.mail("a@example.org")
-        client.rcpt("b@example.net")
-        assert client.docmd("DATA")[0] == 354
-        client.send(head + body + b"y" * (last - 2) + b"\r\n.\r\n")
-        code, text = client.getreply()
-    return f"{code} {text.decode()}"
 
 
 def test_mail_of_50_mib_passes_and_one_byte_more_is_552(front, marker):
