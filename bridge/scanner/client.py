@@ -9,6 +9,7 @@ sent again elsewhere, because the mail may have been scanned. The service's own 
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import os
 import random
@@ -170,18 +171,18 @@ class Scanner:
             ),
         )
 
-    async def _exchange(self, host: Host, head: bytes, chunks: Body, tail: bytes = b"") -> Answer:
+    async def _exchange(self, host: Host, head: bytes, chunks: Body, tail: bytes = b"", fresh: bool = False) -> Answer:
         """Over an idle connection if there is one. Raises _NotReached, ScanUnavailable, ScanMalformed."""
         loop = asyncio.get_running_loop()
-        connection = host.take_idle(loop.time())
+        connection = None if fresh else host.take_idle(loop.time())
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host)
         try:
             answer = await connection.exchange(head, chunks(), tail)
         except ConnectionLost as exc:
-            if reused and not exc.answered:  # the server closed it before it read us
-                return await self._exchange(host, head, chunks, tail)
+            if reused and not exc.answered:  # most likely the server closed it before it read us: once more
+                return await self._exchange(host, head, chunks, tail, fresh=True)
             if not exc.sent_whole and not exc.answered:
                 raise _NotReached(str(exc)) from exc
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
@@ -219,7 +220,7 @@ class Scanner:
             raise ScanUnavailable(f"{host.url}: status answered {answer.status}")
         try:
             return queue_status_from_json(answer.body)
-        except ValueError as exc:
+        except (ValueError, RecursionError) as exc:
             raise ScanMalformed(f"{host.url}: the status cannot be read") from exc
 
     async def watch(self) -> None:
@@ -228,15 +229,17 @@ class Scanner:
 
     async def _watch(self, host: Host) -> None:
         interval = self._settings.status_interval_s
+        problem = ""
         while True:
-            before = host.status
+            before, trouble = (host.status, problem), ""
             try:
                 host.status = await self.status(host, timeout_s=interval)
             except (ScanError, Saturated) as exc:
-                host.status = None  # no verdict
-                log.debug("no status: %s", exc)
-            if host.status is not before:
-                log.info("scanner %s is %s", host.url, host.status or "unknown")
+                host.status, trouble = None, str(exc)
+            problem = trouble
+            if (host.status, problem) != before:
+                level = logging.WARNING if problem else logging.INFO
+                log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
             await asyncio.sleep(interval * random.uniform(0.8, 1.2))  # noqa: S311 - jitter
 
     def close(self) -> None:
@@ -255,8 +258,16 @@ def _multipart(request: AnalysisRequest) -> tuple[bytes, bytes, bytes]:
         b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
         b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
         b"Content-Type: message/rfc822\r\n\r\n"
-    ) % (boundary, request.to_json(), boundary)
+    ) % (boundary, _parameters(request), boundary)
     return boundary, head, b"\r\n--%b--\r\n" % boundary
+
+
+def _parameters(request: AnalysisRequest) -> bytes:
+    """Strict JSON: bytes of a HELO that are no UTF-8 came as lone surrogates, which many readers refuse."""
+    text = request.to_json()
+    if b"\\ud" not in text:
+        return text
+    return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _read_result(host: Host, answer: Answer) -> AnalysisResult:
@@ -268,7 +279,7 @@ def _read_result(host: Host, answer: Answer) -> AnalysisResult:
             return AnalysisResult.from_json(answer.body)
         except (ValueError, RecursionError) as exc:
             raise ScanMalformed(f"{host.url}: the answer cannot be read") from exc
-    failure = Failure.from_json(answer.body)
+    failure = _failure(answer)
     text = f"{host.url}: {answer.status} {failure.error} {failure.message}".strip()[:300]
     if answer.status == 413:
         raise MessageTooLarge(text)
@@ -284,6 +295,13 @@ def _read_result(host: Host, answer: Answer) -> AnalysisResult:
     if answer.status >= 400:
         raise ScanRefused(text)
     raise ScanMalformed(text)
+
+
+def _failure(answer: Answer) -> Failure:
+    try:
+        return Failure.from_json(answer.body)
+    except RecursionError:  # brackets without end
+        return Failure("")
 
 
 def _retry_after(answer: Answer) -> float | None:

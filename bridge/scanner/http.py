@@ -58,6 +58,7 @@ class HttpConnection(asyncio.Protocol):
     def _begin(self) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
+        self._head_complete = False
         self._body: list[bytes] = []
         self._received = 0
         self._body_bytes = 0
@@ -137,11 +138,10 @@ class HttpConnection(asyncio.Protocol):
             self._fail(self._lost_error("the answer is not HTTP"))
 
     def eof_received(self) -> bool:
-        if self._answer is not None:
-            try:
-                self._parser.feed_data(b"")  # an answer may end with the connection
-            except httptools.HttpParserError:
-                pass
+        """An answer that gives no length ends with the connection."""
+        if self._head_complete and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
+            self._complete()
+            self.reusable = False
         return False
 
     def _lost_error(self, text: str) -> ConnectionLost:
@@ -155,8 +155,15 @@ class HttpConnection(asyncio.Protocol):
 
     # httptools' side
 
+    def on_message_begin(self) -> None:
+        if self._answer is None or self._answer.done():  # a second answer to one request: whose would the next be?
+            self.close()
+
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
+
+    def on_headers_complete(self) -> None:
+        self._head_complete = True
 
     def on_body(self, body: bytes) -> None:
         self._body_bytes += len(body)
@@ -166,10 +173,13 @@ class HttpConnection(asyncio.Protocol):
             self._body.append(body)
 
     def on_message_complete(self) -> None:
-        status = self._parser.get_status_code()
-        if 100 <= status < 200:
+        if 100 <= self._parser.get_status_code() < 200:
             self._headers = {}
+            self._head_complete = False
             return
         self.reusable = self._sent_whole and self._parser.should_keep_alive()
+        self._complete()
+
+    def _complete(self) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Answer(status, self._headers, b"".join(self._body)))
+            self._answer.set_result(Answer(self._parser.get_status_code(), self._headers, b"".join(self._body)))

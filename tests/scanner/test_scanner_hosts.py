@@ -1,0 +1,234 @@
+"""Several hosts, their status, and who is asked first."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+from fault_server import MAIL, Call, answer, closed_port, faults, result, run, scanner_of, submit
+
+from bridge.api.scanning import Decision, QueueStatus
+from bridge.errors import Saturated, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
+from bridge.scanner.client import Scanner
+
+LARGE = MAIL + b"x" * 40 * 1024 * 1024
+
+
+def colour(word: str) -> bytes:
+    return answer(200, b'{"messageQueueStatus": "%b"}' % word.encode())
+
+
+def test_the_least_busy_host_is_asked_first() -> None:
+    """While one is busy with a mail, the next mail goes to the other."""
+
+    async def one() -> None:
+        async with faults(Call.until_gone) as a, faults(Call.until_gone) as b, scanner_of(a, b) as scanner:
+            tasks = []
+            for count in (1, 2, 3, 4):
+                tasks.append(asyncio.create_task(submit(scanner)))
+                while len(a.requests) + len(b.requests) < count:
+                    await asyncio.sleep(0.001)
+            assert len(a.requests) == len(b.requests) == 2
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    run(one())
+
+
+def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
+    """The mail goes to the other host; the next ones do not even try for a while."""
+
+    async def one() -> None:
+        async with faults() as up, scanner_of(f"http://127.0.0.1:{closed_port()}", up) as scanner:
+            scanner.hosts[1].in_flight = 1  # the dead one would be first
+            for _ in range(3):
+                assert (await submit(scanner)).decision is Decision.DELIVER
+            dead = scanner.hosts[0]
+            assert dead.shunned_until > asyncio.get_running_loop().time()
+            assert scanner._by_preference()[0] is scanner.hosts[1]
+
+    run(one())
+
+
+def test_all_hosts_unreachable_is_unavailable() -> None:
+    """Each was tried once."""
+
+    async def one() -> None:
+        urls = [f"http://127.0.0.1:{closed_port()}" for _ in range(3)]
+        async with scanner_of(*urls) as scanner:
+            with pytest.raises(ScanUnavailable):
+                await submit(scanner)
+            assert all(host.shunned_until for host in scanner.hosts)
+
+    run(one())
+
+
+def test_a_mail_sent_whole_is_not_given_to_another_host() -> None:
+    """The first host had it all and went away: it may have been scanned, so nobody else gets it."""
+
+    async def lose(call: Call) -> None:
+        call.reset()
+
+    async def one() -> None:
+        async with faults(lose) as a, faults() as b, scanner_of(a, b) as scanner:
+            scanner.hosts[1].in_flight = 1
+            with pytest.raises(ScanUnavailable):
+                await submit(scanner)
+            assert b.connections == 0
+
+    run(one())
+
+
+def test_a_mail_cut_in_the_middle_is_given_to_another_host() -> None:
+    """Half a mail cannot have been scanned."""
+
+    async def lose(call: Call) -> bool:
+        await call.reader.read(1_000_000)
+        call.reset()
+        return True
+
+    async def one() -> None:
+        async with faults(before=lose) as a, faults() as b, scanner_of(a, b) as scanner:
+            scanner.hosts[1].in_flight = 1
+            assert (await submit(scanner, LARGE, memory_per_mail=0)).decision is Decision.DELIVER
+            assert len(b.requests) == 1 and len(b.requests[0].body) > len(LARGE)
+
+    run(one())
+
+
+def test_a_saturated_host_is_asked_last() -> None:
+    """One of two has no room: the other gets the mail, and the whole is not saturated."""
+
+    async def one() -> None:
+        full = answer(429, b"", "Retry-After: 30")
+        async with faults(full) as a, faults() as b, scanner_of(a, b) as scanner:
+            scanner.hosts[1].in_flight = 1
+            with pytest.raises(Saturated):
+                await submit(scanner)
+            assert not scanner.is_saturated()
+            assert (await submit(scanner)).decision is Decision.DELIVER
+            assert len(a.requests) == len(b.requests) == 1
+
+    run(one())
+
+
+@pytest.mark.parametrize("status", list(QueueStatus))
+def test_status_is_read(status: QueueStatus) -> None:
+    """GREEN, YELLOW and RED, by POST with the token."""
+
+    async def one() -> None:
+        async with faults(colour(status)) as server, scanner_of(server) as scanner:
+            assert await scanner.status(scanner.hosts[0], 5) is status
+            assert server.requests[0].line == "POST /v1/admin/status HTTP/1.1"
+            assert server.requests[0].fields["authorization"].startswith("Bearer ")
+
+    run(one())
+
+
+@pytest.mark.parametrize(
+    ("script", "error"),
+    [
+        (colour("BLUE"), ScanMalformed),
+        (colour("green"), ScanMalformed),
+        (answer(200, b"[]"), ScanMalformed),
+        (answer(200, b"[" * 200_000), ScanMalformed),
+        (answer(200, b"<html>"), ScanMalformed),
+        (answer(401, b""), ScanRefused),
+        (answer(403, b""), ScanRefused),
+        (answer(500, b""), ScanUnavailable),
+        (answer(307, b""), ScanUnavailable),
+        (Call.until_gone, ScanTimeout),
+    ],
+)
+def test_a_status_that_is_none_is_a_named_error(script: bytes, error: type[Exception]) -> None:
+    """Whatever comes, the watch can go on."""
+
+    async def one() -> None:
+        async with faults(script) as server, scanner_of(server) as scanner:
+            with pytest.raises(error):
+                await scanner.status(scanner.hosts[0], 0.2)
+
+    run(one())
+
+
+def test_status_of_an_unreachable_host_is_unavailable() -> None:
+    """Nobody listens."""
+
+    async def one() -> None:
+        async with scanner_of(f"http://127.0.0.1:{closed_port()}") as scanner:
+            with pytest.raises(ScanUnavailable):
+                await scanner.status(scanner.hosts[0], 5)
+
+    run(one())
+
+
+async def until(scanner: Scanner, *statuses: QueueStatus | None) -> None:
+    """Wait for the watch to have seen these."""
+    async with asyncio.timeout(5):
+        while tuple(host.status for host in scanner.hosts) != statuses:
+            await asyncio.sleep(0.001)
+
+
+def test_the_watch_follows_the_status_through_good_and_bad(caplog: pytest.LogCaptureFixture) -> None:
+    """RED closes the door, an unreadable answer opens it again: without a word there is no verdict."""
+
+    async def one() -> None:
+        async with faults(colour("GREEN")) as server, scanner_of(server, status_interval_s=0.02) as scanner:
+            watch = asyncio.create_task(scanner.watch())
+            await until(scanner, QueueStatus.GREEN)
+            assert not scanner.is_saturated() and not scanner.is_yellow()
+            server.script = colour("YELLOW")
+            await until(scanner, QueueStatus.YELLOW)
+            assert not scanner.is_saturated() and scanner.is_yellow()
+            server.script = colour("RED")
+            await until(scanner, QueueStatus.RED)
+            assert scanner.is_saturated()
+            server.script = answer(200, b"[" * 200_000)
+            await until(scanner, None)
+            assert not scanner.is_saturated()
+            server.script = answer(401, b"")
+            await until(scanner, None)
+            server.script = colour("GREEN")
+            await until(scanner, QueueStatus.GREEN)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO, "bridge.scanner"):
+        run(one())
+    assert "is RED" in caplog.text and "cannot be read" in caplog.text
+
+
+def test_one_red_host_of_two_is_not_saturation() -> None:
+    """There is room somewhere."""
+
+    async def one() -> None:
+        async with faults(colour("RED")) as a, faults(colour("GREEN")) as b:
+            async with scanner_of(a, b, status_interval_s=0.02) as scanner:
+                watch = asyncio.create_task(scanner.watch())
+                await until(scanner, QueueStatus.RED, QueueStatus.GREEN)
+                assert not scanner.is_saturated()
+                a.script = b.script = answer(200, result())
+                assert (await submit(scanner)).decision is Decision.DELIVER
+                assert any("submitEmail" in request.line for request in b.requests)
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    run(one())
+
+
+def test_the_watch_says_a_lasting_problem_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A scanner that is down all night costs one line, not one every five seconds."""
+
+    async def one() -> None:
+        async with faults(answer(401, b"")) as server, scanner_of(server, status_interval_s=0.01) as scanner:
+            watch = asyncio.create_task(scanner.watch())
+            while len(server.requests) < 5:
+                await asyncio.sleep(0.001)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+
+    with caplog.at_level(logging.INFO, "bridge.scanner"):
+        run(one())
+    assert len([record for record in caplog.records if "token is refused" in record.getMessage()]) == 1

@@ -1,0 +1,134 @@
+"""TLS to the service: verified before a single byte of the request leaves us."""
+
+from __future__ import annotations
+
+import datetime
+import logging
+import ssl
+from pathlib import Path
+
+import pytest
+import trustme
+from fault_server import TOKEN, FaultServer, faults, run, scanner_of, submit
+
+from bridge import config
+from bridge.api.scanning import Decision
+from bridge.daemon import files
+from bridge.errors import ConfigError, ScanUnavailable
+
+DAY = datetime.timedelta(days=1)
+NOW = datetime.datetime.now(datetime.UTC)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+def server_tls(issuer: trustme.CA, name: str = "127.0.0.1", **validity: datetime.datetime) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    issuer.issue_cert(name, **validity).configure_cert(context)
+    return context
+
+
+def client_tls(directory: Path, authority: trustme.CA, **keys: str) -> ssl.SSLContext:
+    """As the daemon makes it from the configuration."""
+    authority.cert_pem.write_to_path(directory / "ca.pem")
+    settings = {"urls": ["https://127.0.0.1:1"], "token_file": "token", "ca_file": "ca.pem", **keys}
+    return files.scanner_tls(config.Scanner.model_validate(settings), directory)
+
+
+def try_once(tls: ssl.SSLContext, ours: ssl.SSLContext) -> FaultServer:
+    async def one() -> FaultServer:
+        async with faults(tls=tls) as server, scanner_of(server, tls=ours) as scanner:
+            assert (await submit(scanner)).decision is Decision.DELIVER
+            return server
+
+    return run(one())
+
+
+def refused(tls: ssl.SSLContext, ours: ssl.SSLContext, why: str) -> FaultServer:
+    async def one() -> FaultServer:
+        async with faults(tls=tls) as server, scanner_of(server, tls=ours) as scanner:
+            with pytest.raises(ScanUnavailable, match=why):
+                await submit(scanner)
+            return server
+
+    return run(one())
+
+
+def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:
+    """Its own CA, its own name: fine."""
+    server = try_once(server_tls(authority), client_tls(tmp_path, authority))
+    assert server.requests[0].fields["authorization"] == f"Bearer {TOKEN}"
+
+
+def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
+    authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Expired, of another name, or signed by somebody else: not one byte of the request leaves us."""
+    ours = client_tls(tmp_path, authority)
+    cases = {
+        "expired": server_tls(authority, not_before=NOW - 9 * DAY, not_after=NOW - 2 * DAY),
+        "mismatch": server_tls(authority, "scan.example.org"),
+        "self-signed": server_tls(trustme.CA()),
+    }
+    with caplog.at_level(logging.DEBUG, "bridge"):
+        for tls in cases.values():
+            server = refused(tls, ours, "its certificate is not valid")
+            assert server.bytes_seen == 0 and not server.requests
+    assert TOKEN not in caplog.text
+
+
+def test_the_system_does_not_trust_a_private_authority(authority: trustme.CA) -> None:
+    """Without ca_file the system's certificates decide."""
+    settings = config.Scanner.model_validate({"urls": ["https://127.0.0.1:1"], "token_file": "token"})
+    server = refused(server_tls(authority), files.scanner_tls(settings, Path()), "not valid")
+    assert server.bytes_seen == 0
+
+
+def test_plain_http_on_a_tls_port_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
+    """A server that speaks no TLS gets nothing."""
+
+    async def one() -> None:
+        async with faults() as server:
+            server.scheme = "https"
+            async with scanner_of(server, tls=client_tls(tmp_path, authority), connect_timeout_s=0.2) as scanner:
+                with pytest.raises(ScanUnavailable):
+                    await submit(scanner)
+                assert not server.requests
+
+    run(one(), 10)
+
+
+def demanding(authority: trustme.CA) -> ssl.SSLContext:
+    """A server that wants to see a certificate of ours."""
+    context = server_tls(authority)
+    authority.configure_trust(context)
+    context.verify_mode = ssl.CERT_REQUIRED
+    return context
+
+
+def test_a_client_certificate_is_shown(authority: trustme.CA, tmp_path: Path) -> None:
+    """Mutual TLS, with the files the configuration names."""
+    ours = authority.issue_cert("bridge.example")
+    ours.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    ours.private_key_pem.write_to_path(tmp_path / "key.pem")
+    tls = client_tls(tmp_path, authority, client_cert_file="cert.pem", client_key_file="key.pem")
+    assert try_once(demanding(authority), tls).requests
+
+
+def test_a_missing_client_certificate_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
+    """The server hangs up; the mail comes again."""
+    assert not refused(demanding(authority), client_tls(tmp_path, authority), "127.0.0.1").requests
+
+
+@pytest.mark.parametrize("broken", ["ca_file", "client_cert_file"])
+def test_unusable_files_are_configuration_errors(authority: trustme.CA, tmp_path: Path, broken: str) -> None:
+    """Said at start, with the key's name, not at the first mail."""
+    (tmp_path / "junk.pem").write_text("not a certificate\n")
+    keys = {"ca_file": "junk.pem"} if broken == "ca_file" else {}
+    if broken == "client_cert_file":
+        keys = {"client_cert_file": "junk.pem", "client_key_file": "junk.pem"}
+    with pytest.raises(ConfigError, match=f"scanner.{broken}"):
+        client_tls(tmp_path, authority, **keys)
