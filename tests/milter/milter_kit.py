@@ -9,6 +9,7 @@ import socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from bridge.filter.decide import Filter, Outcome
 from bridge.intake.milter import wire
@@ -243,11 +244,11 @@ class Listener:
 @contextlib.asynccontextmanager
 async def listening(
     filter_: Filter, settings: MilterSettings = SETTINGS, sock: socket.socket | None = None, room: int = 1 << 30,
-    **changes: object,
+    hooks: dict[str, Any] | None = None, **changes: Any,
 ) -> AsyncIterator[Listener]:  # fmt: skip
     """A listener for the time of the test; afterwards no byte may still be accounted for."""
     sock = sock or tcp_socket()
-    server = MilterServer(replace(settings, **changes), filter_, Spool(room))  # type: ignore[arg-type]
+    server = MilterServer(replace(settings, **changes), filter_, Spool(room), **(hooks or {}))
     await server.serve(sock)
     listener = Listener(server, sock)
     try:

@@ -19,19 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import uvloop
 from milter_kit import DEADLINE_S, SETTINGS, ScriptedFilter, Seen, as_wanted
 
 from bridge.intake.milter.transport import MilterServer
 from bridge.mail.message import Spool
-
-
-def unavailable(reason: str) -> None:
-    """Skip, or fail where nothing may be skipped."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 def free_port() -> int:
@@ -341,13 +333,6 @@ scache unix - - n - 1 scache
 tlsmgr unix - - n 1000? 1 tlsmgr
 postlog unix-dgram n - n - 1 postlogd
 """
-
-
-def need_postfix() -> None:
-    if not Path("/usr/sbin/postfix").exists() or not Path("/etc/postfix/postfix-files").exists():
-        unavailable("Postfix is not installed (apt-get install postfix)")
-    if os.geteuid() != 0:
-        unavailable("a private Postfix needs root")
 
 
 class BridgeProcess:

@@ -14,7 +14,8 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from mta_kit import DEADLINE_S, Sink, free_port, unavailable, until
+from mta_kit import DEADLINE_S, Sink, free_port, until
+from requirements import need, unavailable
 
 PACKAGES = "sendmail-bin,sendmail-base,sensible-mda,m4,make"
 SOURCES = "/etc/apt/sources.list.d/debian.sources"
@@ -22,10 +23,7 @@ SOURCES = "/etc/apt/sources.list.d/debian.sources"
 
 def cached_root() -> Path:
     """The Debian root with Sendmail in it; built on first use, which takes half a minute."""
-    if os.geteuid() != 0:
-        unavailable("a root for Sendmail needs root")
-    if shutil.which("mmdebstrap") is None:
-        unavailable("mmdebstrap is not installed (apt-get install mmdebstrap)")
+    need("mmdebstrap", "unshare", "nsenter", root=True)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
     root = cache / "sendmail-bookworm"
     if not root.exists():

@@ -874,6 +874,28 @@ def test_log_lines_of_a_noisy_peer_are_bounded(caplog):
     assert 1 <= len(caplog.records) <= 5
 
 
+def test_connections_and_refusals_are_counted():
+    """The daemon's metrics hear of every connection, and of what was turned away."""
+    told = []
+    hooks = {name: lambda value, name=name: told.append((name, value)) for name in HOOKS}
+    filter_ = ScriptedFilter()
+    filter_.saturated = Reply(451, "4.3.2", "Busy")
+
+    async def scenario():
+        async with listening(filter_, max_connections=1, hooks=hooks) as listener:
+            mta = await listener.mta()
+            await mta.greet()
+            assert await (await listener.mta()).closed()
+            await mta.ask(frame("M", b"<a@b>\0"))
+
+    run(scenario)
+    assert told[:3] == [("on_connections", 1), ("on_refused", "limit"), ("on_connections", 1)]
+    assert told[3:] == [("on_saturated", "mail"), ("on_connections", 0)]
+
+
+HOOKS = ("on_connections", "on_refused", "on_saturated")
+
+
 def test_default_settings_trust_this_machine_only():
     """Nobody from elsewhere may connect unless the operator says so."""
     assert {str(network) for network in SETTINGS.trusted} == {"127.0.0.0/8", "::1/128"}

@@ -123,6 +123,15 @@ def test_recipients_beyond_the_limit_are_452_and_the_first_ones_stay():
     assert mail.envelope.addresses == ("r0@example.net", "r1@example.net", "r2@example.net")
 
 
+def test_recipients_of_two_tenants_are_two_mails():
+    """A mail is scanned for one tenant; the other's recipients come in a second mail."""
+    limits = Limits(1000, 10, b"x-scan-", {"one.example": "1", "two.example": "2", "eins.example": "1"})
+    mail = new_mail(limits=limits)
+    addresses = ["a@one.example", "b@two.example", "c@EINS.example", "d@other.example"]
+    replies = [mail.recipient(f"<{address}>\0".encode()) for address in addresses]
+    assert [reply.code if reply else None for reply in replies] == [None, 452, None, 452]
+
+
 def test_mail_without_recipient_is_put_off():
     """An envelope that nobody told us cannot be scanned."""
     mail = new_mail()
@@ -164,9 +173,19 @@ def test_session_carries_queue_id_user_and_tls():
     facts.begin_mail()
     facts.macro(macro(wire.END_OF_BODY, b"i", b"4cXyZ"))
     session = facts.session("S1", "milter", "127.0.0.1")
-    assert (session.client.ident, session.client.login, session.tls) == ("4cXyZ", "ann", "TLSv1.3 AES")
+    assert (session.client.ident, session.client.login, session.tls) == ("4cXyZ", "ann", "TLSv1.3/AES")
     assert (session.client.address, session.client.port, session.client.name) == ("203.0.113.9", 2525, "mx.example")
     assert session.client.helo == "client.example"
+
+
+def test_names_of_ciphers_go_into_the_log_plain():
+    """The log does not quote them, so nothing that would need it gets there."""
+    facts = Facts()
+    facts.macro(macro(wire.MAIL, b"{tls_version}", b"TLS\x1b[31m v1\nid=1", b"{cipher}", b"\xff" * 100))
+    tls = facts.session("S1", "milter", "unix").tls
+    assert tls is not None
+    assert tls.startswith("TLS??31m?v1?id?1/")
+    assert len(tls) < 100
 
 
 def test_host_name_the_mail_server_could_not_verify_is_left_out():

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
-from mta_kit import Bridge, unavailable
+from mta_kit import Bridge
+from requirements import need
 
 from bridge.mail.reply import Reply
 
@@ -16,8 +16,7 @@ SCRIPTS = Path(__file__).with_name("lua")
 
 @pytest.fixture
 def bridge():
-    if shutil.which("miltertest") is None:
-        unavailable("miltertest is not installed (apt-get install miltertest)")
+    need("miltertest")
     with Bridge() as running:
         yield running
 

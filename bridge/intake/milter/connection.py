@@ -242,6 +242,7 @@ class Connection(asyncio.Protocol):
             mail.refuse(parsed)
         elif mail.refusal is None and (closed := self._filter.closed()):
             mail.refuse(closed)
+            self._server.on_saturated("mail")
         self._answer(wire.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated, StoreFull
@@ -24,6 +25,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 
 MAX_STRIPPED = 500  # forged fields of ours in one mail; each costs the mail server a walk through the head
+_ODD = re.compile(r"[^A-Za-z0-9._-]")
 _HEAD_BLOCK = 64 * 1024  # header bytes gathered before they go to the message
 
 
@@ -34,6 +36,7 @@ class Limits:
     max_message_size: int
     max_recipients: int
     prefix: bytes  # of our own header fields, in lower case
+    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     ours: re.Pattern[bytes] = field(init=False)  # finds their names
 
     def __post_init__(self) -> None:
@@ -80,8 +83,17 @@ class Mail:
         parsed = codec.address(data)
         if isinstance(parsed, Reply):
             return parsed
+        if not self._is_of_one_tenant(parsed[0]):
+            return Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
         self.recipients.append(Recipient(*parsed))
         return None
+
+    def _is_of_one_tenant(self, address: str) -> bool:
+        """A mail is scanned for one tenant: the first recipient's."""
+        tenants = self._limits.tenant_by_domain
+        if not tenants or not self.recipients:
+            return True
+        return tenants.get(_domain(address)) == tenants.get(_domain(self.recipients[0].address))
 
     def header(self, data: bytes) -> None:
         """One field: name, NUL, value, NUL."""
@@ -157,6 +169,10 @@ TOO_LARGE = reply_to_error(MessageTooLarge())
 NO_STORAGE = reply_to_error(StoreFull())
 
 
+def _domain(address: str) -> str:
+    return address.rpartition("@")[2].lower()
+
+
 def _declared_size(params: tuple[str, ...]) -> int:
     for param in params:
         name, _, value = param.partition("=")
@@ -217,5 +233,12 @@ class Facts:
             ident=codec.text(known.get(b"i", b"")) or None,
             login=codec.text(known.get(b"{auth_authen}", b"")) or None,
         )
-        tls = codec.text(known.get(b"{tls_version}", b"") + b" " + known.get(b"{cipher}", b"")).strip()
-        return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls or None)
+        tls = None
+        if b"{tls_version}" in known:
+            tls = _plain(known[b"{tls_version}"]) + "/" + _plain(known.get(b"{cipher}", b""))
+        return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls)
+
+
+def _plain(raw: bytes) -> str:
+    """Names of protocols and ciphers go into the log unquoted."""
+    return _ODD.sub("?", codec.text(raw[:64]))

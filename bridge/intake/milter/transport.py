@@ -13,7 +13,8 @@ import ipaddress
 import logging
 import socket
 import time
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.decide import Filter
@@ -38,21 +39,41 @@ class MilterSettings:
     max_connections: int = 2000
     max_message_size: int = MAX_MESSAGE_BYTES
     max_recipients: int = 1000
+    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)  # of recipients; a mail has one tenant
     progress_interval_s: float = 5.0
     read_timeout_s: float = 60.0  # a frame, once begun, and the pauses within the content
     content_timeout_s: float = 600.0  # first header to end of body; the mail server sends it from its disk
     idle_timeout_s: float = 7210.0  # libmilter's: twice an SMTP client's hour between two commands
 
 
+def _ignore(*_: object) -> None:
+    """For metrics nobody wants."""
+
+
 class MilterServer:
     """Everything the connections of one listener share."""
 
-    def __init__(self, settings: MilterSettings, filter_: Filter, spool: Spool) -> None:
+    def __init__(
+        self,
+        settings: MilterSettings,
+        filter_: Filter,
+        spool: Spool,
+        *,
+        on_connections: Callable[[int], None] = _ignore,
+        on_refused: Callable[[str], None] = _ignore,  # a connection: untrusted, limit
+        on_saturated: Callable[[str], None] = _ignore,  # a mail, at the stage: mail
+    ) -> None:
         self.settings = settings
+        self.on_saturated = on_saturated
+        self._on_connections = on_connections
+        self._on_refused = on_refused
         self.filter = filter_
         self.spool = spool
         self.limits = Limits(
-            settings.max_message_size, settings.max_recipients, filter_.header_prefix.lower().encode("ascii")
+            settings.max_message_size,
+            settings.max_recipients,
+            filter_.header_prefix.lower().encode("ascii"),
+            settings.tenant_by_domain,
         )
         self.draining = False
         self.loop: asyncio.AbstractEventLoop
@@ -108,11 +129,14 @@ class MilterServer:
         """Whether a new connection may stay; said once, at its start."""
         if not self._trusts(connection.peer):
             self.warn("%s: refused: not in trusted_clients", connection.peer)
+            self._on_refused("untrusted")
             return False
         if len(self._connections) >= self.settings.max_connections or self.draining:
             self.warn("%s: refused: %d connections are open", connection.peer, len(self._connections))
+            self._on_refused("limit")
             return False
         self._connections.add(connection)
+        self._on_connections(len(self._connections))
         if self._timer is None:
             self._timer = self.loop.call_later(self._tick_s, self._tick)
         return True
@@ -127,6 +151,7 @@ class MilterServer:
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
+        self._on_connections(len(self._connections))
         if not self._connections and self._empty is not None:
             self._empty.set()
 
