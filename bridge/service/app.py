@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -10,13 +11,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
 
 from bridge.api.failure import Failure
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.mail.message import Spool
+from bridge.service import openapi
 from bridge.service.admission import Admission
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
@@ -32,6 +34,8 @@ from bridge.service.records import Records
 from bridge.service.scanning import Status, SubmitEmail
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
+
+PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 log = logging.getLogger("bridge.service")
 
@@ -81,6 +85,7 @@ def create_app(config: ServiceConfig) -> Starlette:
             Route(STATUS_PATH, Status(tokens, admission), methods=["POST"]),
             *_list_routes(ListsApi(lists, keys, follower)),
             *_health_routes(Health(tokens, admission, follower, metrics)),
+            *_document_routes(),
         ],
         lifespan=lifespan,
         exception_handlers={HTTPException: _http_error, Exception: _our_error},
@@ -100,6 +105,19 @@ def _list_routes(api: ListsApi) -> list[Route]:
 def _health_routes(health: Health) -> list[Route]:
     handlers = {"/livez": health.live, "/readyz": health.ready, "/metrics": health.metrics}
     return [Route(path, handler, methods=["GET"]) for path, handler in handlers.items()]
+
+
+def _document_routes() -> list[Route]:
+    described = json.dumps(openapi.document()).encode()
+    readable = openapi.page()
+
+    async def document(_request: Request) -> Response:
+        return Response(described, media_type="application/json")
+
+    async def page(_request: Request) -> Response:
+        return HTMLResponse(readable, headers={"Content-Security-Policy": PAGE_POLICY})
+
+    return [Route("/openapi.json", document, methods=["GET"]), Route("/docs", page, methods=["GET"])]
 
 
 _ERRORS = {404: "not_found", 405: "method_not_allowed"}

@@ -21,7 +21,7 @@ from bridge.service import entries
 from bridge.service.answers import Refused, header, refuse, send_json
 from bridge.service.keys import KeyRing
 from bridge.service.listfollow import ListFollower
-from bridge.service.liststore import GLOBAL, PAGE, ListFull, ListStore
+from bridge.service.liststore import GLOBAL, PAGE, Entry, ListFull, ListStore
 from bridge.service.settings import ListDefinition
 from bridge.service.upload import is_json, tenant
 
@@ -85,7 +85,7 @@ class ListsApi:
                     return  # without its end: the reader sees that it is not whole
             if len(page) < PAGE:
                 break
-            page = await asyncio.to_thread(self._lists.page, scope, one.name, page[-1].entry)
+            page = await asyncio.to_thread(self._lists.page, scope, one.name, page[-1].key)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _list(self, body: Body) -> ListDefinition:
@@ -163,16 +163,19 @@ def _items(body: Body) -> list[Any]:
     return items
 
 
-def _entry(one: ListDefinition, item: Any, position: int) -> ListEntry:
+def _entry(one: ListDefinition, item: Any, position: int) -> Entry:
     if not isinstance(item, dict) or not item.keys() <= {"entry", "comment"} or not isinstance(item.get("entry"), str):
         raise _invalid(f"`entries[{position}]` must be an object of `entry` and `comment`")
+    if not 1 <= len(item["entry"]) <= entries.MAX_ENTRY:
+        raise _invalid(f"`entries[{position}].entry` must have 1 to {entries.MAX_ENTRY} characters")
     comment = item.get("comment", "")
     if not isinstance(comment, str) or not entries.is_clean(comment):
         raise _invalid(f"`entries[{position}].comment` must be text of at most {entries.MAX_COMMENT} characters")
     try:
-        return ListEntry(entries.normalise(one.category, item["entry"]), comment)
+        return Entry(entries.normalise(one.category, item["entry"]), item["entry"], comment)
     except ValueError as exc:
-        raise Refused(400, "invalid_entry", f"`entries[{position}]`: {exc}") from None
+        # 409: the request is well-formed, but the list is not one for such entries.
+        raise Refused(409, "invalid_entry", f"`entries[{position}]`: {exc}") from None
 
 
 def _reference(one: ListDefinition, item: Any, position: int) -> str:
@@ -185,11 +188,11 @@ def _reference(one: ListDefinition, item: Any, position: int) -> str:
         return ""
 
 
-def _lines(page: list[ListEntry]) -> list[bytes]:
+def _lines(page: list[Entry]) -> list[bytes]:
     """NDJSON in chunks of about 64 KiB."""
     chunks, current, size = [], [], 0
     for one in page:
-        line = json.dumps(one.to_dict()).encode() + b"\n"
+        line = json.dumps(ListEntry(one.shown, one.comment).to_dict()).encode() + b"\n"
         current.append(line)
         size += len(line)
         if size >= CHUNK:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, delete, func, insert, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 
-from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.api.lists import ListFileInfo
 from bridge.errors import BridgeError
 from bridge.service.settings import ListDefinition
 from bridge.service.store import Store, clock, list_entry, list_removal, list_state, next_numbers
@@ -54,6 +54,15 @@ class ListFull(BridgeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Entry:
+    """`key` is the one spelling that matches mail, `shown` is how somebody wrote it."""
+
+    key: str
+    shown: str
+    comment: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Change:
     """One entry that came (`present`) or went, in the order of `seq`."""
 
@@ -76,9 +85,9 @@ class ListStore:
             for one in self.definitions.values()
         ]
 
-    def add(self, scope: str, name: str, entries: Sequence[ListEntry]) -> int:
+    def add(self, scope: str, name: str, entries: Sequence[Entry]) -> int:
         """Insert or update; the answer is how many. Raises ListFull."""
-        wanted = {one.entry: one.comment for one in entries}  # of two with one name the last counts
+        wanted = {one.key: one for one in entries}  # of two with one key the last counts
         if not wanted:
             return 0
         with self._store.writing() as connection:
@@ -87,9 +96,16 @@ class ListStore:
             size = _size(connection, scope, name) + len(wanted) - len(known)
             if len(wanted) > len(known) and size > self.definitions[name].maxSize:
                 raise ListFull(name)
-            rows = [
-                {"scope": scope, "name": name, "entry": entry, "comment": comment, "seq": first + i}
-                for i, (entry, comment) in enumerate(wanted.items())
+            rows: list[dict[str, object]] = [
+                {
+                    "scope": scope,
+                    "name": name,
+                    "entry": key,
+                    "comment": one.comment,
+                    "seq": first + i,
+                    "shown": one.shown if one.shown != key else None,
+                }
+                for i, (key, one) in enumerate(wanted.items())
             ]
             _upsert(connection, rows)
             _set_size(connection, scope, name, size)
@@ -117,16 +133,15 @@ class ListStore:
                 _set_size(connection, scope, name, _size(connection, scope, name) - len(known))
         return len(known)
 
-    def page(self, scope: str, name: str, after: str | None) -> list[ListEntry]:
+    def page(self, scope: str, name: str, after: str | None) -> list[Entry]:
         """The next entries behind `after`, in the order of the key: a stream is many of these."""
-        query = select(list_entry.c.entry, list_entry.c.comment).where(
-            list_entry.c.scope == scope, list_entry.c.name == name
-        )
+        query = select(list_entry.c.entry, list_entry.c.shown, list_entry.c.comment)
+        query = query.where(list_entry.c.scope == scope, list_entry.c.name == name)
         if after is not None:
             query = query.where(list_entry.c.entry > after)
         with self._store.reading() as connection:
             rows = connection.execute(query.order_by(list_entry.c.entry).limit(PAGE))
-            return [ListEntry(entry, comment) for entry, comment in rows]
+            return [Entry(key, shown or key, comment) for key, shown, comment in rows]
 
     # What the index in memory follows.
 
@@ -183,7 +198,7 @@ def _insert(connection: Connection) -> type[sqlite.Insert] | type[postgresql.Ins
 
 def _upsert(connection: Connection, rows: list[dict[str, object]]) -> None:
     statement = _insert(connection)(list_entry)
-    changed = {"comment": statement.excluded.comment, "seq": statement.excluded.seq}
+    changed = {name: statement.excluded[name] for name in ("shown", "comment", "seq")}
     connection.execute(statement.on_conflict_do_update(index_elements=["scope", "name", "entry"], set_=changed), rows)
 
 

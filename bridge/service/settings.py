@@ -168,14 +168,17 @@ class Abby(Section):
         return tokens
 
 
-Category = Literal["sender", "domain", "network", "url", "attachment"]
 LIST_NAME = r"^[a-z0-9][a-z0-9-]{0,63}$"
 
 
 class ListDefinition(Section):
     name: str = Field(pattern=LIST_NAME, description="The listName of the API.")
     displayName: str = Field("", max_length=200)  # noqa: N815
-    category: Category = Field(description="What its entries are, and what they are compared with.")
+    category: str = Field(
+        pattern=r"^[a-z][a-z0-9-]{0,31}$",
+        description="What its entries are compared with: sender, domain, network, url or attachment. "
+        "A list of any other category is kept and served, but no mail is matched against it.",
+    )
     description: str = Field("", max_length=1000)
     maxSize: int = Field(100_000, ge=1, le=10_000_000, description="Largest number of entries per scope.")  # noqa: N815
 

@@ -63,7 +63,8 @@ list_entry = Table(
     metadata,
     Column("scope", String(36), primary_key=True),
     Column("name", String(64), primary_key=True),
-    Column("entry", Text, primary_key=True),
+    Column("entry", Text, primary_key=True),  # in its one spelling
+    Column("shown", Text),  # as it was written, when that differs
     Column("comment", Text, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Index("list_entry_seq", "seq"),

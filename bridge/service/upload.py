@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import json
+import logging
 import mmap
 import re
 from collections.abc import Iterator
@@ -34,6 +35,8 @@ MAX_BODY_BYTES = MAX_MESSAGE_BYTES + MAX_PARAMETERS_BYTES + MAX_OVERHEAD_BYTES
 MAX_PARTS = 16
 IDLE_S = 60.0  # silence within an upload
 MIN_RATE = 1024  # bytes per second over the whole upload, after IDLE_S
+
+logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it warns about every malformed body of a stranger
 
 
 class StoredMail(Message):

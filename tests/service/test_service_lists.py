@@ -124,10 +124,12 @@ def test_500_entries_pass_and_501_do_not(lists):
         ("addEntries", {"listName": "blocked-senders", "entries": ["a@b.org"]}, 400, "invalid_request"),
         ("addEntries", {"listName": "partners", "entries": [{"entry": "a@b", "comment": 1}]}, 400, "invalid_request"),
         ("addEntries", {"listName": "partners", "entries": [{"entry": "a", "comment": "\0"}]}, 400, "invalid_request"),
-        ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "\ud800@b.org"}]}, 400, "invalid_entry"),
-        ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "a b@c\nd"}]}, 400, "invalid_entry"),
-        ("addEntries", {"listName": "blocked-networks", "entries": [{"entry": "10.0.0.0/99"}]}, 400, "invalid_entry"),
-        ("addEntries", {"listName": "blocked-attachments", "entries": [{"entry": "abc"}]}, 400, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "\ud800@b.org"}]}, 409, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-senders", "entries": [{"entry": "a b@c\nd"}]}, 409, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-networks", "entries": [{"entry": "10.0.0.0/99"}]}, 409, "invalid_entry"),
+        ("addEntries", {"listName": "blocked-attachments", "entries": [{"entry": "abc"}]}, 409, "invalid_entry"),
+        ("addEntries", {"listName": "partners", "entries": [{"entry": ""}]}, 400, "invalid_request"),
+        ("addEntries", {"listName": "partners", "entries": [{"entry": "a" * 513}]}, 400, "invalid_request"),
         ("deleteEntries", {"listName": "blocked-senders", "entries": [{"entry": "a@b.org"}]}, 400, "invalid_request"),
         ("addEntries", b" " * (9 * 1024 * 1024), 413, "payload_too_large"),
     ],
@@ -194,9 +196,9 @@ def test_a_change_by_another_process_is_followed_within_a_second(running, lists)
     """Another service on the same database, or the command line, is seen at the next look."""
     other = Store(running.config.database_url)
     other.open()
-    from bridge.api.lists import ListEntry
+    from bridge.service.liststore import Entry
 
-    ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [ListEntry("bad.example")])
+    ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [Entry("bad.example", "bad.example")])
     other.close()
     wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", 1.5)
 
@@ -214,7 +216,7 @@ def test_a_tenants_list_is_for_its_mail_only(running, lists):
 def test_writers_in_several_processes_lose_nothing(database, tmp_path):
     """Concurrent additions from several stores all arrive, and the sizes add up."""
     from bridge import yamlfile
-    from bridge.api.lists import ListEntry
+    from bridge.service.liststore import Entry
     from bridge.service.settings import ServiceConfig
 
     config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(database))
@@ -226,7 +228,7 @@ def test_writers_in_several_processes_lose_nothing(database, tmp_path):
         lists, added = ListStore(store, small), 0
         for i in range(10):
             try:
-                added += lists.add(GLOBAL, "small", [ListEntry(f"w{worker}-{i}-{k}@x.org") for k in range(5)])
+                added += lists.add(GLOBAL, "small", [Entry(f"w{worker}-{i}-{k}@x.org", "") for k in range(5)])
             except ListFull:
                 break
         store.close()
@@ -353,3 +355,11 @@ def test_scans_go_on_when_the_database_is_away(tmp_path):
         assert lists.add("blocked-senders", "more@bad.example").json["error"] == "storage_unavailable"
         assert one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
         assert one.submit(mail()).json["decision"] == "deliver"
+
+
+def test_entries_are_shown_as_they_were_written(lists):
+    """What was written is what is listed, though two spellings are one entry."""
+    assert lists.add("blocked-senders", "User@Example.ORG", "@Bad.example").json == {"modifiedEntries": 2}
+    assert [e["entry"] for e in lists.entries("blocked-senders")] == ["@Bad.example", "User@Example.ORG"]
+    assert lists.add("blocked-senders", "user@example.org").json == {"modifiedEntries": 1}
+    assert [e["entry"] for e in lists.entries("blocked-senders")] == ["@Bad.example", "user@example.org"]

@@ -1,0 +1,89 @@
+"""The OpenAPI document: shipped, served, readable, and true (schemathesis tries to prove otherwise)."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from service_kit import CONFIG, TOKEN, Lists, service, wait_for
+
+from bridge.service import openapi
+from bridge.service.liststore import PREDEFINED
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def running(tmp_path, database):
+    with service(tmp_path, CONFIG.replace("sqlite:///service.sqlite", database)) as one:
+        yield one
+
+
+def _schemathesis(directory: Path, url: str, schema: str, authorization: str, *options: str) -> None:
+    command = [
+        str(Path(sys.executable).parent / "schemathesis"), "run", schema, "--url", url, "-H",
+        f"Authorization: {authorization}", "--max-examples", "15", "--seed", "1", "--no-color", *options,
+    ]  # fmt: skip
+    done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=110, check=False)
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+
+
+def test_schemathesis_finds_nothing(running, tmp_path):
+    """Requests made from the document, valid and invalid, are answered as the document says."""
+    lists = Lists(running)
+    wait_for(lambda: lists.call("getLists", {}).status == 200)
+    url = f"http://127.0.0.1:{running.port}"
+    scanning, listing = ("--exclude-path-regex", "^/api"), ("--include-path-regex", "^/api")
+    _schemathesis(tmp_path, url, f"{url}/openapi.json", f"Bearer {TOKEN}", *scanning)
+    _schemathesis(tmp_path, url, f"{url}/openapi.json", f"apikey {lists.key}", *listing)
+    # Again with the names of real lists, to come past 404 more often.
+    named = openapi.document()
+    named["components"]["schemas"]["ListName"] = {"enum": [one.name for one in PREDEFINED]}
+    (tmp_path / "named.json").write_text(json.dumps(named))
+    _schemathesis(tmp_path, url, str(tmp_path / "named.json"), f"apikey {lists.key}", *listing)
+
+
+def test_the_shipped_document_is_the_served_one(tmp_path):
+    """docs/openapi.json is what the code says (python -m bridge.service.openapi > docs/openapi.json)."""
+    shipped = json.loads((ROOT / "docs" / "openapi.json").read_text())
+    assert shipped == openapi.document()
+    with service(tmp_path) as one:
+        answer = one.request("GET", "/openapi.json")
+        assert (answer.json, answer.headers["Content-Type"]) == (shipped, "application/json")
+
+
+def test_the_page_loads_nothing_from_elsewhere(tmp_path):
+    """It can be read on a machine without any network."""
+    with service(tmp_path) as one:
+        answer = one.request("GET", "/docs")
+    text = answer.body.decode()
+    assert answer.status == 200
+    assert "/v1/messageQueue/submitEmail" in text
+    assert not re.search(r"(src|href)=[\"']?(https?:)?//|<script|@import|url\(", text)
+
+
+def test_every_error_in_the_code_is_documented():
+    """An `error` that is not in the document could not be relied on."""
+    used = set()
+    for path in (ROOT / "bridge" / "service").rglob("*.py"):
+        used |= set(re.findall(r"(?:Refused\(\s*\d+,|Failure\()\s*\"(\w+)\"", path.read_text()))
+    assert used
+    assert used <= openapi.ERRORS.keys()
+
+
+def test_health_and_metrics(tmp_path):
+    """Operators see that it lives, that it is ready, and what it did."""
+    with service(tmp_path) as one:
+        assert one.request("GET", "/livez").status == 200
+        assert one.request("GET", "/readyz").json == {"status": "ok"}
+        one.submit(b"x")
+        one.submit(b"x", token="wrong" * 10)
+        text = one.request("GET", "/metrics").body.decode()
+    assert 'scanservice_decisions_total{decision="deliver"} 1.0' in text
+    assert 'scanservice_decisions_total{decision="bounce"} 0.0' in text
+    assert 'scanservice_refused_total{status="401"} 1.0' in text
+    assert "scanservice_in_processing 0.0" in text
