@@ -237,6 +237,76 @@ async def _read_content(reader: asyncio.StreamReader) -> bytes:
     return content[:-3].replace(b"\r\n.", b"\r\n")[2:]
 
 
+class SmtpClient:
+    """Says to 127.0.0.1 exactly what it is told to, and reads whole replies. A context manager."""
+
+    def __init__(self, port: int, source: str = "127.0.0.1", timeout_s: float = 10.0) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0))
+        self._read = b""
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def line(self) -> bytes:
+        """The next line without its CRLF; b"" when the bridge has hung up."""
+        while b"\r\n" not in self._read:
+            try:
+                data = self.sock.recv(65536)
+            except ConnectionResetError:
+                return b""
+            if not data:
+                return b""
+            self._read += data
+        line, _, self._read = self._read.partition(b"\r\n")
+        return line
+
+    def reply(self) -> bytes:
+        """The next reply, its lines joined by LF."""
+        lines = [self.line()]
+        while lines[-1][3:4] == b"-":
+            lines.append(self.line())
+        return b"\n".join(lines)
+
+    def say(self, *commands: bytes) -> list[bytes]:
+        """Each command with CRLF, all in one write; their replies."""
+        self.send(b"".join(command + b"\r\n" for command in commands))
+        return [self.reply() for _ in commands]
+
+    def open(self, hello: bytes = b"EHLO client.example") -> bytes:
+        """Greeting and hello; returns the reply to it."""
+        self.reply()
+        return self.say(hello)[0]
+
+    def begin(self, sender: bytes = b"<a@client.example>", recipient: bytes = b"<b@example.org>") -> bytes:
+        """MAIL, RCPT, DATA; returns the reply to DATA."""
+        return self.say(b"MAIL FROM:" + sender, b"RCPT TO:" + recipient, b"DATA")[2]
+
+    def mail(self, content: bytes = b"Subject: x\r\n\r\nx\r\n") -> bytes:
+        """One whole mail; returns the reply to its dot. The content is sent as it is."""
+        self.begin()
+        return self.say(content + b".")[0]
+
+    def is_cut(self) -> bool:
+        """Whether the bridge hangs up (or resets); waits for it. What it still says is thrown away."""
+        try:
+            while self.sock.recv(65536):
+                pass
+        except TimeoutError:
+            return False
+        except OSError:
+            pass
+        return True
+
+    def close(self) -> None:
+        self.sock.close()
+
+    def __enter__(self) -> SmtpClient:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
 @dataclass
 class RunningBridge:
     """A whole daemon on loopback, with its scanner and next hop."""
@@ -255,6 +325,9 @@ class RunningBridge:
 
     def connect(self, timeout_s: float = 10.0) -> socket.socket:
         return socket.create_connection(("127.0.0.1", self.port), timeout=timeout_s)
+
+    def client(self, source: str = "127.0.0.1") -> SmtpClient:
+        return SmtpClient(self.port, source)
 
 
 @contextmanager

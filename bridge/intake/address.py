@@ -9,6 +9,7 @@ missing pair of brackets, dots in a row, a local part without a domain.
 
 from __future__ import annotations
 
+import binascii
 import re
 from dataclasses import dataclass
 
@@ -21,6 +22,7 @@ _MAILBOX = rb"(?:%b|%b)(?:@%b)?" % (_ATOM, _QUOTED, _DOMAIN)
 _PATH = re.compile(rb" *(?:<(%b|)>|(%b))(?: +(.*))?" % (_MAILBOX, _MAILBOX), re.DOTALL)
 _PARAM = re.compile(rb"([A-Za-z0-9][A-Za-z0-9-]*)(?:=([\x21-\x3c\x3e-\x7e\x80-\xff]+))?")
 _EMPTY_HALF = re.compile(rb" *<(?:@[^@<>,:]*|[^@<> ]+@)>.*", re.DOTALL)  # <@domain>, <user@>
+_ENCODED_WORD = re.compile(rb"=\?[^?]*\?[Bb]\?([^?]*)")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
@@ -46,6 +48,8 @@ def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
             return Reply(553, "5.1.3", "Error: malformed address")
         return Reply(501, "5.5.4", syntax)
     raw = match.group(1) if match.group(1) is not None else match.group(2)
+    if b"=?" in raw and _hides_control(raw):
+        return Reply(553, "5.1.3", "Error: control characters in the address")
     try:
         address = raw.decode("utf-8")
         params = _parse_params(match.group(3) or b"")
@@ -56,9 +60,20 @@ def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
     return Path(address, params)
 
 
+def _hides_control(raw: bytes) -> bool:
+    """Whether software that decodes RFC 2047 words, where there are none, would find a line end."""
+    try:
+        decoded = [binascii.a2b_base64(word) for word in _ENCODED_WORD.findall(raw)]
+    except binascii.Error:
+        return True
+    return any(_CONTROL.search(text) for text in (*decoded, binascii.a2b_qp(raw)))
+
+
 def _parse_params(raw: bytes) -> tuple[tuple[str, str | None], ...] | None:
     params: dict[str, str | None] = {}
-    for word in raw.split():
+    for word in raw.split(b" "):
+        if not word:
+            continue
         match = _PARAM.fullmatch(word)
         if match is None:
             return None

@@ -55,6 +55,7 @@ class Connection(SMTP):
 
     peer_address: str | None = None  # of the connection's other end; None on a unix socket
     trusted = False  # believed about its clients; the handler sets it when a client connects
+    counted_as: str | None = None  # whose connection this is, for the cap per client
 
     def __init__(
         self, handler: Any, *, limits: SessionLimits | None = None, spool: Spool | None = None, **stock: Any
@@ -126,9 +127,9 @@ class Connection(SMTP):
             hook(self)
 
     def eof_received(self) -> bool | None:
-        """The client is gone, or says no more: a mail of its is cancelled, replies still go out."""
+        """The client is gone, or says no more: what runs for it is cancelled, what it said is answered."""
         assert self._handler_coroutine is not None
-        if self.in_mail or self.session.ssl is not None:
+        if not self._inbox.is_awaited:
             self._handler_coroutine.cancel()
         self._inbox.close()
         return self.session.ssl is None
@@ -282,6 +283,7 @@ class Connection(SMTP):
                     return self._hang_up()
         except asyncio.CancelledError:
             self._hang_up()
+            self._writer.close()
             raise
         except ConnectionError:
             self._hang_up()

@@ -32,6 +32,14 @@ class Inbox:
     def __len__(self) -> int:
         return len(self._buffer)
 
+    @property
+    def at_eof(self) -> bool:
+        return self._eof
+
+    @property
+    def is_awaited(self) -> bool:
+        return self._waiter is not None
+
     def feed(self, data: bytes) -> None:
         self._buffer += data
         self._wake()

@@ -85,6 +85,7 @@ class SmtpServer:
         self._sessions: set[BridgeSMTP] = set()
         self._per_client: collections.Counter[str] = collections.Counter()
         self._strangers = 0
+        self._expected: set[BridgeSMTP] = set()  # those whose PROXY header has not come yet
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
@@ -116,7 +117,9 @@ class SmtpServer:
         for server in self._servers:
             server.close()
         for session in list(self._sessions):
-            if not session.in_mail:
+            if session.in_mail:
+                session.goodbye_after_mail(GOODBYE)
+            else:
                 session.goodbye(GOODBYE)
         try:
             async with asyncio.timeout(timeout_s):
@@ -128,43 +131,57 @@ class SmtpServer:
 
     # Hooks: called by the session with itself, aiosmtpd's session and its envelope
 
+    def handle_OPEN(self, server: BridgeSMTP) -> bool:
+        """Whether to wait for a PROXY header at all (called without await)."""
+        if not self._is_trusted(_peer_address(server.session.peer)):
+            self._on_refused("untrusted")
+            return False
+        if self.draining or len(self._sessions) + len(self._expected) >= self.settings.max_connections:
+            self._on_refused("limit")
+            return False
+        self._expected.add(server)
+        return True
+
     async def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
         peer = server.peer_address = _peer_address(session.peer)
-        if not server.client.address and session.proxy_data is None:
+        if session.proxy_data is None:
             server.client = Client(address=peer)
         server.trusted = self._is_trusted(server.client.address)
-        refusal = self._count_in(server, peer)
+        refusal = self._count_in(server)
         return MISSING if refusal is None else refusal
 
-    def _count_in(self, server: BridgeSMTP, peer: str | None) -> Reply | None:
-        settings, stranger = self.settings, not server.trusted
+    def _count_in(self, server: BridgeSMTP) -> Reply | None:
+        settings, stranger, address = self.settings, not server.trusted, server.client.address
+        self._expected.discard(server)
         if len(self._sessions) >= settings.max_connections or (
             stranger and self._strangers >= max(settings.max_connections // _UNTRUSTED_SHARE, 5)
         ):
             self._on_refused("limit")
             return _FULL
-        if peer is not None and self._per_client[peer] >= settings.max_connections_per_client:
+        if address is not None and self._per_client[address] >= settings.max_connections_per_client:
             self._on_refused("client_limit")
             return _CLIENT_FULL
         self._sessions.add(server)
         self._empty.clear()
         self._strangers += stranger
-        if peer is not None:
-            self._per_client[peer] += 1
+        if address is not None:
+            self._per_client[address] += 1
+        server.counted_as = address
         self._on_connections(len(self._sessions))
         return GOODBYE if self.draining else None
 
     def handle_CLOSE(self, server: BridgeSMTP) -> None:
         """The connection is gone (called without await)."""
+        self._expected.discard(server)
         if server not in self._sessions:
             return
         self._sessions.discard(server)
         self._strangers -= not server.trusted
-        peer = server.peer_address
-        if peer is not None:
-            self._per_client[peer] -= 1
-            if not self._per_client[peer]:
-                del self._per_client[peer]
+        address = server.counted_as
+        if address is not None:
+            self._per_client[address] -= 1
+            if not self._per_client[address]:
+                del self._per_client[address]
         self._on_connections(len(self._sessions))
         if not self._sessions:
             self._empty.set()
@@ -194,6 +211,7 @@ class SmtpServer:
     ) -> Any:
         if not server.trusted:
             self._on_refused("untrusted")
+            server.strike()
             return _NOT_ALLOWED
         return self._admit("mail")
 

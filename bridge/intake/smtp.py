@@ -18,7 +18,6 @@ from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
 from bridge.intake.connection import Connection
 from bridge.intake.data import Fault
-from bridge.intake.inbox import PAUSE_AT
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
@@ -192,7 +191,7 @@ class BridgeSMTP(Connection):
         self.envelope.smtp_utf8 = "SMTPUTF8" in params
         for name, value in params.items():
             match name:
-                case "SIZE" if value is None or not value.isdigit() or len(value) > 20:
+                case "SIZE" if value is None or not (value.isascii() and value.isdigit()) or len(value) > 20:
                     return Reply(501, "5.5.4", "Syntax: MAIL FROM: <address> [SP <mail-parameters>]")
                 case "SIZE" if self.data_size_limit and int(value or 0) > self.data_size_limit:
                     return Reply(552, "5.3.4", "Error: message size exceeds fixed maximum message size")
@@ -210,10 +209,10 @@ class BridgeSMTP(Connection):
                     continue
                 case _:
                     return Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
-        return self._refuse_utf8(path.address)
+        return self._refuse_utf8()
 
-    def _refuse_utf8(self, address: str) -> Reply | None:
-        if address.isascii() or self.envelope.smtp_utf8:
+    def _refuse_utf8(self) -> Reply | None:
+        if self._argument.isascii() or self.envelope.smtp_utf8:
             return None
         return Reply(550, "5.6.7", "Error: a non-ASCII address needs SMTPUTF8")
 
@@ -247,7 +246,7 @@ class BridgeSMTP(Connection):
                 return Reply(501, "5.5.4", f"Error: {name} needs a value")
         if len(self.envelope.rcpt_tos) >= self._limits.max_recipients:
             return Reply(452, "4.5.3", "Error: too many recipients")
-        return self._refuse_utf8(path.address)
+        return self._refuse_utf8()
 
     @syntax("DATA")
     async def smtp_DATA(self, arg: str | None) -> None:
@@ -272,9 +271,9 @@ class BridgeSMTP(Connection):
             message.close()
             self._busy = False
             self._set_rset_state()
-        if len(self._inbox) > PAUSE_AT:
-            self._transport.resume_reading()
-        return await self._answer_data(status, recipients)
+        await self._answer_data(status, recipients)
+        if self._farewell is not None:
+            self.goodbye(self._farewell)
 
     async def _answer_data(self, status: str | Reply, recipients: int) -> None:
         await self.push(status)
@@ -283,10 +282,14 @@ class BridgeSMTP(Connection):
         if self._decode_data and not self.enable_SMTPUTF8 and not (self.envelope.original_content or b"").isascii():
             return "500 5.6.1 Error: strict ASCII mode"
         self._busy = True
-        if "DATA" in self._handle_hooks:
-            status = await self._call_handler_hook("DATA")
-        else:
-            status = await self._call_process_message()
+        self._errors = 0  # a client that brings mail may err now and then
+        try:
+            if "DATA" in self._handle_hooks:
+                status = await self._call_handler_hook("DATA")
+            else:
+                status = await self._call_process_message()
+        except Exception as error:
+            return await self.handle_exception(error)
         return "250 2.0.0 OK" if status is MISSING else status
 
     async def _call_process_message(self) -> Any:
@@ -298,6 +301,12 @@ class BridgeSMTP(Connection):
         status = hook(self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content)
         status = await status if asyncio.iscoroutine(status) else status
         return MISSING if status is None else status
+
+    async def check_helo_needed(self, helo: str = "HELO") -> bool:
+        if self.session.host_name:
+            return False
+        self._say(b"503 5.5.1 Error: send %b first" % helo.encode())
+        return True
 
     def _set_rset_state(self) -> None:
         """A new envelope; XFORWARD's word was for the last mail only."""
@@ -325,6 +334,42 @@ class BridgeSMTP(Connection):
         await self.push("221 2.0.0 Bye" if status is MISSING else status)
         self._hang_up()
         raise asyncio.CancelledError
+
+    @syntax("VRFY <address>")
+    async def smtp_VRFY(self, arg: str | None) -> None:
+        if await self.check_auth_needed("VRFY"):
+            return
+        if not arg:
+            return self._say(b"501 5.5.4 Syntax: VRFY <address>")
+        path = parse_path(self._argument, syntax="Could not VRFY")
+        if isinstance(path, Reply) or not path.address:
+            return self._say(b"502 5.5.1 Could not VRFY")
+        status = await self._call_handler_hook("VRFY", path.address)
+        default = "252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery"
+        return await self.push(default if status is MISSING else status)
+
+    async def smtp_EXPN(self, arg: str | None) -> None:
+        self._say(b"502 5.5.1 EXPN not implemented")
+
+    @syntax("HELP [command]")
+    async def smtp_HELP(self, arg: str | None) -> None:
+        if await self.check_auth_needed("HELP"):
+            return
+        known = {name: method for name, method in self._smtp_methods.items() if self._syntax_available(method)}
+        method = known.get((arg or "").upper())
+        if method is None:
+            names = " ".join(sorted(known))
+            return self._say(f"{'501 5.5.4' if arg else '250 2.0.0'} Supported commands: {names}".encode())
+        form = method.__smtp_syntax__
+        if self.session.extended_smtp and method.__smtp_syntax_extended__:
+            form += method.__smtp_syntax_extended__
+        return self._say(f"250 2.0.0 Syntax: {form}".encode())
+
+    @syntax("AUTH <mechanism>")
+    async def smtp_AUTH(self, arg: str | None) -> None:
+        if not self._has_auth:
+            return self._say(b"502 5.5.1 Error: authentication is not offered")
+        return await super().smtp_AUTH(arg)  # type: ignore[no-any-return]
 
     @syntax("STARTTLS", when="tls_context")
     async def smtp_STARTTLS(self, arg: str | None) -> None:

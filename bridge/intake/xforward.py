@@ -74,7 +74,7 @@ def _address(value: str | None) -> str | None:
         return None
     text = value[5:] if value[:5].upper() == "IPV6:" else value
     try:
-        return str(ipaddress.ip_address(text))
+        return str(ipaddress.ip_address(text.partition("%")[0]))  # a zone means nothing elsewhere
     except ValueError:
         raise BadAttribute from None
 

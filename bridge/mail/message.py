@@ -17,6 +17,7 @@ from collections.abc import Iterator
 from bridge.errors import Saturated
 
 BLOCK = 256 * 1024
+_SMALL = 4096
 HEAD_LIMIT = 1024 * 1024  # more head than this is treated as if it ended here
 
 
@@ -62,7 +63,10 @@ class Message:
         if self._file is not None:
             _write_all(self._file, chunk)
             return
-        self._chunks.append(chunk)
+        if self._chunks and len(chunk) < _SMALL and len(self._chunks[-1]) < _SMALL:
+            self._chunks[-1] += chunk  # a client that sends byte by byte must not cost an object for each
+        else:
+            self._chunks.append(chunk)
         if self._written > self._spool.memory_per_mail:
             self._spill()
 

@@ -1,0 +1,17 @@
+"""What many tests share: a whole bridge on loopback, with its scanner and its next hop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.testing import RunningBridge, running_bridge
+
+
+@pytest.fixture
+def bridge(tmp_path: Path) -> Iterator[RunningBridge]:
+    """A daemon with one SMTP listener; the scanner says deliver, the next hop takes everything."""
+    with running_bridge(tmp_path) as running:
+        yield running
