@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -23,15 +25,16 @@ from bridge.service.admission import Admission
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
+from bridge.service.core import RemoteCore
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
 from bridge.service.listfollow import ListFollower
 from bridge.service.lists import ListsApi
 from bridge.service.liststore import ListStore
 from bridge.service.metrics import Metrics
-from bridge.service.queue import AnalysisQueue
+from bridge.service.queue import AnalysisQueue, Core
 from bridge.service.records import Records
-from bridge.service.scanning import Status, SubmitEmail
+from bridge.service.scanning import Status, SubmitEmail, queue_status
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
 
@@ -52,44 +55,58 @@ def create_app(config: ServiceConfig) -> Starlette:
     records = Records(store, config.records.retention)
     engines = engines_of(config.analyzers)
     metrics = Metrics(engine.name for engine in engines)
-    pipeline = Pipeline(config, follower, records, engines, metrics)
-    queue = AnalysisQueue(pipeline, guard.mainWorkerCount)
+    core: Core
+    if config.abby.serviceProviders.core.hosts:
+        core = RemoteCore(config)
+    else:
+        core = AnalysisQueue(Pipeline(config, follower, records, engines, metrics), guard.mainWorkerCount)
     metrics.gauge("in_processing", "submitEmail requests in processing.", lambda: admission.in_processing)
-    metrics.gauge("queue_waiting", "Analyses that wait for a worker.", lambda: queue.waiting)
+    metrics.gauge("queue_waiting", "Analyses that wait for a worker.", lambda: core.waiting)
     metrics.gauge("records_dropped", "Analysis records lost because the database was away.", lambda: records.dropped)
     metrics.gauge("lists_current", "1 while the lists in memory follow the database.", lambda: follower.current)
+    state = partial(queue_status, admission, core)
     submit = SubmitEmail(
         tokens,
         admission,
-        queue,
+        core,
         Spool(guard.maxGuardRequestsInProcessing * MAX_MESSAGE_BYTES),
         metrics,
         enabled=guard.scanSources.restApi is not None,
         timeout_s=config.abby.serviceProviders.core.longRequestTimeout / 1000,
     )
+    return Starlette(
+        routes=[
+            Route(SUBMIT_PATH, submit, methods=["POST"]),
+            Route(STATUS_PATH, Status(tokens, state), methods=["POST"]),
+            *_list_routes(ListsApi(lists, keys, follower)),
+            *_health_routes(Health(tokens, follower, metrics, state)),
+            *_document_routes(),
+        ],
+        lifespan=_lifespan(store, [follower, records, core]),
+        exception_handlers={HTTPException: _http_error, Exception: _our_error},
+    )
+
+
+class _Part(Protocol):
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+
+def _lifespan(store: Store, parts: Sequence[_Part]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """Start in order, stop in reverse, also when a start fails half way."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
             await asyncio.to_thread(store.open)
             stack.callback(store.close)
-            stack.push_async_callback(pipeline.stop)
-            for part in (follower, records, queue):
-                await part.start()
+            for part in parts:
                 stack.push_async_callback(part.stop)
+                await part.start()
             yield
 
-    return Starlette(
-        routes=[
-            Route(SUBMIT_PATH, submit, methods=["POST"]),
-            Route(STATUS_PATH, Status(tokens, admission), methods=["POST"]),
-            *_list_routes(ListsApi(lists, keys, follower)),
-            *_health_routes(Health(tokens, admission, follower, metrics)),
-            *_document_routes(),
-        ],
-        lifespan=lifespan,
-        exception_handlers={HTTPException: _http_error, Exception: _our_error},
-    )
+    return lifespan
 
 
 def _list_routes(api: ListsApi) -> list[Route]:

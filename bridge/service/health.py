@@ -8,13 +8,13 @@ the permission `metrics`.
 from __future__ import annotations
 
 import ipaddress
+from collections.abc import Awaitable, Callable
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from bridge.api.scanning import QueueStatus
-from bridge.service.admission import Admission
 from bridge.service.answers import Refused
 from bridge.service.auth import StaticTokens
 from bridge.service.listfollow import ListFollower
@@ -23,9 +23,15 @@ from bridge.service.settings import Permission
 
 
 class Health:
-    def __init__(self, tokens: StaticTokens, admission: Admission, follower: ListFollower, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        tokens: StaticTokens,
+        follower: ListFollower,
+        metrics: Metrics,
+        state: Callable[[], Awaitable[QueueStatus]],
+    ) -> None:
         self._tokens = tokens
-        self._admission = admission
+        self._state = state
         self._follower = follower
         self._metrics = metrics
 
@@ -36,7 +42,7 @@ class Health:
         problems = []
         if not self._follower.current:
             problems.append("lists")
-        if await self._admission.status() is QueueStatus.RED:
+        if await self._state() is QueueStatus.RED:
             problems.append("queue")
         if problems:
             return JSONResponse({"error": "not_ready", "message": f"not ready: {', '.join(problems)}"}, 503)

@@ -9,11 +9,29 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import suppress
+from typing import Protocol
 
-from bridge.api.scanning import AnalysisResult
+from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.service.analysis.pipeline import Job, Pipeline
 
 log = logging.getLogger("bridge.service")
+
+
+class Core(Protocol):
+    """Where analyses happen: the queue in this process, or nodes elsewhere (`core`)."""
+
+    @property
+    def waiting(self) -> int: ...
+
+    async def start(self) -> None: ...
+
+    async def stop(self) -> None: ...
+
+    def try_now(self, job: Job, /) -> AnalysisResult | None: ...
+
+    def submit(self, job: Job, /) -> asyncio.Future[AnalysisResult]: ...
+
+    async def status(self) -> QueueStatus: ...
 
 
 class AnalysisQueue:
@@ -36,6 +54,10 @@ class AnalysisQueue:
             worker.cancel()
         await asyncio.gather(*self._workers, return_exceptions=True)
         self._workers = []
+        await self._pipeline.stop()
+
+    async def status(self) -> QueueStatus:
+        return QueueStatus.GREEN  # what there is to say, admission says
 
     def try_now(self, job: Job) -> AnalysisResult | None:
         """The result, if a worker is free and the analysis is short."""

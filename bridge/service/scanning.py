@@ -9,18 +9,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from bridge.api.scanning import AnalysisResult
+from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.mail.message import Spool
 from bridge.service.admission import Admission
 from bridge.service.analysis.pipeline import Job
 from bridge.service.answers import Refused, header, refuse, send_json
 from bridge.service.auth import StaticTokens
 from bridge.service.metrics import Metrics
-from bridge.service.queue import AnalysisQueue
+from bridge.service.queue import Core
 from bridge.service.settings import Permission
 from bridge.service.upload import MAX_BODY_BYTES, Disconnected, Upload, too_large
 
@@ -34,7 +35,7 @@ class SubmitEmail:
         self,
         tokens: StaticTokens,
         admission: Admission,
-        queue: AnalysisQueue,
+        core: Core,
         spool: Spool,
         metrics: Metrics,
         *,
@@ -43,7 +44,7 @@ class SubmitEmail:
     ) -> None:
         self._tokens = tokens
         self._admission = admission
-        self._queue = queue
+        self._core = core
         self._spool = spool
         self._metrics = metrics
         self._enabled = enabled
@@ -74,7 +75,7 @@ class SubmitEmail:
         try:
             request = await upload.read(receive, header(scope, b"content-type"))
             job = Job.new(request, upload.mail)
-            result = self._queue.try_now(job) or await self._queued(job, receive)
+            result = self._core.try_now(job) or await self._queued(job, receive)
         except Refused as refused:
             self._metrics.refused(refused.status)
             upload.close()
@@ -88,7 +89,7 @@ class SubmitEmail:
 
     async def _queued(self, job: Job, receive: Receive) -> AnalysisResult:
         """Wait for the workers; a client that goes away ends the analysis."""
-        future = self._queue.submit(job)
+        future = self._core.submit(job)
         gone = asyncio.create_task(_disconnect(receive))
         either: set[asyncio.Future[Any]] = {future, gone}
         try:
@@ -108,9 +109,9 @@ class SubmitEmail:
 class Status:
     """POST /v1/admin/status"""
 
-    def __init__(self, tokens: StaticTokens, admission: Admission) -> None:
+    def __init__(self, tokens: StaticTokens, state: Callable[[], Awaitable[QueueStatus]]) -> None:
         self._tokens = tokens
-        self._admission = admission
+        self._state = state
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -118,7 +119,16 @@ class Status:
         except Refused as refused:
             await refuse(scope, receive, send, refused)
             return
-        await send_json(send, 200, {"messageQueueStatus": str(await self._admission.status())})
+        await send_json(send, 200, {"messageQueueStatus": str(await self._state())})
+
+
+async def queue_status(admission: Admission, core: Core) -> QueueStatus:
+    """The worse of what our own limit and the core say."""
+    ours = await admission.status()
+    if ours is QueueStatus.RED:
+        return ours
+    theirs = await core.status()
+    return ours if theirs is QueueStatus.GREEN else theirs
 
 
 def check_length(scope: Scope) -> None:
