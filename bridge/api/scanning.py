@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from enum import StrEnum
+from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
 
 SUBMIT_PATH = "/v1/messageQueue/submitEmail"
@@ -55,19 +56,22 @@ class AnalysisRequest:
     tenant_uid: str | None = None
 
     def to_json(self) -> bytes:
-        """Strict UTF-8 JSON, whatever strangers put into HELO."""
-        border: dict[str, Any] = {
-            "envelopeFrom": self.border.envelope_from,
-            "envelopeRecipients": list(self.border.envelope_recipients),
-        }
-        if self.border.remote_address is not None:
-            border["remoteAddress"] = self.border.remote_address
-        if self.border.sender_helo is not None:
-            border["senderHelo"] = self.border.sender_helo
-        request: dict[str, Any] = {"borderMtaData": border}
+        """Strict UTF-8 JSON, whatever strangers put into HELO: all beyond ASCII is \\uXXXX.
+
+        Put together by hand from quoted strings: half the cost of an encoder's walk, per mail.
+        """
+        border = self.border
+        recipients = ", ".join(map(_quoted, border.envelope_recipients))
+        text = f'{{"borderMtaData": {{"envelopeFrom": {_quoted(border.envelope_from)}'
+        text += f', "envelopeRecipients": [{recipients}]'
+        if border.remote_address is not None:
+            text += f', "remoteAddress": {_quoted(border.remote_address)}'
+        if border.sender_helo is not None:
+            text += f', "senderHelo": {_quoted(border.sender_helo)}'
+        text += "}"
         if self.tenant_uid is not None:
-            request["tenantUid"] = self.tenant_uid
-        return json.dumps(request).encode("ascii")  # ensure_ascii: everything else is \\uXXXX
+            text += f', "tenantUid": {_quoted(self.tenant_uid)}'
+        return (text + "}").encode("ascii")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +111,7 @@ class AnalysisResult:
             raise ValueError("the answer has no decision")
         tags = value.get("tags")
         return cls(
-            decision=Decision(decision) if decision in _DECISIONS else Decision.UNDECIDED,
+            decision=_DECISIONS.get(decision, Decision.UNDECIDED),
             ggrid=_text(value.get("ggrid")),
             verdict=_text(value.get("verdict")),
             tags=tuple(t for t in tags if isinstance(t, str)) if isinstance(tags, list) else (),
@@ -116,7 +120,7 @@ class AnalysisResult:
         )
 
 
-_DECISIONS = frozenset(d.value for d in Decision)
+_DECISIONS = {d.value: d for d in Decision}
 
 
 def _text(value: object) -> str:

@@ -13,13 +13,10 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 
-def create_admin(
-    registry: CollectorRegistry, *, collect: Callable[[], None], problem: Callable[[], str], state: Callable[[], Any]
-) -> Starlette:
-    """`collect` brings the gauges up to date; `problem` is why we are not ready, "" when we are."""
+def create_admin(registry: CollectorRegistry, *, problem: Callable[[], str], state: Callable[[], Any]) -> Starlette:
+    """`problem` is why we are not ready, "" when we are; `state` is what /status shows."""
 
     async def metrics(request: Request) -> Response:
-        collect()
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encoder(registry), headers={"content-type": content_type})
 

@@ -34,7 +34,7 @@ from bridge.intake.milter.transport import MilterServer
 from bridge.intake.server import SmtpServer
 from bridge.mail.message import Spool
 from bridge.maillog import LineWriter, MailLog
-from bridge.metrics import Metrics
+from bridge.metrics import Count, Metrics
 from bridge.scanner.client import Scanner
 from bridge.service import settings as service_settings
 from bridge.service.serve import HttpServer, ServiceServer
@@ -56,7 +56,7 @@ class Daemon:
         put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
         self._mail_log = MailLog(put, as_json=conf.log.format == "json")
         if writer is not None:
-            writer.on_lost = self.metrics.log_lines_lost.inc
+            writer.on_lost = self._on_lost_line
         self.admission = Admission(wiring.admission_settings(conf))
         self.spool = Spool(conf.admission.max_bytes_in_processing, conf.spool.memory_per_mail, conf.spool.directory)
         self.quarantine = Quarantine(wiring.quarantine_directory(conf, self.state))
@@ -100,6 +100,7 @@ class Daemon:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         servers = [(listener, self._server(listener)) for listener in self.config.listeners]
         sockets = [open_listening(listener.address, listener.unix_mode) for listener in self.config.listeners]
+        self._watch_levels()
         await self._start_admin()
         for (listener, server), bound in zip(servers, sockets, strict=True):
             for sock in bound:
@@ -134,37 +135,43 @@ class Daemon:
             relay=None if milter else self.relay,
             report=self._report,
         )
+        count = {
+            "on_refused": lambda reason: self._count(self.metrics.refused_connections, listener.name, reason),
+            "on_saturated": lambda stage: self._count(self.metrics.refused_early, listener.name, stage),
+        }
         if milter:
-            return MilterServer(wiring.milter_settings(self.config, listener), filter_, self.spool)
-        metrics, name = self.metrics, listener.name
-        return SmtpServer(
-            wiring.smtp_settings(self.config, listener),
-            filter_,
-            self.spool,
-            on_connections=metrics.connections.labels(name).set,
-            on_refused=lambda reason: metrics.refused_connections.labels(name, reason).inc(),
-            on_saturated=lambda stage: metrics.refused_early.labels(name, stage).inc(),
-        )
+            return MilterServer(wiring.milter_settings(self.config, listener), filter_, self.spool, **count)
+        return SmtpServer(wiring.smtp_settings(self.config, listener), filter_, self.spool, **count)
+
+    @staticmethod
+    def _count(counter: Count, *labels: str) -> None:
+        counter.values[labels] += 1
+
+    def _on_lost_line(self) -> None:
+        self._count(self.metrics.log_lines_lost)
 
     def _report(self, record: Record) -> None:
         self.metrics.record(record)
         self._mail_log.decided(record)
 
     async def _start_admin(self) -> None:
-        app = create_admin(self.metrics.registry, collect=self._collect, problem=self._problem, state=self.describe)
+        app = create_admin(self.metrics.registry, problem=self._problem, state=self.describe)
         self._admin = HttpServer(app, open_listening(self.config.admin.address))
         await self._admin.start()
 
-    def _collect(self) -> None:
+    def _watch_levels(self) -> None:
         """Gauges are read from the parts when somebody asks."""
-        metrics = self.metrics
-        metrics.in_processing.set(self.admission.in_processing)
-        metrics.in_processing_limit.set(self.admission.settings.max_in_processing)
-        metrics.bytes_in_processing.set(self.spool.in_use)
-        metrics.bytes_limit.set(self.spool.limit)
-        for host in self.scanner.hosts:
-            metrics.scanner_status.labels(host.url).set(_COLOURS[host.status])
-            metrics.scanner_in_flight.labels(host.url).set(host.in_flight)
+        metrics, admission, spool, hosts = self.metrics, self.admission, self.spool, self.scanner.hosts
+        metrics.in_processing.read = lambda: [((), admission.in_processing)]
+        metrics.in_processing_limit.read = lambda: [((), admission.settings.max_in_processing)]
+        metrics.bytes_in_processing.read = lambda: [((), spool.in_use)]
+        metrics.bytes_limit.read = lambda: [((), spool.limit)]
+        metrics.connections.read = lambda: [
+            ((listener.name,), server.connections)
+            for listener, server in zip(self.config.listeners, self.servers, strict=False)
+        ]
+        metrics.scanner_status.read = lambda: [((host.url,), _COLOURS[host.status]) for host in hosts]
+        metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in hosts]
 
     def _problem(self) -> str:
         if self._stopping:

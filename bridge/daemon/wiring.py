@@ -128,4 +128,5 @@ def milter_settings(conf: Config, listener: config.Listener) -> MilterSettings:
         max_connections=conf.limits.max_connections,
         max_message_size=conf.limits.max_message_size,
         max_recipients=conf.limits.max_recipients,
+        tenant_by_domain=tenants_by_domain(conf),
     )

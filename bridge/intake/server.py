@@ -71,14 +71,12 @@ class SmtpServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_connections: Callable[[int], None] = _ignore,
         on_refused: Callable[[str], None] = _ignore,
         on_saturated: Callable[[str], None] = _ignore,
     ) -> None:
         self.settings = settings
         self._filter = filter_
         self._loop = asyncio.get_running_loop()
-        self._on_connections = on_connections
         self._on_refused = on_refused
         self._on_saturated = on_saturated
         self._servers: list[asyncio.Server] = []
@@ -102,6 +100,10 @@ class SmtpServer:
             proxy_protocol_timeout=_PROXY_TIMEOUT_S if settings.proxy_protocol else None,
             loop=self._loop,
         )
+
+    @property
+    def connections(self) -> int:
+        return len(self._sessions)
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
@@ -167,7 +169,6 @@ class SmtpServer:
         if address is not None:
             self._per_client[address] += 1
         server.counted_as = address
-        self._on_connections(len(self._sessions))
         return GOODBYE if self.draining else None
 
     def handle_CLOSE(self, server: BridgeSMTP) -> None:
@@ -182,7 +183,6 @@ class SmtpServer:
             self._per_client[address] -= 1
             if not self._per_client[address]:
                 del self._per_client[address]
-        self._on_connections(len(self._sessions))
         if not self._sessions:
             self._empty.set()
 

@@ -123,9 +123,13 @@ class Scanner:
         return sum(host.in_flight for host in self.hosts)
 
     def is_saturated(self) -> bool:
-        """Whether every host has said that it has no room."""
-        now = asyncio.get_running_loop().time()
-        return all(host.status is QueueStatus.RED or host.saturated_until > now for host in self.hosts)
+        """Whether every host has said that it has no room. Asked twice per mail: the usual answer is quick."""
+        for host in self.hosts:
+            if host.status is QueueStatus.RED:
+                continue
+            if not host.saturated_until or host.saturated_until <= asyncio.get_running_loop().time():
+                return False
+        return True
 
     def is_yellow(self) -> bool:
         return all(host.status in (QueueStatus.YELLOW, QueueStatus.RED) for host in self.hosts)
