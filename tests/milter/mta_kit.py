@@ -262,6 +262,9 @@ class Postfix:
 
     def __exit__(self, *_: object) -> None:
         self.run("postfix", "stop")
+        self.remove()
+
+    def remove(self) -> None:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def run(self, program: str, *arguments: str, text: str | None = None) -> str:
