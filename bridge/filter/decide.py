@@ -117,8 +117,14 @@ class Filter:
             record.outcome = Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
         finally:
             tx.message.close()
-            self._report(record)
+            self._tell(record)
         return record.outcome
+
+    def _tell(self, record: Record) -> None:
+        try:
+            self._report(record)
+        except Exception:  # the mail's fate is sealed; a log that fails must not change it
+            log.exception("mail %s: it could not be logged or counted", record.tx.id)
 
     async def _process(self, tx: Transaction, record: Record) -> Outcome:
         head = tx.message.head()
@@ -149,6 +155,8 @@ class Filter:
 
     async def _scan(self, tx: Transaction, tenant: str | None, record: Record) -> AnalysisResult:
         """The scanner's word, from within a slot."""
+        if self._scanner.is_saturated():
+            raise Saturated("the scanner has said that it has no room")
         request = AnalysisRequest(
             BorderMtaData(
                 envelope_from=tx.envelope.sender,
@@ -159,16 +167,25 @@ class Filter:
             tenant,
         )
         delay = self._admission.enter()
-        began = monotonic()
+        deadline = tx.deadline - self._reserve_s
         try:
             if delay:
-                await asyncio.sleep(delay)
-                record.wait_s = monotonic() - began
-                began = monotonic()
-            return await self._scanner.submit(request, tx.message, tx.deadline - self._reserve_s)
+                await self._throttle(delay, deadline, record)
+            began = monotonic()
+            try:
+                return await self._scanner.submit(request, tx.message, deadline)
+            finally:
+                record.scan_s = monotonic() - began
         finally:
-            record.scan_s = monotonic() - began
             self._admission.leave()
+
+    async def _throttle(self, delay: float, deadline: float, record: Record) -> None:
+        """Wait, but never beyond the deadline: the client's time is worth more than the scanner's peace."""
+        began = monotonic()
+        try:
+            await asyncio.sleep(min(delay, max(deadline - asyncio.get_running_loop().time(), 0.0)))
+        finally:
+            record.wait_s = monotonic() - began
 
     async def _carry_out(
         self, tx: Transaction, case: Case, rule: Rule, result: AnalysisResult | None, record: Record

@@ -6,6 +6,7 @@ mail itself is the reason, and never with the error's text, which is for the log
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -63,6 +64,8 @@ _INTERNAL = Reply(451, "4.3.0", "Internal problem, try again later")
 _REFUSED = Reply(550, "5.7.1", "The message was refused")
 _UNDECIDED = Reply(451, "4.7.1", "The scan came to no decision, try again later")
 
+_GGRID = re.compile(r"[0-9A-Za-z-]{1,64}")  # a UUID; whatever else the scanner calls so is not for strangers
+
 SATURATED = _FAILURES[0][1]
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
 
@@ -97,7 +100,7 @@ def reply_for(case: Case, rule: Rule, error: BaseException | None) -> Reply:
 
 def with_id(reply: Reply, mail_id: str, ggrid: str = "") -> Reply:
     """Every reply of ours names the mail, so that the mail server's log leads to ours."""
-    ids = f"id={mail_id} ggrid={ggrid}" if ggrid else f"id={mail_id}"
+    ids = f"id={mail_id} ggrid={ggrid}" if _GGRID.fullmatch(ggrid) else f"id={mail_id}"
     return Reply(reply.code, reply.status, f"{reply.text} ({ids})")
 
 

@@ -46,7 +46,7 @@ def test_a_refused_connection_is_no_decision() -> None:
 
     async def one() -> None:
         async with scanner_of(f"http://127.0.0.1:{closed_port()}") as scanner:
-            with pytest.raises(ScanUnavailable, match="127.0.0.1"):
+            with pytest.raises(ScanUnavailable, match=r"127\.0\.0\.1"):
                 await submit(scanner)
 
     run(one())

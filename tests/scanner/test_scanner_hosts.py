@@ -204,16 +204,19 @@ def test_one_red_host_of_two_is_not_saturation() -> None:
     """There is room somewhere."""
 
     async def one() -> None:
-        async with faults(colour("RED")) as a, faults(colour("GREEN")) as b:
-            async with scanner_of(a, b, status_interval_s=0.02) as scanner:
-                watch = asyncio.create_task(scanner.watch())
-                await until(scanner, QueueStatus.RED, QueueStatus.GREEN)
-                assert not scanner.is_saturated()
-                a.script = b.script = answer(200, result())
-                assert (await submit(scanner)).decision is Decision.DELIVER
-                assert any("submitEmail" in request.line for request in b.requests)
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
+        async with (
+            faults(colour("RED")) as a,
+            faults(colour("GREEN")) as b,
+            scanner_of(a, b, status_interval_s=0.02) as scanner,
+        ):
+            watch = asyncio.create_task(scanner.watch())
+            await until(scanner, QueueStatus.RED, QueueStatus.GREEN)
+            assert not scanner.is_saturated()
+            a.script = b.script = answer(200, result())
+            assert (await submit(scanner)).decision is Decision.DELIVER
+            assert any("submitEmail" in request.line for request in b.requests)
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
     run(one())
 

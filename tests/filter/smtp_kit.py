@@ -1,0 +1,134 @@
+"""A mail client that says one thing at a time, and eyes for what the bridge did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+from bridge.testing import RunningBridge
+
+MAIL = b"Subject: hello\r\n\r\nhello\r\n"
+
+
+class Client:
+    """One SMTP session; every method returns the whole reply as text."""
+
+    def __init__(self, port: int | RunningBridge) -> None:
+        number = port if isinstance(port, int) else port.port
+        self.sock = socket.create_connection(("127.0.0.1", number), timeout=10)
+        self._file = self.sock.makefile("rb")
+        self.greeting = self.read()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._file.close()
+        self.sock.close()
+
+    def read(self) -> str:
+        lines = []
+        while line := self._file.readline().decode("ascii"):
+            lines.append(line.rstrip("\r\n"))
+            if line[3:4] != "-":
+                break
+        return "\n".join(lines)
+
+    def say(self, line: str | bytes) -> str:
+        self.sock.sendall((line.encode() if isinstance(line, str) else line) + b"\r\n")
+        return self.read()
+
+    def begin(self, sender: str = "a@example.org", recipients: tuple[str, ...] = ("b@example.org",)) -> str:
+        """Up to and with RCPT; the last reply."""
+        self.say("EHLO client.example")
+        reply = self.say(f"MAIL FROM:<{sender}>")
+        for recipient in recipients:
+            reply = self.say(f"RCPT TO:<{recipient}>")
+        return reply
+
+    def content(self, content: bytes = MAIL) -> None:
+        self.sock.sendall(content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
+
+
+def send(port: int | RunningBridge, content: bytes = MAIL, **envelope: Any) -> str:
+    """One mail; the reply that ended it."""
+    with Client(port) as client:
+        reply = client.begin(**envelope)
+        if not reply.startswith("250"):
+            return reply
+        reply = client.say("DATA")
+        if not reply.startswith("354"):
+            return reply
+        client.content(content)
+        return client.read()
+
+
+def until(condition: Callable[[], Any], what: str, limit_s: float = 10.0) -> None:
+    """Wait for something that another thread or process brings about."""
+    end = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.002)
+
+
+class Gate:
+    """A scanner that keeps every mail until it is let go."""
+
+    def __init__(self, bridge: RunningBridge, answer: bytes) -> None:
+        self._bridge, self._answer = bridge, answer
+        self._open = asyncio.Event()
+        bridge.scanner.reply = self._reply
+
+    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self._open.wait()
+        writer.write(self._answer)
+
+    def arrived(self) -> None:
+        assert self._bridge.scanner.arrived.acquire(timeout=10)
+
+    def open(self) -> None:
+        self._bridge.background.loop.call_soon_threadsafe(self._open.set)
+
+
+_FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
+
+
+def fields_of(line: str) -> dict[str, Any]:
+    """A key=value line taken apart; every character of it must belong to a field."""
+    found = list(_FIELD.finditer(line))
+    assert " ".join(one[0] for one in found) == line
+    values = {one[1]: json.loads(one[2]) if one[2].startswith('"') else one[2] for one in found}
+    numbers = ("size", "nrcpt", "wait_ms", "scan_ms", "relay_ms")
+    return {name: float(value) if name in numbers else value for name, value in values.items()}
+
+
+@contextmanager
+def mail_lines() -> Iterator[list[dict[str, Any]]]:
+    """The fields of every mail's log line, as they come."""
+    lines: list[dict[str, Any]] = []
+    logger = logging.getLogger("scanbridge.mail")
+    handler = logging.Handler()
+    handler.emit = lambda record: lines.append(fields_of(record.getMessage()))  # type: ignore[method-assign]
+    before = logger.level
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    try:
+        yield lines
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(before)
+
+
+def counted(bridge: RunningBridge, name: str, **labels: str) -> float:
+    return bridge.daemon.metrics.registry.get_sample_value(f"scanbridge_{name}", labels) or 0.0

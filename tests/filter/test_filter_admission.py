@@ -1,0 +1,57 @@
+"""Admission: slots, the linear delay, and the limit."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge.errors import Saturated
+from bridge.filter.admission import Admission, AdmissionSettings
+
+
+def delays(limit: int, threshold: int, longest_s: float) -> list[float]:
+    """What each mail waits, one entering after another, until the limit."""
+    admission = Admission(AdmissionSettings(limit, threshold, longest_s))
+    return [admission.enter() for _ in range(limit)]
+
+
+@pytest.mark.parametrize(
+    ("limit", "threshold", "expected"),
+    [
+        (4, 4, [0, 0, 0, 0]),  # the default: no throttle, only the limit
+        (4, 9, [0, 0, 0, 0]),  # a threshold beyond the limit is none
+        (6, 2, [0, 0, 2.5, 5, 7.5, 10]),
+        (4, 1, [0, 10 / 3, 20 / 3, 10]),
+        (2, 1, [0, 10]),
+        (1, 1, [0]),
+    ],
+)
+def test_the_delay_grows_linearly_from_the_threshold_to_the_limit(
+    limit: int, threshold: int, expected: list[float]
+) -> None:
+    """Nothing up to the threshold, the longest delay for the last slot."""
+    assert delays(limit, threshold, 10.0) == pytest.approx(expected)
+
+
+def test_beyond_the_limit_is_saturation() -> None:
+    """The slot is not taken, and a slot given back can be taken again."""
+    admission = Admission(AdmissionSettings(2, 2, 5.0))
+    admission.enter()
+    admission.enter()
+    assert admission.is_full
+    with pytest.raises(Saturated):
+        admission.enter()
+    assert admission.in_processing == 2
+    admission.leave()
+    assert not admission.is_full
+    admission.enter()
+    assert admission.is_full
+
+
+def test_the_delay_shrinks_when_slots_are_given_back() -> None:
+    """It follows the load, not the history."""
+    admission = Admission(AdmissionSettings(10, 5, 10.0))
+    for _ in range(10):
+        admission.enter()
+    for _ in range(7):
+        admission.leave()
+    assert admission.enter() == 0.0

@@ -1,0 +1,135 @@
+"""Header fields: forged ones go, ours come, and the rest of the mail stays as it was."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.filter.headers import HeaderEditor, count_received
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.message import Message, Spool
+from bridge.mail.session import Client, Session
+from bridge.mail.transaction import Transaction
+
+EDITOR = HeaderEditor("X-Scan-", "bridge.example")
+
+
+@pytest.mark.parametrize(
+    ("head", "stripped"),
+    [
+        (b"X-Scan-Decision: deliver\r\nTo: a\r\n", b"To: a\r\n"),
+        (b"To: a\r\nX-Scan-Decision: deliver\r\n", b"To: a\r\n"),
+        (b"To: a\r\nx-sCAN-decision: deliver\r\nCc: b\r\n", b"To: a\r\nCc: b\r\n"),
+        (b"To: a\r\nX-Scan-Verdict: clean\r\n and\r\n\tclean\r\nCc: b\r\n", b"To: a\r\nCc: b\r\n"),
+        (b"To: a\r\nX-Scan-Verdict:\r\n \r\n clean\r\nCc: b\r\n", b"To: a\r\nCc: b\r\n"),
+        (b"X-Scan-A: 1\r\nX-Scan-B: 2\r\nTo: a\r\nX-Scan-A: 3\r\n", b"To: a\r\n"),
+        (b"To: a\r\nX-Scan-Id : 1\r\n", b"To: a\r\n"),  # white space before the colon
+        (b"X-Scan-Anything\r\nTo: a\r\n", b"To: a\r\n"),  # no colon at all
+        (b"X-Scan-Id: \xff\xfe\r\nTo: a\r\n", b"To: a\r\n"),
+        (b"X-Scan-Id: 1\r\n", b""),
+    ],
+)
+def test_forged_fields_are_stripped(head: bytes, stripped: bytes) -> None:
+    """Folded, in odd case, doubled, malformed: none of ours stays."""
+    assert EDITOR.strip(head) == stripped
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"To: a\r\n",
+        b"",
+        b"Subject: X-Scan-Decision: deliver\r\n",
+        b"Subject: about\r\n X-Scan-Decision: deliver\r\n",  # a folded line is part of Subject
+        b"X-Scanner: other\r\n",
+        b"XX-Scan-Id: other\r\n",
+    ],
+)
+def test_other_fields_stay(head: bytes) -> None:
+    """None: nothing to change, so the mail is not touched."""
+    assert EDITOR.strip(head) is None
+
+
+def test_stripping_is_fast_on_a_hostile_head() -> None:
+    """A mebibyte of almost-headers takes no time worth naming."""
+    head = b"X-Scan-" * 70_000 + b"\r\n" + b" \r\n" * 100_000
+    assert EDITOR.strip(head) == b""
+    assert EDITOR.strip(b"X-Scan" * 100_000 + b"\r\n") is None
+
+
+RESULT = AnalysisResult(Decision.QUARANTINE, "g-1", "virus", ("a:b", "c"))
+
+
+def test_the_stamp_says_what_is_known() -> None:
+    """Id, decision, verdict, tags, ggrid; the empty ones are left out."""
+    assert EDITOR.stamp("ID1", RESULT) == (
+        ("X-Scan-Id", "ID1"),
+        ("X-Scan-Decision", "quarantine"),
+        ("X-Scan-Verdict", "virus"),
+        ("X-Scan-Tags", "a:b, c"),
+        ("X-Scan-Ggrid", "g-1"),
+    )
+    assert EDITOR.stamp("ID1", AnalysisResult(Decision.DELIVER)) == (
+        ("X-Scan-Id", "ID1"),
+        ("X-Scan-Decision", "deliver"),
+    )
+
+
+def test_an_unscanned_mail_is_stamped_so() -> None:
+    """A reader must see that nobody looked at it."""
+    assert EDITOR.stamp("ID1", None, "unavailable") == (("X-Scan-Id", "ID1"), ("X-Scan-Unscanned", "unavailable"))
+
+
+@pytest.mark.parametrize("text", ["a\r\nBcc: x", "a\nb", "\x1b[0m", "\0", "\u00e9", "x" * 5000, " \t "])
+def test_words_of_the_scanner_cannot_make_a_header(text: str) -> None:
+    """One field is one line of printable ASCII, at most 998 characters long."""
+    result = AnalysisResult(Decision.DELIVER, text, text, (text, text))
+    lines = EDITOR.lines(transaction(), EDITOR.stamp("ID1", result)).decode("ascii")
+    for line in lines.split("\r\n")[:-1]:
+        assert re.fullmatch(r"(Received: |X-Scan-|\t)[\x20-\x7e]*", line) and len(line) <= 998
+
+
+def transaction(**session: object) -> Transaction:
+    values = {"id": "S1", "listener": "mx", "peer": "127.0.0.1", "helo": "mail.example", **session}
+    envelope = Envelope("a@b", (Recipient("c@d"),))
+    return Transaction("ID1", Session(client=Client(), **values), envelope, Message(Spool(1000)), 0.0, 90.0)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("session", "start"),
+    [
+        ({}, "from mail.example ([127.0.0.1])\r\n\tby bridge.example (scanbridge) with ESMTP id ID1;\r\n\t"),
+        ({"tls": "TLSv1.3"}, "from mail.example ([127.0.0.1])\r\n\tby bridge.example (scanbridge) with ESMTPS id ID1;"),
+        ({"esmtp": False}, "from mail.example ([127.0.0.1])\r\n\tby bridge.example (scanbridge) with SMTP id ID1;"),
+        ({"helo": None, "peer": "unix"}, "from unknown ([unix])\r\n"),
+        ({"helo": "a) b\r\n(\x1b\u00e9"}, "from a??b????? ([127.0.0.1])\r\n"),
+    ],
+)
+def test_received_says_who_spoke_to_us(session: dict[str, object], start: str) -> None:
+    """RFC 5321 4.4, and nothing of a stranger's HELO can break the line."""
+    lines = EDITOR.lines(transaction(**session), ()).decode("ascii")
+    assert lines.startswith("Received: " + start)
+    assert lines.endswith("\r\n") and lines.count("\r\n") == 3
+
+
+def test_received_can_be_left_out() -> None:
+    """`headers.received: false`."""
+    editor = HeaderEditor("X-Scan-", "bridge.example", received=False)
+    assert editor.lines(transaction(), (("X-Scan-Id", "ID1"),)) == b"X-Scan-Id: ID1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "count"),
+    [
+        (b"", 0),
+        (b"To: a\r\n", 0),
+        (b"Received: x\r\n", 1),
+        (b"To: a\r\nreceived: x\r\nRECEIVED: y\r\n", 2),
+        (b"Received: x\r\n\tReceived: folded\r\nX-Received: no\r\nReceived-SPF: no\r\n", 1),
+    ],
+)
+def test_received_fields_are_counted(head: bytes, count: int) -> None:
+    """In any case of letters, without those that only look alike."""
+    assert count_received(head) == count

@@ -1,0 +1,377 @@
+"""The decision table of the design, as an SMTP client reads it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
+
+from bridge.errors import StoreFull
+from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
+
+TENANT = "123e4567-e89b-12d3-a456-426614174000"
+OTHER_TENANT = "123e4567-e89b-12d3-a456-426614174001"
+
+
+def relayed(bridge: RunningBridge) -> list[bytes]:
+    return [mail.content for mail in bridge.next_hop.mails]
+
+
+@pytest.fixture(scope="module")
+def bridge(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    with running_bridge(tmp_path_factory.mktemp("bridge"), deadline="2s") as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def forget(request: pytest.FixtureRequest) -> None:
+    """Tests share one bridge; each starts with a well-behaved scanner and next hop."""
+    if "bridge" in request.fixturenames:
+        bridge: RunningBridge = request.getfixturevalue("bridge")
+        bridge.scanner.reply = answer(200, result())
+        bridge.scanner.submissions.clear()
+        bridge.next_hop.replies.clear()
+        bridge.next_hop.mails.clear()
+        for host in bridge.daemon.scanner.hosts:
+            host.saturated_until = host.shunned_until = 0.0
+
+
+def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:
+    """250 means that the next hop said 250, in its words."""
+    assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
+    head, _, rest = relayed(bridge)[0].partition(b"Subject:")
+    assert b"Subject:" + rest == MAIL
+    assert head.startswith(b"Received: from client.example ([127.0.0.1])\r\n")
+    assert b"\r\nX-Scan-Decision: deliver\r\nX-Scan-Verdict: test\r\nX-Scan-Tags: a:b\r\n" in head
+
+
+def test_bounce_is_550_and_names_the_mail(bridge: RunningBridge) -> None:
+    """Refused, with our id and the ggrid, and without the verdict."""
+    bridge.scanner.reply = answer(200, result("bounce", verdict="phishing"))
+    reply = send(bridge)
+    assert reply.startswith("550 5.7.1 The message was refused (id=")
+    assert "ggrid=11111111-2222-4333-8444-555555555555" in reply and "phishing" not in reply
+    assert not relayed(bridge)
+
+
+def test_drop_looks_accepted_and_goes_nowhere(bridge: RunningBridge) -> None:
+    """The stranger reads 250; nothing is relayed, nothing is kept."""
+    before = bridge.quarantined
+    bridge.scanner.reply = answer(200, result("drop"))
+    assert send(bridge).startswith("250 2.0.0 Ok: queued as ")
+    assert not relayed(bridge) and bridge.quarantined == before
+
+
+def test_quarantine_is_kept_and_looks_accepted(bridge: RunningBridge) -> None:
+    """The mail lies in our store, whole, with what is known of it."""
+    before = set(bridge.quarantined)
+    bridge.scanner.reply = answer(200, result("quarantine", verdict="virus"))
+    reply = send(bridge)
+    assert reply.startswith("250 2.0.0 Ok: queued as ")
+    (kept,) = set(bridge.quarantined) - before
+    assert kept.stem in reply and kept.read_bytes().endswith(MAIL)
+    about = json.loads(kept.with_suffix(".json").read_text())
+    assert about["sender"] == "a@example.org" and about["facts"]["verdict"] == "virus"
+    assert not relayed(bridge)
+
+
+@pytest.mark.parametrize("word", ["undecided", "DELIVER", "something new"])
+def test_undecided_is_451(bridge: RunningBridge, word: str) -> None:
+    """So is every decision we do not know."""
+    bridge.scanner.reply = answer(200, result(word))
+    assert send(bridge).startswith("451 4.7.1 ")
+    assert not relayed(bridge)
+
+
+async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+
+
+async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.write(answer(200, result())[:40])
+    writer.close()
+
+
+FAILURES = {
+    "500": (answer(500, b'{"error": "boom", "message": "at /srv/secret"}'), "451 4.3.0 ", "unavailable"),
+    "503": (answer(503), "451 4.3.0 ", "unavailable"),
+    "cut off": (cut, "451 4.3.0 ", "unavailable"),
+    "html": (answer(200, b"<html>"), "451 4.3.0 ", "malformed"),
+    "list": (answer(200, b"[]"), "451 4.3.0 ", "malformed"),
+    "no decision": (answer(200, b"{}"), "451 4.3.0 ", "malformed"),
+    "307": (answer(307, b"", "Location: http://127.0.0.1:1/"), "451 4.3.0 ", "malformed"),
+    "hangs": (hang, "451 4.4.7 ", "deadline"),
+    "401": (answer(401, b'{"error": "bad_token"}'), "451 4.3.5 ", "refused"),
+    "403": (answer(403), "451 4.3.5 ", "refused"),
+    "400": (answer(400), "451 4.3.5 ", "refused"),
+    "413": (answer(413), "552 5.3.4 ", "too_large"),
+    "429": (answer(429), "451 4.3.2 ", "saturated"),
+    "503 later": (answer(503, b"", "Retry-After: 1"), "451 4.3.2 ", "saturated"),
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_each_failure_of_the_scanner_has_its_reply(
+    bridge: RunningBridge, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Temporary unless the mail itself is too large, counted by its reason, and without the scanner's words."""
+    bridge.scanner.reply, start, reason = FAILURES[name]
+    before = counted(bridge, "failures_total", reason=reason)
+    with mail_lines() as lines, caplog.at_level(logging.DEBUG, "bridge"):
+        reply = send(bridge)
+    assert reply.startswith(start) and "(id=" in reply
+    assert "secret" not in reply and "127.0.0.1" not in reply and TOKEN not in caplog.text
+    assert counted(bridge, "failures_total", reason=reason) == before + 1
+    assert [line["error"] for line in lines] == [reason]
+    assert not relayed(bridge)
+    if reason == "refused":
+        assert any(record.levelno >= logging.ERROR for record in caplog.records)
+    if name == "500":
+        assert "boom at /srv/secret" in lines[0]["why"]
+
+
+def test_an_unreachable_scanner_is_451(tmp_path: Path) -> None:
+    """Nobody listens there."""
+    config = {"scanner": {"urls": [f"http://127.0.0.1:{free_port()}"]}}
+    with running_bridge(tmp_path, config) as bridge:
+        assert send(bridge).startswith("451 4.3.0 ")
+        assert bridge.daemon.admission.in_processing == 0 and bridge.daemon.spool.in_use == 0
+
+
+@pytest.mark.parametrize(
+    ("verb", "says", "start"),
+    [
+        (b"MAIL", b"450 4.1.8 Not now", "450 4.1.8 Not now"),
+        (b"RCPT", b"550 5.1.1 No such user", "550 5.1.1 No such user"),
+        (b".", b"554 5.6.0 Do not like it", "554 5.6.0 Do not like it"),
+        (b".", b"452 4.2.2 Mailbox full", "452 4.2.2 Mailbox full"),
+        (b".", b"", "451 4.4.2 "),
+    ],
+)
+def test_the_next_hops_refusal_is_passed_on(bridge: RunningBridge, verb: bytes, says: bytes, start: str) -> None:
+    """Its own words; and a connection lost before its answer is a doubt, so 451."""
+    bridge.next_hop.replies[verb] = says
+    with mail_lines() as lines:
+        assert send(bridge).startswith(start)
+    assert lines[0]["error"] == "next_hop" and lines[0]["action"] == "relay"
+
+
+def test_an_unreachable_next_hop_is_451(tmp_path: Path) -> None:
+    """The mail server keeps the mail."""
+    with running_bridge(tmp_path, {"relay": {"next_hop": f"127.0.0.1:{free_port()}"}}) as bridge:
+        assert send(bridge).startswith("451 4.4.1 ")
+
+
+class Failing:
+    """A part that fails in its own way."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def keep(self, *_: object) -> None:
+        raise self.error
+
+    async def deliver(self, *_: object) -> None:
+        raise self.error
+
+
+def filter_of(bridge: RunningBridge) -> Any:
+    return bridge.daemon.servers[0]._filter
+
+
+def test_a_full_quarantine_is_452(bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Never 250 for a mail that is nowhere."""
+    monkeypatch.setattr(filter_of(bridge), "_quarantine", Failing(StoreFull("/var/secret: no space")))
+    bridge.scanner.reply = answer(200, result("quarantine"))
+    reply = send(bridge)
+    assert reply.startswith("452 4.3.1 ") and "secret" not in reply
+
+
+def test_a_broken_quarantine_is_451(tmp_path: Path) -> None:
+    """Its directory has become a file: nothing is kept, so nothing is promised."""
+    with running_bridge(tmp_path) as bridge:
+        (tmp_path / "state" / "quarantine").rmdir()
+        (tmp_path / "state" / "quarantine").write_text("in the way")
+        bridge.scanner.reply = answer(200, result("quarantine"))
+        assert send(bridge).startswith("451 4.3.0 ")
+
+
+def test_our_own_exception_is_451_without_its_text(
+    bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A bug of ours costs time, never a mail, and tells a stranger nothing."""
+    monkeypatch.setattr(filter_of(bridge), "_relay", Failing(RuntimeError("secret /etc/path")))
+    before = counted(bridge, "failures_total", reason="internal")
+    reply = send(bridge)
+    assert reply.startswith("451 4.3.0 Internal problem") and "secret" not in reply
+    assert counted(bridge, "failures_total", reason="internal") == before + 1
+    assert "unexpected error" in caplog.text
+    assert bridge.daemon.admission.in_processing == 0 and bridge.daemon.spool.in_use == 0
+
+
+def test_a_log_that_fails_does_not_change_the_mails_fate(
+    bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The next hop has the mail: the client must read 250, or it comes twice."""
+
+    def fail(_: object) -> None:
+        raise RuntimeError("no log today")
+
+    monkeypatch.setattr(filter_of(bridge), "_report", fail)
+    assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
+    assert "could not be logged" in caplog.text
+
+
+def test_a_mail_in_a_loop_is_554(bridge: RunningBridge) -> None:
+    """A hundred Received fields; ninety-nine pass."""
+    assert send(bridge, b"Received: by x\r\n" * 99 + MAIL).startswith("250 ")
+    assert send(bridge, b"Received: by x\r\n" * 100 + MAIL).startswith("554 5.4.6 ")
+
+
+def test_forged_fields_reach_neither_scanner_nor_next_hop(bridge: RunningBridge) -> None:
+    """What the API gets is what the next hop gets, beside the added headers."""
+    forged = b"From: a\r\nx-SCAN-verdict: clean,\r\n really\r\nSubject: hello\r\n\r\nX-Scan-Id: body stays\r\n"
+    clean = b"From: a\r\nSubject: hello\r\n\r\nX-Scan-Id: body stays\r\n"
+    assert send(bridge, forged).startswith("250 ")
+    assert bridge.scanner.submissions[0].email == clean
+    assert relayed(bridge)[0].endswith(clean)
+
+
+def test_the_scanner_hears_of_the_client(bridge: RunningBridge) -> None:
+    """Envelope, address and HELO."""
+    send(bridge, sender="", recipients=("b@example.org", "c@example.org"))
+    assert bridge.scanner.submissions[0].parameters["borderMtaData"] == {
+        "envelopeFrom": "",
+        "envelopeRecipients": ["b@example.org", "c@example.org"],
+        "remoteAddress": "127.0.0.1",
+        "senderHelo": "client.example",
+    }
+
+
+def test_one_line_per_mail_tells_the_whole_story(bridge: RunningBridge) -> None:
+    """Id first, and everything an operator asks for; what is not known is left out."""
+    with mail_lines() as lines:
+        reply = send(bridge)
+    (line,) = lines
+    assert next(iter(line)) == "id"
+    assert {key: line[key] for key in ("listener", "client", "helo", "from", "to", "nrcpt", "size", "next_id")} == {
+        "listener": "test",
+        "client": "127.0.0.1",
+        "helo": "client.example",
+        "from": "<a@example.org>",
+        "to": "<b@example.org>",
+        "nrcpt": 1,
+        "size": len(MAIL),
+        "next_id": "NEXT1",
+    }
+    assert line["decision"] == "deliver" and line["action"] == "relay" and line["reply"] == reply
+    assert line["ggrid"] == "11111111-2222-4333-8444-555555555555" and line["verdict"] == "test"
+    assert line["scan_ms"] >= 0 and line["relay_ms"] >= 0 and line["session"]
+    assert "error" not in line and "tenant" not in line
+
+
+def test_each_mail_is_counted_once(bridge: RunningBridge) -> None:
+    """By listener, decision and action, and by the first digit of its reply."""
+    labels = {"listener": "test", "decision": "deliver", "action": "relay"}
+    mails, replies = (
+        counted(bridge, "mails_total", **labels),
+        counted(bridge, "replies_total", listener="test", code="2xx"),
+    )
+    scans = counted(bridge, "scan_seconds_count", listener="test")
+    send(bridge)
+    assert counted(bridge, "mails_total", **labels) == mails + 1
+    assert counted(bridge, "replies_total", listener="test", code="2xx") == replies + 1
+    assert counted(bridge, "scan_seconds_count", listener="test") == scans + 1
+
+
+def test_a_client_that_goes_away_frees_its_slot(bridge: RunningBridge) -> None:
+    """Cancelled before the relay: nothing is sent on, nothing is held, one line says so."""
+    gate = Gate(bridge, answer(200, result()))
+    with mail_lines() as lines:
+        client = Client(bridge)
+        client.begin()
+        client.say("DATA")
+        client.content()
+        gate.arrived()
+        assert bridge.daemon.admission.in_processing == 1
+        client.close()
+        until(lambda: lines, "the line of the cancelled mail")
+    assert lines[0]["action"] == "cancelled"
+    assert bridge.daemon.admission.in_processing == 0 and bridge.daemon.spool.in_use == 0
+    assert bridge.daemon.scanner.in_flight == 0
+    gate.open()
+    assert not relayed(bridge)
+
+
+def test_after_a_queue_bounce_is_quarantined(tmp_path: Path) -> None:
+    """A 550 there would become a bounce to a forged sender."""
+    with running_bridge(tmp_path, profile="postfix-content-filter") as bridge:
+        bridge.scanner.reply = answer(200, result("bounce"))
+        assert send(bridge).startswith("250 2.0.0 Ok: queued as ")
+        assert len(bridge.quarantined) == 1
+
+
+def test_the_operators_policy_is_followed(tmp_path: Path) -> None:
+    """Own code and text, a copy kept, and `hold` without a mail server's hold queue is our store."""
+    policy = {
+        "bounce": {"action": "reject", "code": 554, "text": "Not here", "keep_copy": True},
+        "deliver": {"action": "relay", "keep_copy": True},
+        "undecided": "hold",
+        "drop": {"action": "tempfail", "code": 450},
+    }
+    with running_bridge(tmp_path, {"policy": policy}) as bridge:
+        bridge.scanner.reply = answer(200, result("bounce"))
+        assert send(bridge).startswith("554 5.7.1 Not here (id=")
+        assert len(bridge.quarantined) == 1
+        bridge.scanner.reply = answer(200, result("deliver"))
+        assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
+        assert len(bridge.quarantined) == 2 and len(relayed(bridge)) == 1
+        bridge.scanner.reply = answer(200, result("undecided"))
+        assert send(bridge).startswith("250 2.0.0 Ok: queued as ")
+        assert len(bridge.quarantined) == 3
+        bridge.scanner.reply = answer(200, result("drop"))
+        assert send(bridge).startswith("450 4.7.1 ")
+
+
+def test_a_copy_that_cannot_be_kept_stops_the_mail(tmp_path: Path) -> None:
+    """Who asked for a copy gets one, or the mail comes again."""
+    with running_bridge(tmp_path, {"policy": {"deliver": {"action": "relay", "keep_copy": True}}}) as bridge:
+        filter_of(bridge)._quarantine = Failing(StoreFull("full"))
+        assert send(bridge).startswith("452 4.3.1 ")
+        assert not relayed(bridge)
+
+
+def test_fail_open_relays_with_an_unscanned_header(tmp_path: Path) -> None:
+    """The operator's choice; the reader can see it. A mail over the limit is still refused."""
+    with running_bridge(tmp_path, {"policy": {"unavailable": "relay"}}) as bridge:
+        bridge.scanner.reply = answer(500)
+        with mail_lines() as lines:
+            assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
+        assert b"\r\nX-Scan-Unscanned: unavailable\r\n" in relayed(bridge)[0]
+        assert b"X-Scan-Decision" not in relayed(bridge)[0]
+        assert lines[0]["error"] == "unavailable" and lines[0]["action"] == "relay"
+        bridge.scanner.reply = answer(413)
+        assert send(bridge).startswith("552 5.3.4 ")
+        bridge.scanner.reply = answer(429)
+        assert send(bridge).startswith("451 4.3.2 ")
+
+
+def test_mail_belongs_to_the_tenant_of_its_recipients(tmp_path: Path) -> None:
+    """tenantUid and policy follow the recipient's domain, the rest is the default tenant's."""
+    config = {
+        "scanner": {"tenant_uid": OTHER_TENANT},
+        "tenants": [{"uid": TENANT, "recipient_domains": ["Example.ORG"], "policy": {"bounce": "discard"}}],
+    }
+    with running_bridge(tmp_path, config) as bridge:
+        bridge.scanner.reply = answer(200, result("bounce"))
+        with mail_lines() as lines:
+            assert send(bridge, recipients=("b@EXAMPLE.org",)).startswith("250 ")
+            assert send(bridge, recipients=("b@example.net",)).startswith("550 ")
+        assert [one.parameters["tenantUid"] for one in bridge.scanner.submissions] == [TENANT, OTHER_TENANT]
+        assert [line["tenant"] for line in lines] == [TENANT, OTHER_TENANT]
+        assert send(bridge, recipients=("b@example.net", "b@example.org")).startswith("452 4.5.3 ")

@@ -1,0 +1,135 @@
+"""Saturation: said as early as it is known, at the price of almost nothing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from smtp_kit import Client, Gate, counted, mail_lines, send, until
+
+from bridge.api.scanning import QueueStatus
+from bridge.testing import answer, result, running_bridge
+
+ONE = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}
+
+
+def test_saturation_is_said_at_mail_before_354_and_at_the_dot(tmp_path: Path) -> None:
+    """One slot: who comes too late hears 451 4.3.2 at the next command; the slot's owner is served."""
+    with running_bridge(tmp_path, ONE) as bridge, mail_lines() as lines:
+        gate = Gate(bridge, answer(200, result()))
+        first, at_mail, at_data, at_dot = (Client(bridge) for _ in range(4))
+        first.begin()
+        assert first.say("DATA").startswith("354")
+        at_dot.begin()
+        assert at_dot.say("DATA").startswith("354")
+        at_data.begin()
+        first.content()
+        gate.arrived()
+        at_mail.say("EHLO x")
+        assert at_mail.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
+        assert at_data.say("DATA").startswith("451 4.3.2 ")
+        at_dot.content()
+        assert at_dot.read().startswith("451 4.3.2 ")
+        assert counted(bridge, "saturated_replies_total", listener="test", stage="mail") == 1
+        assert counted(bridge, "saturated_replies_total", listener="test", stage="data") == 1
+        assert counted(bridge, "failures_total", reason="saturated") == 1
+        gate.open()
+        assert first.read().startswith("250 ")
+        assert at_mail.say("MAIL FROM:<a@b>").startswith("250 ")  # the slot is free again
+        for client in (first, at_mail, at_data, at_dot):
+            client.close()
+        assert [line.get("error") for line in lines] == ["saturated", None]
+        assert bridge.scanner.max_in_flight == 1
+
+
+def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
+    """What the service says of itself is told to the next client, and GREEN opens again."""
+    with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
+        host = bridge.daemon.scanner.hosts[0]
+        client = Client(bridge)
+        client.begin()
+        assert client.say("DATA").startswith("354")
+        bridge.scanner.status = answer(200, b'{"messageQueueStatus": "RED"}')
+        until(lambda: host.status is QueueStatus.RED, "RED")
+        client.content()
+        assert client.read().startswith("451 4.3.2 ")  # known meanwhile: not even tried
+        assert client.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
+        client.close()
+        bridge.scanner.status = answer(200, b'{"messageQueueStatus": "GREEN"}')
+        until(lambda: host.status is QueueStatus.GREEN, "GREEN")
+        assert send(bridge).startswith("250 ")
+        assert len(bridge.scanner.submissions) == 1
+
+
+def test_an_unreachable_status_is_no_verdict(tmp_path: Path) -> None:
+    """Mail is tried; the submission itself will tell."""
+    with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
+        bridge.scanner.status = None
+        host = bridge.daemon.scanner.hosts[0]
+        until(lambda: host.status is None, "no status")
+        assert send(bridge).startswith("250 ")
+
+
+def test_retry_after_of_the_scanner_closes_the_door(tmp_path: Path) -> None:
+    """After a 429 no mail travels until the time is over."""
+    with running_bridge(tmp_path) as bridge:
+        bridge.scanner.reply = answer(429, b"", "Retry-After: 1")
+        assert send(bridge).startswith("451 4.3.2 ")
+        bridge.scanner.reply = answer(200, result())
+        with Client(bridge) as client:
+            client.say("EHLO x")
+            assert client.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
+            until(lambda: client.say("MAIL FROM:<a@b>").startswith("250"), "the door to open", 3)
+        assert len(bridge.scanner.submissions) == 1
+
+
+def test_bytes_in_processing_are_limited(tmp_path: Path) -> None:
+    """A mail that would go over the common limit is refused for now, and its bytes are given back."""
+    config = {"admission": {"max_bytes_in_processing": "100KiB"}}
+    with running_bridge(tmp_path, config) as bridge:
+        assert send(bridge, b"Subject: x\r\n\r\n" + b"y" * 70 + b"\r\n").startswith("250 ")
+        assert send(bridge, b"Subject: x\r\n\r\n" + (b"y" * 70 + b"\r\n") * 3000).startswith("451 4.3.2 ")
+        assert bridge.daemon.spool.in_use == 0
+
+
+def test_mail_over_the_threshold_waits_and_is_delivered(tmp_path: Path) -> None:
+    """The delay is in the log, apart from the time of the scan."""
+    config = {"admission": {"max_in_processing": 3, "throttle_threshold": 1, "throttle_max_delay": "100ms"}}
+    with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
+        gate = Gate(bridge, answer(200, result()))
+        clients = [Client(bridge) for _ in range(3)]
+        for client in clients:
+            client.begin()
+            client.say("DATA")
+        for client in clients:
+            client.content()
+        for _ in clients:
+            gate.arrived()
+        gate.open()
+        assert all(client.read().startswith("250 ") for client in clients)
+        for client in clients:
+            client.close()
+    assert sorted(line["wait_ms"] for line in lines) == [
+        0,
+        pytest.approx(50, abs=40),
+        pytest.approx(100, abs=40),
+    ]
+
+
+def test_the_throttle_ends_at_the_deadline(tmp_path: Path) -> None:
+    """A delay longer than the client's patience is cut, and the answer comes in time."""
+    admission = {"max_in_processing": 2, "throttle_threshold": 1, "throttle_max_delay": "1h"}
+    with running_bridge(tmp_path, {"admission": admission}, deadline="1s") as bridge, mail_lines() as lines:
+        gate = Gate(bridge, answer(200, result()))
+        with Client(bridge) as first, Client(bridge) as second:
+            for client in (first, second):
+                client.begin()
+                client.say("DATA")
+            first.content()
+            gate.arrived()
+            second.content()
+            assert second.read().startswith("451 4.4.7 ")
+            assert first.read().startswith("451 4.4.7 ")
+        assert max(line["wait_ms"] for line in lines) < 1500
+        assert bridge.daemon.admission.in_processing == 0
+        gate.open()
