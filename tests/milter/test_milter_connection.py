@@ -538,6 +538,27 @@ def test_silence_between_two_mails_is_allowed_for_longer_than_within_one():
     run(scenario)
 
 
+def test_peer_that_never_reads_its_answers_is_dropped():
+    """Answers nobody reads are not piled up, and the connection ends long before an idle one would."""
+
+    async def scenario():
+        async with listening(ScriptedFilter(), read_timeout_s=0.3, idle_timeout_s=1000) as listener:
+            mta = await listener.mta()
+            await mta.greet(version=2, steps=0)
+            mta.writer.transport.pause_reading()
+            burst = frame("U", b"x\0") * 5000
+            try:
+                async with asyncio.timeout(20):
+                    while listener.server.connections:
+                        mta.send(burst)
+                        await mta.writer.drain()
+            except ConnectionError:
+                pass
+            assert listener.server.connections == 0
+
+    run(scenario)
+
+
 def test_content_that_trickles_for_ever_is_cut():
     """Complete frames at a snail's pace still have to end."""
     filter_ = ScriptedFilter()

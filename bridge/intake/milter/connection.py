@@ -67,6 +67,8 @@ class Connection(asyncio.Protocol):
         self._task: asyncio.Task[None] | None = None
         self._content_until = _NEVER
         self._session_id = ""
+        self._quickack: Callable[[int, int, int], None] | None = None
+        self._choked = False  # the peer does not read what we say
         self.peer = "unix"
         self.expires_at = _NEVER
         self.progress_at = _NEVER
@@ -76,16 +78,15 @@ class Connection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
-        self._quickack: Callable[[int, int, int], None] | None = None
         if sock.family != socket.AF_UNIX:
-            self.peer = str(transport.get_extra_info("peername")[0])
+            self.peer = _address_of(transport.get_extra_info("peername"))
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._quickack = sock.setsockopt if _QUICKACK is not None else None
-        if not self._server.admit(self):
-            self._state = State.CLOSED
-            transport.abort()  # type: ignore[attr-defined]
-            return
-        self.expires_at = time.monotonic() + self._settings.read_timeout_s
+        if self._server.admit(self):
+            self.expires_at = time.monotonic() + self._settings.read_timeout_s
+        else:
+            self._enter(State.CLOSED)
+            self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
         try:
@@ -130,7 +131,7 @@ class Connection(asyncio.Protocol):
             if self._content_until == _NEVER:
                 self._content_until = now + self._settings.content_timeout_s
             self.expires_at = min(now + self._settings.read_timeout_s, self._content_until)
-        elif self._decoder.partial:
+        elif self._decoder.partial or self._choked:
             self.expires_at = now + self._settings.read_timeout_s
         else:
             self.expires_at = now + self._settings.idle_timeout_s
@@ -141,11 +142,15 @@ class Connection(asyncio.Protocol):
             self._out.clear()
 
     def pause_writing(self) -> None:
-        """A peer that does not read its answers is not read from; its timer runs on."""
+        """A peer that does not read its answers is not read from, and not waited for long."""
+        self._choked = True
         self._transport.pause_reading()
 
     def resume_writing(self) -> None:
-        self._transport.resume_reading()
+        self._choked = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._rearm_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_mail()
@@ -360,6 +365,10 @@ class Connection(asyncio.Protocol):
         if self._agreement.actions & wire.CAN_ADD_HEADERS:
             edits += [codec.add_header(name, value, self._agreement) for name, value in outcome.stamp]
         return b"".join(edits)
+
+
+def _address_of(peername: tuple[str, int] | None) -> str:
+    return str(peername[0]) if peername else "unknown"  # gone before it was accepted
 
 
 _HANDLERS: dict[int, Callable[[Connection, bytes], None]] = {

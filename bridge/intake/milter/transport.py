@@ -144,7 +144,10 @@ class MilterServer:
     def _trusts(self, peer: str) -> bool:
         if peer == "unix":
             return True
-        address = ipaddress.ip_address(peer)
+        try:
+            address = ipaddress.ip_address(peer)
+        except ValueError:  # already gone
+            return False
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             address = address.ipv4_mapped
         return any(address in network for network in self.settings.trusted)
