@@ -3,37 +3,50 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-READY := $(VENV)/.ready
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
+RUN_READY := $(VENV)/.run-ready
+DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: run test lint format docs clean
+.PHONY: help run test lint format docs clean
 
-run: $(READY)                   ## start the embedded default: bridge and scanning service
-	$(BIN)/scanbridge run
+help:                           ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
-test: $(READY)                  ## all tests, with the real servers they talk to
+run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
+	@exec $(BIN)/scanbridge run
+
+test: $(DEV_READY)              ## all tests, with the real servers they talk to
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q
 
-lint: $(READY)                  ## style and types
+lint: $(DEV_READY)              ## style and types
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-format: $(READY)
+format: $(DEV_READY)            ## put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-docs: $(READY)                  ## the references that are made from the code
+docs: $(DEV_READY)              ## the references that are made from the code
 	$(BIN)/python docs/generate.py
 
-# A new pyproject.toml means a new look at the dependencies; else nothing is done.
-$(READY): pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed"; exit 1; }
-	@test -x $(BIN)/python && $(BIN)/python -c 'import pip' 2>/dev/null || $(PYTHON) -m venv $(VENV) \
-	  || { echo "installing python3-venv"; rm -rf $(VENV); apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
-	@touch $@
-
-clean:
+clean:                          ## remove what the other commands made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
+
+# A changed pyproject.toml means a new look at the dependencies; else nothing is done.
+$(RUN_READY): pyproject.toml | $(BIN)/python
+	$(PIP) .
+	@touch $@
+
+$(DEV_READY): pyproject.toml | $(BIN)/python
+	$(PIP) '.[dev]'
+	@touch $(RUN_READY) $@
+
+# Debian ships venv in a package of its own.
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or later is needed"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "installing python3-venv"; \
+	  apt-get update -qq && apt-get install -y -qq python3-venv && $(PYTHON) -m venv $(VENV); } \
+	  || { rm -rf $(VENV); echo "a virtual environment cannot be made: install python3-venv and try again"; exit 1; }
