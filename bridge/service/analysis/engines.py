@@ -8,6 +8,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from bridge.errors import ConfigError
+from bridge.service.analysis.authentication import AuthenticationAnalyzer
 from bridge.service.analysis.clamav import ClamAvAnalyzer
 from bridge.service.analysis.engine import Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.rspamd import RspamdAnalyzer
@@ -25,6 +26,9 @@ def engines_of(settings: Analyzers) -> list[Engine]:
     if settings.rspamd is not None:
         two = settings.rspamd
         found.append(Engine("rspamd", RspamdAnalyzer(two), two.required, two.timeout))
+    if settings.authentication is not None and settings.authentication.dns:
+        three = settings.authentication
+        found.append(Engine("authentication", AuthenticationAnalyzer(three), three.required, three.timeout))
     for name, plugin in settings.plugins.items():
         found.append(Engine(name, OwnAnalyzer(_load(name, plugin), plugin), plugin.required, plugin.timeout))
     return found

@@ -1,0 +1,230 @@
+"""SPF, DKIM and DMARC, where DNS may be asked (`analyzers.authentication.dns: true`).
+
+The cryptography and the rules of SPF are pyspf's and dkimpy's; DMARC is small and written here: the
+record of the From domain or of a parent (the tree walk that replaced the public suffix list), and
+alignment. Libraries that block run in a thread, under one clock for all look-ups of a mail. A DNS
+that does not answer is no answer of ours either: it raises.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from importlib import import_module
+from typing import Any
+
+from bridge.errors import ConfigError
+from bridge.service import entries
+from bridge.service.analysis import headers
+from bridge.service.analysis.engine import Findings, LimitReached, Mail
+from bridge.service.analysis.structure import Bounds, TooMuch, walk
+from bridge.service.settings import Authentication
+
+MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
+MAX_SIGNATURES = 5
+MAX_LABELS = 8  # of a domain, in the tree walk
+
+
+class DnsUnavailable(Exception):
+    """A look-up had no answer, not even "there is none"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """What the three say; `dmarc` is `pass`, the policy of a failure, or empty without a record."""
+
+    spf: str = ""
+    dkim: str = ""
+    dmarc: str = ""
+
+    def tags(self) -> frozenset[str]:
+        found = (("spf", self.spf), ("dkim", self.dkim), ("dmarc", self.dmarc))
+        return frozenset(f"auth:{name}-{value}" for name, value in found if value)
+
+
+class AuthenticationAnalyzer:
+    def __init__(self, settings: Authentication) -> None:
+        try:
+            self._dkim: Any = import_module("dkim")
+            self._spf: Any = import_module("spf")
+            resolver: Any = import_module("dns.resolver")
+        except ImportError:
+            raise ConfigError(
+                "analyzers.authentication: its libraries are missing (pip install 'scanbridge[authentication]')"
+            ) from None
+        self._spf.DNSLookup = _spf_lookup  # its documented way to use another resolver
+        self._resolver: Any = resolver.Resolver(configure=not settings.nameservers)
+        if settings.nameservers:
+            self._resolver.nameservers = [one.host for one in settings.nameservers]
+            self._resolver.port = settings.nameservers[0].port
+        self._timeout_s = settings.timeout
+
+    async def analyze(self, mail: Mail) -> Findings:
+        if mail.size > MAX_SIZE:
+            raise LimitReached("size")
+        results = await asyncio.to_thread(self.check, mail)
+        return Findings(results.tags())
+
+    async def close(self) -> None:
+        return None
+
+    def check(self, mail: Mail) -> Results:
+        """All three. Blocks; raises DnsUnavailable."""
+        content = b"".join(mail.chunks())
+        dns = _Dns(self._resolver, time.monotonic() + self._timeout_s)
+        spf, spf_domain = self._check_spf(mail, dns)
+        dkim, dkim_domains = self._check_dkim(content, dns)
+        passed = [spf_domain] if spf == "pass" else []
+        return Results(spf, dkim, dmarc(_author_domain(content), [*passed, *dkim_domains], dns.txt))
+
+    def _check_spf(self, mail: Mail, dns: _Dns) -> tuple[str, str]:
+        border = mail.request.border
+        if not border.remote_address:
+            return "", ""
+        query = self._spf.query(
+            i=border.remote_address, s=_ascii(border.envelope_from), h=_ascii(border.sender_helo or "unknown"),
+            timeout=dns.left(), querytime=dns.left(),
+        )  # fmt: skip
+        _current.dns = dns
+        result = query.check()[0]
+        if result == "temperror":
+            raise DnsUnavailable("spf")
+        return str(result), str(query.o)
+
+    def _check_dkim(self, content: bytes, dns: _Dns) -> tuple[str, list[str]]:
+        """`pass` when a signature holds; the domains of those that do."""
+        try:
+            verifier = self._dkim.DKIM(content)
+            count = sum(1 for name, _ in verifier.headers if name.lower() == b"dkim-signature")
+            good = [self._signer(verifier, i, dns) for i in range(min(count, MAX_SIGNATURES))]
+        except self._dkim.DKIMException:
+            return "fail", []
+        domains = [domain for domain in good if domain]
+        return ("pass" if domains else "fail" if count else "none"), domains
+
+    def _signer(self, verifier: Any, index: int, dns: _Dns) -> str:
+        try:
+            if verifier.verify(index, dnsfunc=lambda name, timeout=5: dns.raw_txt(name.decode("ascii", "replace"))):
+                return str(verifier.domain.decode("ascii", "replace")).lower()
+        except (self._dkim.DKIMException, ValueError, KeyError):
+            pass
+        return ""
+
+
+@dataclass(slots=True)
+class _Dns:
+    """Look-ups of one mail: remembered, and all of them before one deadline."""
+
+    resolver: Any
+    deadline: float
+    known: dict[tuple[str, str], list[Any]] = field(default_factory=dict)
+
+    def left(self) -> float:
+        return max(0.01, self.deadline - time.monotonic())
+
+    def ask(self, name: str, kind: str) -> list[Any]:
+        import dns.exception
+        import dns.resolver
+
+        key = (name.lower().rstrip("."), kind)
+        if key not in self.known:
+            if time.monotonic() > self.deadline:
+                raise DnsUnavailable("deadline")
+            try:
+                self.known[key] = list(self.resolver.resolve(name, kind, lifetime=self.left()))
+            except (dns.resolver.NoAnswer, dns.resolver.NXDOMAIN, dns.exception.SyntaxError, dns.name.LabelTooLong):
+                self.known[key] = []
+            except (dns.name.NameTooLong, dns.name.EmptyLabel, UnicodeError):
+                self.known[key] = []
+            except dns.exception.DNSException as exc:
+                raise DnsUnavailable(type(exc).__name__) from exc
+        return self.known[key]
+
+    def raw_txt(self, name: str) -> bytes | None:
+        found = self.ask(name, "TXT")
+        return b"".join(found[0].strings) if found else None
+
+    def txt(self, name: str) -> list[str]:
+        return [b"".join(one.strings).decode("ascii", "replace") for one in self.ask(name, "TXT")]
+
+
+_current = threading.local()  # the look-ups of the mail this thread is busy with
+
+
+def _spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, str], Any]]:
+    """What pyspf asks DNS through, over our resolver and within our deadline."""
+    readers: dict[str, Callable[[Any], Any]] = {
+        "A": lambda r: r.address,
+        "AAAA": lambda r: r.address,
+        "MX": lambda r: (r.preference, r.exchange.to_text(True)),
+        "PTR": lambda r: r.target.to_text(True),
+        "TXT": lambda r: r.strings,
+    }
+    if kind not in readers:
+        return []
+    return [((name, kind), readers[kind](one)) for one in _current.dns.ask(name, kind)]
+
+
+def dmarc(author: str, passed: Iterable[str], txt: Callable[[str], list[str]]) -> str:
+    """`pass`, or the policy (`none`, `quarantine`, `reject`) of a mail that fails, or empty without a record."""
+    record, found_at, organisation = _find_record(author, txt)
+    if record is None:
+        return ""
+    strict = record.get("aspf") == "s" and record.get("adkim") == "s"
+    for domain in passed:
+        if domain.lower() == author or (not strict and _within(domain.lower(), organisation)):
+            return "pass"
+    policy = record.get("p", "none") if found_at == author else record.get("sp", record.get("p", "none"))
+    return policy if policy in ("none", "quarantine", "reject") else "none"
+
+
+def _within(domain: str, organisation: str) -> bool:
+    return domain == organisation or domain.endswith("." + organisation)
+
+
+def _find_record(author: str, txt: Callable[[str], list[str]]) -> tuple[dict[str, str] | None, str, str]:
+    """The nearest record at or above the domain, and the organisation: the topmost that has one."""
+    record, found_at, organisation = None, "", author
+    labels = author.split(".")
+    names = [author] + [".".join(labels[i:]) for i in range(max(1, len(labels) - MAX_LABELS + 1), len(labels) - 1)]
+    for name in names if author else []:
+        tags = _record(txt(f"_dmarc.{name}"))
+        if tags is None or tags.get("psd") == "y":
+            continue
+        if record is None:
+            record, found_at = tags, name
+        organisation = name
+    return record, found_at, organisation
+
+
+def _record(texts: list[str]) -> dict[str, str] | None:
+    found = [one for one in texts if one.replace(" ", "").lower().startswith("v=dmarc1")]
+    if len(found) != 1:
+        return None
+    pairs = (part.partition("=") for part in found[0].split(";"))
+    return {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
+
+
+def _author_domain(content: bytes) -> str:
+    """The domain in From; empty when there is not exactly one."""
+    try:
+        first = next(walk(content, Bounds()))
+    except TooMuch:
+        return ""
+    authors = [one for value in first.values("from") for one in headers.addresses(value)]
+    try:
+        found = {entries.domain(one.rpartition("@")[2]) for one in authors}
+    except ValueError:
+        return ""
+    return found.pop() if len(found) == 1 else ""
+
+
+def _ascii(text: str) -> str:
+    local, at, host = text.rpartition("@")
+    try:
+        return f"{local}{at}{entries.domain(host)}" if host else text
+    except ValueError:
+        return text.encode("ascii", "replace").decode("ascii")

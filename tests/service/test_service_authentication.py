@@ -1,0 +1,129 @@
+"""SPF, DKIM and DMARC against a DNS server of our own, on loopback."""
+
+from __future__ import annotations
+
+import base64
+import threading
+
+import pytest
+from service_kit import CONFIG, mail, service
+
+dns_message = pytest.importorskip("dns.message", reason="the extra `authentication` is not installed")
+dkim = pytest.importorskip("dkim")
+import socketserver  # noqa: E402
+
+import dns.flags  # noqa: E402
+import dns.rcode  # noqa: E402
+import dns.rrset  # noqa: E402
+from cryptography.hazmat.primitives import serialization  # noqa: E402
+from cryptography.hazmat.primitives.asymmetric import rsa  # noqa: E402
+
+from bridge.service.analysis.authentication import dmarc  # noqa: E402
+
+KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+PEM = KEY.private_bytes(
+    serialization.Encoding.PEM, serialization.PrivateFormat.TraditionalOpenSSL, serialization.NoEncryption()
+)
+PUBLIC = base64.b64encode(
+    KEY.public_key().public_bytes(serialization.Encoding.DER, serialization.PublicFormat.SubjectPublicKeyInfo)
+).decode()
+
+ZONE = {
+    ("good.example.", "TXT"): ['"v=spf1 ip4:192.0.2.1 include:more.example -all"'],
+    ("more.example.", "TXT"): ['"v=spf1 a:mail.more.example ?all"'],
+    ("mail.more.example.", "A"): ["192.0.2.2"],
+    ("k._domainkey.good.example.", "TXT"): [
+        " ".join(f'"{piece}"' for piece in (f"v=DKIM1; p={PUBLIC}"[:200], f"v=DKIM1; p={PUBLIC}"[200:]))
+    ],
+    ("_dmarc.good.example.", "TXT"): ['"v=DMARC1; p=reject; sp=quarantine"'],
+}
+
+
+class Nameserver(socketserver.BaseRequestHandler):
+    def handle(self) -> None:
+        data, sock = self.request
+        question = dns_message.from_wire(data)
+        answer = dns_message.make_response(question)
+        answer.flags |= dns.flags.RA
+        one = question.question[0]
+        kind = one.rdtype.name
+        name = one.name.to_text().lower()
+        if name.startswith("broken."):
+            answer.set_rcode(dns.rcode.SERVFAIL)
+        elif (name, kind) in ZONE:
+            answer.answer.append(dns.rrset.from_text(one.name, 60, "IN", kind, *ZONE[name, kind]))
+        elif not any(known == name for known, _ in ZONE):
+            answer.set_rcode(dns.rcode.NXDOMAIN)
+        sock.sendto(answer.to_wire(), self.client_address)
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory):
+    with socketserver.UDPServer(("127.0.0.1", 0), Nameserver) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        port = server.server_address[1]
+        text = CONFIG + f"analyzers: {{authentication: {{dns: true, nameservers: ['127.0.0.1:{port}']}}}}\n"
+        with service(tmp_path_factory.mktemp("auth"), text) as one:
+            yield one
+        server.shutdown()
+        thread.join()
+
+
+def _auth(answer) -> set[str]:
+    return {tag for tag in answer.json["tags"] if tag.startswith(("auth:", "failed:"))}
+
+
+def _signed(**fields: str) -> bytes:
+    content = mail(b"Hello\r\n", **fields)
+    return dkim.sign(content, b"k", b"good.example", PEM) + content
+
+
+@pytest.mark.parametrize(
+    ("sender", "ip", "content", "tags"),
+    [
+        ("a@good.example", "192.0.2.1", mail(From="a@good.example"),
+         {"auth:spf-pass", "auth:dkim-none", "auth:dmarc-pass"}),
+        ("a@good.example", "192.0.2.2", mail(From="a@good.example"),
+         {"auth:spf-pass", "auth:dkim-none", "auth:dmarc-pass"}),
+        ("a@good.example", "192.0.2.9", mail(From="a@good.example"),
+         {"auth:spf-fail", "auth:dkim-none", "auth:dmarc-reject"}),
+        ("x@other.example", "192.0.2.9", _signed(From="a@good.example"),
+         {"auth:spf-none", "auth:dkim-pass", "auth:dmarc-pass"}),
+        ("x@other.example", "192.0.2.9", _signed(From="a@good.example").replace(b"Hello", b"Hullo"),
+         {"auth:spf-none", "auth:dkim-fail", "auth:dmarc-reject"}),
+        ("x@other.example", "192.0.2.9", mail(From="a@sub.good.example"),
+         {"auth:spf-none", "auth:dkim-none", "auth:dmarc-quarantine"}),
+        ("x@other.example", "192.0.2.9", mail(From="a@unknown.example"), {"auth:spf-none", "auth:dkim-none"}),
+        ("x@broken.example", "192.0.2.9", mail(), {"failed:authentication"}),
+    ],
+    ids=["spf", "include", "spf fails", "dkim", "changed", "subdomain", "no record", "no dns"],
+)  # fmt: skip
+def test_authentication(running, sender, ip, content, tags):
+    """Each of the three says what the domain's owner published."""
+    assert _auth(running.submit(content, sender=sender, remoteAddress=ip)) == tags
+
+
+def test_without_permission_dns_is_never_asked(tmp_path):
+    """`dns: false` means that no look-up is made, and nothing is tagged."""
+    with service(tmp_path, CONFIG + "analyzers: {authentication: {dns: false}}\n") as one:
+        assert _auth(one.submit(mail(From="a@good.example"), remoteAddress="192.0.2.1")) == set()
+
+
+@pytest.mark.parametrize(
+    ("author", "passed", "records", "result"),
+    [
+        ("a.org", [], {}, ""),
+        ("a.org", ["a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject"}, "pass"),
+        ("a.org", ["mail.a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject"}, "pass"),
+        ("a.org", ["mail.a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject; aspf=s; adkim=s"}, "reject"),
+        ("a.org", ["evila.org"], {"_dmarc.a.org": "v=DMARC1; p=quarantine"}, "quarantine"),
+        ("x.a.org", ["a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject"}, "pass"),
+        ("x.a.org", [], {"_dmarc.a.org": "v=DMARC1; p=reject; sp=none"}, "none"),
+        ("a.org", [], {"_dmarc.a.org": "v=DMARC1; p=strange"}, "none"),
+        ("", ["a.org"], {}, ""),
+    ],
+)
+def test_dmarc(author, passed, records, result):
+    """Alignment and policy, row by row."""
+    assert dmarc(author, passed, lambda name: [records[name]] if name in records else []) == result
