@@ -1,0 +1,114 @@
+"""aiosmtpd's own test suite against our SMTP class: what fails is known by name, with its reason.
+
+Run as a script, this writes docs/aiosmtpd-suite.md anew from known.toml.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PAGE = ROOT / "docs" / "aiosmtpd-suite.md"
+MODULES = ("test_smtp", "test_starttls", "test_smtpsmuggling", "test_proxyprotocol")
+TOTAL = 430
+
+
+def known() -> dict[str, Any]:
+    return tomllib.loads((HERE / "known.toml").read_text())
+
+
+@pytest.fixture(scope="module")
+def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
+    """Which tests ran, failed, and passed only without the enhanced status code."""
+    directory = tmp_path_factory.mktemp("suite")
+    runs = [(module, start(module, directory)) for module in MODULES]
+    outcome: dict[str, set[str]] = {"ran": set(), "failed": set(), "status_code": set()}
+    for module, run in runs:
+        said, _ = run.communicate(timeout=120)
+        report = directory / f"{module}.json"
+        assert report.exists(), said
+        for key, tests in json.loads(report.read_text()).items():
+            outcome[key].update(tests)
+    return outcome
+
+
+def start(module: str, directory: Path) -> subprocess.Popen[str]:
+    """One module of the suite, with a port of its own and none of our settings for pytest."""
+    command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-c", os.devnull, "--rootdir", str(directory)]
+    command += ["-p", "swap", "-p", "no:cacheprovider", "--pyargs", f"aiosmtpd.tests.{module}"]
+    env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}", "SUITE_REPORT": str(directory / f"{module}.json")}
+    for name in ("SUITE_RAW", "PYTEST_ADDOPTS"):
+        env.pop(name, None)
+    return subprocess.Popen(
+        command, cwd=directory, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    )
+
+
+def test_whole_suite_ran(outcome: dict[str, set[str]]) -> None:
+    """No test of the modules was left out."""
+    assert len(outcome["ran"]) == TOTAL
+
+
+def test_only_documented_choices_contradict_the_suite(outcome: dict[str, set[str]]) -> None:
+    """What fails is in known.toml with its reason, and what is there does fail."""
+    listed = {test for choice in known()["choice"] for test in choice["tests"]}
+    assert sorted(outcome["failed"] - listed) == [], "failed, and not in known.toml"
+    assert sorted(listed - outcome["failed"]) == [], "in known.toml, but passes now"
+
+
+def test_status_code_list_is_exact(outcome: dict[str, set[str]]) -> None:
+    """What fails only because our replies have enhanced status codes is listed too."""
+    needed = outcome["status_code"] - outcome["failed"]
+    assert sorted(needed) == sorted(known()["status_code"]["tests"])
+
+
+def test_page_says_what_the_list_says() -> None:
+    """docs/aiosmtpd-suite.md is made from known.toml."""
+    assert PAGE.read_text() == page(), f"run: python {Path(__file__).relative_to(ROOT)}"
+
+
+INTRODUCTION = """\
+# aiosmtpd's own tests, run against our SMTP class
+
+Our intake is a subclass of aiosmtpd's server, so aiosmtpd's own tests must hold for it, except where they
+contradict a choice we made on purpose. `tests/aiosmtpd_suite` runs the modules that are about the protocol
+({modules}: {total} tests) with our class in place of aiosmtpd's.
+**{passed} pass, {count} contradict a choice below.** Our test fails if another one fails, and also if one of
+these passes. This page is made from `tests/aiosmtpd_suite/known.toml`.
+"""
+RAW = """\
+## Without the comparison's help
+
+All our replies carry an enhanced status code (`250 2.1.0 OK`), most of aiosmtpd's do not (`250 OK`). The
+plugin `swap.py` lets the test client's replies compare equal with and without it, since that one difference
+would hide every other. Run with `SUITE_RAW=1`, which swaps the class and does nothing else, {count} more tests
+fail, all for one reason: {reason}.
+"""
+
+
+def page() -> str:
+    data = known()
+    count = sum(len(choice["tests"]) for choice in data["choice"])
+    modules = ", ".join(f"`{module}`" for module in MODULES)
+    text = INTRODUCTION.format(modules=modules, total=TOTAL, passed=TOTAL - count, count=count)
+    for choice in data["choice"]:
+        text += f"\n## {choice['title']}\n\n{choice['reason']}\n\n{items(choice['tests'])}"
+    status = data["status_code"]
+    return f"{text}\n{RAW.format(count=len(status['tests']), reason=status['reason'])}\n{items(status['tests'])}"
+
+
+def items(tests: list[str]) -> str:
+    return "".join(f"- `{test}`\n" for test in tests)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page())
