@@ -120,6 +120,14 @@ class Filter:
             self._tell(record)
         return record.outcome
 
+    def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
+        """A mail that cannot be taken (too large, not clean SMTP): no scan, but a line in the log."""
+        action = Action.TEMPFAIL if reply.is_temporary else Action.REJECT
+        outcome = Outcome(action, with_id(reply, tx.id))
+        tx.message.close()
+        self._tell(Record(tx, size, outcome=outcome))
+        return outcome
+
     def _tell(self, record: Record) -> None:
         try:
             self._report(record)
@@ -191,7 +199,8 @@ class Filter:
         self, tx: Transaction, case: Case, rule: Rule, result: AnalysisResult | None, record: Record
     ) -> Outcome:
         ggrid = result.ggrid if result else ""
-        stamp = self._headers.stamp(tx.id, result, str(case))
+        keeps = rule.keep_copy or rule.action in (Action.RELAY, Action.HOLD, Action.QUARANTINE)
+        stamp = self._headers.stamp(tx.id, result, str(case)) if keeps else ()
         try:
             if rule.keep_copy and rule.action is not Action.QUARANTINE:
                 await self._keep(tx, case, stamp, result)

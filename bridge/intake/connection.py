@@ -20,11 +20,11 @@ from typing import Any, Self
 from aiosmtpd.proxy_protocol import get_proxy
 from aiosmtpd.smtp import MISSING, SMTP, TLSSetupException
 
-from bridge.intake.data import DataReader, Fault
+from bridge.intake.data import DataReader
 from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client
+from bridge.mail.session import Client, Session
 from bridge.mail.transaction import new_id
 
 log = logging.getLogger(__name__)
@@ -96,6 +96,7 @@ class Connection(SMTP):
         self.command_size_limits: dict[str, int] = collections.defaultdict(lambda: self.command_size_limit)
         self.client = Client()  # what we believe of the client behind this connection
         self.forwarded: Client | None = None  # XFORWARD's word, for one mail
+        self.described: tuple[Any, Session] | None = None  # what was said, and the session made of it
         self._call_limit: dict[str, int] = dict(self._call_limit_base) if self._enforce_call_limit else {}
         self._transport: Any = None
         self.transport: Any = None
@@ -376,7 +377,7 @@ class Connection(SMTP):
 
     # Content
 
-    async def _receive(self, message: Message) -> Fault | None:
+    async def _receive(self, message: Message) -> DataReader:
         """From 354 to the final dot; blocks go from the socket into the message in data_received."""
         if self._inbox.at_eof:
             raise ConnectionResetError
@@ -386,7 +387,7 @@ class Connection(SMTP):
         rest = reader.feed(self._inbox.take_all()) if len(self._inbox) else None
         if rest is not None:
             self._inbox.feed(rest)
-            return reader.fault
+            return reader
         if self._reading_paused:
             self._resume_reading()
         self._silent_s = 0.0
@@ -397,7 +398,7 @@ class Connection(SMTP):
             await self._data_ended
         finally:
             self._data = None
-        return reader.fault
+        return reader
 
     def _end_data(self, rest: bytes) -> bytes:
         assert self._data_ended is not None
@@ -429,6 +430,7 @@ class Connection(SMTP):
         self._writer._transport = transport  # type: ignore[attr-defined]  # a new writer would let the old one close the socket
         self._over_ssl = True
         self._tls_protocol = transport  # aiosmtpd asks whether it is there
+        self.described = None
         old, self.session = self.session, self._create_session()
         self.session.id, self.session.peer, self.session.proxy_data = old.id, old.peer, old.proxy_data
         self.session.ssl = {"ssl_object": transport.get_extra_info("ssl_object")}

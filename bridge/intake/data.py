@@ -28,7 +28,7 @@ class Fault(Enum):
 class DataReader:
     """`feed` blocks until it returns what came after the end of the mail."""
 
-    __slots__ = ("_carry", "_limit", "_line_ends", "_message", "_start", "fault", "received")
+    __slots__ = ("_carry", "_limit", "_line_ends", "_message", "_start", "fault", "received", "total")
 
     def __init__(self, message: Message, limit: int | None) -> None:
         self._message = message
@@ -39,11 +39,13 @@ class DataReader:
         # counting CR, LF and CRLF would (measured on 256 KiB blocks of base64).
         self._line_ends = IncrementalNewlineDecoder(None, translate=False)
         self.fault: Fault | None = None
-        self.received = 0
+        self.received = 0  # bytes since somebody last looked at the rate
+        self.total = 0
 
     def feed(self, data: bytes) -> bytes | None:
         """Take a block. None: the mail goes on; else the mail has ended and this is the rest."""
         self.received += len(data)
+        self.total += len(data)
         if self._carry:
             data = self._carry + data
         end = data.find(_END) if b"." in data else -1

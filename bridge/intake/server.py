@@ -236,31 +236,40 @@ class SmtpServer:
         return refusal
 
     async def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Reply:
-        assert envelope.message is not None and envelope.mail_from is not None
-        now = self._loop.time()
-        outcome = await self._filter.process(
-            Transaction(
-                id=new_id(),
-                session=self._describe(server, session),
-                envelope=Envelope(
-                    envelope.mail_from,
-                    tuple(map(Recipient, envelope.rcpt_tos, envelope.rcpt_params)),
-                    tuple(envelope.mail_options),
-                ),
-                message=envelope.message,
-                received_at=now,
-                deadline=now + self._filter.deadline_s,
-            )
-        )
+        outcome = await self._filter.process(self._transaction(server, session, envelope))
         return outcome.reply
 
+    async def handle_REFUSED(
+        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, reply: Reply, size: int
+    ) -> Reply:
+        """Content that cannot be taken: not scanned, but logged and counted like any mail."""
+        return self._filter.refuse(self._transaction(server, session, envelope), reply, size).reply
+
+    def _transaction(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Transaction:
+        assert envelope.message is not None and envelope.mail_from is not None
+        now = self._loop.time()
+        return Transaction(
+            id=new_id(),
+            session=self._describe(server, session),
+            envelope=Envelope(
+                envelope.mail_from,
+                tuple(map(Recipient, envelope.rcpt_tos, envelope.rcpt_params)),
+                tuple(envelope.mail_options),
+            ),
+            message=envelope.message,
+            received_at=now,
+            deadline=now + self._filter.deadline_s,
+        )
+
     def _describe(self, server: BridgeSMTP, session: Any) -> Session:
-        client = server.forwarded
-        if client is None:
-            client = server.client
-            if client.helo is None:
-                client = replace(client, helo=session.host_name)
-        return Session(
+        """Made once, and again only when the client said something new of itself."""
+        told = (server.forwarded, server.client, session.host_name, session.extended_smtp)
+        if server.described is not None and server.described[0] == told:
+            return server.described[1]
+        client = server.forwarded or server.client
+        if client.helo is None and server.forwarded is None:
+            client = replace(client, helo=session.host_name)
+        description = Session(
             id=session.id,
             listener=self.settings.name,
             peer=server.peer_address or "unix",
@@ -269,6 +278,8 @@ class SmtpServer:
             helo=session.host_name,
             esmtp=session.extended_smtp,
         )
+        server.described = (told, description)
+        return description
 
 
 def _peer_address(peer: Any) -> str | None:

@@ -17,7 +17,7 @@ from aiosmtpd.smtp import Envelope as StockEnvelope
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
 from bridge.intake.connection import Connection
-from bridge.intake.data import Fault
+from bridge.intake.data import DataReader, Fault
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
@@ -263,10 +263,10 @@ class BridgeSMTP(Connection):
         self._say(b"354 End data with <CR><LF>.<CR><LF>")
         message = Message(self._spool)
         try:
-            fault = await self._receive(message)
+            reader = await self._receive(message)
             recipients = len(self.envelope.rcpt_tos)
             self.envelope.message = message
-            status = _FAULTS[fault] if fault is not None else await self._process()
+            status = await self._process() if reader.fault is None else await self._refuse_content(reader)
         finally:
             message.close()
             self._busy = False
@@ -277,6 +277,12 @@ class BridgeSMTP(Connection):
 
     async def _answer_data(self, status: str | Reply, recipients: int) -> None:
         await self.push(status)
+
+    async def _refuse_content(self, reader: DataReader) -> Any:
+        assert reader.fault is not None
+        reply = _FAULTS[reader.fault]
+        status = await self._call_handler_hook("REFUSED", reply, reader.total)
+        return reply if status is MISSING else status
 
     async def _process(self) -> Any:
         if self._decode_data and not self.enable_SMTPUTF8 and not (self.envelope.original_content or b"").isascii():

@@ -65,6 +65,7 @@ class Connection(asyncio.Protocol):
         self._facts = Facts()
         self._mail: Mail | None = None
         self._task: asyncio.Task[None] | None = None
+        self._handed_over = False  # the filter has the mail, and will close its message
         self._content_until = _NEVER
         self._session_id = ""
         self._quickack: Callable[[int, int, int], None] | None = None
@@ -203,16 +204,17 @@ class Connection(asyncio.Protocol):
     def _drop_mail(self) -> None:
         """Forget the mail that was under way, and stop the task that works on it.
 
-        Once that task has it, the message is the filter's: closing it here could cut short what a
+        Once the filter has it, it closes the message: closing it here could cut short what a
         thread of the filter is just writing.
         """
         self._content_until = self.progress_at = _NEVER
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        elif self._mail is not None:
+        if self._mail is not None and not self._handed_over:
             self._mail.close()
         self._mail = None
+        self._handed_over = False
 
     def _on_negotiate(self, data: bytes) -> None:
         self._agreement = codec.negotiate(data)
@@ -307,18 +309,18 @@ class Connection(asyncio.Protocol):
         now = time.monotonic()
         tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + self._filter.deadline_s)
         if mail.refusal is not None:
-            self._refuse(tx, mail.refusal)
+            self._refuse(tx, mail, mail.refusal)
             return
         self.progress_at = now + self._settings.progress_interval_s
         self.expires_at = tx.deadline + GRACE_S
         self._task = self._server.loop.create_task(self._decide(tx, mail))
-        self._task.add_done_callback(lambda _: mail.close())  # a task cancelled before its start never ran
 
-    def _refuse(self, tx: Transaction, reply: Reply) -> None:
-        log.info("%s session=%s refused reply=%s", tx.id, tx.session.id, reply)
-        self._finish(codec.reply_code(wire.END_OF_BODY, with_id(reply, tx.id)))
+    def _refuse(self, tx: Transaction, mail: Mail, reply: Reply) -> None:
+        outcome = self._filter.refuse(tx, reply, mail.size)
+        self._finish(codec.reply_code(wire.END_OF_BODY, outcome.reply))
 
     async def _decide(self, tx: Transaction, mail: Mail) -> None:
+        self._handed_over = True  # a task that is cancelled before its start never gets here
         try:
             outcome = await self._filter.process(tx)
             answer = self._render(outcome, tx, mail)

@@ -47,8 +47,8 @@ class Limits:
 class Mail:
     """Grows event by event from MAIL to the end of the body."""
 
-    __slots__ = ("_colon", "_head", "_head_size", "_in_head", "_limits", "_size", "forged", "message", "params",
-                 "recipients", "refusal", "sender")  # fmt: skip
+    __slots__ = ("_colon", "_head", "_head_size", "_in_head", "_limits", "forged", "message", "params",
+                 "recipients", "refusal", "sender", "size")  # fmt: skip
 
     def __init__(
         self, sender: str, params: tuple[str, ...], spool: Spool, limits: Limits, *, leading_space: bool = True
@@ -64,7 +64,7 @@ class Mail:
         self._head: list[bytes] = []
         self._head_size = 0
         self._in_head = True
-        self._size = 0
+        self.size = 0
         if _declared_size(params) > limits.max_message_size:
             self.refuse(TOO_LARGE)
 
@@ -140,8 +140,8 @@ class Mail:
             self._write(chunk)
 
     def _write(self, block: bytes) -> None:
-        self._size += len(block)
-        if self._size > self._limits.max_message_size:
+        self.size += len(block)
+        if self.size > self._limits.max_message_size:
             return self.refuse(TOO_LARGE)
         try:
             self.message.write(block)
