@@ -12,25 +12,16 @@ import time
 from pathlib import Path
 
 import pytest
+from requirements import find, need, unavailable
+from service_kit import EICAR, free_port
 from sqlalchemy import create_engine, text
-
-from bridge.service.analysis.inspect import EICAR
-
-
-def cannot(reason: str) -> None:
-    """Skip, but where everything must be there (CI=true) fail."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
 
 
 @pytest.fixture(scope="session")
 def postgresql():
     """The URL of a PostgreSQL server that is ours alone, without a database name."""
-    programs = sorted(Path("/usr/lib/postgresql").glob("*/bin/initdb"))
-    if not programs:
-        cannot("PostgreSQL is not installed (Debian: apt-get install postgresql)")
-    programs_dir = programs[-1].parent
+    need("initdb", "pg_ctl")
+    programs_dir = Path(find("initdb") or "").parent
     user = "postgres" if os.geteuid() == 0 else pwd.getpwuid(os.geteuid()).pw_name
     directory = Path(tempfile.mkdtemp(prefix="pg-"))
     as_user = {}
@@ -89,7 +80,7 @@ class Daemon:
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
                 self.kill()
-                cannot(f"{command[0]} does not start: {log.read_text()[-500:]}")
+                unavailable(f"{command[0]} does not start: {log.read_text()[-500:]}")
             time.sleep(0.05)  # nothing tells us when somebody else's program is ready
 
     def _answers(self) -> bool:
@@ -107,18 +98,11 @@ class Daemon:
         self._log.close()
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def clamd():
     """A clamd of our own that knows one signature: the EICAR test string."""
-    program = shutil.which("clamd", path=f"{os.environ['PATH']}:/usr/sbin")
-    if program is None:
-        cannot("clamd is not installed (Debian: apt-get install clamav-daemon)")
+    need("clamd")
+    program = find("clamd") or ""
     directory, port = Path(tempfile.mkdtemp(prefix="clamd-")), free_port()
     (directory / "lab.ndb").write_text(f"Lab.Eicar:0:*:{EICAR.hex()}\n")
     (directory / "clamd.conf").write_text(
@@ -151,9 +135,8 @@ RSPAMD = {
 @pytest.fixture(scope="module")
 def rspamd():
     """An rspamd of our own, without DNS."""
-    program = shutil.which("rspamd")
-    if program is None:
-        cannot("rspamd is not installed (Debian: apt-get install rspamd)")
+    need("rspamd")
+    program = find("rspamd") or ""
     directory, port = Path(tempfile.mkdtemp(prefix="rspamd-")), free_port()
     (directory / "local.d").mkdir()
     for name, settings in RSPAMD.items():

@@ -7,6 +7,7 @@ import base64
 import http.client
 import io
 import json
+import socket
 import threading
 import time
 import zipfile
@@ -207,3 +208,18 @@ def wait_for(condition: Any, deadline_s: float = DEADLINE_S) -> None:
     deadline = time.monotonic() + deadline_s
     while not condition():
         assert time.monotonic() < deadline, "did not happen in time"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def submit_head(length: int | None) -> bytes:
+    """The head of a submitEmail request; without a length its body comes in chunks."""
+    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return (
+        f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n{framing}\r\n\r\n"
+    ).encode()

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 import trustme
-from conftest import free_port
-from service_kit import CONFIG, EICAR, GTUBE, attached, mail, service, wait_for
+from service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
 
 from bridge.service import core as core_module
 
@@ -73,16 +73,12 @@ def test_without_any_node_the_answer_is_502_and_the_status_red(place):
 
 def test_full_nodes_are_a_503(place):
     """A node at its limit is passed over; when all are, the client shall come again."""
-    import socket
-
     small = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 1")
     with ExitStack() as stack:
         node = stack.enter_context(service(place("node"), small))
         front = stack.enter_context(service(place("front"), _front(node.port)))
         held = stack.enter_context(socket.create_connection(("127.0.0.1", node.port)))
-        from test_service_scanning import _head
-
-        held.sendall(_head(1000))
+        held.sendall(submit_head(1000))
         wait_for(lambda: node.status().json == {"messageQueueStatus": "RED"})
         answer = front.submit(mail())
         assert (answer.status, answer.json["error"]) == (503, "saturated")

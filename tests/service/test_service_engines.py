@@ -11,7 +11,20 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from service_kit import CONFIG, DEADLINE_S, EICAR, GTUBE, attached, mail, service, zipped
+from service_kit import (
+    CONFIG,
+    DEADLINE_S,
+    EICAR,
+    GTUBE,
+    attached,
+    mail,
+    multipart,
+    parameters_json,
+    service,
+    submit_head,
+    wait_for,
+    zipped,
+)
 
 from bridge.service.analysis import clamav
 from bridge.service.analysis import rspamd as rspamd_engine
@@ -126,20 +139,13 @@ def test_an_engine_that_hangs_is_left_after_its_timeout(tmp_path):
 
 def test_a_client_that_goes_away_ends_its_analysis(tmp_path):
     """Nobody waits for the answer, so the slot is free again long before the engine's time-out."""
-    from service_kit import BOUNDARY, TOKEN, multipart, parameters_json, wait_for
-
     with stub(None, hang=True) as port:
         text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 1")
         text += f"analyzers: {{clamav: {{address: '127.0.0.1:{port}', timeout: 60s}}}}\n"
         with service(tmp_path, text) as one:
             body = multipart(parameters_json(), mail())
             with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
-                client.sendall(
-                    f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-                    f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n"
-                    f"Content-Length: {len(body)}\r\n\r\n".encode()
-                    + body
-                )
+                client.sendall(submit_head(len(body)) + body)
                 wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
             wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"}, 5)
 

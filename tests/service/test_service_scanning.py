@@ -11,7 +11,6 @@ from uuid import UUID
 
 import pytest
 from service_kit import (
-    BOUNDARY,
     CONFIG,
     DEADLINE_S,
     EICAR,
@@ -24,6 +23,7 @@ from service_kit import (
     parameters_json,
     part,
     service,
+    submit_head,
     wait_for,
     zipped,
 )
@@ -215,14 +215,14 @@ def test_a_mail_over_50_mib_is_413_for_a_client_that_reads_late(running, extra):
 def test_413_comes_before_the_body_is_sent(running):
     """With an honest Content-Length the refusal comes at once."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
-        client.sendall(_head(60 * MIB))
+        client.sendall(submit_head(60 * MIB))
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
 def test_413_reaches_a_client_that_sends_chunks(running):
     """Without a Content-Length the limit is met on the way."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
-        client.sendall(_head(None))
+        client.sendall(submit_head(None))
         client.sendall(_chunk(part("email", b"")[:-2]))
         for _ in range(60):
             client.sendall(_chunk(b"x" * MIB))
@@ -331,7 +331,7 @@ def test_stop_finishes_what_runs(tmp_path):
     """A scan that is being uploaded when the service is told to stop still gets its answer."""
     with service(tmp_path) as one, socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
         body = multipart(PARAMETERS, mail())
-        client.sendall(_head(len(body)) + body[:-10])
+        client.sendall(submit_head(len(body)) + body[:-10])
         wait_for(lambda: one.server._http._server.server_state.tasks)
         stopping = threading.Thread(target=lambda: one.call(one.server.stop(5)))
         stopping.start()
@@ -340,21 +340,13 @@ def test_stop_finishes_what_runs(tmp_path):
         stopping.join(DEADLINE_S)
 
 
-def _head(length: int | None) -> bytes:
-    framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return (
-        f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
-        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n{framing}\r\n\r\n"
-    ).encode()
-
-
 def _chunk(data: bytes) -> bytes:
     return b"%x\r\n%s\r\n" % (len(data), data)
 
 
 def _hold_slot(port: int) -> socket.socket:
     client = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S)
-    client.sendall(_head(1000))
+    client.sendall(submit_head(1000))
     return client
 
 

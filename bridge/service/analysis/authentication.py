@@ -48,9 +48,9 @@ class Results:
 class AuthenticationAnalyzer:
     def __init__(self, settings: Authentication) -> None:
         try:
-            self._dkim: Any = import_module("dkim")
-            self._spf: Any = import_module("spf")
-            resolver: Any = import_module("dns.resolver")
+            self._dkim: Any = _library("dkim")
+            self._spf: Any = _library("spf")
+            resolver: Any = _library("dns.resolver")
         except ImportError:
             raise ConfigError(
                 "analyzers.authentication: its libraries are missing (pip install 'scanbridge[authentication]')"
@@ -112,6 +112,10 @@ class AuthenticationAnalyzer:
         except (self._dkim.DKIMException, ValueError, KeyError):
             pass
         return ""
+
+
+def _library(name: str) -> Any:
+    return import_module(name)
 
 
 @dataclass(slots=True)
