@@ -64,6 +64,7 @@ class Connection(SMTP):
         self._limits = limits or SessionLimits()
         self._spool = spool or Spool(1 << 30)
         self._has_auth = self._auth_required or not self._auth_require_tls or self._has_authenticator(stock)
+        self._ehlo_replies: dict[tuple[bool, bool], bytes] = {}  # shared by all connections
         self._commands = {name: getattr(type(self), "smtp_" + name, None) for name in self._smtp_methods}
         self._renew()
 

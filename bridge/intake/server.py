@@ -33,6 +33,7 @@ Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PROXY_TIMEOUT_S = 5.0
 _UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
+_MAX_KNOWN = 10_000
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server takes mail from its mail servers only")
@@ -83,6 +84,7 @@ class SmtpServer:
         self._sessions: set[BridgeSMTP] = set()
         self._per_client: collections.Counter[str] = collections.Counter()
         self._strangers = 0
+        self._known: dict[str, bool] = {}  # addresses already looked up in the trusted networks
         self._expected: set[BridgeSMTP] = set()  # those whose PROXY header has not come yet
         self._empty = asyncio.Event()
         self._empty.set()
@@ -189,8 +191,13 @@ class SmtpServer:
     def _is_trusted(self, address: str | None) -> bool:
         if address is None:  # a unix socket: its permissions decide
             return True
-        ip = ipaddress.ip_address(address)
-        return any(ip in network for network in self.settings.trusted)
+        known = self._known.get(address)
+        if known is None:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            ip = ipaddress.ip_address(address)
+            known = self._known[address] = any(ip in network for network in self.settings.trusted)
+        return known
 
     async def handle_PROXY(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, proxy: Any) -> bool:
         """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
@@ -286,6 +293,8 @@ def _peer_address(peer: Any) -> str | None:
     """The bare address; None for a unix socket. A mapped IPv4 address is IPv4."""
     if not isinstance(peer, tuple):
         return None
+    if ":" not in peer[0]:
+        return str(peer[0])
     ip = ipaddress.ip_address(peer[0].partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)

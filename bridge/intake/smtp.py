@@ -87,11 +87,12 @@ class BridgeSMTP(Connection):
         self._set_rset_state()
         self.session.extended_smtp = True
         self.command_size_limits["MAIL"] = self.command_size_limits["RCPT"] = self.command_size_limit + _EXTENDED
-        lines = self._extensions()
         if self._ehlo_hook_ver is None:
             self.session.host_name = hostname
-            lines.append("250 HELP")
-        elif self._ehlo_hook_ver == "old":
+            self._out.append(self._ehlo_reply())
+            return None
+        lines = self._extensions()
+        if self._ehlo_hook_ver == "old":
             for line in lines:
                 self._say(line.encode())
             lines = [await self._call_handler_hook("EHLO", hostname)]
@@ -100,6 +101,15 @@ class BridgeSMTP(Connection):
         for line in lines:
             await self.push(line)
         return None
+
+    def _ehlo_reply(self) -> bytes:
+        """The same for all sessions in the same circumstances, so it is made once for each."""
+        circumstances = (self.session.ssl is not None, self.trusted)
+        reply = self._ehlo_replies.get(circumstances)
+        if reply is None:
+            reply = "".join(f"{line}\r\n" for line in [*self._extensions(), "250 HELP"]).encode()
+            self._ehlo_replies[circumstances] = reply
+        return reply
 
     def _extensions(self) -> list[str]:
         lines = [self.hostname, "PIPELINING", "ENHANCEDSTATUSCODES", "DSN"]
