@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.filter.decide import Filter, Outcome
+from bridge.filter.decide import Filter, Outcome, Record
 from bridge.intake.milter import wire
 from bridge.intake.milter.transport import MilterServer, MilterSettings
 from bridge.mail.action import Action
@@ -54,6 +54,8 @@ class ScriptedFilter(Filter):
         self.answer = answer
         self.saturated: Reply | None = None
         self.seen: list[Seen] = []
+        self.reports: list[Record] = []  # of mails that were refused without being scanned
+        self._report = self.reports.append
         self.running = 0
         self.most_running = 0
         self.cancelled = 0

@@ -28,7 +28,7 @@ def marker():
 def whole(tmp_path_factory):
     """Postfix, the daemon with a milter listener, a scripted scanner, and a sink where mail arrives."""
     need("postfix", root=True)
-    config = {"scanner": {"status_interval": "50ms"}}
+    config = {"scanner": {"status_interval": "100ms"}}
     with (
         Sink() as sink,
         running_bridge(tmp_path_factory.mktemp("daemon"), config, protocol="milter") as bridge,

@@ -69,6 +69,9 @@ def test_mail_over_the_size_limit_is_552_at_its_end(run):
             mta.content(body=b"x" * 200_000)
             assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
             assert listener.spool.in_use == 0
+            (report,) = filter_.reports
+            assert report.outcome.reply.code == 552
+            assert report.size > 100_000
             assert (await mta.ask(frame("M", b"<a@b>\0SIZE=200000\0")))[1].startswith(b"552 5.3.4 ")
             await mta.mail()
             mta.content()

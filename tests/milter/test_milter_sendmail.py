@@ -55,7 +55,7 @@ def front():
 
 def test_delivered_mail_is_stamped_and_forged_fields_are_gone(front, marker):
     """Fields that only we may write come from us alone, whatever the sender wrote."""
-    forged = ["X-Scan-Decision: forged", "X-SCAN-DECISION: forged", "x-scan-other:\r\n forged"]
+    forged = ["X-Scan-Decision: forged", "X-SCAN-DECISION: forged", "x-scan-other:\r\n forged", "X-Scan-Id : forged"]
     assert send(front.port("mx"), marker, *forged).startswith("250 2.0.0")
     mail = front.sink.arrived(marker)
     assert mail.fields("X-Scan-Decision") == ["deliver"]
