@@ -62,17 +62,21 @@ class NextHop:
     @classmethod
     def parse(cls, text: str) -> NextHop:
         match text.partition(":"):
-            case ("maildir", _, path) if path:
+            case ("maildir", _, path) if path.startswith("/"):
                 return cls("maildir", Address(path=path))
             case ("smtp+unix" | "lmtp+unix" as scheme, _, path) if path.startswith("/"):
                 return cls("smtp" if scheme == "smtp+unix" else "lmtp", Address(path=path))
-            case ("smtp" | "lmtp" as scheme, _, rest) if rest.startswith("//"):
-                return cls("smtp" if scheme == "smtp" else "lmtp", Address.parse(rest[2:].rstrip("/")))
+            case ("lmtp", _, rest) if rest.startswith("//"):
+                return cls("lmtp", cls._host(rest[2:]))
             case _:
-                address = Address.parse(text)
-        if not address.host:
+                return cls("smtp", cls._host(text.removeprefix("smtp://")))
+
+    @staticmethod
+    def _host(text: str) -> Address:
+        match = _HOST_PORT.fullmatch(text.rstrip("/"))
+        if match is None or not 0 < int(match.group(3)) <= 65535:
             raise ValueError("a next hop is smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
-        return cls("smtp", address)
+        return Address(host=match.group(1) or match.group(2), port=int(match.group(3)))
 
     def __str__(self) -> str:
         if self.protocol == "maildir":

@@ -8,6 +8,7 @@ by `daemon`, which knows their place (`Config.directory`, `$CREDENTIALS_DIRECTOR
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -52,7 +53,10 @@ NextHopField = Annotated[NextHop, _reader(NextHop), *_AS_TEXT]
 
 
 def _network(value: str) -> str:
-    ipaddress.ip_network(value)  # ValueError says what is wrong with it
+    try:
+        ipaddress.ip_network(value)
+    except ValueError:
+        raise ValueError("a network is an address or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
     return value
 
 
@@ -69,11 +73,32 @@ def _tenant(value: Any) -> str:
 TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
 
 
+def _base_url(url: str, allow_plain_http: bool) -> str:
+    """A base address without its last slash. Raises ValueError, never with the address in it."""
+    try:
+        parts = urlsplit(url)
+        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        usable = False
+    if not usable or re.search(r"[^\x21-\x7e]", url):
+        raise ValueError("a base address is https://host:port, or http://host:port on loopback")
+    if parts.username or parts.password:
+        raise ValueError("a base address must not hold a user name or password; secrets have files of their own")
+    if parts.query or parts.fragment:
+        raise ValueError("a base address has no query and no fragment")
+    if parts.scheme == "http" and not allow_plain_http and not Address(host=parts.hostname or "").is_local:
+        raise ValueError(
+            "http:// to a host that is not loopback sends the secret in the clear; "
+            "use https://, or set allow_plain_http: true"
+        )
+    return url.rstrip("/")
+
+
+_ALLOW_PLAIN_HTTP = "Allow http:// to a host that is not loopback. The secret then travels in the clear."
+
+
 class Scanner(Section):
-    allow_plain_http: bool = Field(
-        False,
-        description="Allow http:// to a host that is not loopback. The token then travels in the clear.",
-    )
+    allow_plain_http: bool = Field(False, description=_ALLOW_PLAIN_HTTP)
     urls: list[str] = Field(
         min_length=1,
         description="Base addresses of the scanning service. With several, the least busy one is asked first.",
@@ -85,30 +110,13 @@ class Scanner(Section):
     ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
     client_cert_file: str | None = Field(None, description="Our certificate, for mutual TLS.")
     client_key_file: str | None = Field(None, validate_default=True, description="Its key.")
-    status_interval: Duration = Field(5.0, description="How often the service's own status is asked.")
-    connect_timeout: Duration = Field(5.0, description="Longest wait for a connection to the service.")
+    status_interval: Duration = Field(5.0, ge=0.1, description="How often the service's own status is asked.")
+    connect_timeout: Duration = Field(5.0, gt=0, description="Longest wait for a connection to the service.")
 
     @field_validator("urls")
     @classmethod
     def _urls(cls, urls: list[str], info: ValidationInfo) -> list[str]:
-        for url in urls:
-            parts = urlsplit(url)
-            if parts.scheme not in ("http", "https") or not parts.hostname or not _has_valid_port(url):
-                raise ValueError("a scanner URL is https://host:port, or http://host:port on loopback")
-            if parts.username or parts.password:
-                raise ValueError("a scanner URL must not hold a user name or password; use token_file")
-            if parts.query or parts.fragment:
-                raise ValueError("a scanner URL has no query and no fragment")
-            if (
-                parts.scheme == "http"
-                and not info.data.get("allow_plain_http")
-                and not Address(host=parts.hostname).is_local
-            ):
-                raise ValueError(
-                    "http:// to a host that is not loopback sends the token in the clear; "
-                    "use https://, or set allow_plain_http: true"
-                )
-        return [url.rstrip("/") for url in urls]
+        return [_base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
 
     @field_validator("client_key_file")
     @classmethod
@@ -116,13 +124,6 @@ class Scanner(Section):
         if bool(key_file) != bool(info.data.get("client_cert_file")):
             raise ValueError("client_cert_file and client_key_file go together")
         return key_file
-
-
-def _has_valid_port(url: str) -> bool:
-    try:
-        return urlsplit(url).port != 0
-    except ValueError:
-        return False
 
 
 class Tls(Section):
@@ -178,22 +179,29 @@ class Policy(Section):
         return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
 
 
+def _no_default(schema: dict[str, Any]) -> None:
+    """The default depends on other keys, so an editor must not be told one."""
+    schema.pop("default", None)
+
+
 class Listener(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Its name in logs and metrics.")
     protocol: Literal["smtp", "lmtp", "milter"] = Field("smtp", description="What the mail server speaks to us.")
     address: AddressField = Field(description="host:port, [IPv6]:port, unix:/path or systemd:NAME.")
     profile: str = Field(
         "",
+        json_schema_extra=_no_default,
         description="The mail server in front: deadline and outcome defaults. One of "
         + ", ".join(f"`{p}`" for p in PROFILES)
         + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter.",
     )
     deadline: Duration = Field(
-        0.0, validate_default=False, description="End of data to our reply; the profile's when absent."
+        0.0, json_schema_extra=_no_default, description="End of data to our reply; the profile's when absent."
     )
     trusted_clients: list[Network] = Field(
         [],
         validate_default=True,
+        json_schema_extra=_no_default,
         description="Networks of the mail servers that may send through us and whose XFORWARD and XCLIENT "
         "are believed. Default: this machine. Must be given when the address is not loopback.",
     )
@@ -222,6 +230,13 @@ class Listener(Section):
         if (profile.protocol == "milter") != (protocol == "milter"):
             raise ValueError(f"{name} is for {profile.protocol}, but this listener speaks {protocol}")
         return name
+
+    @field_validator("tls", "proxy_protocol")
+    @classmethod
+    def _not_for_milter(cls, value: Tls | bool | None, info: ValidationInfo) -> Tls | bool | None:
+        if value and info.data.get("protocol") == "milter":
+            raise ValueError("a milter listener has neither tls nor proxy_protocol")
+        return value
 
     @field_validator("deadline")
     @classmethod
@@ -254,17 +269,17 @@ class Admission(Section):
         description="Mails in processing at which the linear delay starts (guardRequestThrottleThreshold).",
     )
     throttle_max_delay: Duration = Field(5.0, description="The delay when the limit is reached.")
-    max_bytes_in_processing: Size = Field(GiB, description="Bytes of all mail in processing; above it 451 4.3.2.")
+    max_bytes_in_processing: Size = Field(GiB, ge=1, description="Bytes of all mail in processing; above it 451 4.3.2.")
 
 
 class Limits(Section):
-    max_message_size: Size = Field(MAX_MESSAGE_BYTES, description="Larger mail is refused with 552.")
+    max_message_size: Size = Field(MAX_MESSAGE_BYTES, ge=1, description="Larger mail is refused with 552.")
     max_recipients: int = Field(1000, ge=1, description="Recipients of one mail; then 452 4.5.3.")
     max_connections: int = Field(2000, ge=1, description="Connections per listener; then 421.")
     max_connections_per_client: int = Field(500, ge=1, description="Connections from one address; then 421.")
     max_errors: int = Field(20, ge=1, description="Bad commands in one session; then 421.")
-    command_timeout: Duration = Field(300.0, description="Silence between commands; then 421.")
-    data_timeout: Duration = Field(180.0, description="Silence within the mail; then 421.")
+    command_timeout: Duration = Field(300.0, gt=0, description="Silence between commands; then 421.")
+    data_timeout: Duration = Field(180.0, gt=0, description="Silence within the mail; then 421.")
     min_data_rate: Size = Field(256, description="Bytes per second, averaged over 30 s of DATA; slower is cut.")
     max_received: int = Field(99, ge=10, description="Received headers; more is a loop, 554 5.4.6.")
 
@@ -283,7 +298,9 @@ class Spool(Section):
 
 class Tenant(Section):
     uid: TenantUid = Field(description="The service's tenantUid.")
-    recipient_domains: list[str] = Field(min_length=1, description="Mail to these domains belongs to the tenant.")
+    recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
+        min_length=1, description="Mail to these domains belongs to the tenant."
+    )
     policy: Policy = Field(Policy(), description="Overrides of the listener's policy.")
 
 
@@ -293,8 +310,8 @@ class Relay(Section):
         "opportunistic", description="STARTTLS to the next hop; `required` verifies its certificate."
     )
     ca_file: str | None = Field(None, description="Certificates to trust for the next hop.")
-    connect_timeout: Duration = Field(10.0, description="Longest wait for a connection and greeting.")
-    timeout: Duration = Field(60.0, description="Longest wait for each reply of the next hop.")
+    connect_timeout: Duration = Field(10.0, gt=0, description="Longest wait for a connection and greeting.")
+    timeout: Duration = Field(60.0, gt=0, description="Longest wait for each reply of the next hop.")
     max_idle: Duration = Field(20.0, description="An idle connection is kept this long for the next mail.")
     max_connections: int = Field(100, ge=1, description="Connections to the next hop at once.")
 
@@ -314,8 +331,16 @@ class Headers(Section):
 
 
 class Lists(Section):
+    allow_plain_http: bool = Field(False, description=_ALLOW_PLAIN_HTTP)
     url: str = Field(description="Base address of the List API.")
-    api_key_file: str = Field(description="File with the API key.")
+    api_key_file: str = Field(
+        description="File with the API key. Relative to $CREDENTIALS_DIRECTORY if set, else to this file."
+    )
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, url: str, info: ValidationInfo) -> str:
+        return _base_url(url, bool(info.data.get("allow_plain_http")))
 
 
 class Admin(Section):
@@ -324,7 +349,9 @@ class Admin(Section):
 
 class Log(Section):
     format: Literal["keyvalue", "json"] = Field("keyvalue", description="One line per mail in this form.")
-    level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least important line shown.")
+    level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least important line shown. The line of each mail is always shown."
+    )
 
 
 class Config(Section):
@@ -367,6 +394,8 @@ class Config(Section):
         domains = [domain.lower() for tenant in tenants for domain in tenant.recipient_domains]
         if len(set(domains)) != len(domains):
             raise ValueError("one recipient domain belongs to two tenants")
+        if len({tenant.uid for tenant in tenants}) != len(tenants):
+            raise ValueError("two tenants have the same uid; give one of them all the domains")
         return tenants
 
     @field_validator("relay")
@@ -402,17 +431,17 @@ EMBEDDED = """\
 embedded_service: true
 scanner:
   urls: [http://127.0.0.1:9081]
-  token_file: {state}/api-token
+  token_file: "{state}/api-token"
 listeners:
   - {{name: smtp, protocol: smtp, address: "127.0.0.1:10025", profile: postfix-proxy}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:10027", profile: postfix-milter}}
 relay:
-  next_hop: maildir:{state}/Maildir
+  next_hop: "maildir:{state}/Maildir"
 admin: {{address: "127.0.0.1:9082"}}
-state_directory: {state}
+state_directory: "{state}"
 """
 
 
 def embedded(state: Path) -> Config:
     """What runs when no file is given."""
-    return yamlfile.load(Path("embedded default"), Config, EMBEDDED.format(state=state))
+    return yamlfile.load(Path("embedded default"), Config, EMBEDDED.format(state=json.dumps(str(state))[1:-1]))

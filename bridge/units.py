@@ -9,8 +9,8 @@ from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
 _SIZES = {"B": 1, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3, "KB": 1000, "MB": 1000**2, "GB": 1000**3}
 _TIMES = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
-_SIZE = re.compile(rf"(\d+)\s*({'|'.join(_SIZES)})")
-_TIME = re.compile(rf"(\d+(?:\.\d+)?)\s*({'|'.join(_TIMES)})")
+_SIZE = re.compile(rf"([0-9]+) *({'|'.join(_SIZES)})")
+_TIME = re.compile(rf"([0-9]+(?:\.[0-9]+)?) *({'|'.join(_TIMES)})")
 
 
 def parse_size(value: Any) -> int:
@@ -24,7 +24,7 @@ def parse_duration(value: Any) -> float:
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("a time needs a number and a unit: ms, s, m, h or d (for example 90s)")
-    return float(match.group(1)) * _TIMES[match.group(2)]
+    return round(float(match.group(1)) * _TIMES[match.group(2)], 6)  # 1.1d is 95040 s and not a trifle more
 
 
 def show_size(value: int) -> str:
@@ -38,7 +38,8 @@ def show_duration(value: float) -> str:
     for unit in ("d", "h", "m", "s"):
         if value >= _TIMES[unit] and value % _TIMES[unit] == 0:
             return f"{int(value // _TIMES[unit])}{unit}"
-    return f"{round(value * 1000)}ms"
+    milliseconds = round(value * 1000, 3)
+    return f"{milliseconds:.0f}ms" if milliseconds.is_integer() else f"{milliseconds:.3f}ms"
 
 
 # Defaults are plain numbers: pydantic does not validate defaults.
@@ -46,11 +47,11 @@ Size = Annotated[
     int,
     BeforeValidator(parse_size),
     PlainSerializer(show_size, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^\d+\s*(B|KiB|MiB|GiB|KB|MB|GB)$", "examples": ["50MiB"]}),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]+ *(B|KiB|MiB|GiB|KB|MB|GB)$", "examples": ["50MiB"]}),
 ]
 Duration = Annotated[
     float,
     BeforeValidator(parse_duration),
     PlainSerializer(show_duration, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)?\s*(ms|s|m|h|d)$", "examples": ["90s"]}),
+    WithJsonSchema({"type": "string", "pattern": r"^[0-9]+(\.[0-9]+)? *(ms|s|m|h|d)$", "examples": ["90s"]}),
 ]

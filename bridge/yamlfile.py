@@ -7,6 +7,7 @@ only `true`/`false`, decimal numbers and `null` are anything but text (so `no` i
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any, TypeVar
@@ -19,6 +20,8 @@ from bridge.errors import ConfigError
 Path_ = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
+_MAX_VALUES = 100_000
+_WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+\Z")
 _SCALARS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": None, "": None}
@@ -60,13 +63,16 @@ class _Tree:
         self.lines: dict[Path_, int] = {}
         self.mistakes: list[str] = []
         self.parsed = False
+        self._values = 0
 
     def read(self, text: str) -> Any:
         try:
             node = yaml.compose(text, Loader=yaml.SafeLoader)
+            value = None if node is None else self._value(node, (), frozenset())
+            self.parsed = True
         except yaml.MarkedYAMLError as exc:
             line = exc.problem_mark.line + 1 if exc.problem_mark else 1
-            self.mistakes.append(f"{self.path}:{line}: not YAML: {exc.problem}")
+            self.mistakes.append(f"{self.path}:{line}: not YAML: {_without_values(exc.problem)}")
             return None
         except yaml.YAMLError:
             self.mistakes.append(f"{self.path}:1: not YAML: a character that is not allowed")
@@ -74,10 +80,15 @@ class _Tree:
         except RecursionError:
             self.mistakes.append(f"{self.path}:1: nested too deeply")
             return None
-        self.parsed = True
-        return None if node is None else self._value(node, (), frozenset())
+        except _TooMany:
+            self.mistakes.append(f"{self.path}:1: more than {_MAX_VALUES} values, counting each use of an alias")
+            return None
+        return value
 
     def _value(self, node: yaml.Node, where: Path_, above: frozenset[int]) -> Any:
+        self._values += 1
+        if self._values > _MAX_VALUES:
+            raise _TooMany
         self.lines.setdefault(where, node.start_mark.line + 1)
         if id(node) in above:
             return self._mistake(node, where, "an alias must not contain itself")
@@ -108,7 +119,7 @@ class _Tree:
             return text
         if text.lower() in _SCALARS:
             return _SCALARS[text.lower()]
-        if _INT.match(text):
+        if _INT.match(text) and len(text) < 20:
             return int(text)
         if _FLOAT.match(text):
             return float(text)
@@ -117,35 +128,60 @@ class _Tree:
     def _mistake(self, node: yaml.Node, where: Path_, what: str) -> None:
         self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
 
+    def place(self, loc: tuple[int | str, ...]) -> Path_:
+        """The key a finding is about: union branches leave marks in `loc` that are no keys."""
+        where: Path_ = ()
+        for part in loc:
+            if (*where, part) in self.lines or not _is_branch(part):
+                where = (*where, part)
+        return where
+
     def line(self, where: Path_) -> int:
         while where and where not in self.lines:
             where = where[:-1]
         return self.lines.get(where, 1)
 
 
+class _TooMany(Exception):
+    """Aliases of aliases of aliases."""
+
+
+def _without_values(problem: str | None) -> str:
+    """PyYAML quotes what it stumbled over: a character is fine, but an alias may be half of a secret."""
+    return re.sub(r" '[^']{3,}'", "", problem or "it cannot be read")
+
+
+# What pydantic says in its own words, in ours.
+_WORDS = {
+    "extra_forbidden": "unknown key",
+    "missing": "this key is required",
+    "model_type": "keys and values are expected here",
+    "dict_type": "keys and values are expected here",
+    "model_attributes_type": "keys and values are expected here",
+    "list_type": "a list is expected here",
+    "string_type": "text is expected here",
+}
+
+
 def _describe(exc: ValidationError, tree: _Tree) -> list[str]:
-    """pydantic's findings in our words; union branches leave marks in `loc` that are no keys."""
+    """pydantic's findings in our words, without the values."""
     found: dict[str, None] = {}
     for error in exc.errors(include_input=False, include_url=False, include_context=False):
-        where: Path_ = tuple(part for part in error["loc"] if not _is_branch(part))
-        match error["type"]:
-            case "extra_forbidden":
-                what = "unknown key"
-            case "missing":
-                what = "this key is required"
-            case _:
-                what = error["msg"].removeprefix("Value error, ")
+        where = tree.place(error["loc"])
+        what = _WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
         name = _dotted(where) or "the file"
         found[f"{tree.path}:{tree.line(where)}: {name}: {what}"] = None
     return list(found)
 
 
 def _is_branch(part: str | int) -> bool:
-    return isinstance(part, str) and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*", part)
+    return isinstance(part, str) and not _WORD.fullmatch(part)
 
 
 def _dotted(where: Path_) -> str:
-    return ".".join(str(part) for part in where)
+    return ".".join(
+        str(part) if not isinstance(part, str) or _WORD.fullmatch(part) else json.dumps(part) for part in where
+    )
 
 
 def _line_of(text: str) -> tuple[int, str]:

@@ -60,7 +60,7 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
     token = ""
     try:
         if conf.embedded_service:
-            files.make_secret(files.locate(conf.scanner.token_file, conf.directory))
+            files.make_secret(files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
         token = wiring.token(conf)
         yield Finding("token", detail=conf.scanner.token_file)
     except ConfigError as exc:

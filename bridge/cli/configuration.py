@@ -10,7 +10,7 @@ import click
 
 from bridge import yamlfile
 from bridge.cli.common import config_option, load_or_exit
-from bridge.config import Config
+from bridge.config import Config, Section
 
 
 @click.group("config")
@@ -38,6 +38,9 @@ def effective(conf: Config) -> dict[str, Any]:
     data = conf.model_dump(mode="json")
     for shown, listener in zip(data["listeners"], conf.listeners, strict=True):
         shown["policy"] = conf.policy_for(listener).model_dump(mode="json")
+    for shown, tenant in zip(data["tenants"], conf.tenants, strict=True):
+        # What a tenant does not set is the listener's: written out, it would override every listener.
+        shown["policy"] = tenant.policy.model_dump(mode="json", include=tenant.policy.model_fields_set)
     _shorten(data)
     return data
 
@@ -54,8 +57,21 @@ def _shorten(value: Any) -> None:
 
 def json_schema() -> dict[str, Any]:
     schema = Config.model_json_schema(ref_template="#/definitions/{model}", mode="validation")
-    schema["definitions"] = schema.pop("$defs")
+    definitions = schema["definitions"] = schema.pop("$defs")
+    sections: list[type[Section]] = Section.__subclasses__()
+    for section in sections:
+        _show_defaults(section, schema if section is Config else definitions[section.__name__])
     # An outcome may be given as its action alone.
-    outcome = schema["definitions"]["Outcome"]
-    schema["definitions"]["Outcome"] = {"anyOf": [{"$ref": "#/definitions/Action"}, outcome]}
+    definitions["Outcome"] = {"anyOf": [{"$ref": "#/definitions/Action"}, definitions["Outcome"]]}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "title": "scanbridge configuration"}
+
+
+def _show_defaults(section: type[Section], schema: dict[str, Any]) -> None:
+    """Defaults as one would write them: `5s`, `1GiB`, `relay`. pydantic gives them as they are in memory."""
+    shown = section.model_construct().model_dump(mode="json", warnings=False)
+    _shorten(shown)
+    for name, about in schema["properties"].items():
+        if "default" in about:
+            about["default"] = shown[name]
+        if "$ref" in about:  # draft 7 ignores what stands beside a $ref
+            about["allOf"] = [{"$ref": about.pop("$ref")}]

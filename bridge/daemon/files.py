@@ -21,11 +21,13 @@ _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 def state_directory(configured: str | None) -> Path:
     """Where we keep what outlives us."""
     if configured:
-        return Path(configured).expanduser()
+        return Path(configured).expanduser().absolute()
     if given := os.environ.get("STATE_DIRECTORY"):  # systemd; several are separated by colons
         return Path(given.partition(":")[0])
-    base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(base) / "scanbridge"
+    base = Path(os.environ.get("XDG_STATE_HOME") or "")
+    if not base.is_absolute():  # the XDG specification: a relative one is to be ignored
+        base = Path.home() / ".local" / "state"
+    return base / "scanbridge"
 
 
 def make_directory(path: Path, key: str) -> Path:
@@ -44,7 +46,9 @@ def locate(name: str, directory: Path) -> Path:
     if path.is_absolute():
         return path
     if credentials := os.environ.get("CREDENTIALS_DIRECTORY"):
-        return Path(credentials) / path
+        credential = Path(credentials) / path
+        if credential.exists() or not (directory / path).exists():
+            return credential
     return directory / path
 
 
@@ -63,11 +67,16 @@ def read_secret(path: Path, key: str) -> str:
     return text
 
 
-def make_secret(path: Path) -> None:
+def make_secret(path: Path, key: str) -> None:
     """A new random secret, unless there is one: 32 bytes as 64 hex digits, for our eyes only."""
     if path.exists():
         return
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    except FileExistsError:  # somebody else was faster
+        return
+    except OSError as exc:
+        raise ConfigError(f"{key}: {path} cannot be made: {exc.strerror}; choose a place that we may write to") from exc
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32) + "\n")
 

@@ -115,7 +115,7 @@ class Daemon:
     async def _start_service(self) -> None:
         """The scanning service in this process, at the first scanner URL."""
         path = files.locate(self.config.scanner.token_file, self.config.directory)
-        files.make_secret(path)
+        files.make_secret(path, "scanner.token_file")
         parts = urlsplit(self.config.scanner.urls[0])
         listen = Address(parts.hostname or "127.0.0.1", parts.port or 80)
         secret = files.read_secret(path, "scanner.token_file")

@@ -94,7 +94,7 @@ def test_each_case_can_be_rejected_or_tempfailed(case: Case, action: Action) -> 
         (Case.BOUNCE, Rule(Action.REJECT), Reply(550, "5.7.1", "The message was refused")),
         (Case.BOUNCE, Rule(Action.REJECT, 554, "Not wanted"), Reply(554, "5.7.1", "Not wanted")),
         (Case.BOUNCE, Rule(Action.REJECT, None, "Not wanted"), Reply(550, "5.7.1", "Not wanted")),
-        (Case.UNDECIDED, Rule(Action.TEMPFAIL, 450), Reply(450, "4.7.1", "The scan came to no decision, try again later")),
+        (Case.UNDECIDED, Rule(Action.TEMPFAIL, 450, "Later"), Reply(450, "4.7.1", "Later")),
         (Case.TOO_LARGE, Rule(Action.REJECT), Reply(552, "5.3.4", "The message is too large")),
         (Case.UNAVAILABLE, Rule(Action.TEMPFAIL, None, ""), Reply(451, "4.3.0", "")),
     ],

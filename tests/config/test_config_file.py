@@ -1,0 +1,469 @@
+"""The configuration file: what it may say, and how its mistakes are told."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import pytest
+
+from bridge import config, yamlfile
+from bridge.api.scanning import MAX_MESSAGE_BYTES
+from bridge.cli.configuration import effective, json_schema
+from bridge.config import Config
+from bridge.errors import ConfigError
+from bridge.mail.action import Action
+
+# The example of the design, key by key.
+EXAMPLE = """\
+scanner:
+  urls: [https://scan.example.org:9081]     # several: failover, least busy first
+  token_file: api-token                     # relative to $CREDENTIALS_DIRECTORY, else to this file
+  tenant_uid: null
+  ca_file: null                             # client_cert_file, client_key_file for mutual TLS
+  status_interval: 5s
+listeners:
+  - name: mx                                # the name in logs and metrics
+    protocol: smtp                          # smtp | lmtp | milter
+    address: 127.0.0.1:10025                # host:port, [::1]:port, unix:/path, systemd:NAME
+    profile: postfix-proxy                  # deadline and outcome defaults for that MTA
+    deadline: 90s                           # end of data to our reply; the profile's when absent
+    trusted_clients: [127.0.0.0/8, "::1"]   # who may connect, and whose XFORWARD/XCLIENT is believed
+    tls: null                               # cert_file, key_file, required
+    proxy_protocol: false
+    policy: {}                              # overrides of the policy below
+  - {name: milter, protocol: milter, address: 127.0.0.1:10027, profile: postfix-milter}
+admission:
+  max_in_processing: 20                     # the service's maxGuardRequestsInProcessing
+  throttle_threshold: 20                    # guardRequestThrottleThreshold: linear delay from here ...
+  throttle_max_delay: 5s                    # ... up to this at the limit
+  max_bytes_in_processing: 1GiB
+policy:
+  deliver: relay
+  quarantine: quarantine
+  bounce: reject
+  drop: discard
+  undecided: tempfail
+  unavailable: tempfail                     # no decision could be had
+  too_large: reject
+tenants:
+  - {uid: 0b8e4567-e89b-12d3-a456-426614174000, recipient_domains: [example.org], policy: {}}
+relay:
+  next_hop: 127.0.0.1:10026                 # smtp://host:port, lmtp://..., lmtp+unix:/path, maildir:/path
+quarantine: {directory: quarantine, retention: 30d}
+headers: {prefix: X-Scan-, received: true}
+lists: {url: https://scan.example.org:9081, api_key_file: api-key}
+admin: {address: 127.0.0.1:9082}
+workers: 1                                  # processes; the limits above are for all of them together
+log: {format: keyvalue, level: info}        # or json
+"""
+TENANT = "0b8e4567-e89b-12d3-a456-426614174000"
+SMALL = """\
+scanner:
+  urls: [http://127.0.0.1:9081]
+  token_file: token
+listeners:
+  - name: mx
+    address: 127.0.0.1:10025
+relay:
+  next_hop: 127.0.0.1:10026
+"""
+
+
+def load(text: str) -> Config:
+    return yamlfile.load(Path("bridge.yml"), Config, text)
+
+
+def mistakes(text: str) -> list[str]:
+    with pytest.raises(ConfigError) as raised:
+        load(text)
+    return str(raised.value).split("\n")
+
+
+def changed(**sections: Any) -> str:
+    """The small configuration with these sections merged over it."""
+    data: dict[str, Any] = {
+        "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "token"},
+        "listeners": [{"name": "mx", "address": "127.0.0.1:10025"}],
+        "relay": {"next_hop": "127.0.0.1:10026"},
+    }
+    for name, value in sections.items():
+        data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
+    return yamlfile.dump(data)
+
+
+def listener(**keys: Any) -> str:
+    return changed(listeners=[{"name": "mx", "address": "127.0.0.1:10025", **keys}])
+
+
+def test_the_documented_example_loads() -> None:
+    """Every key of the design exists and means what it says there."""
+    conf = load(EXAMPLE)
+    assert conf.scanner.urls == ["https://scan.example.org:9081"]
+    assert [one.deadline for one in conf.listeners] == [90.0, 240.0]
+    assert conf.listeners[0].trusted_clients == ["127.0.0.0/8", "::1"]
+    assert conf.admission.max_bytes_in_processing == 2**30
+    assert conf.quarantine.retention == 30 * 86400
+    assert str(conf.relay.next_hop) == "smtp://127.0.0.1:10026"  # type: ignore[union-attr]
+
+
+def test_the_example_says_the_defaults() -> None:
+    """What it spells out beside addresses and names is what holds without it."""
+    short, full = effective(load(SMALL)), effective(load(EXAMPLE))
+    for section in ("admission", "policy", "quarantine", "headers", "admin", "workers", "log"):
+        assert short[section] == full[section], section
+
+
+def test_all_mistakes_are_told_at_once_with_file_and_line() -> None:
+    """One run of the editor, not ten."""
+    text = """\
+scanner:
+  urls: [ftp://scan.example.org]
+  tokenfile: x
+listeners:
+  - name: MX
+    address: nowhere
+    prot: smtp
+    deadline: 90
+  - name: two
+    address: 0.0.0.0:25
+admission:
+  max_in_processing: many
+policy:
+  bounce: refuse
+relay:
+  next_hop: 127.0.0.1:10026
+  next_hop: 127.0.0.1:10027
+nonsense: 1
+"""
+    places = [re.match(r"bridge\.yml:(\d+): ([\w.]+): ", line) for line in mistakes(text)]
+    assert [(int(place[1]), place[2]) for place in places if place] == [
+        (1, "scanner.token_file"),
+        (2, "scanner.urls"),
+        (3, "scanner.tokenfile"),
+        (5, "listeners.0.name"),
+        (6, "listeners.0.address"),
+        (7, "listeners.0.prot"),
+        (8, "listeners.0.deadline"),
+        (9, "listeners.1.trusted_clients"),
+        (12, "admission.max_in_processing"),
+        (14, "policy.bounce.action"),
+        (17, "relay.next_hop"),
+        (18, "nonsense"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("", "bridge.yml:1: scanner: this key is required"),
+        ("- a\n- b\n", "bridge.yml:1: the file: keys and values are expected here"),
+        ("just text", "bridge.yml:1: the file: keys and values are expected here"),
+        ("a: [1, 2", "bridge.yml:1: not YAML: expected ',' or ']', but got"),
+        ("a:\n\t- b\n", "bridge.yml:2: not YAML: found character '\\t' that cannot start any token"),
+        ("a: 1\n---\nb: 2\n", "bridge.yml:2: not YAML: but found another document"),
+        ("a: \x00\n", "bridge.yml:1: not YAML: a character that is not allowed"),
+        ("[" * 2000, "bridge.yml:1: nested too deeply"),
+        (SMALL + "policy:\n", "bridge.yml:9: policy: keys and values are expected here"),
+        (SMALL + "policy: []\n", "bridge.yml:9: policy: keys and values are expected here"),
+        (SMALL + "tenants: {}\n", "bridge.yml:9: tenants: a list is expected here"),
+        (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: text is expected here"),
+        (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key is there twice"),
+        (SMALL + "? [a]\n: 1\n", "bridge.yml:9: : a key must be a word"),
+        (SMALL + "\"odd key\\e\": 1\n", 'bridge.yml:9: "odd key\\u001b": unknown key'),
+        (SMALL + "<<: {log: {level: debug}}\n", 'bridge.yml:9: "<<": unknown key'),
+        (SMALL + "log: &log {level: debug}\nadmin: *nolog\n", "bridge.yml:10: not YAML: found undefined alias"),
+        (SMALL + "log: &a {level: *a}\n", "bridge.yml:9: log.level: an alias must not contain itself"),
+        (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
+            f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
+        ), "bridge.yml:1: more than 100000 values, counting each use of an alias"),
+        (SMALL + "workers: " + "9" * 5000 + "\n", "bridge.yml:9: workers: Unable to parse"),
+        (SMALL + "workers: 2\n", "bridge.yml:9: workers: Input should be less than or equal to 1"),
+    ],
+)  # fmt: skip
+def test_each_kind_of_mistake_has_its_line_and_words(text: str, expected: str) -> None:
+    """Also the mistakes that make it no YAML at all, and files made to hurt."""
+    assert any(line.startswith(expected) for line in mistakes(text)), mistakes(text)
+
+
+def test_anchors_and_aliases_work() -> None:
+    """One policy for two listeners is written once."""
+    text = """\
+scanner: {urls: ["http://127.0.0.1:1"], token_file: t}
+listeners:
+  - {name: a, address: "127.0.0.1:1", policy: &strict {undecided: reject}}
+  - {name: b, address: "127.0.0.1:2", policy: *strict}
+relay: {next_hop: "127.0.0.1:3"}
+"""
+    conf = load(text)
+    assert conf.listeners[1].policy.undecided.action is Action.REJECT
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("no", "no"),
+        ("yes", "yes"),
+        ("on", "on"),
+        ("1:30", "1:30"),
+        ("0x10", "0x10"),
+        ("010", 10),
+        ("1_000", "1_000"),
+        ("1e3", "1e3"),
+        (".inf", ".inf"),
+        ("2026-01-01", "2026-01-01"),
+        ("!!binary aGk=", "aGk="),
+        ("!!python/name:os.system x", "x"),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("null", None),
+        ("", None),
+        ("'5'", "5"),
+        ("5", 5),
+        ("-5", -5),
+        ("5.5", 5.5),
+    ],
+)
+def test_only_plain_words_are_anything_but_text(written: str, read: object) -> None:
+    """`no` is not False, `1:30` is not 90, and nothing is ever constructed."""
+    assert yamlfile._Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
+
+
+def test_a_switch_takes_true_and_false_only() -> None:
+    """`proxy_protocol: no` is a mistake that is told, not a guess."""
+    assert "proxy_protocol" in mistakes(SMALL.replace("10025\n", "10025\n    proxy_protocol: maybe\n"))[0]
+
+
+SECRET = "s3cr3t-s3cr3t-s3cr3t"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SMALL.replace("token_file: token", f"token_file: {{token: {SECRET}}}"),
+        SMALL.replace("http://127.0.0.1:9081", f"https://user:{SECRET}@host:1"),
+        SMALL.replace("http://127.0.0.1:9081", SECRET),
+        SMALL.replace("127.0.0.1:10025", SECRET),
+        SMALL.replace("127.0.0.1:10026", SECRET),
+        SMALL + f"workers: {SECRET}\n",
+        SMALL + f"hostname: *{SECRET}\n",
+        SMALL + f"log: {{level: {SECRET}}}\n",
+        SMALL + f"drain_timeout: {SECRET}\n",
+        SMALL + f"scanner: {SECRET}\n",
+        SMALL + f"tenants: [{{uid: {SECRET}, recipient_domains: [{SECRET}@]}}]\n",
+        SMALL + f"lists: {{url: 'http://{SECRET}@h:1', api_key_file: k}}\n",
+        SMALL + f"policy: {{bounce: {SECRET}}}\n",
+        SMALL + f"headers: {{prefix: {SECRET}}}\n",
+        SMALL.replace("    address: 127.0.0.1:10025", f"    address: 127.0.0.1:1\n    trusted_clients: [{SECRET}]"),
+    ],
+)
+def test_a_value_is_never_printed(text: str) -> None:
+    """It may be a token in the wrong place."""
+    assert SECRET not in "\n".join(mistakes(text))
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (changed(scanner={"urls": ["file:///etc/passwd"]}), "https://host:port"),
+        (changed(scanner={"urls": ["https://u:p@scan.example.org"]}), "user name or password"),
+        (changed(scanner={"urls": ["http://scan.example.org:9081"]}), "allow_plain_http"),
+        (changed(scanner={"urls": ["https://h:1/?a=b"]}), "no query"),
+        (changed(scanner={"urls": ["https://h:99999"]}), "https://host:port"),
+        (changed(scanner={"urls": ["https://h\r\nX: y"]}), "https://host:port"),
+        (changed(scanner={"urls": []}), "at least 1 item"),
+        (changed(scanner={"client_cert_file": "c.pem"}), "go together"),
+        (changed(scanner={"tenant_uid": "17"}), "a tenant is a UUID"),
+        (changed(scanner={"status_interval": "0s"}), "greater than or equal to 0.1"),
+        (changed(scanner={"connect_timeout": "0s"}), "greater than 0"),
+        (listener(address="0.0.0.0:25"), "name the mail servers that may use it, or listen on 127.0.0.1"),
+        (listener(address="[::]:25"), "can be reached from other machines"),
+        (listener(address="mail.example.org:25"), "can be reached from other machines"),
+        (listener(trusted_clients=["10.0.0.1/8"]), "a network is"),
+        (listener(profile="qmail"), "the profiles are postfix-proxy"),
+        (listener(profile="postfix-milter"), "is for milter, but this listener speaks smtp"),
+        (listener(protocol="milter", proxy_protocol=True), "neither tls nor proxy_protocol"),
+        (listener(protocol="milter", tls={"cert_file": "c", "key_file": "k"}), "neither tls nor proxy_protocol"),
+        (listener(deadline="500ms"), "at least 1s"),
+        (listener(unix_mode="660"), "pattern"),
+        (changed(listeners=[{"name": "a", "address": "127.0.0.1:1"}] * 2), "same name"),
+        (changed(listeners=[]), "at least 1 item"),
+        (changed(relay=None), "set relay.next_hop"),
+        (changed(relay={"next_hop": "maildir:relative"}), "a next hop is"),
+        (changed(relay={"next_hop": "127.0.0.1:0"}), "a next hop is"),
+        (changed(relay={"next_hop": "smtp://systemd:x"}), "a next hop is"),
+        (changed(limits={"max_message_size": "51MiB"}), "50 MiB at most"),
+        (changed(limits={"max_message_size": 1000}), "a size needs a number and a unit"),
+        (changed(policy={"too_large": "relay"}), "can only be rejected"),
+        (changed(policy={"bounce": {"action": "reject", "code": 450}}), "5xx"),
+        (changed(policy={"bounce": {"action": "reject", "code": 521}}), "hang up"),
+        (changed(policy={"undecided": {"action": "tempfail", "code": 421}}), "hang up"),
+        (changed(policy={"drop": {"action": "discard", "code": 550}}), "reject (5xx) and tempfail (4xx) only"),
+        (changed(policy={"bounce": {"action": "reject", "text": "a\nb"}}), "printable ASCII"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "two tenants"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
+        (changed(lists={"url": "http://scan.example.org", "api_key_file": "k"}), "allow_plain_http"),
+        (changed(lists={"url": "file:///x", "api_key_file": "k"}), "https://host:port"),
+        (changed(drain_timeout="soon"), "a time needs a number and a unit"),
+    ],
+)  # fmt: skip
+def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> None:
+    """Before the first mail, not at it."""
+    assert any(words in line for line in mistakes(text)), mistakes(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        changed(scanner={"urls": ["http://scan.example.org:9081"], "allow_plain_http": True}),
+        changed(scanner={"urls": ["http://localhost:1", "http://[::1]:1", "https://h/prefix/"]}),
+        listener(address="0.0.0.0:25", trusted_clients=["192.0.2.1"]),
+        listener(address="unix:/run/scanbridge/smtp.sock"),
+        listener(address="systemd:smtp"),
+        listener(protocol="lmtp", profile="exim-queue"),
+        changed(relay={"next_hop": "lmtp+unix:/run/dovecot/lmtp"}),
+        changed(relay={"next_hop": "lmtp://[::1]:24"}),
+        changed(listeners=[{"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}], relay=None),
+    ],
+)
+def test_what_can_work_is_taken(text: str) -> None:
+    """The forms the documentation names."""
+    load(text)
+
+
+def test_a_profile_brings_its_deadline_and_its_outcomes() -> None:
+    """Defaults, then the profile's, then the operator's: general, listener, tenant."""
+    conf = load(
+        changed(
+            listeners=[
+                {"name": "a", "address": "127.0.0.1:1", "profile": "postfix-content-filter"},
+                {"name": "b", "address": "127.0.0.1:2", "policy": {"drop": "quarantine"}},
+                {"name": "c", "address": "127.0.0.1:3", "protocol": "milter"},
+            ],
+            policy={"undecided": "reject"},
+            tenants=[
+                {
+                    "uid": TENANT,
+                    "recipient_domains": ["x"],
+                    "policy": {"undecided": "relay"},
+                }
+            ],
+        )
+    )
+    a, b, c = conf.listeners
+    assert (a.deadline, b.deadline, c.deadline) == (540.0, 90.0, 240.0)
+    assert conf.policy_for(a).bounce.action is Action.QUARANTINE
+    assert conf.policy_for(b).bounce.action is Action.REJECT
+    assert conf.policy_for(b).drop.action is Action.QUARANTINE
+    assert conf.policy_for(c).quarantine.action is Action.HOLD
+    assert conf.policy_for(a).undecided.action is Action.REJECT
+    assert conf.policy_for(a, conf.tenants[0]).undecided.action is Action.RELAY
+    assert conf.policy_for(a, conf.tenants[0]).bounce.action is Action.QUARANTINE
+
+
+COPIED = {"action": "relay", "keep_copy": True}
+ROUND_TRIPS = {
+    "small": SMALL,
+    "example": EXAMPLE,
+    "embedded": config.EMBEDDED.format(state="/tmp/a b"),
+    "rich": changed(
+        listeners=[
+            {"name": "a", "address": "127.0.0.1:1", "profile": "exim-queue", "deadline": "1.5h"},
+            {"name": "b", "address": "unix:/x y", "protocol": "lmtp", "policy": {"drop": COPIED}},
+            {"name": "c", "address": "systemd:m", "protocol": "milter", "trusted_clients": ["::1"]},
+        ],
+        policy={"bounce": {"action": "reject", "code": 554, "text": "no: not # here"}},
+        tenants=[{"uid": TENANT, "recipient_domains": ["x"], "policy": {"drop": "relay"}}],
+        quarantine={"retention": "1.1d"},
+        scanner={"status_interval": "0.1015s", "urls": ["https://h:1/", "https://i"]},
+        spool={"memory_per_mail": "1001B"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
+@pytest.mark.parametrize("form", ["yaml", "json"])
+def test_what_config_show_prints_loads_again_and_is_equal(text: str, form: str) -> None:
+    """An operator may start from it, and nothing changes its meaning on the way."""
+    first = load(text)
+    shown = effective(first)
+    second = load(yamlfile.dump(shown) if form == "yaml" else json.dumps(shown))
+    assert effective(second) == shown
+    for one, two in zip(first.listeners, second.listeners, strict=True):
+        assert first.policy_for(one) == second.policy_for(two)
+        for mine, other in zip(first.tenants, second.tenants, strict=True):
+            assert first.policy_for(one, mine) == second.policy_for(two, other)
+    drop = {"policy", "listeners", "tenants"}
+    assert first.model_dump(exclude=drop) == second.model_dump(exclude=drop)
+    ours = {"policy"}
+    assert [one.model_dump(exclude=ours) for one in first.listeners] == [
+        one.model_dump(exclude=ours) for one in second.listeners
+    ]
+
+
+def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
+    """Editors accept what the daemon accepts, and underline what it refuses."""
+    schema = json_schema()
+    jsonschema_rs.meta.validate(schema)
+    assert schema["$schema"] == "http://json-schema.org/draft-07/schema#"
+    assert "$defs" not in json.dumps(schema)
+    validator = jsonschema_rs.Draft7Validator(schema)
+    for text in ROUND_TRIPS.values():
+        validator.validate(yamlfile._Tree(Path("x")).read(text))
+        validator.validate(effective(load(text)))
+    for wrong in (
+        changed(nonsense={}),
+        changed(drain_timeout=5),
+        changed(policy={"bounce": "refuse"}),
+        listener(protocol="ftp"),
+        changed(scanner={"urls": []}),
+    ):
+        assert not validator.is_valid(yamlfile._Tree(Path("x")).read(wrong))
+
+
+def test_the_schema_shows_defaults_as_one_would_write_them() -> None:
+    """`5s` and not 5.0; and none where it depends on another key."""
+    schema = json_schema()
+    assert schema["definitions"]["Scanner"]["properties"]["status_interval"]["default"] == "5s"
+    assert schema["properties"]["drain_timeout"]["default"] == "1m"
+    assert schema["definitions"]["Policy"]["properties"]["bounce"]["default"] == "reject"
+    assert "default" not in schema["definitions"]["Listener"]["properties"]["deadline"]
+    validator = jsonschema_rs.Draft7Validator(schema)
+    for name, section in schema["definitions"].items():
+        for key, about in section.get("properties", {}).items():
+            if "default" in about:
+                part = {**about, "definitions": schema["definitions"]}
+                assert jsonschema_rs.Draft7Validator(part).is_valid(about["default"]), f"{name}.{key}"
+    assert validator is not None
+
+
+def test_every_key_has_its_sentence() -> None:
+    """The reference is made from the models, so a key without words would be one without documentation."""
+    for name, section in json_schema()["definitions"].items():
+        for key, about in section.get("properties", {}).items():
+            assert about.get("description", "").endswith("."), f"{name}.{key}"
+
+
+def test_the_embedded_default_takes_any_directory(tmp_path: Path) -> None:
+    """Spaces, quotes and hash signs in a home directory are no YAML."""
+    odd = tmp_path / 'a b #c: "d" {e}'
+    conf = config.embedded(odd)
+    assert conf.scanner.token_file == f"{odd}/api-token" and conf.state_directory == str(odd)
+    assert str(conf.relay.next_hop) == f"maildir:{odd}/Maildir"  # type: ignore[union-attr]
+
+
+def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
+    """Missing, a directory, or not text."""
+    (tmp_path / "latin.yml").write_bytes(b"hostname: \xff\n")
+    for name, why in (("none.yml", "No such file"), ("", "Is a directory"), ("latin.yml", "not UTF-8")):
+        with pytest.raises(ConfigError, match=why):
+            config.load(tmp_path / name)
+
+
+def test_the_limit_of_the_api_is_the_default() -> None:
+    """50 MiB, as the service says."""
+    assert load(SMALL).limits.max_message_size == MAX_MESSAGE_BYTES

@@ -1,0 +1,121 @@
+"""Values with units and addresses, both ways."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge import units
+from bridge.address import Address, NextHop
+from bridge.profiles import DEFAULT_PROFILE, PROFILES
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("0B", 0), ("1KiB", 1024), ("50MiB", 52428800), ("2 GiB", 2**31), ("3MB", 3_000_000), ("7GB", 7_000_000_000)],
+)
+def test_sizes(text: str, value: int) -> None:
+    """Binary and decimal units."""
+    assert units.parse_size(text) == value
+
+
+@pytest.mark.parametrize("text", ["5", 5, "", "B", "-1B", "1.5MiB", "1mib", "1 M", "5s", None, True, "1MiB ", "1\nB"])
+def test_sizes_without_a_unit_are_refused(text: object) -> None:
+    """50 what?"""
+    with pytest.raises(ValueError, match="a size needs"):
+        units.parse_size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("250ms", 0.25), ("90s", 90), ("1.5h", 5400), ("30d", 2592000), ("2 m", 120), ("1.1d", 95040)]
+)
+def test_durations(text: str, value: float) -> None:
+    """From milliseconds to days."""
+    assert units.parse_duration(text) == value
+
+
+@pytest.mark.parametrize("text", ["5", 5, "", "s", "-1s", "1e3s", "1:30", "5 sec", "1w", None, False, ".5s"])
+def test_durations_without_a_unit_are_refused(text: object) -> None:
+    """90 what?"""
+    with pytest.raises(ValueError, match="a time needs"):
+        units.parse_duration(text)
+
+
+@given(st.integers(0, 2**50))
+def test_a_size_shown_is_the_same_size(value: int) -> None:
+    """`config show` loses nothing."""
+    assert units.parse_size(units.show_size(value)) == value
+
+
+@given(st.integers(0, 10**12))
+def test_a_duration_shown_is_the_same_duration(microseconds: int) -> None:
+    """Down to a microsecond."""
+    value = round(microseconds / 1e6, 6)
+    assert units.parse_duration(units.show_duration(value)) == value
+
+
+@pytest.mark.parametrize(
+    ("text", "local"),
+    [
+        ("127.0.0.1:25", True),
+        ("127.9.9.9:25", True),
+        ("localhost:25", True),
+        ("[::1]:25", True),
+        ("unix:/run/x.sock", True),
+        ("0.0.0.0:25", False),
+        ("[::]:25", False),
+        ("192.0.2.1:25", False),
+        ("mail.example.org:25", False),
+        ("systemd:smtp", False),
+    ],
+)
+def test_addresses_both_ways_and_who_can_reach_them(text: str, local: bool) -> None:
+    """What is printed can be read again."""
+    address = Address.parse(text)
+    assert str(address) == text and address.is_local is local
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "25", "host", "host:", "host:65536", "::1:25", "[::1]", "host:25x", "unix:relative", "systemd:", "a b:1"],
+)
+def test_what_is_no_address_is_refused(text: str) -> None:
+    """With the forms that are."""
+    with pytest.raises(ValueError, match="an address is"):
+        Address.parse(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("127.0.0.1:25", "smtp://127.0.0.1:25"),
+        ("smtp://mail.example:25", "smtp://mail.example:25"),
+        ("smtp://mail.example:25/", "smtp://mail.example:25"),
+        ("lmtp://[::1]:24", "lmtp://[::1]:24"),
+        ("lmtp+unix:/run/lmtp", "lmtp+unix:/run/lmtp"),
+        ("smtp+unix:/run/smtp", "smtp+unix:/run/smtp"),
+        ("maildir:/var/mail/x", "maildir:/var/mail/x"),
+    ],
+)
+def test_next_hops_both_ways(text: str, shown: str) -> None:
+    """A bare host and port is SMTP."""
+    assert str(NextHop.parse(text)) == shown
+    assert NextHop.parse(shown) == NextHop.parse(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "host", "http://host:25", "maildir:", "maildir:here", "lmtp+unix:x", "smtp://", "unix:/x", "systemd:x"]
+)
+def test_what_is_no_next_hop_is_refused(text: str) -> None:
+    """With the forms that are."""
+    with pytest.raises(ValueError, match="a next hop is"):
+        NextHop.parse(text)
+
+
+def test_every_profile_answers_before_its_mail_server_gives_up() -> None:
+    """Our deadline lies below the mail server's own timer, with time to spare."""
+    for name, profile in PROFILES.items():
+        assert 0 < profile.deadline_s <= profile.limit_s * 0.9, name
+    for protocol, name in DEFAULT_PROFILE.items():
+        assert (PROFILES[name].protocol == "milter") == (protocol == "milter")
