@@ -36,8 +36,9 @@ class Links:
         if "\\\\" in text:
             text = text.replace("\\\\", "//")  # browsers take it for the same
         for match in _LINK.finditer(text):
-            if text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):
-                self._take(match.group(1))
+            raw = match.group(1)
+            if raw not in self._seen and text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):
+                self._take(raw)
         for match in _BARE.finditer(text):
             self._take("www." + match.group(1))
         if is_html:

@@ -1,0 +1,201 @@
+"""What the scanning service can do, measured: `make bench-service`.
+
+Three questions: how many scans per second without external engines, what a list look-up costs with
+a million entries, and how much memory 20 uploads of 50 MiB at once take. Everything runs on loopback
+against a service in a process of its own. Exits with 1 when a promise is broken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+TOKEN = "0123456789abcdef" * 4
+BOUNDARY = "bench-boundary"
+MIB = 1024 * 1024
+MEMORY_PROMISE = 1.3  # RSS growth over the bytes in flight
+
+CONFIG = f"""
+listen: 127.0.0.1:0
+guard: {{scanSources: {{restApi: {{}}}}, mainWorkerCount: 64}}
+abby: {{staticApiTokens: [{{name: bench, token: {TOKEN}}}]}}
+"""
+
+
+class Service:
+    def __init__(self, directory: Path) -> None:
+        (directory / "service.yml").write_text(CONFIG)
+        command = [sys.executable, "-m", "bridge", "service", "-c", str(directory / "service.yml")]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 (our own program)
+        line = self.process.stdout.readline()
+        if "listens at" not in line:
+            sys.exit(f"the service did not start: {line}")
+        self.port = int(line.rsplit(":", 1)[1])
+
+    def cpu_s(self) -> float:
+        fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def rss_bytes(self) -> int:
+        """Of the service and its inspection processes; memory they share counts for each."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
+        return sum(_rss(pid) for pid in (str(self.process.pid), *children))
+
+    def stop(self) -> None:
+        self.process.terminate()
+        self.process.wait(30)
+
+
+def _rss(pid: str) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def request(mail: bytes) -> bytes:
+    parameters = json.dumps(
+        {"borderMtaData": {"envelopeFrom": "a@example.org", "envelopeRecipients": ["b@example.net"],
+                           "remoteAddress": "192.0.2.1", "senderHelo": "mx.example.org"}}
+    ).encode()  # fmt: skip
+    body = (
+        f'--{BOUNDARY}\r\nContent-Disposition: form-data; name="parameters"\r\n'
+        "Content-Type: application/json\r\n\r\n".encode() + parameters
+        + f'\r\n--{BOUNDARY}\r\nContent-Disposition: form-data; name="email"; filename="m.eml"\r\n'
+        "Content-Type: message/rfc822\r\n\r\n".encode() + mail + f"\r\n--{BOUNDARY}--\r\n".encode()
+    )  # fmt: skip
+    head = (
+        f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: bench\r\nAuthorization: Bearer {TOKEN}\r\n"
+        f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    return head.encode() + body
+
+
+def small_mail() -> bytes:
+    head = "From: a@example.org\r\nTo: b@example.net\r\nSubject: bench\r\nMessage-ID: <1@example.org>\r\n"
+    head += "Date: Sun, 15 Nov 2026 03:00:00 +0000\r\n\r\n"
+    return (head + "An ordinary line of text, as people write them to each other every day.\r\n" * 54).encode()
+
+
+def exchange(client: socket.socket, data: bytes) -> bytes:
+    client.sendall(data)
+    answer = b""
+    while b'"tags"' not in answer and b'"error"' not in answer:
+        piece = client.recv(65536)
+        if not piece:
+            break
+        answer += piece
+    return answer
+
+
+def load(port: int, seconds: float, latencies: list[float]) -> None:
+    data = request(small_mail())
+    end = time.monotonic() + seconds
+    with socket.create_connection(("127.0.0.1", port)) as client:
+        while (start := time.monotonic()) < end:
+            answer = exchange(client, data)
+            if b'"deliver"' not in answer:
+                sys.exit(f"an unexpected answer: {answer[:200]!r}")
+            latencies.append(time.monotonic() - start)
+
+
+def bench_scans(service: Service, seconds: float, clients: int) -> None:
+    before, latencies = service.cpu_s(), []
+    threads = [threading.Thread(target=load, args=(service.port, seconds, latencies)) for _ in range(clients)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    latencies.sort()
+    count = len(latencies)
+    cpu_ms = (service.cpu_s() - before) / count * 1000
+    print(
+        f"scans of 4 KiB, {clients} connections: {count / seconds:,.0f} per second, {cpu_ms:.2f} ms CPU each,", end=" "
+    )
+    print(f"p50 {latencies[count // 2] * 1000:.2f} ms, p99 {latencies[count * 99 // 100] * 1000:.2f} ms")
+
+
+def bench_lists(entries: int) -> None:
+    from bridge.service.listindex import ListIndex, traits_of
+    from bridge.service.liststore import GLOBAL, PREDEFINED
+
+    before, index = _rss(str(os.getpid())), ListIndex(PREDEFINED)
+    start = time.monotonic()
+    for i in range(entries // 2):
+        index.add(GLOBAL, "blocked-senders", f"user{i}@domain{i % 50_000}.example")
+        index.add(GLOBAL, "blocked-domains", f"domain{i}.example")
+    loaded = time.monotonic() - start
+    pick, rounds = random.Random(1), 20_000  # noqa: S311 (nothing secret)
+    mails = [
+        traits_of(f"user{pick.randrange(10**7)}@host{pick.randrange(10**7)}.example", (), "192.0.2.1", (), ())
+        for _ in range(rounds)
+    ]
+    start = time.monotonic()
+    hits = sum(bool(index.match(None, one)) for one in mails)
+    each = (time.monotonic() - start) / rounds
+    grown = (_rss(str(os.getpid())) - before) / MIB
+    print(f"lists with {entries:,} entries: {each * 1e6:.1f} us per mail ({hits} hits in {rounds}),", end=" ")
+    print(f"{grown:.0f} MiB, filled in {loaded:.1f} s")
+
+
+def bench_memory(service: Service, uploads: int) -> bool:
+    mail = small_mail()
+    data = request(mail + b"x" * (50 * MIB - len(mail)))
+    base, peak, done = service.rss_bytes(), 0, threading.Event()
+
+    def watch() -> None:
+        nonlocal peak
+        while not done.wait(0.01):
+            peak = max(peak, service.rss_bytes())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.monotonic()
+    clients = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(uploads)]
+    for client in clients:  # all but the last byte of all of them, so that all are in flight together
+        client.sendall(data[:-1])
+    for client in clients:
+        client.sendall(data[-1:])
+    for client in clients:
+        client.settimeout(300)
+        exchange(client, b"")
+        client.close()
+    seconds = time.monotonic() - start
+    done.set()
+    watcher.join()
+    flight = uploads * 50 * MIB
+    ratio = (peak - base) / flight
+    print(f"{uploads} uploads of 50 MiB at once: RSS grows by {(peak - base) / MIB:.0f} MiB,", end=" ")
+    print(f"{ratio:.2f} times the bytes in flight (promised: {MEMORY_PROMISE}), {seconds:.1f} s")
+    return ratio <= MEMORY_PROMISE
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__)
+    options.add_argument("--seconds", type=float, default=5.0)
+    options.add_argument("--clients", type=int, default=4)
+    options.add_argument("--entries", type=int, default=1_000_000)
+    options.add_argument("--uploads", type=int, default=20)
+    wish = options.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        service = Service(Path(directory))
+        try:
+            bench_scans(service, wish.seconds, wish.clients)
+            kept = bench_memory(service, wish.uploads)
+        finally:
+            service.stop()
+    bench_lists(wish.entries)
+    sys.exit(0 if kept else 1)
+
+
+if __name__ == "__main__":
+    main()
