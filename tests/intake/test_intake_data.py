@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Iterator
 
@@ -114,7 +115,7 @@ PIECES = st.sampled_from(
 def test_any_mail_in_any_split_reads_as_the_reference_does(wire: bytes, cuts: list[int]) -> None:
     """However TCP cuts it, a mail is what the simple definition says."""
     edges = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
-    blocks = [wire[a:b] for a, b in zip(edges, edges[1:], strict=False)]
+    blocks = [wire[a:b] for a, b in itertools.pairwise(edges)]
     assert read(blocks) == reference(wire)
     assert read([wire[i : i + 1] for i in range(len(wire))]) == reference(wire)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 
 import pytest
 from hypothesis import given
@@ -36,7 +37,7 @@ def test_lines_come_out_however_they_came_in(sent: list[bytes], cuts: list[int])
     wire = b"".join(line + b"\r\n" for line in sent)
     edges = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
     box, taken = inbox(), []
-    for start, end in zip(edges, edges[1:], strict=False):
+    for start, end in itertools.pairwise(edges):
         box.feed(wire[start:end])
         taken += lines(box)
     assert taken == sent
