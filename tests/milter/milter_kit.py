@@ -69,7 +69,7 @@ class ScriptedFilter(Filter):
         self.seen.append(seen)
         self.running += 1
         self.most_running = max(self.running, self.most_running)
-        await self._tell()
+        await self._announce()
         try:
             return OUTCOMES[self.answer] if isinstance(self.answer, Action) else await self.answer(seen)
         except asyncio.CancelledError:
@@ -78,9 +78,9 @@ class ScriptedFilter(Filter):
         finally:
             self.running -= 1
             tx.message.close()
-            await self._tell()
+            await self._announce()
 
-    async def _tell(self) -> None:
+    async def _announce(self) -> None:
         async with self.changed:
             self.changed.notify_all()
 
