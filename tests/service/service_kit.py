@@ -26,6 +26,7 @@ from bridge.service.store import Store
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
 DEADLINE_S = 20.0
+SOON_S = 2.5  # "within a second", and some patience with a busy machine
 
 CONFIG = f"""
 listen: 127.0.0.1:0

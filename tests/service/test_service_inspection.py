@@ -15,6 +15,7 @@ from service_kit import (
     CONFIG,
     EICAR,
     GTUBE,
+    SOON_S,
     Lists,
     attached,
     mail,
@@ -345,10 +346,10 @@ def test_links_and_attachments_are_matched_against_lists(tmp_path):
         wait_for(lambda: lists.call("getLists", {}).status == 200)
         lists.add("blocked-urls", "http://Evil.example/some/path")
         lists.add("blocked-attachments", hashlib.sha256(b"bad").hexdigest().upper())
-        wait_for(lambda: one.submit(mail(b"http://www.evil.example/")).json["verdict"] == "blocked", 1.0)
+        wait_for(lambda: one.submit(mail(b"http://www.evil.example/")).json["verdict"] == "blocked", SOON_S)
         assert one.submit(attached(b"bad")).json["tags"] == ["list:blocked-attachments"]
         assert one.submit(attached(zipped(("x", b"bad")))).json["verdict"] == "blocked"
         assert one.submit(attached(b"good")).json["decision"] == "deliver"
         lists.add("blocked-senders", "forger@evil.example")
         forged = mail(From="Boss <forger@evil.example>")
-        wait_for(lambda: one.submit(forged).json["verdict"] == "blocked", 1.0)
+        wait_for(lambda: one.submit(forged).json["verdict"] == "blocked", SOON_S)

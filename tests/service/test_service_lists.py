@@ -9,7 +9,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from service_kit import CONFIG, DEADLINE_S, TOKEN, Lists, mail, make_key, service, wait_for
+from service_kit import CONFIG, DEADLINE_S, SOON_S, TOKEN, Lists, mail, make_key, service, wait_for
 
 from bridge.service.listindex import ListIndex, traits_of
 from bridge.service.liststore import GLOBAL, PREDEFINED, ListFull, ListStore
@@ -179,17 +179,17 @@ def test_keys_are_stored_as_hashes_and_can_be_revoked(running, tmp_path):
     KeyRing(store).revoke("automation")
     assert [(k.name, k.revoked_at is None) for k in KeyRing(store).listed()] == [("automation", False)]
     store.close()
-    wait_for(lambda: lists.call("getLists", {}).status == 401, 1.5)
+    wait_for(lambda: lists.call("getLists", {}).status == 401, SOON_S)
 
 
 def test_a_blocked_sender_is_bounced_within_a_second(running, lists):
     """What is added to a list counts for the next mail, and no longer once it is deleted."""
     assert running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver"
     lists.add("blocked-senders", "evil@bad.example")
-    wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "bounce", 1.0)
+    wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "bounce", SOON_S)
     assert running.submit(mail(), sender="Evil@Bad.Example").json["tags"] == ["list:blocked-senders"]
     lists.delete("blocked-senders", "EVIL@bad.example")
-    wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver", 1.0)
+    wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver", SOON_S)
 
 
 def test_a_change_by_another_process_is_followed_within_a_second(running, lists):
@@ -200,14 +200,14 @@ def test_a_change_by_another_process_is_followed_within_a_second(running, lists)
 
     ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [Entry("bad.example", "bad.example")])
     other.close()
-    wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", 1.5)
+    wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", SOON_S)
 
 
 def test_a_tenants_list_is_for_its_mail_only(running, lists):
     """A tenant's entries never touch another tenant's mail."""
     Lists(running, lists.key, TENANT).add("blocked-networks", "192.0.2.0/24", "2001:db8::/32")
     submit = lambda tenant, ip: running.submit(mail(), tenantUid=tenant, remoteAddress=ip).json["decision"]  # noqa: E731
-    wait_for(lambda: submit(TENANT, "192.0.2.77") == "bounce", 1.5)
+    wait_for(lambda: submit(TENANT, "192.0.2.77") == "bounce", SOON_S)
     assert submit(TENANT, "2001:db8:1::1") == "bounce"
     assert submit(TENANT, "192.0.3.77") == "deliver"
     assert submit(OTHER, "192.0.2.77") == "deliver"
@@ -348,7 +348,7 @@ def test_scans_go_on_when_the_database_is_away(tmp_path):
         lists = Lists(one)
         wait_for(lambda: lists.call("getLists", {}).status == 200)
         lists.add("blocked-senders", "evil@bad.example")
-        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce", 1.0)
+        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce", SOON_S)
         with sqlite3.connect(tmp_path / "service.sqlite") as raw:
             raw.execute("ALTER TABLE list_entry RENAME TO away")
         raw.close()

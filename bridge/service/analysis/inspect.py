@@ -22,6 +22,8 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 MAX_SENDERS = 20
+WINDOW = 1024 * 1024  # of text, at a time; even, for the wide charsets
+OVERLAP = 4096  # so that a link at the end of a window is seen whole in the next
 
 
 class NeedsProcess(Exception):
@@ -118,26 +120,31 @@ class _Look:
         if plain and part.content_type.startswith("message/rfc822"):
             return  # its parts follow
         is_text = part.content_type in ("text/plain", "text/html") and not part.filename
-        if plain and is_text and not self.limits.look_at_urls:
-            return  # its bytes were searched with the whole mail
+        if plain and is_text:  # its bytes were searched for signatures with the whole mail
+            self.text(data, part.body, part.end, part)
+            return
         content = decoded(data, part)
         if not plain:
             self.signatures(content)
         if is_text:
-            self.text(content, part)
+            self.text(content, 0, len(content), part)
         elif self.limits.look_at_mime:
             self.attachment(content, part, nesting)
 
-    def text(self, content: bytes, part: Part) -> None:
-        if self.limits.look_at_urls:
-            self.links.look(_text(content, part.params.get("charset", "")), is_html=part.content_type == "text/html")
+    def text(self, content: Buffer, start: int, end: int, part: Part) -> None:
+        """Look for links, window by window: a long text is never there twice."""
+        charset, is_html = part.params.get("charset", ""), part.content_type == "text/html"
+        while self.limits.look_at_urls and start < end:
+            window = content[start : min(start + WINDOW + OVERLAP, end)]
+            self.links.look(_text(window, charset), is_html=is_html)
             if len(self.links.hosts) > self.limits.urls:
                 raise TooMuch("urls")
+            start += WINDOW
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         self.found.tags |= kinds.tags_of(part.filename, part.content_type, content)
         if part.content_type == "text/html":
-            self.text(content, part)
+            self.text(content, 0, len(content), part)
         if part.content_type == "message/rfc822":  # encoded, though it must not be: look into it all the same
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
