@@ -336,6 +336,7 @@ class Lists(Section):
     api_key_file: str = Field(
         description="File with the API key. Relative to $CREDENTIALS_DIRECTORY if set, else to this file."
     )
+    ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
 
     @field_validator("url")
     @classmethod
