@@ -11,7 +11,6 @@ import json
 import logging
 import os
 import re
-import sys
 import threading
 import time
 from collections import deque
@@ -139,7 +138,12 @@ class LineWriter(logging.Handler):
         self._thread.start()
 
     def emit(self, record: logging.LogRecord) -> None:
-        self.put(self.format(record))
+        try:
+            line = self.format(record)
+        except Exception:  # a log call with a mistake in it must not end what it reports on
+            self.on_lost()
+        else:
+            self.put(line)
 
     def put(self, line: str) -> None:
         if len(self._lines) >= _MAX_LINES:
@@ -177,7 +181,7 @@ class LineWriter(logging.Handler):
 
 def set_up(format_: str, level: str) -> LineWriter:
     """Everything to standard error, in one form. aiosmtpd's own lines below warning are left out."""
-    writer = LineWriter(sys.stderr.fileno())
+    writer = LineWriter(2)  # standard error, also where Python found it closed
     writer.setFormatter(Json() if format_ == "json" else KeyValue())
     root = logging.getLogger()
     for handler in list(root.handlers):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import click
 
 from bridge import __version__
@@ -17,6 +19,14 @@ from bridge.cli.status import status
 @click.version_option(__version__, prog_name="scanbridge")
 def main() -> None:
     """Let any mail server use an HTTP e-mail scanning service, over SMTP, LMTP or milter."""
+    _fill_standard_streams()
+
+
+def _fill_standard_streams() -> None:
+    """A closed standard stream would have its number given to the next file or socket, and our log written there."""
+    while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(fd, True)
+    os.close(fd)
 
 
 for command in (run, check, scan, status, service, configuration):

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 import uvloop
 
+from bridge.address import Address
 from bridge.cli.common import config_option, load_or_exit
 from bridge.cli.status import ask
 from bridge.config import Config
@@ -67,6 +68,7 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
         yield Finding("token", str(exc))
     for finding in _listeners(conf, running):
         yield finding
+    yield _admin(conf, running)
     if conf.embedded_service and not running:
         yield Finding("scanner", detail="the embedded service starts with `scanbridge run`")
     elif token:
@@ -98,16 +100,30 @@ def _listeners(conf: Config, running: bool) -> list[Finding]:
             if listener.tls is not None:
                 files.listener_tls(listener.tls, conf.directory, f"{what}: tls")
             if not running and not listener.address.systemd:
-                for sock in open_listening(listener.address, listener.unix_mode):
-                    sock.close()
-                if listener.address.path:
-                    Path(listener.address.path).unlink(missing_ok=True)
-        except ConfigError as exc:
+                _try_to_listen(listener.address)
+        except BridgeError as exc:
             findings.append(Finding(what, str(exc)))
         else:
             detail = f"{listener.protocol} on {listener.address}"
             findings.append(Finding(what, detail=detail + (", in use by the running daemon" if running else "")))
     return findings
+
+
+def _admin(conf: Config, running: bool) -> Finding:
+    address = conf.admin.address
+    try:
+        if not running and not address.systemd:
+            _try_to_listen(address)
+    except BridgeError as exc:
+        return Finding("admin", str(exc))
+    return Finding("admin", detail=str(address) + (", in use by the running daemon" if running else ""))
+
+
+def _try_to_listen(address: Address) -> None:
+    for sock in open_listening(address):
+        sock.close()
+    if address.path:
+        Path(address.path).unlink(missing_ok=True)
 
 
 async def _scanner(conf: Config, token: str) -> AsyncIterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -54,7 +55,11 @@ def _welcome(conf: Config, daemon: Daemon) -> None:
     if smtp is not None:
         host, port = smtp.address.host, smtp.address.port
         lines += ["", "Try it, in another terminal:", *_examples(host, port)]
-    click.echo("\n".join([*lines, ""]))
+    try:
+        click.echo("\n".join([*lines, ""]))
+    except OSError:  # a full disk, a reader that went away: not worth a mail
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _examples(host: str, port: int) -> list[str]:

@@ -7,6 +7,7 @@ import json
 import re
 import sys
 from pathlib import Path
+from uuid import UUID
 
 import click
 import uvloop
@@ -15,7 +16,7 @@ from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, AnalysisResu
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config import Config
 from bridge.daemon import wiring
-from bridge.errors import ConfigError, Saturated, ScanError
+from bridge.errors import ConfigError, MessageTooLarge, Saturated, ScanError
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner
 
@@ -30,19 +31,20 @@ _TIMEOUT_S = 300.0
 @click.option(
     "--to", "recipients", multiple=True, default=["postmaster"], show_default=True, help="Recipient; repeatable."
 )
-@click.option("--tenant", help="tenantUid.")
+@click.option("--tenant", type=click.UUID, help="tenantUid.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object per file.")
 def scan(
     path: Path | None,
     files: tuple[Path, ...],
     sender: str,
     recipients: tuple[str, ...],
-    tenant: str | None,
+    tenant: UUID | None,
     as_json: bool,
 ) -> None:
     """Submit stored mail (.eml) and print the decisions. Exit code 1 when one could not be had."""
     conf = load_or_exit(path)
-    request = AnalysisRequest(BorderMtaData(sender, recipients), tenant or conf.scanner.tenant_uid)
+    tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid
+    request = AnalysisRequest(BorderMtaData(sender, recipients), tenant_uid)
     try:
         failed = uvloop.run(_scan_all(conf, files, request, as_json))
     except ConfigError as exc:
@@ -69,7 +71,9 @@ async def _scan_all(conf: Config, files: tuple[Path, ...], request: AnalysisRequ
 
 
 async def _scan_one(scanner: Scanner, content: bytes, request: AnalysisRequest) -> AnalysisResult:
-    message = Message(Spool(MAX_MESSAGE_BYTES * 4))
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise MessageTooLarge("it is over the 50 MiB that the service takes")
+    message = Message(Spool(MAX_MESSAGE_BYTES))
     message.write(content)
     try:
         return await scanner.submit(request, message, asyncio.get_running_loop().time() + _TIMEOUT_S)

@@ -11,8 +11,10 @@ import asyncio
 import gc
 import logging
 import signal
+import socket
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,7 +28,7 @@ from bridge.daemon.admin import create_admin
 from bridge.daemon.notify import feed_watchdog, notify
 from bridge.daemon.sockets import open_listening
 from bridge.delivery.quarantine import Quarantine
-from bridge.errors import ConfigError
+from bridge.errors import ConfigError, StoreError
 from bridge.filter.admission import Admission
 from bridge.filter.decide import Filter, Record
 from bridge.filter.headers import HeaderEditor
@@ -61,10 +63,9 @@ class Daemon:
         self.spool = Spool(conf.admission.max_bytes_in_processing, conf.spool.memory_per_mail, conf.spool.directory)
         self.quarantine = Quarantine(wiring.quarantine_directory(conf, self.state))
         self.servers: list[SmtpServer | MilterServer] = []
-        self._service: ServiceServer | None = None
-        self._admin: HttpServer | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._started = time.time()
+        self._ending = AsyncExitStack()  # ends what was started, last first
+        self._started = time.monotonic()
         self._stopping = False
 
     async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
@@ -92,16 +93,27 @@ class Daemon:
         await self.stop()
 
     async def start(self) -> None:
+        """All parts, or none: what was started before one failed is ended again."""
+        try:
+            await self._start()
+        except BaseException:
+            await self._ending.aclose()
+            raise
+
+    async def _start(self) -> None:
         if self.config.embedded_service:
             await self._start_service()
         self.scanner = Scanner(wiring.scanner_settings(self.config, wiring.token(self.config)))
+        self._ending.callback(self.scanner.close)
+        self._watch_levels()
+        await self._start_admin()
         self.relay = wiring.relay(self.config)
+        if self.relay is not None:
+            self._ending.push_async_callback(self.relay.close)
         if (left := self.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         servers = [(listener, self._server(listener)) for listener in self.config.listeners]
-        sockets = [open_listening(listener.address, listener.unix_mode) for listener in self.config.listeners]
-        self._watch_levels()
-        await self._start_admin()
+        sockets = [self._open(listener.address, listener.unix_mode) for listener in self.config.listeners]
         for (listener, server), bound in zip(servers, sockets, strict=True):
             for sock in bound:
                 await server.serve(sock)
@@ -109,8 +121,15 @@ class Daemon:
             log.info(
                 "listener %s: %s on %s, for %s", listener.name, listener.protocol, listener.address, listener.profile
             )
+        self._ending.push_async_callback(self._end_tasks)
         for task in (self.scanner.watch(), feed_watchdog(), self._purge()):
             self._tasks.append(asyncio.create_task(task))
+
+    def _open(self, address: Address, unix_mode: str = "0660") -> list[socket.socket]:
+        sockets = open_listening(address, unix_mode)
+        for sock in sockets:
+            self._ending.callback(sock.close)
+        return sockets
 
     async def _start_service(self) -> None:
         """The scanning service in this process, at the first scanner URL."""
@@ -119,8 +138,9 @@ class Daemon:
         parts = urlsplit(self.config.scanner.urls[0])
         listen = Address(parts.hostname or "127.0.0.1", parts.port or 80)
         secret = files.read_secret(path, "scanner.token_file")
-        self._service = ServiceServer()
-        await self._service.start(service_settings.embedded(self.state, str(listen), secret))
+        service = ServiceServer()
+        self._ending.push_async_callback(service.stop, 1)
+        await service.start(service_settings.embedded(self.state, str(listen), secret))
         log.info("scanning service on %s", listen)
 
     def _server(self, listener: config.Listener) -> SmtpServer | MilterServer:
@@ -156,8 +176,9 @@ class Daemon:
 
     async def _start_admin(self) -> None:
         app = create_admin(self.metrics.registry, problem=self._problem, state=self.describe)
-        self._admin = HttpServer(app, open_listening(self.config.admin.address))
-        await self._admin.start()
+        admin = HttpServer(app, self._open(self.config.admin.address))
+        await admin.start()
+        self._ending.push_async_callback(admin.stop, 1)
 
     def _watch_levels(self) -> None:
         """Gauges are read from the parts when somebody asks."""
@@ -182,7 +203,7 @@ class Daemon:
         """For `scanbridge status`."""
         return {
             "version": __version__,
-            "uptime_s": round(time.time() - self._started),
+            "uptime_s": round(time.monotonic() - self._started),
             "ready": not self._problem(),
             "in_processing": self.admission.in_processing,
             "max_in_processing": self.admission.settings.max_in_processing,
@@ -200,7 +221,10 @@ class Daemon:
     async def _purge(self) -> None:
         """Quarantined mail beyond its retention, once an hour."""
         while True:
-            await self.quarantine.purge(self.config.quarantine.retention)
+            try:
+                await self.quarantine.purge(self.config.quarantine.retention)
+            except StoreError as exc:
+                log.error("old mail could not be removed from the quarantine: %s", exc)
             await asyncio.sleep(_PURGE_INTERVAL_S)
 
     async def stop(self, drain_s: float | None = None) -> None:
@@ -208,17 +232,13 @@ class Daemon:
         self._stopping = True
         limit = self.config.drain_timeout if drain_s is None else drain_s
         await asyncio.gather(*(server.drain(limit) for server in self.servers))
-        if self.relay is not None:
-            await self.relay.close()
+        await self._ending.aclose()
+        log.info("stopped")
+
+    async def _end_tasks(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.scanner.close()
-        if self._admin is not None:
-            await self._admin.stop(1)
-        if self._service is not None:
-            await self._service.stop(1)
-        log.info("stopped")
 
 
 def load(path: Path | None) -> Config:

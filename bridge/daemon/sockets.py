@@ -14,13 +14,13 @@ _FIRST_FD = 3  # SD_LISTEN_FDS_START
 
 
 def open_listening(address: Address, unix_mode: str = "0660") -> list[socket.socket]:
-    """The sockets of one address. Raises ConfigError with what to do."""
+    """The sockets of one address. Raises CannotListen, which may pass, or ConfigError, with what to do."""
     if address.systemd:
         return _from_systemd(address.systemd)
     try:
         sock = bind(address)
     except CannotListen as exc:
-        raise ConfigError(f"{exc}; is another program, or another scanbridge, using it?") from exc
+        raise CannotListen(f"{exc}; is another program, or another scanbridge, using it?") from exc
     if address.path:
         Path(address.path).chmod(int(unix_mode, 8))
     return [sock]
