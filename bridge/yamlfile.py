@@ -21,7 +21,7 @@ from bridge.errors import ConfigError
 Path_ = tuple[str | int, ...]
 M = TypeVar("M", bound=BaseModel)
 
-_MAX_VALUES = 100_000
+_ALIASED = 100_000
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INT = re.compile(r"[-+]?[0-9]+\Z")
 _FLOAT = re.compile(r"[-+]?[0-9]+\.[0-9]+\Z")
@@ -73,10 +73,11 @@ class _Tree:
         self.lines: dict[Path_, int] = {}
         self.mistakes: list[str] = []
         self.parsed = False
-        self._values = 0
+        self._left = 0  # values that may still come
 
     def read(self, text: str, loader: Any = yaml.SafeLoader) -> Any:
         try:
+            self._left = len(text) + _ALIASED  # each value takes a character, unless an alias repeats it
             node = yaml.compose(text, Loader=loader)
             value = None if node is None else self._value(node, (), frozenset())
             self.parsed = True
@@ -91,13 +92,13 @@ class _Tree:
             self.mistakes.append(f"{self.path}:1: nested too deeply")
             return None
         except _TooMany:
-            self.mistakes.append(f"{self.path}:1: more than {_MAX_VALUES} values, counting each use of an alias")
+            self.mistakes.append(f"{self.path}:1: too many values, counting each use of an alias")
             return None
         return value
 
     def _value(self, node: yaml.Node, where: Path_, above: frozenset[int]) -> Any:
-        self._values += 1
-        if self._values > _MAX_VALUES:
+        self._left -= 1
+        if self._left < 0:
             raise _TooMany
         self.lines.setdefault(where, node.start_mark.line + 1)
         if id(node) in above:
