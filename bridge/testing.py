@@ -67,7 +67,8 @@ async def _end_tasks() -> None:
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-    await asyncio.sleep(0)  # transports that were just closed say so in the next turn
+    for _ in range(5):  # a transport that was told to close or abort does so in one of the next turns
+        await asyncio.sleep(0)
 
 
 @dataclass
@@ -138,13 +139,10 @@ class FakeScanner:
 
 
 def _submission(fields: dict[str, str], body: bytes) -> Submission:
-    kind = f"Content-Type: {fields['Content-Type']}\r\n\r\n".encode()
-    parts = {}
-    for part in message_from_bytes(kind + body, policy=policy.HTTP).iter_parts():
-        parts[part.get_param("name", header="content-disposition")] = part
-    boundary = fields["Content-Type"].partition("boundary=")[2].encode()
-    email = body.split(b"Content-Type: message/rfc822\r\n\r\n", 1)[1].rsplit(b"\r\n--" + boundary + b"--", 1)[0]
-    parameters = parts["parameters"]
+    boundary = b"--" + fields["Content-Type"].partition("boundary=")[2].encode()
+    first, _, second = body.removeprefix(boundary + b"\r\n").partition(b"\r\n" + boundary + b"\r\n")
+    parameters = message_from_bytes(first, policy=policy.HTTP)
+    email = second.partition(b"\r\n\r\n")[2].removesuffix(b"\r\n" + boundary + b"--\r\n")
     return Submission(
         authorization=fields.get("Authorization", ""),
         parameters=json.loads(bytes(parameters.get_payload(decode=True))),
@@ -336,6 +334,24 @@ def running_bridge(directory: Path, config: dict[str, Any] | None = None, **list
     background, scanner, next_hop = Background(), FakeScanner(), NextHop()
     background.run(scanner.start())
     background.run(next_hop.start())
+    data = configuration(directory, scanner, next_hop, config, **listener)
+    conf = yamlfile.load(directory / "bridge.yml", Config, yamlfile.dump(data))
+    daemon = Daemon(conf)
+    background.run(daemon.start())
+    port, admin_port = conf.listeners[0].address.port, conf.admin.address.port
+    try:
+        yield RunningBridge(daemon, scanner, next_hop, background, port, admin_port, directory)
+    finally:
+        background.run(daemon.stop(2.0))
+        background.run(scanner.stop())
+        background.run(next_hop.stop())
+        background.close()
+
+
+def configuration(
+    directory: Path, scanner: FakeScanner, next_hop: NextHop, config: dict[str, Any] | None = None, **listener: Any
+) -> dict[str, Any]:
+    """A test's defaults, with `config` merged over them, and `listener` over the one listener."""
     (directory / "token").write_text(TOKEN + "\n")
     port, admin_port = free_port(), free_port()
     data: dict[str, Any] = {
@@ -349,16 +365,7 @@ def running_bridge(directory: Path, config: dict[str, Any] | None = None, **list
     }
     for key, value in (config or {}).items():
         data[key] = {**data[key], **value} if isinstance(value, dict) and isinstance(data.get(key), dict) else value
-    conf = yamlfile.load(directory / "bridge.yml", Config, yamlfile.dump(data))
-    daemon = Daemon(conf)
-    background.run(daemon.start())
-    try:
-        yield RunningBridge(daemon, scanner, next_hop, background, port, admin_port, directory)
-    finally:
-        background.run(daemon.stop(2.0))
-        background.run(scanner.stop())
-        background.run(next_hop.stop())
-        background.close()
+    return data
 
 
 def free_port() -> int:
