@@ -80,9 +80,9 @@ class Program:
 
     def kill(self) -> None:
         """kill -9"""
-        assert self._process is not None
-        self._process.kill()
-        self._process.wait(DEADLINE_S)
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(DEADLINE_S)
 
     def log(self) -> str:
         return self._log.read_text(errors="replace")

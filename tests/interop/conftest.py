@@ -132,9 +132,9 @@ def installed(ports, postfix, tmp_path_factory):
     (directory / "bridge.yml").write_text(BRIDGE.format(ports=ports))
     service = Program(directory, [ports.service], "service", "-c", str(directory / "service.yml"))
     bridge = Program(directory, [ports.admin, ports.proxy, ports.queue], "run", "-c", str(directory / "bridge.yml"))
-    service.start()
-    bridge.start()
     try:
+        service.start()
+        bridge.start()
         yield Installed(bridge, service, directory)
         until(lambda: not postfix.queue(), "Postfix's queue to be empty")
         assert bridge.stop() == 0, bridge.log()
