@@ -30,7 +30,8 @@ def cached_root() -> Path:
         cache.mkdir(parents=True, exist_ok=True)
         building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
         command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={PACKAGES}", "bookworm", str(building)]
-        done = subprocess.run([*command, SOURCES], capture_output=True, text=True, timeout=600)
+        sources = [SOURCES] if Path(SOURCES).exists() else []
+        done = subprocess.run([*command, *sources], capture_output=True, text=True, timeout=600)
         if done.returncode != 0:
             shutil.rmtree(building, ignore_errors=True)
             unavailable(f"the root for Sendmail cannot be built: {done.stderr[-400:]}")

@@ -14,6 +14,7 @@ import ipaddress
 import re
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 
 from bridge.errors import ProtocolError
 from bridge.intake.milter import wire
@@ -138,11 +139,16 @@ class Agreement:
     @property
     def answered(self) -> frozenset[int]:
         """The events the mail server waits for us after."""
-        return frozenset(
-            command for command, event in wire.EVENTS.items() if event.responses and not self.steps & event.no_reply
-        )
+        return _answered(self.steps)
 
 
+# A mail server makes the same offer on every connection, and often a connection for every mail.
+@lru_cache(maxsize=16)
+def _answered(steps: int) -> frozenset[int]:
+    return frozenset(code for code, event in wire.EVENTS.items() if event.responses and not steps & event.no_reply)
+
+
+@lru_cache(maxsize=16)
 def negotiate(offer: bytes) -> Agreement:
     """Choose from what the mail server offers: never a newer version, never a bit it did not offer."""
     if len(offer) < _NEGOTIATION.size:
@@ -154,6 +160,7 @@ def negotiate(offer: bytes) -> Agreement:
     return Agreement(min(version, wire.VERSIONS[-1]), actions & WANTED_ACTIONS, (steps & WANTED_STEPS) | size)
 
 
+@lru_cache(maxsize=16)
 def negotiation(agreement: Agreement) -> bytes:
     """Our side of it, with the macros we want where we may say so."""
     symbols = b""
