@@ -44,7 +44,8 @@ class Maildir:
             raise NextHopError(LATE, "maildir: deadline passed") from exc
         except OSError as exc:
             raise NextHopError(FULL if exc.errno in durable.FULL else FAILED, f"maildir: {exc}") from exc
-        return Delivered(Reply(250, "2.0.0", f"Ok: queued as {tx.id}"), tx.id)
+        reply = Reply(250, "2.0.0", f"Ok: queued as {tx.id}")
+        return Delivered(reply, tx.id, (reply,) * len(tx.envelope.recipients))
 
     async def probe(self) -> tuple[str, ...]:
         """Whether mail can be written there. Raises NextHopError."""

@@ -43,6 +43,10 @@ class RelaySettings:
     max_connections: int = 100
 
 
+class CannotConnect(NextHopError):
+    """There is no connection to this next hop, so another one may safely have the mail."""
+
+
 class _TlsFailed(Exception):
     """No encryption could be had; the text says why."""
 
@@ -55,7 +59,9 @@ async def open_connection(settings: RelaySettings, until: float) -> Connection:
             return await _open(settings)
     except OSError as exc:  # TimeoutError and ssl.SSLError are OSErrors
         late = limit == until and isinstance(exc, TimeoutError)
-        raise NextHopError(LATE if late else UNREACHABLE, f"{settings.next_hop}: {exc or 'timed out'}") from exc
+        if late:
+            raise NextHopError(LATE, f"{settings.next_hop}: timed out") from exc
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {exc or 'timed out'}") from exc
 
 
 async def _open(settings: RelaySettings) -> Connection:
@@ -63,7 +69,7 @@ async def _open(settings: RelaySettings) -> Connection:
         return await _dialogue(settings, settings.tls)
     except _TlsFailed as exc:
         if settings.tls == "required":
-            raise NextHopError(UNTRUSTED, f"{settings.next_hop}: {exc}") from exc
+            raise CannotConnect(UNTRUSTED, f"{settings.next_hop}: {exc}") from exc
         log.warning("next hop %s: %s; going on without TLS", settings.next_hop, exc)
         return await _dialogue(settings, "none")
 
@@ -73,7 +79,7 @@ async def _dialogue(settings: RelaySettings, tls: TlsMode) -> Connection:
     try:
         greeting = await _answer(conn, settings)
         if greeting.code != 220:
-            raise NextHopError(UNREACHABLE, f"{settings.next_hop}: greeting: {greeting}")
+            raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: greeting: {greeting}")
         conn.capabilities = await _hello(conn, settings)
         if tls != "none" and await _secure(conn, settings, tls):
             conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: forget, and ask again
@@ -94,7 +100,7 @@ async def _connect(settings: RelaySettings) -> Connection:
 async def _answer(conn: Connection, settings: RelaySettings) -> Reply:
     replies = await conn.replies(1, settings.connect_timeout_s)
     if not replies:
-        raise NextHopError(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
     return replies[0]
 
 
@@ -110,7 +116,7 @@ async def _hello(conn: Connection, settings: RelaySettings) -> Capabilities:
         reply = await _answer(conn, settings)
         if reply.code == 250:
             return Capabilities()
-    raise NextHopError(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
+    raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
 
 
 async def _secure(conn: Connection, settings: RelaySettings, tls: TlsMode) -> bool:

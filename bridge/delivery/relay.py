@@ -34,7 +34,7 @@ from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 
-__all__ = ["Delivered", "Relay", "RelaySettings", "SmtpRelay"]
+__all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
 log = logging.getLogger("bridge.delivery")
 
@@ -47,6 +47,15 @@ class Delivered:
 
     reply: Reply
     queue_id: str = ""  # the next hop's own, where its reply shows one
+    replies: tuple[Reply, ...] = ()  # one for each recipient, in their order
+
+
+class Mixed(NextHopError):
+    """LMTP: some recipients have the mail and some do not. `reply` speaks for all, `replies` for each."""
+
+    def __init__(self, reply: Reply, each: tuple[Reply, ...]) -> None:
+        super().__init__(reply, f"{sum(one.is_success for one in each)} of {len(each)} recipients have it; {reply}")
+        self.replies = each
 
 
 class Relay(Protocol):
@@ -184,26 +193,26 @@ class SmtpRelay:
     # After the dot. Nothing here needs the message, which the caller may close.
 
     async def _finish(self, conn: Connection, tx: Transaction) -> Delivered:
-        count = len(tx.envelope.recipients) if self._lmtp else 1
+        recipients = len(tx.envelope.recipients)
         try:
-            answers = await conn.replies(count, self._settings.timeout_s)
+            answers = await conn.replies(recipients if self._lmtp else 1, self._settings.timeout_s)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._finish_late(conn, tx.id, count))
+            task = asyncio.create_task(self._finish_late(conn, tx.id, recipients))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
             raise
-        return self._conclude(conn, answers, count)
+        return self._conclude(conn, answers, recipients)
 
-    async def _finish_late(self, conn: Connection, mail_id: str, count: int) -> None:
-        answers = await conn.replies(count, self._settings.timeout_s)
+    async def _finish_late(self, conn: Connection, mail_id: str, recipients: int) -> None:
+        answers = await conn.replies(recipients if self._lmtp else 1, self._settings.timeout_s)
         try:
-            delivered = self._conclude(conn, answers, count)
+            delivered = self._conclude(conn, answers, recipients)
         except NextHopError as exc:
             log.warning("%s: the client is gone, and the next hop did not take the mail: %s", mail_id, exc)
         else:
             log.info("%s: the client is gone, the next hop took the mail: %s", mail_id, delivered.reply)
 
-    def _conclude(self, conn: Connection, answers: list[Reply], count: int) -> Delivered:
+    def _conclude(self, conn: Connection, answers: list[Reply], recipients: int) -> Delivered:
         self._finishing.discard(conn)
         if not self._finishing:
             self._all_finished.set()
@@ -213,11 +222,19 @@ class SmtpRelay:
         if refusal is None:
             conn.errors = 0
         self._pool.give_back(conn)
-        if len(answers) < count and (refusal is None or not refusal.is_temporary):
+        complete = len(answers) == (recipients if self._lmtp else 1)
+        if not complete and (refusal is None or not refusal.is_temporary):
             raise _failure(conn)
+        if refusal is not None and complete and len(answers) > 1:
+            raise Mixed(replies.passed_on(refusal), tuple(map(_for_one, answers)))
         if refusal is not None:
             raise NextHopError(replies.passed_on(refusal))
-        return Delivered(answers[0], replies.queue_id(answers[0]))
+        each = tuple(answers) if self._lmtp else (answers[0],) * recipients
+        return Delivered(answers[0], replies.queue_id(answers[0]), each)
+
+
+def _for_one(answer: Reply) -> Reply:
+    return answer if answer.is_success else replies.passed_on(answer)
 
 
 def judge(answers: list[Reply], batch: Commands) -> Reply | None:
