@@ -222,7 +222,7 @@ class Connection(SMTP):
         self._writer.close()
         if self._transport.get_write_buffer_size():
             self._timeout_handle.cancel()
-            self._timeout_handle = self.loop.call_later(_LAST_WORDS_S, self._transport.abort)
+            self._timeout_handle = self.loop.call_later(min(_LAST_WORDS_S, self._timeout()), self._transport.abort)
         self.transport = None
 
     @property

@@ -99,7 +99,7 @@ class SmtpServer:
             ident="LMTP scanbridge" if settings.protocol == "lmtp" else "ESMTP scanbridge",
             tls_context=settings.tls,
             require_starttls=settings.tls_required,
-            proxy_protocol_timeout=_PROXY_TIMEOUT_S if settings.proxy_protocol else None,
+            proxy_protocol_timeout=_proxy_timeout(settings) if settings.proxy_protocol else None,
             loop=self._loop,
         )
 
@@ -287,6 +287,10 @@ class SmtpServer:
         )
         server.described = (told, description)
         return description
+
+
+def _proxy_timeout(settings: SmtpSettings) -> float:
+    return min(_PROXY_TIMEOUT_S, settings.session.command_timeout_s or _PROXY_TIMEOUT_S)
 
 
 def _peer_address(peer: Any) -> str | None:
