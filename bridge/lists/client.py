@@ -1,0 +1,300 @@
+"""The client of the List API: its four operations, typed, async, on httpx2.
+
+Knows HTTP and nobody else in this package does. The key goes to the configured address and
+nowhere else: no redirect is followed, no proxy of the environment is used, certificates are
+verified. Answers are bounded and never decompressed. What is temporary is tried again, within
+the caller's patience, because every operation is idempotent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import time
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
+from contextlib import aclosing, asynccontextmanager, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+import httpx2
+
+from bridge.api.failure import Failure
+from bridge.api.lists import (
+    ADD_PATH,
+    AUTH_SCHEME,
+    DELETE_PATH,
+    GET_LISTS_PATH,
+    LIST_ENTRIES_PATH,
+    NDJSON,
+    ListEntry,
+    ListFileInfo,
+)
+from bridge.lists import batches
+from bridge.lists.batches import Progress, Tally
+from bridge.lists.errors import EntryRefused, ListsMalformed, ListsRefused, ListsUnavailable, clean, refusal
+from bridge.lists.ndjson import EntryReader
+from bridge.lists.retry import Patience, RetrySettings, parse_retry_after
+
+MAX_ANSWER = 64 * 1024
+MAX_LISTS_ANSWER = 16 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class ListSettings:
+    url: str  # the service's base address, without /api/public/lists/v1
+    api_key: str = field(repr=False)
+    tls: ssl.SSLContext | None = None  # for https; the system's certificates when absent
+    connect_timeout_s: float = 10.0
+    answer_timeout_s: float = 60.0  # for one whole answer, or for silence within the stream of entries
+    parallel: int = 4
+    retry: RetrySettings = field(default_factory=RetrySettings)
+
+
+class ListClient:
+    """`async with ListClient(settings) as client`. Every operation raises ListsError."""
+
+    def __init__(self, settings: ListSettings) -> None:
+        self._settings = settings
+        self._url = settings.url.rstrip("/")
+        self._not_before = 0.0  # when the service asked us to wait, all requests do
+        self._http = httpx2.AsyncClient(
+            headers={
+                "Authorization": f"{AUTH_SCHEME} {settings.api_key}",
+                "Content-Type": "application/json",
+                "Accept-Encoding": "identity",  # a small answer must not become a large one
+            },
+            verify=_tls(settings),
+            trust_env=False,
+            follow_redirects=False,
+            timeout=httpx2.Timeout(settings.answer_timeout_s, connect=settings.connect_timeout_s, pool=None),
+            limits=httpx2.Limits(max_connections=settings.parallel + 1, max_keepalive_connections=settings.parallel),
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def lists(self, tenant: str | None = None) -> list[ListFileInfo]:
+        """The lists of one tenant, or of the deployment."""
+        answer = _object(await self._call(GET_LISTS_PATH, _body(tenant), MAX_LISTS_ANSWER))
+        infos = answer.get("listFileInfos")
+        if not isinstance(infos, list):
+            raise ListsMalformed("the answer to getLists holds no lists")
+        try:
+            return [ListFileInfo.from_dict(info) for info in infos]
+        except ValueError:
+            raise ListsMalformed("the answer to getLists holds something that is not a list") from None
+
+    async def add(
+        self,
+        name: str,
+        entries: Iterable[ListEntry] | AsyncIterable[ListEntry],
+        tenant: str | None = None,
+        *,
+        tally: Tally | None = None,
+        progress: Progress | None = None,
+    ) -> Tally:
+        """Add or update any number of entries. `tally`, if given, is right even when this raises.
+
+        Of one entry given twice the last wins only when both are near: make them unique first.
+        """
+
+        async def send(batch: list[ListEntry]) -> int:
+            body = _body(tenant, listName=name, entries=[one.to_dict() for one in batch])
+            try:
+                return _modified(await self._call(ADD_PATH, body, MAX_ANSWER))
+            except EntryRefused as exc:
+                raise _named(exc, [one.entry for one in batch]) from None
+
+        tally = Tally() if tally is None else tally
+        await batches.run(send, entries, self._settings.parallel, tally, progress)
+        return tally
+
+    async def delete(
+        self,
+        name: str,
+        entries: Iterable[str] | AsyncIterable[str],
+        tenant: str | None = None,
+        *,
+        tally: Tally | None = None,
+        progress: Progress | None = None,
+    ) -> Tally:
+        """Delete any number of entries; those that are not there are no error."""
+
+        async def send(batch: list[str]) -> int:
+            body = _body(tenant, listName=name, entries=batch)
+            try:
+                return _modified(await self._call(DELETE_PATH, body, MAX_ANSWER))
+            except EntryRefused as exc:
+                raise _named(exc, batch) from None
+
+        tally = Tally() if tally is None else tally
+        await batches.run(send, entries, self._settings.parallel, tally, progress)
+        return tally
+
+    async def entries(self, name: str, tenant: str | None = None) -> AsyncGenerator[ListEntry, None]:
+        """Every entry of a list, streamed. Leave it early with `contextlib.aclosing`."""
+        async with aclosing(self.entry_chunks(name, tenant)) as chunks:
+            async for chunk in chunks:
+                for entry in chunk:
+                    yield entry
+
+    async def entry_chunks(self, name: str, tenant: str | None = None) -> AsyncGenerator[list[ListEntry], None]:
+        """As `entries`, in the helpings the network brings: for a million entries, a third of the time.
+
+        A stream that is cut before its first entry is opened again. Later the caller must decide
+        what to do with what it has: ListsUnavailable says how much that was.
+        """
+        patience, body = Patience(self._settings.retry), _body(tenant, listName=name)
+        received = 0
+        while True:
+            await self._wait()
+            try:
+                async with self._open(LIST_ENTRIES_PATH, body) as answer:
+                    _check_framed(answer)
+                    reader = EntryReader()
+                    async for raw in answer.aiter_raw():
+                        if found := reader.feed(raw):
+                            received += len(found)
+                            yield found
+                    if found := reader.end():
+                        received += len(found)
+                        yield found
+                return
+            except ListsUnavailable as exc:
+                if received:
+                    raise ListsUnavailable(f"cut off after {received:,} entries: {exc}", received=received) from exc
+                await self._before_next(patience, exc)
+
+    async def _call(self, path: str, body: bytes, max_answer: int) -> bytes:
+        patience = Patience(self._settings.retry)
+        while True:
+            await self._wait()
+            try:
+                async with asyncio.timeout(self._settings.answer_timeout_s), self._open(path, body) as answer:
+                    return await _read(answer, max_answer)
+            except ListsUnavailable as exc:
+                await self._before_next(patience, exc)
+            except TimeoutError:
+                late = ListsUnavailable(f"no answer within {self._settings.answer_timeout_s:g} s")
+                await self._before_next(patience, late)
+
+    @asynccontextmanager
+    async def _open(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
+        """The answer with status 200, its body unread; anything else is an error."""
+        with _translated(self._settings):
+            async with self._http.stream("POST", self._url + path, content=body) as answer:
+                if answer.headers.get("content-encoding", "identity").lower() != "identity":
+                    raise ListsMalformed("the answer is compressed, though we asked for none that is")
+                if answer.status_code != 200:
+                    failure = Failure.from_json(await _read(answer, MAX_ANSWER))
+                    wait = parse_retry_after(answer.headers.get("retry-after"))
+                    raise refusal(answer.status_code, failure, wait, self._settings.api_key)
+                yield answer
+
+    async def _wait(self) -> None:
+        while (left := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110 (a time, not an event)
+            await asyncio.sleep(left)
+
+    async def _before_next(self, patience: Patience, exc: ListsUnavailable) -> None:
+        """Wait until the request may be sent again, or raise `exc`: patience is at its end."""
+        now = time.monotonic()
+        delay = patience.delay(now, exc.retry_after_s)
+        if delay is None:
+            raise exc
+        if exc.retry_after_s is not None:
+            self._not_before = max(self._not_before, now + exc.retry_after_s)
+        await asyncio.sleep(delay)
+
+
+def _tls(settings: ListSettings) -> ssl.SSLContext:
+    if settings.tls is not None:
+        return settings.tls
+    if settings.url.startswith("https:"):
+        context = ssl.create_default_context()
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        return context
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; an empty one is made in no time
+
+
+@contextmanager
+def _translated(settings: ListSettings) -> Iterator[None]:
+    """httpx2's errors as ours; the cause stays."""
+    try:
+        yield
+    except httpx2.TimeoutException as exc:
+        what = "no connection" if isinstance(exc, httpx2.ConnectTimeout) else "no answer"
+        limit = settings.connect_timeout_s if what == "no connection" else settings.answer_timeout_s
+        raise ListsUnavailable(f"{what} within {limit:g} s") from exc
+    except httpx2.TransportError as exc:
+        if (untrusted := _certificate_problem(exc)) is not None:
+            raise ListsRefused(f"the service's certificate is not trusted: {untrusted}") from exc
+        if isinstance(exc, httpx2.ConnectError):
+            raise ListsUnavailable(f"{settings.url} cannot be reached: {_reason(exc, settings)}") from exc
+        raise ListsUnavailable(f"the connection was lost: {_reason(exc, settings)}") from exc
+    except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as exc:
+        raise ListsRefused(f"the request cannot be made: {type(exc).__name__}") from exc
+
+
+def _certificate_problem(exc: BaseException) -> str | None:
+    cause: BaseException | None = exc
+    while cause is not None:
+        if isinstance(cause, ssl.SSLCertVerificationError):
+            return cause.verify_message
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _reason(exc: Exception, settings: ListSettings) -> str:
+    return clean(str(exc), settings.api_key) or type(exc).__name__
+
+
+def _check_framed(answer: httpx2.Response) -> None:
+    """Without a length or chunks, a cut list looks like a whole one."""
+    if not answer.headers.keys() & {"content-length", "transfer-encoding"}:
+        raise ListsMalformed(f"the {NDJSON} answer does not say where it ends, so it may be incomplete")
+
+
+async def _read(answer: httpx2.Response, limit: int) -> bytes:
+    body = bytearray()
+    async for chunk in answer.aiter_raw():
+        body += chunk
+        if len(body) > limit:
+            raise ListsMalformed(f"the answer is larger than {limit} bytes")
+    return bytes(body)
+
+
+def _body(tenant: str | None, **fields: Any) -> bytes:
+    if tenant is not None:
+        fields["tenantUid"] = tenant
+    return json.dumps(fields).encode("ascii")
+
+
+def _object(raw: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(raw)
+    except (ValueError, RecursionError):
+        raise ListsMalformed("the answer is not JSON") from None
+    if not isinstance(value, dict):
+        raise ListsMalformed("the answer is not an object")
+    return value
+
+
+def _modified(raw: bytes) -> int:
+    count = _object(raw).get("modifiedEntries")
+    if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        raise ListsMalformed("the answer does not say how many entries were modified")
+    return count
+
+
+def _named(exc: EntryRefused, batch: list[str]) -> EntryRefused:
+    """The same refusal with the entry it is about: a position in a batch of 500 helps nobody."""
+    if exc.position is None or exc.position >= len(batch):
+        return exc
+    return EntryRefused(f"the entry {clean(batch[exc.position])!r} is refused: {exc}", exc.position)

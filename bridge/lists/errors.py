@@ -1,0 +1,98 @@
+"""What can go wrong with the List API, as its callers tell it apart.
+
+    ListsError
+    ├── ListsUnavailable       unreachable, cut off, 408, 425, 429, 5xx   temporary: run it again
+    ├── ListsForbidden         401, 403: the key is wrong or not allowed  permanent
+    ├── ListNotFound           404: no list of this name in the scope     permanent
+    ├── ListFull               409 list_full: over the list's maxSize     permanent
+    ├── EntryRefused           400, 409, ...: the service names an entry  permanent
+    ├── ListsRefused           any other refusal, a redirect, no trust    permanent
+    └── ListsMalformed         an answer that is no answer                permanent
+
+A text here is for the operator and is shown as it is. It holds what the service said, with the
+key and control characters taken out: a server that echoes our headers must not make us leak them.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bridge.api.failure import Failure
+from bridge.errors import BridgeError
+
+TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_MAX_TEXT = 300
+
+
+class ListsError(BridgeError):
+    """The List API did not do what was asked."""
+
+
+class ListsUnavailable(ListsError):
+    """Temporary. `retry_after_s` is the service's wish, `received` what had come before a stream was cut."""
+
+    def __init__(self, text: str, retry_after_s: float | None = None, received: int = 0) -> None:
+        super().__init__(text)
+        self.retry_after_s = retry_after_s
+        self.received = received
+
+
+class ListsForbidden(ListsError):
+    """The API key is not known, or may not do this."""
+
+
+class ListNotFound(ListsError):
+    """There is no list of this name in the scope."""
+
+
+class ListFull(ListsError):
+    """The addition would exceed the list's maxSize."""
+
+
+class EntryRefused(ListsError):
+    """The service will not have one of the entries; `position` is its place in the request, if it said so."""
+
+    def __init__(self, text: str, position: int | None = None) -> None:
+        super().__init__(text)
+        self.position = position
+
+
+class ListsRefused(ListsError):
+    """The service refuses for another reason."""
+
+
+class ListsMalformed(ListsError):
+    """The service answered something that the List API does not have."""
+
+
+def refusal(status: int, failure: Failure, retry_after_s: float | None, secret: str) -> ListsError:
+    """The error for an answer that is not 200."""
+    text = f"the service answers {status}{_said(failure, secret)}"
+    if status in TEMPORARY:
+        return ListsUnavailable(text, retry_after_s)
+    if status in (401, 403):
+        return ListsForbidden(f"the service refuses the API key: {text}")
+    if 300 <= status < 400:
+        return ListsRefused(f"the service answers {status}, a redirect, which is never followed: check the URL")
+    if status == 404:
+        known = failure.error == "list_not_found"
+        return ListNotFound(text if known else f"{text}; there is no such list, or no List API at this URL")
+    if failure.error == "list_full":
+        return ListFull(text)
+    if named := re.search(r"entries\[(\d{1,4})\]", failure.message):
+        return EntryRefused(text, int(named.group(1)))
+    return ListsRefused(text)
+
+
+def clean(text: str, secret: str = "") -> str:
+    """Somebody else's text, safe to show: one line, bounded, without the secret."""
+    if secret:
+        text = text.replace(secret, "***")
+    text = _CONTROL.sub("?", text)
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
+
+
+def _said(failure: Failure, secret: str) -> str:
+    said = ": ".join(part for part in (failure.error, failure.message) if part)
+    return f" ({clean(said, secret)})" if said else ""

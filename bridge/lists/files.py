@@ -1,0 +1,251 @@
+"""Entries in files, as people keep them: plain text, CSV, JSON lines, JSON, YAML.
+
+An entry is one string, with a comment or without. Without one (`None`) the comment that the list
+has is kept; an empty one is a wish for no comment. What is not understood is an error with file
+and line, all of them at once: a line skipped in silence is an address that nobody blocks.
+
+Plain text is one entry a line, its comment behind ` # `; empty lines and lines that begin with #
+are skipped, and a line that begins with { is a JSON object, for what text cannot say.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, assert_never
+
+from bridge import yamlfile
+from bridge.api.lists import ListEntry
+from bridge.errors import BridgeError, ConfigError
+
+MAX_MISTAKES = 20
+_COMMENT = re.compile(r"\s+#")
+
+
+class InputError(BridgeError):
+    """A file of entries cannot be used; the text has one line per mistake."""
+
+
+class Format(StrEnum):
+    TEXT = "text"
+    CSV = "csv"
+    JSONL = "jsonl"
+    JSON = "json"
+    YAML = "yaml"
+
+
+SUFFIXES = {
+    ".txt": Format.TEXT,
+    ".list": Format.TEXT,
+    ".csv": Format.CSV,
+    ".jsonl": Format.JSONL,
+    ".ndjson": Format.JSONL,
+    ".json": Format.JSON,
+    ".yml": Format.YAML,
+    ".yaml": Format.YAML,
+}
+
+Row = tuple[int, str, str | None]  # line, entry, comment
+_HEADER = {Format.CSV: "entry,comment\r\n"}
+
+
+def format_of(path: Path) -> Format:
+    """By the name's end; anything else is plain text."""
+    return SUFFIXES.get(path.suffix.lower(), Format.TEXT)
+
+
+def read_file(path: Path, kind: Format | None = None) -> dict[str, str | None]:
+    """A file's entries and comments. Raises InputError."""
+    try:
+        raw = path.read_bytes()
+    except OSError as exc:
+        raise InputError(f"{path}: cannot be read: {exc.strerror}") from exc
+    return read(raw, kind or format_of(path), str(path))
+
+
+def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
+    """Entry -> comment, in order; of one that is there twice the last counts. Raises InputError."""
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as exc:
+        line = raw[: exc.start].count(b"\n") + 1
+        raise InputError(f"{shown}:{line}: not UTF-8 text") from None
+    mistakes = _Mistakes(shown)
+    found: dict[str, str | None] = {}
+    for line, entry, comment in _rows(text, kind, mistakes):
+        if not entry:
+            mistakes.add(line, "the entry is empty")
+        found[entry] = comment
+    mistakes.check()
+    return found
+
+
+class _Mistakes:
+    def __init__(self, shown: str) -> None:
+        self.shown = shown
+        self._found: list[str] = []
+        self._more = 0
+
+    def add(self, line: int, what: str) -> None:
+        if len(self._found) < MAX_MISTAKES:
+            self._found.append(f"{self.shown}:{line}: {what}")
+        else:
+            self._more += 1
+
+    def check(self) -> None:
+        if self._found:
+            rest = [f"{self.shown}: and {self._more} more like these"] if self._more else []
+            raise InputError("\n".join([*self._found, *rest]))
+
+
+def _rows(text: str, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:
+    match kind:
+        case Format.TEXT:
+            return _text_rows(text, mistakes)
+        case Format.CSV:
+            return _csv_rows(text, mistakes)
+        case Format.JSONL:
+            return _json_lines(text, mistakes)
+        case Format.JSON:
+            return _json_rows(text, mistakes)
+        case Format.YAML:
+            return _yaml_rows(text, mistakes)
+        case _:
+            assert_never(kind)
+
+
+def _text_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+    for number, whole in enumerate(io.StringIO(text), 1):
+        line = whole.strip()
+        if not line or line.startswith("#"):
+            continue
+        if line.startswith("{"):
+            yield from _json_line(number, line, mistakes)
+        elif mark := _COMMENT.search(line):
+            yield number, line[: mark.start()], line[mark.end() :].strip()
+        else:
+            yield number, line, None
+
+
+def _json_lines(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+    for number, line in enumerate(io.StringIO(text), 1):
+        if line.strip():
+            yield from _json_line(number, line, mistakes)
+
+
+def _json_line(number: int, line: str, mistakes: _Mistakes) -> Iterator[Row]:
+    try:
+        item = json.loads(line)
+    except (ValueError, RecursionError):
+        mistakes.add(number, "not JSON")
+        return
+    yield from _item(number, item, mistakes)
+
+
+def _json_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as exc:
+        mistakes.add(exc.lineno, f"not JSON: {exc.msg}")
+        return
+    except RecursionError:
+        mistakes.add(1, "nested too deeply")
+        return
+    yield from _items(value, lambda _: 1, mistakes)
+
+
+def _yaml_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+    try:
+        value, line_of = yamlfile.read(Path(mistakes.shown), text)
+    except ConfigError as exc:
+        raise InputError(str(exc)) from None
+    yield from _items(value, line_of, mistakes)
+
+
+def _items(value: Any, line_of: Callable[[tuple[str | int, ...]], int], mistakes: _Mistakes) -> Iterator[Row]:
+    """A list, or an object whose `entries` is one."""
+    above: tuple[str | int, ...] = ()
+    if isinstance(value, dict) and set(value) == {"entries"}:
+        value, above = value["entries"], ("entries",)
+    if value is None:
+        return
+    if not isinstance(value, list):
+        mistakes.add(1, "must be a list of entries, each a text or an object of `entry` and `comment`")
+        return
+    for i, item in enumerate(value):
+        yield from _item(line_of((*above, i)), item, mistakes)
+
+
+def _item(line: int, item: Any, mistakes: _Mistakes) -> Iterator[Row]:
+    if isinstance(item, str):
+        yield line, item, None
+        return
+    if not isinstance(item, dict) or not isinstance(item.get("entry"), str):
+        mistakes.add(line, "an entry must be a text, or an object with `entry` as a text (a number needs quotes)")
+        return
+    comment = item.get("comment")
+    if comment is not None and not isinstance(comment, str):
+        mistakes.add(line, "a comment must be a text (a number needs quotes)")
+        return
+    yield line, item["entry"], comment  # other fields are somebody else's
+
+
+def _csv_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
+    """With a first row that names the columns `entry` and `comment`, or without: then they are the first two."""
+    first = text.partition("\n")[0]
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=";" if _semicolons(first) else ",")
+    at, comment_at, named = 0, 1, False
+    try:
+        for number, row in enumerate(reader):
+            cells = [cell.strip() for cell in row]
+            if number == 0 and "entry" in (names := [cell.lower() for cell in cells]):
+                at, comment_at = names.index("entry"), names.index("comment") if "comment" in names else -1
+                named = True
+                continue
+            if not any(cells) or (not named and cells[0].startswith("#")):
+                continue
+            if len(cells) <= at:
+                mistakes.add(reader.line_num, "this row has no entry")
+                continue
+            yield reader.line_num, cells[at], cells[comment_at] if 0 <= comment_at < len(cells) else None
+    except csv.Error as exc:
+        mistakes.add(reader.line_num, f"not CSV: {exc}")
+
+
+def _semicolons(first: str) -> bool:
+    return ";" in first and "," not in first
+
+
+def header(kind: Format) -> str:
+    """What stands before the first entry."""
+    return _HEADER.get(kind, "")
+
+
+def show(entries: Iterable[ListEntry], kind: Format) -> str:
+    """Entries as `read` takes them, one or several lines; JSON itself is written as JSON lines."""
+    match kind:
+        case Format.TEXT:
+            return "".join([_text_line(one) for one in entries])
+        case Format.CSV:
+            target = io.StringIO()
+            csv.writer(target).writerows((one.entry, one.comment) for one in entries)
+            return target.getvalue().encode("utf-8", "replace").decode()
+        case Format.JSONL | Format.JSON:
+            return "".join([json.dumps(one.to_dict()) + "\n" for one in entries])
+        case Format.YAML:
+            return "".join([f"- {json.dumps(one.to_dict())}\n" for one in entries])
+        case _:
+            assert_never(kind)
+
+
+def _text_line(one: ListEntry) -> str:
+    entry, comment = one.entry, one.comment
+    plain = entry.isprintable() and comment.isprintable() and entry == entry.strip() and comment == comment.strip()
+    if not plain or not entry or entry[0] in "#{" or _COMMENT.search(entry):
+        return json.dumps(one.to_dict()) + "\n"
+    return f"{entry}  # {comment}\n" if comment else f"{entry}\n"

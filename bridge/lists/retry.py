@@ -1,0 +1,57 @@
+"""How long to wait before a request is sent again, and when to stop trying.
+
+Every operation of the List API is idempotent, so all may be repeated. The wait doubles, with full
+jitter, so that many clients do not come back in step; a Retry-After counts more. Patience is a
+time and not a number of attempts: that is what an operator can reason about. Knows the clock and
+chance, nothing of HTTP.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import time
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+
+
+@dataclass(frozen=True, slots=True)
+class RetrySettings:
+    patience_s: float = 60.0  # from the first failure of a request to giving it up
+    first_delay_s: float = 0.5
+    max_delay_s: float = 15.0
+
+
+class Patience:
+    """One request's: `delay` says how long to wait now, None that it is over."""
+
+    def __init__(self, settings: RetrySettings) -> None:
+        self._settings = settings
+        self._failures = 0
+        self._until: float | None = None
+
+    def delay(self, now: float, retry_after_s: float | None = None) -> float | None:
+        """`now` is any monotonic clock, always the same one."""
+        if self._until is None:
+            self._until = now + self._settings.patience_s
+        ceiling = min(self._settings.max_delay_s, self._settings.first_delay_s * 2.0 ** min(self._failures, 30))
+        self._failures += 1
+        jitter = random.random()  # noqa: S311 (nothing secret)
+        delay = ceiling * jitter
+        if retry_after_s is not None:
+            delay = max(retry_after_s * (1 + jitter / 10), delay)
+        return delay if now + delay <= self._until else None
+
+
+def parse_retry_after(value: str | None, now: float | None = None) -> float | None:
+    """Seconds to wait from a Retry-After header: a number, or a date. None when it is neither."""
+    if not value:
+        return None
+    if value.strip().isascii() and value.strip().isdigit() and len(value) < 10:
+        return float(value)
+    try:
+        moment = parsedate_to_datetime(value).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+    wait = moment - (time.time() if now is None else now)
+    return max(0.0, wait) if math.isfinite(wait) else None
