@@ -39,7 +39,8 @@ def test_a_mail_goes_on_and_the_next_hops_reply_comes_back(run: Run, extensions:
     async def main() -> None:
         async with ScriptedHop(extensions=extensions) as hop:
             done = await deliver(hop, make_tx(b"Subject: x\r\n\r\n.hidden\r\n", ("b@example.org", "c@example.org")))
-            assert done == Delivered(Reply(250, "2.0.0", "Ok: queued as 4ABC123"), "4ABC123")
+            reply = Reply(250, "2.0.0", "Ok: queued as 4ABC123")
+            assert done == Delivered(reply, "4ABC123", (reply, reply))
             assert hop.commands == [
                 "MAIL FROM:<a@example.org> SIZE=37",
                 "RCPT TO:<b@example.org>",
