@@ -52,38 +52,36 @@ class SubmitEmail:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._tokens.check(scope, Permission.SCAN)
-            if not self._enabled:
-                raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
-            check_length(scope)
-            delay = self._admission.enter()
-        except Refused as refused:
+            result = await self._admitted(scope, receive)
+        except Refused as refused:  # the slot is free again: a client that is slow to read it holds up nobody
             self._metrics.refused(refused.status)
-            await refuse(scope, receive, send, refused)
-            return
-        start = time.monotonic()
-        try:
-            await self._admitted(scope, receive, send, delay)
-        finally:
-            self._admission.leave()
-            self._metrics.took(time.monotonic() - start)
-
-    async def _admitted(self, scope: Scope, receive: Receive, send: Send, delay: float) -> None:
-        if delay:
-            await asyncio.sleep(delay)
-        upload = Upload(self._spool)
-        try:
-            request = await upload.read(receive, header(scope, b"content-type"))
-            job = Job.new(request, upload.mail)
-            result = self._core.try_now(job) or await self._queued(job, receive)
-        except Refused as refused:
-            self._metrics.refused(refused.status)
-            upload.close()
             await refuse(scope, receive, send, refused)
         except Disconnected:
             log.info("a client went away before its answer")
         else:
             await send_json(send, 200, result.to_dict())
+
+    async def _admitted(self, scope: Scope, receive: Receive) -> AnalysisResult:
+        self._tokens.check(scope, Permission.SCAN)
+        if not self._enabled:
+            raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
+        check_length(scope)
+        delay = self._admission.enter()
+        start = time.monotonic()
+        try:
+            if delay:
+                await asyncio.sleep(delay)
+            return await self._scan(scope, receive)
+        finally:
+            self._admission.leave()
+            self._metrics.took(time.monotonic() - start)
+
+    async def _scan(self, scope: Scope, receive: Receive) -> AnalysisResult:
+        upload = Upload(self._spool)
+        try:
+            request = await upload.read(receive, header(scope, b"content-type"))
+            job = Job.new(request, upload.mail)
+            return self._core.try_now(job) or await self._queued(job, receive)
         finally:
             upload.close()
 

@@ -31,6 +31,7 @@ from bridge.service.settings import ServiceConfig, Tls
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
+MAX_CONNECTIONS = 2000  # per process; the next one reads 503
 BACKLOG = 1024
 DRAIN_S = 30.0
 
@@ -218,6 +219,9 @@ class _Protocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.logger = _QUIET  # uvicorn warns once per bad request: strangers would fill the log
+        if len(self.connections) > MAX_CONNECTIONS:
+            self._refuse(503, Failure("saturated", "too many connections"))
+            return
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import bz2
 import gzip
 import hashlib
 import io
+import lzma
 import tarfile
 import time
 from binascii import b2a_uu
@@ -151,6 +153,10 @@ def test_bad_charsets_and_encodings_do_no_harm(running):
         (tarred("eicar.com", EICAR), {"malware:eicar", "mime:executable"}),
         (gzip.compress(EICAR), {"malware:eicar"}),
         (zipped(("a.tar.gz", tarred("x", EICAR))), {"malware:eicar", "mime:nested-archive"}),
+        (gzip.compress(b"harmless") + gzip.compress(EICAR), {"malware:eicar"}),
+        (lzma.compress(b"harmless") + lzma.compress(b"x" * 600_000 + EICAR), {"malware:eicar"}),
+        (bz2.compress(b"harmless") + bz2.compress(EICAR), {"malware:eicar"}),
+        (b"junk before it" + zipped(("x", EICAR)), {"malware:eicar"}),
         (encrypted_zip(), {"mime:encrypted-archive"}),
         (zipped(("invoice.pdf.exe", b"MZ")), {"mime:executable", "mime:double-extension"}),
         (zipped(("word/vbaProject.bin", b"x")), {"mime:macro"}),

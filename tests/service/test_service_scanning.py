@@ -30,6 +30,7 @@ from service_kit import (
 
 from bridge.address import Address
 from bridge.api.scanning import AnalysisResult, Decision
+from bridge.service import serve
 from bridge.service.admission import THROTTLE_MAX_S, Admission
 from bridge.service.answers import Refused
 from bridge.service.serve import CannotListen, HttpServer, ServiceServer, bind
@@ -355,3 +356,16 @@ def _read_all(client: socket.socket) -> bytes:
     while piece := client.recv(65536):
         data += piece
     return data
+
+
+def test_connections_are_bounded(tmp_path, monkeypatch):
+    """Beyond the cap a connection reads 503 and is closed; those before it are served."""
+    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 3)
+    with service(tmp_path) as one:
+        held = [_hold_slot(one.port) for _ in range(3)]
+        wait_for(lambda: len(one.server._http._server.server_state.connections) == 3)
+        with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
+            assert _read_all(client).startswith(b"HTTP/1.1 503 ")
+        for client in held:
+            client.close()
+        wait_for(lambda: one.submit(mail()).status == 200)

@@ -21,6 +21,7 @@ from bridge.service.analysis.structure import TooMuch
 
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory while it is looked at
 _CHUNK = 256 * 1024
+_ZIP_TAIL = 22 + 65_535  # the end record and the longest comment
 _MAX_DIRECTORY = 16 * 1024 * 1024  # bytes of a zip's central directory
 
 
@@ -59,6 +60,8 @@ def kind_of(content: bytes) -> str:
             return kind
     if content[257:262] == b"ustar":
         return "tar"
+    if content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
+        return "zip"  # programs find a zip by its end, whatever stands before it
     return ""
 
 
@@ -138,7 +141,12 @@ def _tar(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
 
 def _gzip(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
-    yield Member(_stem(name, ".gz"), _inflate(zlib.decompressobj(31), content, budget))
+    out = []
+    while content.startswith(b"\x1f\x8b"):  # several streams behind each other are one file
+        decoder = zlib.decompressobj(31)
+        out.append(_inflate(decoder, content, budget))
+        content = decoder.unused_data
+    yield Member(_stem(name, ".gz"), b"".join(out))
 
 
 def _bzip2(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
@@ -149,12 +157,15 @@ def _bzip2(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
 
 def _xz(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
-    decoder = lzma.LZMADecompressor(memlimit=128 * 1024 * 1024)
-    out, data = [], content
-    while not decoder.eof and (block := decoder.decompress(data, _CHUNK)):
-        budget.take(len(block))
-        out.append(block)
-        data = b""
+    out: list[bytes] = []
+    while content.startswith(b"\xfd7zXZ"):
+        decoder = lzma.LZMADecompressor(memlimit=128 * 1024 * 1024)
+        block = decoder.decompress(content, _CHUNK)
+        while block or not (decoder.eof or decoder.needs_input):
+            budget.take(len(block))
+            out.append(block)
+            block = b"" if decoder.eof else decoder.decompress(b"", _CHUNK)
+        content = decoder.unused_data
     yield Member(_stem(name, ".xz"), b"".join(out))
 
 

@@ -1,0 +1,118 @@
+"""`scanbridge service` as an operator uses it."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import subprocess
+import sys
+
+from service_kit import CONFIG, DEADLINE_S
+
+from bridge.service import settings
+
+
+def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "bridge", "service", *arguments]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_every_mistake_is_told_at_once(tmp_path):
+    """A bad configuration names all its mistakes with their lines, no secret, and exits with 78."""
+    (tmp_path / "service.yml").write_text(
+        "listen: nowhere\n"
+        "guard: {mainWorkerCount: 0, workers: 3}\n"
+        "abby:\n"
+        "  serviceProviders: {core: {hosts: ['http://core.example.org:9785']}}\n"
+        "  staticApiTokens:\n"
+        "    - {name: a, token: geheim}\n"
+        "    - {name: b, token_file: absent}\n"
+        "    - {name: c}\n"
+        "database: mysql://x\n"
+        "lists: [{name: ../x, category: sender}]\n"
+        "decisions: {rules: [{verdict: v, decision: deliver}]}\n"
+    )
+    done = run("-c", "service.yml", cwd=tmp_path)
+    assert done.returncode == 78
+    assert "geheim" not in done.stderr
+    for line in (1, 2, 4, 6, 7, 8, 9, 10, 11):
+        assert f"service.yml:{line}:" in done.stderr, done.stderr
+    assert run("-c", "absent.yml", cwd=tmp_path).returncode == 78
+
+
+def test_token_prints_64_hex_digits(tmp_path):
+    """A new token every time, ready for the configuration."""
+    one, two = (run("token", cwd=tmp_path).stdout.strip() for _ in range(2))
+    assert re.fullmatch("[0-9a-f]{64}", one)
+    assert one != two
+
+
+def test_the_life_of_an_api_key(tmp_path):
+    """Created and shown once, listed without the key, revoked, gone."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    key = run("apikey", "create", "automation", cwd=tmp_path).stdout.strip()
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    again = run("apikey", "create", "automation", cwd=tmp_path)
+    assert (again.returncode, again.stdout) == (1, "")
+    listed = run("apikey", "list", cwd=tmp_path).stdout
+    assert "automation" in listed
+    assert "in use" in listed
+    assert key not in listed
+    assert run("apikey", "revoke", "automation", cwd=tmp_path).returncode == 0
+    assert "revoked" in run("apikey", "list", cwd=tmp_path).stdout
+    assert run("apikey", "revoke", "automation", cwd=tmp_path).returncode == 1
+
+
+def test_it_says_where_it_listens_and_ends_on_sigterm(tmp_path):
+    """The service runs alone, tells its address, and stops cleanly when told to."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    command = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
+    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+        line = process.stdout.readline()
+        port = int(re.search(r"http://127\.0\.0\.1:(\d+)", line).group(1))
+        with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+            client.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+            assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(DEADLINE_S) == 0
+
+
+def test_a_taken_port_is_a_sentence(tmp_path):
+    """No traceback, exit code 1."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        (tmp_path / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
+        done = run("-c", "service.yml", cwd=tmp_path)
+    assert done.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_defaults_follow_the_documented_shape(tmp_path):
+    """Limits default to mainWorkerCount, else 20; the timeout is an hour."""
+    from bridge import yamlfile
+
+    def load(text: str) -> settings.ServiceConfig:
+        return yamlfile.load(tmp_path / "service.yml", settings.ServiceConfig, text)
+
+    assert load("{}").guard.maxGuardRequestsInProcessing == 20
+    assert load("{}").guard.scanSources.restApi is None
+    assert load("{}").abby.serviceProviders.core.longRequestTimeout == 3_600_000
+    guard = load("guard: {mainWorkerCount: 7}").guard
+    assert (guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold) == (7, 7)
+    guard = load("guard: {mainWorkerCount: 7, guardRequestThrottleThreshold: 3}").guard
+    assert (guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold) == (7, 3)
+
+
+def test_a_token_may_come_from_a_file(tmp_path, monkeypatch):
+    """Relative to the credentials directory if there is one, else to the configuration."""
+    text = "abby: {staticApiTokens: [{name: a, token_file: secret}]}"
+    (tmp_path / "service.yml").write_text(text)
+    (tmp_path / "secret").write_text("beside-the-configuration\n")
+    assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "beside-the-configuration"
+    (tmp_path / "credentials").mkdir()
+    (tmp_path / "credentials" / "secret").write_text("in-the-credentials-directory")
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
+    assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "in-the-credentials-directory"
+    assert "credentials-directory" not in repr(settings.load(tmp_path / "service.yml"))

@@ -1,0 +1,67 @@
+"""docs/service.md says what the code does, and its commands work."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from pathlib import Path
+
+import yaml
+from requirements import need
+from service_kit import Lists, service, wait_for
+
+from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.liststore import PREDEFINED
+from bridge.service.metrics import Metrics
+from bridge.service.settings import Decisions, ServiceConfig
+
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "service.md").read_text()
+
+
+def test_the_documented_table_is_the_default():
+    """The decisions table in the documentation is the one that is shipped."""
+    block = re.search(r"```yaml\n(decisions:\n.*?)```", DOCUMENT, re.DOTALL).group(1)
+    assert Decisions.model_validate(yaml.safe_load(block)["decisions"]) == Decisions()
+
+
+def test_the_documented_configuration_is_valid():
+    """The configuration in the documentation holds the defaults."""
+    block = re.search(r"```yaml\n(listen:.*?)```", DOCUMENT, re.DOTALL).group(1)
+    given = yaml.safe_load(block)
+    given["abby"]["staticApiTokens"][0]["token"] = "x" * 64
+    del given["records"]  # a time with its unit, read through our own loader only
+    config = ServiceConfig.model_validate(given)
+    default = ServiceConfig()
+    assert config.analyzers == default.analyzers
+    assert config.decisions == default.decisions
+    assert config.guard.model_dump(exclude={"scanSources"}) == default.guard.model_dump(exclude={"scanSources"})
+
+
+def test_every_tag_metric_and_list_is_documented():
+    """Nothing has a weight or a name that an operator cannot look up."""
+    metrics = [name for name in re.findall(r"HELP (\w+)", Metrics().text().decode()) if not name.endswith("_created")]
+    for name in [*TAG_SCORES, *(one.name for one in PREDEFINED), *metrics]:
+        assert name in DOCUMENT, name
+
+
+def test_a_lists_life_with_curl(tmp_path):
+    """The commands of the documentation, as they stand there."""
+    need("curl", "bash")
+    commands = re.search(r"<!-- tested: lists -->\n```sh\n(.*?)```", DOCUMENT, re.DOTALL).group(1)
+    with service(tmp_path) as one:
+        lists = Lists(one)
+        wait_for(lambda: lists.call("getLists", {}).status == 200)
+        environment = {"URL": f"http://127.0.0.1:{one.port}", "KEY": lists.key, "PATH": "/usr/bin:/bin"}
+        done = subprocess.run(
+            ["bash", "-euc", commands.replace('-d "$2"; }', '-d "$2"; echo; }')],
+            env=environment, capture_output=True, text=True, timeout=60, check=False,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    answers = [json.loads(line) for line in done.stdout.splitlines() if line]
+    assert answers[1:] == [
+        {"modifiedEntries": 1},
+        {"entry": "spammer@example.org", "comment": "ticket 12"},
+        {"modifiedEntries": 1},
+        {"modifiedEntries": 1},
+    ]
