@@ -7,10 +7,12 @@ import socket
 from pathlib import Path
 
 from bridge import config
+from bridge.address import NextHop
 from bridge.config import Config
 from bridge.daemon import files
 from bridge.delivery.maildir import Maildir
 from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
+from bridge.delivery.routes import Failover, Routes
 from bridge.errors import ConfigError
 from bridge.filter.admission import AdmissionSettings
 from bridge.filter.decide import FilterSettings
@@ -50,7 +52,19 @@ def admission_settings(conf: Config) -> AdmissionSettings:
 def relay(conf: Config) -> Relay | None:
     if conf.relay is None:
         return None
-    settings, hop = conf.relay, conf.relay.next_hop
+    default = _failover(conf, conf.relay, conf.relay)
+    if not conf.relay.routes:
+        return default
+    routes = [(route.recipient_domains, _failover(conf, conf.relay, route)) for route in conf.relay.routes]
+    return Routes({domain.lower(): hop for domains, hop in routes for domain in domains}, default)
+
+
+def _failover(conf: Config, settings: config.Relay, hops: config.NextHops) -> Relay:
+    relays = [(str(hop), _next_hop(conf, settings, hop)) for hop in hops.hops]
+    return relays[0][1] if len(relays) == 1 else Failover(relays)
+
+
+def _next_hop(conf: Config, settings: config.Relay, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
         return Maildir(files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     return SmtpRelay(
