@@ -1,0 +1,73 @@
+"""How far a long command is: a bar with rate and remaining time for a person, plain lines for a log.
+
+All of it goes to standard error, so that standard output stays clean. A person watches when
+standard error is a terminal.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+LINE_EVERY_S = 5.0
+
+
+@contextmanager
+def meter(label: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
+    """What it yields is called with the number of entries just done."""
+    if hidden or total == 0:
+        yield lambda count: None
+    elif sys.stderr.isatty():
+        with _bar(label, total) as advance:
+            yield advance
+    else:
+        yield PlainMeter(label, total)
+
+
+class PlainMeter:
+    """A line at most every five seconds; a command that is done sooner says nothing here."""
+
+    def __init__(self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
+        self._label, self._total, self._clock = label, total, clock
+        self._done = 0
+        self._began = self._said = clock()
+
+    def __call__(self, count: int) -> None:
+        self._done += count
+        now = self._clock()
+        if now - self._said >= LINE_EVERY_S:
+            self._said = now
+            click.echo(self.line(now), err=True)
+
+    def line(self, now: float) -> str:
+        rate = self._done / max(now - self._began, 1e-9)
+        if self._total is None:
+            return f"{self._label}: {self._done:,} entries ({rate:,.0f}/s)"
+        left = (self._total - self._done) / max(rate, 1e-9)
+        return f"{self._label}: {self._done:,} of {self._total:,} entries ({rate:,.0f}/s, {left:,.0f} s left)"
+
+
+@contextmanager
+def _bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Count(), _Rate(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True)) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+class _Count(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        of = f" of {task.total:,.0f}" if task.total is not None else ""
+        return Text(f"{task.completed:,.0f}{of}")
+
+
+class _Rate(ProgressColumn):
+    def render(self, task: Task) -> Text:
+        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s")
