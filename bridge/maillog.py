@@ -173,10 +173,12 @@ class LineWriter(logging.Handler):
                 self.on_lost()
 
     def close(self) -> None:
-        self._ended = True
-        self._some.set()
-        self._thread.join(timeout=5.0)
-        super().close()
+        """Write what is left; a reader that has fallen asleep gets two seconds, once."""
+        if not self._ended:
+            self._ended = True
+            self._some.set()
+            self._thread.join(timeout=2.0)
+            super().close()
 
 
 def set_up(format_: str, level: str) -> LineWriter:

@@ -1,21 +1,42 @@
-"""What people type: `scanbridge COMMAND`. One file per command group."""
+"""What people type: `scanbridge COMMAND`. One file per command group.
+
+A command's file is imported when it is asked for: the daemon and `scan` need no database, and most
+of the time a short command takes would be spent on importing one.
+"""
 
 from __future__ import annotations
 
 import os
+from importlib import import_module
 
 import click
 
 from bridge import __version__
-from bridge.cli.check import check
-from bridge.cli.configuration import configuration
-from bridge.cli.run import run
-from bridge.cli.scan import scan
-from bridge.cli.service import service
-from bridge.cli.status import status
+
+# Name -> the file below this one and the command in it, in the order of --help.
+_COMMANDS = {
+    "run": ("run", "run"),
+    "check": ("check", "check"),
+    "scan": ("scan", "scan"),
+    "status": ("status", "status"),
+    "service": ("service", "service"),
+    "config": ("configuration", "configuration"),
+}
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"bridge.cli.{module}"), name)
+        return command
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="scanbridge")
 def main() -> None:
     """Let any mail server use an HTTP e-mail scanning service, over SMTP, LMTP or milter."""
@@ -27,7 +48,3 @@ def _fill_standard_streams() -> None:
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)
-
-
-for command in (run, check, scan, status, service, configuration):
-    main.add_command(command)

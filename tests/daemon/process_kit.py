@@ -1,0 +1,183 @@
+"""The daemon as a real process, with a scripted scanner and next hop in this one."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+
+from bridge import yamlfile
+from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, free_port
+
+ROOT = Path(__file__).parents[2]
+MAIL = b"Subject: hello\r\n\r\nhello\r\n"
+
+
+def environment(**more: str) -> dict[str, str]:
+    """Ours, without what would lead the daemon elsewhere."""
+    drop = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "SCANBRIDGE_CONFIG", "NOTIFY_SOCKET", "LISTEN_FDS", "CI")
+    return {**{name: value for name, value in os.environ.items() if name not in drop}, **more}
+
+
+def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
+    """One command, to its end."""
+    command = [sys.executable, "-m", "bridge", *map(str, arguments)]
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
+    defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 30, **streams}
+    return subprocess.run(command, text=True, check=False, **{**defaults, **options})
+
+
+def until(condition: Callable[[], Any], what: str, limit_s: float = 15.0) -> Any:
+    """Wait for what another process brings about."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.005)
+    return found
+
+
+def get(port: int, path: str) -> tuple[int, str]:
+    """Status and text of an admin page; 0 when nobody answers."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
+            return answer.status, answer.read().decode()
+    except HTTPError as exc:
+        with exc:
+            return exc.code, exc.read().decode()
+    except OSError:
+        return 0, ""
+
+
+class Bridge:
+    """A running `scanbridge run`."""
+
+    def __init__(
+        self, directory: Path, port: int, admin: int, command: list[str], env: dict[str, str], **streams: Any
+    ) -> None:
+        self.directory, self.port, self.admin = directory, port, admin
+        self._out, self._err = directory / "stdout", directory / "stderr"
+        with self._out.open("wb") as out, self._err.open("wb") as err:
+            self.process = subprocess.Popen(
+                command,
+                cwd=directory,
+                env=env,
+                **{"stdout": out, "stderr": err, "stdin": subprocess.DEVNULL, **streams},
+            )
+
+    def wait_ready(self) -> None:
+        until(lambda: self.process.poll() is not None or get(self.admin, "/readyz")[0] == 200, "the daemon to be ready")
+        assert self.process.poll() is None, self.log
+
+    @property
+    def log(self) -> str:
+        return self._err.read_text()
+
+    @property
+    def output(self) -> str:
+        return self._out.read_text()
+
+    def mail_lines(self, count: int = 0) -> list[str]:
+        """The lines of mails, once there are so many."""
+
+        def lines() -> list[str]:
+            return [line for line in self.log.splitlines() if line.startswith("id=")]
+
+        until(lambda: len(lines()) >= count, f"{count} lines of mails")
+        return lines()
+
+    def client(self) -> SmtpClient:
+        client = SmtpClient(self.port)
+        client.open()
+        return client
+
+    def send(self, content: bytes = MAIL) -> str:
+        with self.client() as client:
+            return client.mail(content).decode()
+
+    def signal(self, number: int = signal.SIGTERM) -> None:
+        self.process.send_signal(number)
+
+    def wait(self, limit_s: float = 20.0) -> int:
+        return self.process.wait(limit_s)
+
+    def end(self) -> None:
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait(10)
+
+
+@contextmanager
+def parts() -> Iterator[tuple[Background, FakeScanner, NextHop]]:
+    """A scanner and a next hop in a thread of this process."""
+    background, scanner, next_hop = Background(), FakeScanner(), NextHop()
+    background.run(scanner.start())
+    background.run(next_hop.start())
+    try:
+        yield background, scanner, next_hop
+    finally:
+        background.run(scanner.stop())
+        background.run(next_hop.stop())
+        background.close()
+
+
+def write_config(directory: Path, scanner: str, next_hop: str, **sections: Any) -> tuple[Path, int, int]:
+    """The file, the SMTP port and the admin port."""
+    (directory / "token").write_text(TOKEN + "\n")
+    port, admin = free_port(), free_port()
+    data: dict[str, Any] = {
+        "scanner": {"urls": [scanner], "token_file": "token", "status_interval": "100ms"},
+        "listeners": [{"name": "mx", "address": f"127.0.0.1:{port}"}],
+        "relay": {"next_hop": next_hop},
+        "admin": {"address": f"127.0.0.1:{admin}"},
+        "state_directory": str(directory / "state"),
+        "hostname": "bridge.example",
+        "drain_timeout": "10s",
+    }
+    for name, value in sections.items():
+        data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
+    path = directory / "bridge.yml"
+    path.write_text(yamlfile.dump(data))
+    return path, port, admin
+
+
+def start(config: Path, port: int, admin: int, env: dict[str, str] | None = None, **streams: Any) -> Bridge:
+    command = [sys.executable, "-m", "bridge", "run", "-c", str(config)]
+    bridge = Bridge(config.parent, port, admin, command, env or environment(PYTHONPATH=str(ROOT)), **streams)
+    try:
+        bridge.wait_ready()
+    except BaseException:
+        bridge.end()
+        raise
+    return bridge
+
+
+@contextmanager
+def running(
+    directory: Path, streams: dict[str, Any] | None = None, **sections: Any
+) -> Iterator[tuple[Bridge, FakeScanner, NextHop]]:
+    with parts() as (_, scanner, next_hop):
+        config, port, admin = write_config(directory, scanner.url, next_hop.url, **sections)
+        bridge = start(config, port, admin, **(streams or {}))
+        try:
+            yield bridge, scanner, next_hop
+        finally:
+            bridge.end()
+
+
+def busy(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) == 0
+
+
+def json_lines(text: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in text.splitlines()]

@@ -1,0 +1,117 @@
+"""The admin address of a running daemon: metrics, health, status."""
+
+from __future__ import annotations
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from process_kit import MAIL, Bridge, get, running, scanbridge, until
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridge.testing import TOKEN, FakeScanner, SmtpClient, answer, result
+
+
+@pytest.fixture(scope="module")
+def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bridge, FakeScanner]]:
+    with running(tmp_path_factory.mktemp("daemon")) as (bridge, scanner, _):
+        yield bridge, scanner
+
+
+def samples(bridge: Bridge) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    _, text = get(bridge.admin, "/metrics")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def test_metrics_are_valid_and_start_at_zero(parts: tuple[Bridge, FakeScanner]) -> None:
+    """prometheus_client's own parsers read them, and every series is there before the first mail."""
+    bridge, _ = parts
+    found = samples(bridge)
+    assert found["scanbridge_in_processing_limit", frozenset()] == 20
+    labels = frozenset({("listener", "mx"), ("decision", "quarantine"), ("action", "discard")})
+    assert found["scanbridge_mails_total", labels] == 0
+    assert found["scanbridge_failures_total", frozenset({("reason", "deadline")})] == 0
+    assert found["scanbridge_log_lines_lost_total", frozenset()] == 0
+    assert any(name == "scanbridge_build_info" for name, _ in found)
+    request = urllib.request.Request(
+        f"http://127.0.0.1:{bridge.admin}/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"}
+    )
+    with urllib.request.urlopen(request, timeout=5) as reply:
+        assert list(read_openmetrics(reply.read().decode()))
+
+
+def test_strangers_cannot_add_label_values(parts: tuple[Bridge, FakeScanner]) -> None:
+    """Whatever they say, and whatever the scanner says, the set of series stays the same."""
+    bridge, scanner = parts
+    before = set(samples(bridge))
+    for number, decision in enumerate(("deliver", "bounce", "drop", "quarantine", "weird-%d")):
+        scanner.reply = answer(200, result(decision, verdict=f"verdict-{number}", tags=[f"tag-{number}"]))
+        with SmtpClient(bridge.port) as client:
+            client.open(f"EHLO host-{number}.example".encode())
+            client.say(f"MAIL FROM:<{number}@sender-{number}.example>".encode(), b"RCPT TO:<b@example.org>", b"DATA")
+            client.send(MAIL + b".\r\n")
+            client.reply()
+    scanner.reply = answer(200, result())
+    after = samples(bridge)
+    assert set(after) == before
+    assert sum(value for (name, _), value in after.items() if name == "scanbridge_mails_total") == 5
+
+
+def test_health_pages(parts: tuple[Bridge, FakeScanner]) -> None:
+    """Alive and ready; nothing else is there."""
+    bridge, _ = parts
+    assert get(bridge.admin, "/livez") == (200, "ok\n")
+    assert get(bridge.admin, "/readyz") == (200, "ok\n")
+    assert get(bridge.admin, "/")[0] == 404
+
+
+def test_status_shows_the_live_state(parts: tuple[Bridge, FakeScanner]) -> None:
+    """For people and for machines, and without a secret."""
+    bridge, _ = parts
+    config = bridge.directory / "bridge.yml"
+    until(lambda: '"GREEN"' in get(bridge.admin, "/status")[1], "the scanner's status")
+    shown = scanbridge("status", "-c", config)
+    assert shown.returncode == 0 and "ready" in shown.stdout
+    assert f"listener       mx: smtp on 127.0.0.1:{bridge.port}" in shown.stdout
+    machine = scanbridge("status", "-c", config, "--json")
+    state = json.loads(machine.stdout)
+    assert state["ready"] is True and state["scanner"][0]["status"] == "GREEN"
+    assert TOKEN not in shown.stdout + machine.stdout + get(bridge.admin, "/metrics")[1]
+
+
+def test_check_of_a_running_daemon_holds(parts: tuple[Bridge, FakeScanner]) -> None:
+    """One line each; ports are in use by the daemon itself, which is fine."""
+    bridge, _ = parts
+    done = scanbridge("check", "-c", bridge.directory / "bridge.yml")
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0, done.stdout
+    assert [line.split(":")[0] for line in lines] == [
+        "configuration",
+        "state directory",
+        "token",
+        "listener mx",
+        "admin",
+        "scanner http",
+        "next hop smtp",
+    ]
+    assert all(": ok" in line for line in lines) and TOKEN not in done.stdout
+
+
+def test_the_token_is_neither_in_the_log_nor_in_the_process_list(parts: tuple[Bridge, FakeScanner]) -> None:
+    """Only in its file and in the scanner's requests."""
+    bridge, scanner = parts
+    scanner.reply = answer(401, json.dumps({"error": "bad", "message": "no"}).encode())
+    assert bridge.send().startswith("451 4.3.5 ")
+    scanner.reply = answer(200, result())
+    until(lambda: "the scanner refuses us" in bridge.log, "the alarm")
+    assert scanner.submissions[-1].authorization == f"Bearer {TOKEN}"
+    for place in ("cmdline", "environ"):
+        assert TOKEN not in Path(f"/proc/{bridge.process.pid}/{place}").read_text()
+    assert TOKEN not in bridge.log + bridge.output

@@ -1,0 +1,129 @@
+"""Starting: what cannot work is said in sentences, before the first mail."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from email.message import EmailMessage
+from pathlib import Path
+
+import pytest
+from process_kit import ROOT, Bridge, busy, environment, get, scanbridge, until, write_config
+
+HOP = "127.0.0.1:9"
+SCANNER = "http://127.0.0.1:9"
+
+
+def test_a_bad_configuration_gives_all_its_lines_and_exit_78(tmp_path: Path) -> None:
+    """A supervisor must not restart us; a person sees everything at once."""
+    path = tmp_path / "bridge.yml"
+    path.write_text(
+        "scanner: {urls: [ftp://x], token_file: t}\n"
+        "listeners:\n"
+        "  - {name: a, address: 0.0.0.0:25}\n"
+        "  - {name: b, address: 127.0.0.1:26, prot: smtp}\n"
+    )
+    done = scanbridge("run", "-c", path)
+    assert done.returncode == 78
+    assert done.stderr.splitlines() == [
+        f"{path}:1: scanner.urls: a base address is https://host:port, or http://host:port on loopback",
+        f"{path}:3: listeners.0.trusted_clients: 0.0.0.0:25 can be reached from other machines: "
+        "name the mail servers that may use it, or listen on 127.0.0.1",
+        f"{path}:4: listeners.1.prot: unknown key",
+    ]
+
+
+def test_a_missing_next_hop_is_said_with_what_to_do(tmp_path: Path) -> None:
+    """An SMTP listener without one could only lose mail."""
+    config, _, _ = write_config(tmp_path, SCANNER, HOP, relay=None)
+    done = scanbridge("run", "-c", config)
+    assert done.returncode == 78
+    assert "relay: an SMTP or LMTP listener needs a next hop: set relay.next_hop" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "prepare", "words"),
+    [
+        ("missing", lambda path: path.unlink(), "No such file or directory; put the secret into it"),
+        ("directory", lambda path: (path.unlink(), path.mkdir()), "Is a directory; put the secret into it"),
+        ("empty", lambda path: path.write_text(""), "must hold one line of at least 8 printable characters"),
+        ("two lines", lambda path: path.write_text("a" * 40 + "\n" + "b" * 40), "must hold one line"),
+        ("binary", lambda path: path.write_bytes(b"\xff" * 40), "is not plain text"),
+    ],
+)
+def test_an_unusable_token_file_is_said_with_what_to_do(tmp_path: Path, name: str, prepare: object, words: str) -> None:
+    """And never with what is in it."""
+    config, _, _ = write_config(tmp_path, SCANNER, HOP)
+    prepare(tmp_path / "token")  # type: ignore[operator]
+    done = scanbridge("run", "-c", config)
+    assert done.returncode == 78
+    assert done.stderr.startswith(f"scanner.token_file: {tmp_path}/token ") and words in done.stderr
+    assert "aaaa" not in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_taken_port_is_said_and_may_pass(tmp_path: Path) -> None:
+    """Not the configuration's fault, so a supervisor may try again: exit 1."""
+    config, port, _ = write_config(tmp_path, SCANNER, HOP)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        taken.listen()
+        done = scanbridge("run", "-c", config)
+    assert done.returncode == 1
+    assert f"cannot listen at 127.0.0.1:{port}: Address already in use; is another program" in done.stderr
+    assert "Traceback" not in done.stderr and "never retrieved" not in done.stderr
+
+
+def test_a_state_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
+    """A file is in its place."""
+    (tmp_path / "file").write_text("")
+    config, _, _ = write_config(tmp_path, SCANNER, HOP, state_directory=str(tmp_path / "file" / "state"))
+    done = scanbridge("run", "-c", config)
+    assert done.returncode == 78 and "state_directory" in done.stderr and "Traceback" not in done.stderr
+
+
+def message(subject: str, body: str, attachment: bytes | None = None) -> bytes:
+    mail = EmailMessage()
+    mail["Subject"], mail["From"], mail["To"] = subject, "a@example.org", "b@example.org"
+    mail.set_content(body)
+    if attachment is not None:
+        mail.add_attachment(attachment, maintype="application", subtype="octet-stream", filename="test.com")
+    return mail.as_bytes().replace(b"\n", b"\r\n")
+
+
+GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
+EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
+
+
+def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path) -> None:
+    """From nothing: a clean mail is in the Maildir, GTUBE is refused, EICAR is kept; one line each."""
+    taken = [port for port in (9081, 9082, 10025, 10027) if busy(port)]
+    assert not taken, f"this test needs the ports of the embedded default, but {taken} are in use on this machine"
+    env = environment(XDG_STATE_HOME=str(tmp_path / "state"), PYTHONPATH=str(ROOT))
+    bridge = Bridge(tmp_path, 10025, 9082, [sys.executable, "-m", "bridge", "run"], env)
+    try:
+        bridge.wait_ready()
+        state = tmp_path / "state" / "scanbridge"
+        assert bridge.send(message("hello", "hello\n")).startswith("250 2.0.0 Ok: queued as ")
+        assert bridge.send(message("spam", GTUBE + "\n")).startswith("550 5.7.1 ")
+        assert bridge.send(message("virus", "see\n", EICAR)).startswith("250 2.0.0 Ok: queued as ")
+        (delivered,) = (state / "Maildir" / "new").iterdir()
+        assert b"\r\nX-Scan-Decision: deliver\r\n" in delivered.read_bytes()
+        (kept,) = (state / "quarantine").glob("*.eml")
+        assert b"Subject: virus" in kept.read_bytes()
+        lines = bridge.mail_lines(3)
+        for line, action in zip(lines, ("relay", "reject", "quarantine"), strict=True):
+            assert f" action={action} " in line
+        token = (state / "api-token").read_text().strip()
+        assert len(token) == 64 and (state / "api-token").stat().st_mode & 0o777 == 0o600
+        until(lambda: "scanbridge is running" in bridge.output, "the welcome")
+        assert "swaks --server 127.0.0.1:10025" in bridge.output and "smtplib" in bridge.output
+        assert token not in bridge.log + bridge.output
+        assert token not in Path(f"/proc/{bridge.process.pid}/cmdline").read_text()
+        assert scanbridge("status", env=env).returncode == 0
+        again = scanbridge("run", env=env)
+        assert again.returncode == 1 and "Address already in use" in again.stderr
+        bridge.signal()
+        assert bridge.wait() == 0
+        assert get(9082, "/livez")[0] == 0
+    finally:
+        bridge.end()

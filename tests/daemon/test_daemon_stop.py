@@ -1,0 +1,105 @@
+"""Stopping: running mail is finished, the idle are told, and nothing is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from process_kit import MAIL, get, running, until
+
+from bridge.testing import FakeScanner, answer, result
+
+
+class Gate:
+    """Keeps every mail at the scanner until it is let go."""
+
+    def __init__(self, scanner: FakeScanner) -> None:
+        self.let_go = False
+        self._scanner = scanner
+        scanner.reply = self._reply
+
+    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not self.let_go:
+            await asyncio.sleep(0.005)
+        writer.write(answer(200, result()))
+
+    def arrived(self) -> None:
+        assert self._scanner.arrived.acquire(timeout=10)
+
+
+def test_sigterm_finishes_running_mail_and_sends_the_idle_home(tmp_path: Path) -> None:
+    """421 to the idle at once, 503 at /readyz, no new connections, 250 to the running mail, exit 0."""
+    with running(tmp_path) as (bridge, scanner, next_hop):
+        gate = Gate(scanner)
+        with (
+            bridge.client() as idle,
+            bridge.client() as at_rcpt,
+            bridge.client() as sending,
+            bridge.client() as scanned,
+        ):
+            at_rcpt.say(b"MAIL FROM:<a@b>", b"RCPT TO:<c@d>")
+            sending.begin()
+            sending.send(b"Subject: slow\r\n\r\nhalf of it, ")
+            scanned.begin()
+            scanned.send(MAIL + b".\r\n")
+            gate.arrived()
+            bridge.signal()
+            assert idle.reply().startswith(b"421 4.3.2 ")
+            assert at_rcpt.reply().startswith(b"421 4.3.2 ")
+            until(lambda: get(bridge.admin, "/readyz") == (503, "stopping\n"), "/readyz to say so")
+            assert get(bridge.admin, "/livez")[0] == 200
+            with pytest.raises(OSError, match="refused"):
+                bridge.client()
+            sending.send(b"and the rest\r\n.\r\n")  # in the middle of DATA is in the middle of a mail
+            gate.arrived()
+            assert bridge.process.poll() is None
+            gate.let_go = True
+            assert scanned.reply() == sending.reply() == b"250 2.0.0 Ok: queued as NEXT1"
+        assert bridge.wait() == 0
+        assert len(next_hop.mails) == 2
+        assert len(bridge.mail_lines(2)) == 2 and bridge.log.endswith("msg=stopped\n")
+
+
+def test_a_second_signal_hurries(tmp_path: Path) -> None:
+    """Running mail gets two more seconds, then 421; the client keeps it, so nothing is lost."""
+    with running(tmp_path, drain_timeout="60s") as (bridge, scanner, next_hop):
+        gate = Gate(scanner)
+        with bridge.client() as client:
+            client.begin()
+            client.send(MAIL + b".\r\n")
+            gate.arrived()
+            bridge.signal(signal.SIGINT)
+            until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the first signal to be heard")
+            bridge.signal(signal.SIGTERM)
+            assert client.reply().startswith(b"421 4.3.2 ")
+        assert bridge.wait() == 0
+        gate.let_go = True
+        assert not next_hop.mails
+        assert "told to stop again" in bridge.log and "action=cancelled" in bridge.log
+
+
+def test_the_drain_time_is_kept(tmp_path: Path) -> None:
+    """A scanner that hangs cannot keep us for ever."""
+    with running(tmp_path, drain_timeout="500ms") as (bridge, scanner, _):
+        gate = Gate(scanner)
+        with bridge.client() as client:
+            client.begin()
+            client.send(MAIL + b".\r\n")
+            gate.arrived()
+            bridge.signal()
+            assert client.reply().startswith(b"421 4.3.2 ")
+        assert bridge.wait(5) == 0
+        gate.let_go = True
+        assert "1 sessions cut" in bridge.log
+
+
+def test_sighup_does_not_end_us(tmp_path: Path) -> None:
+    """It is heard, and mail goes on."""
+    with running(tmp_path) as (bridge, _, _):
+        bridge.signal(signal.SIGHUP)
+        until(lambda: "SIGHUP" in bridge.log, "a line about SIGHUP")
+        assert bridge.send().startswith("250 ")
+        bridge.signal()
+        assert bridge.wait() == 0
