@@ -47,7 +47,8 @@ async def run(
                 return
             tally.uncertain += len(batch)
             try:
-                tally.modified += await send(batch)
+                modified = await send(batch)  # `+= await` would lose what others add meanwhile
+                tally.modified += modified
                 tally.confirmed += len(batch)
                 tally.uncertain -= len(batch)
             except ListsError as exc:

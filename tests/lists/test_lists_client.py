@@ -1,0 +1,330 @@
+"""The Python client, against the real service and against one that misbehaves."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from contextlib import aclosing
+
+import pytest
+import trustme
+from lists_kit import (
+    DEADLINE_S,
+    OTHER,
+    SECRET,
+    STREAM,
+    TENANT,
+    Misbehaving,
+    Seen,
+    chunk,
+    http,
+    lines,
+    misbehaving,
+    running_service,
+    scripted,
+    whole,
+)
+
+from bridge.lists import (
+    EntryRefused,
+    ListClient,
+    ListEntry,
+    ListFull,
+    ListNotFound,
+    ListsError,
+    ListSettings,
+    ListsForbidden,
+    ListsMalformed,
+    ListsRefused,
+    ListsUnavailable,
+    RetrySettings,
+    Tally,
+)
+from bridge.lists.retry import Patience, parse_retry_after
+
+ADDED = http(200, {"modifiedEntries": 0})
+
+
+def use(settings: ListSettings, work):
+    """`work(client)` in an event loop of its own."""
+
+    async def main():
+        async with ListClient(settings) as client:
+            return await asyncio.wait_for(work(client), DEADLINE_S)
+
+    return asyncio.run(main())
+
+
+async def gathered(client: ListClient, name: str, tenant: str | None = None) -> list[ListEntry]:
+    return [one async for one in client.entries(name, tenant)]
+
+
+def some(count: int) -> list[ListEntry]:
+    return [ListEntry(f"user{i:06}@example.org", f"number {i}") for i in range(count)]
+
+
+def test_the_four_operations_on_a_real_service(on_each_database):
+    """Add, list, delete and show, with comments, in a tenant's scope and in the deployment's."""
+
+    async def work(client: ListClient) -> None:
+        given = some(1201)
+        assert (await client.add("large", given, TENANT)).modified == 1201
+        assert await gathered(client, "large", TENANT) == given
+        assert await gathered(client, "large", OTHER) == await gathered(client, "large") == []
+        gone = [one.entry for one in given[:700]] + ["nobody@example.org"]
+        assert (await client.delete("large", gone, TENANT)).modified == 700
+        assert await gathered(client, "large", TENANT) == given[700:]
+        partners = next(info for info in await client.lists(TENANT) if info.name == "partners")
+        assert (partners.display_name, partners.category, partners.max_size) == ("Partners", "sender", 3)
+
+    use(on_each_database.settings(), work)
+
+
+def test_an_async_source_is_sent_as_it_comes(service):
+    """Entries from a database cursor or a feed need not be in memory."""
+
+    async def source():
+        for one in some(501):
+            await asyncio.sleep(0)
+            yield one
+
+    assert use(service.settings(), lambda client: client.add("large", source())).modified == 501
+    assert len(service.entries("large")) == 501
+
+
+def test_batches_are_of_500_and_a_few_at_a_time(tmp_path):
+    """A thousand times the limit is the caller's to give and ours to divide."""
+    together = threading.Barrier(3)
+
+    def answer(_: Seen) -> bytes:
+        together.wait(DEADLINE_S)  # three requests are under way, or this never ends
+        return http(200, {"modifiedEntries": 1})
+
+    with misbehaving(tmp_path, answer) as server:
+        tally = use(server.settings(parallel=3), lambda client: client.add("large", some(3000)))
+        assert tally == Tally(confirmed=3000, modified=6)
+        assert [len(one.body["entries"]) for one in server.seen] == [500] * 6
+        assert server.most_at_once == 3
+
+
+def test_requests_look_as_the_interface_says(tmp_path):
+    """POST with the key in its own scheme, JSON, and no tenantUid for the deployment."""
+    with misbehaving(tmp_path, lambda _: ADDED) as server:
+        use(server.settings(), lambda client: client.add("a", [ListEntry("x", "ü")]))
+        use(server.settings(), lambda client: client.delete("a", ["x"], TENANT))
+        add, delete = server.seen
+    assert add.head.startswith("POST /api/public/lists/v1/addEntries HTTP/1.1\r\n")
+    assert f"\r\nAuthorization: apikey {SECRET}\r\n" in add.head
+    assert "\r\nContent-Type: application/json\r\n" in add.head
+    assert add.body == {"listName": "a", "entries": [{"entry": "x", "comment": "ü"}]}
+    assert delete.body == {"listName": "a", "entries": ["x"], "tenantUid": TENANT}
+
+
+def test_unknown_fields_and_blank_lines_are_no_trouble(tmp_path):
+    """A service may say more than we know."""
+    body = b'{"entry": "a@x.org", "comment": "c", "id": 7, "tags": []}\r\n\n{"entry": "b@x.org", "comment": null}'
+    split = [body[i : i + 5] for i in range(0, len(body), 5)]
+    stream = STREAM + b"".join(map(chunk, split)) + b"0\r\n\r\n"
+    lists = http(200, {"listFileInfos": [{"listName": "x", "owner": 1}], "next": None})
+    with misbehaving(tmp_path, scripted(stream, lists)) as server:
+        found = use(server.settings(), lambda client: gathered(client, "x"))
+        assert found == [ListEntry("a@x.org", "c"), ListEntry("b@x.org")]
+        assert [info.name for info in use(server.settings(), lambda client: client.lists())] == ["x"]
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_what_is_temporary_is_tried_again(tmp_path, status):
+    """All operations are idempotent, so a second attempt does no harm."""
+    bad = http(status, {"error": "busy"})
+    with misbehaving(tmp_path, scripted(bad, bad, Misbehaving.CUT, ADDED)) as server:
+        tally = use(server.settings(), lambda client: client.add("a", some(3)))
+        assert tally.confirmed == 3
+        assert len(server.seen) == 4
+
+
+def test_retry_after_holds_all_requests(tmp_path):
+    """When the service names a time, nobody comes earlier; too long a time is an error at once."""
+    soon = http(429, {"error": "slow_down"}, "Retry-After: 0")
+    late = http(503, {"error": "maintenance"}, "Retry-After: 3600")
+    with misbehaving(tmp_path, scripted(soon, ADDED, late)) as server:
+        assert use(server.settings(), lambda client: client.add("a", some(1))).confirmed == 1
+        with pytest.raises(ListsUnavailable, match=r"503 \(maintenance\)") as caught:
+            use(server.settings(), lambda client: client.add("a", some(1)))
+        assert caught.value.retry_after_s == 3600
+        assert len(server.seen) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (http(401, {"error": "unauthorized", "message": f"key {SECRET} is wrong"}), ListsForbidden, r"\*\*\*"),
+        (http(403), ListsForbidden, "403"),
+        (http(404, {"error": "list_not_found", "message": "there is no list"}), ListNotFound, "there is no list"),
+        (http(404, b"<html>"), ListNotFound, "no List API at this URL"),
+        (http(409, {"error": "list_full", "message": "more than 3"}), ListFull, "more than 3"),
+        (http(409, {"error": "x", "message": "`entries[1]`: odd"}), EntryRefused, "'user000001@\\S+' is refused"),
+        (http(400, {"error": "x", "message": "`entries[999]`: odd"}), EntryRefused, "odd"),
+        (http(400, {"error": "bad\r\n\x1b[31m", "message": "m" * 5000}), ListsRefused, r"bad\?\?\?\[31m"),
+        (http(307, None, "Location: http://127.0.0.1:1/"), ListsRefused, "redirect"),
+        (http(200, b"<html>"), ListsMalformed, "not JSON"),
+        (http(200, b"[" * 60_000), ListsMalformed, "not JSON"),
+        (http(200, []), ListsMalformed, "not an object"),
+        (http(200, {"modifiedEntries": True}), ListsMalformed, "how many"),
+        (http(200, {"modifiedEntries": -1}), ListsMalformed, "how many"),
+        (http(200, b" " * 100_000), ListsMalformed, "larger"),
+        (http(200, {"modifiedEntries": 1}, "Content-Encoding: gzip"), ListsMalformed, "compressed"),
+    ],
+)  # fmt: skip
+def test_what_is_permanent_is_said_once_and_clearly(tmp_path, answer, error, text):
+    """Each refusal has its own class, one line of text, and no key in it."""
+    with misbehaving(tmp_path, scripted(answer)) as server:
+        with pytest.raises(error, match=text) as caught:
+            use(server.settings(), lambda client: client.add("a", some(2)))
+        assert len(server.seen) == 1
+    assert SECRET not in str(caught.value)
+    assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("answer", "error", "text"),
+    [
+        (STREAM + chunk(b'{"entry": 1}\n'), ListsMalformed, "line 1 of the entries"),
+        (STREAM + chunk(lines("a") + b"nonsense\n"), ListsMalformed, "line 2"),
+        (STREAM + chunk(lines("a") + b'{"ent') + b"0\r\n\r\n", ListsMalformed, "line 2"),
+        (STREAM + chunk(b"x" * 1_100_000), ListsMalformed, "does not end"),
+        (Misbehaving.CUT + STREAM + chunk(lines("a", "b")), ListsUnavailable, "cut off after 2 entries"),
+        (Misbehaving.CUT + b"HTTP/1.1 200 X\r\n\r\n" + lines("a"), ListsMalformed, "where it ends"),
+        (http(200, None, "Content-Encoding: gzip"), ListsMalformed, "compressed"),
+    ],
+)
+def test_a_stream_that_is_not_whole_is_an_error(tmp_path, answer, error, text):
+    """Half a block list must never pass for a whole one."""
+    with (
+        misbehaving(tmp_path, scripted(answer)) as server,
+        pytest.raises(error, match=text),
+    ):
+        use(server.settings(), lambda client: gathered(client, "x"))
+
+
+def test_a_stream_that_fails_before_its_first_entry_is_opened_again(tmp_path):
+    """Nothing was seen yet, so nobody notices."""
+    answers = scripted(http(503), Misbehaving.CUT, Misbehaving.CUT + STREAM, whole("a", "b"))
+    with misbehaving(tmp_path, answers) as server:
+        assert [one.entry for one in use(server.settings(), lambda client: gathered(client, "x"))] == ["a", "b"]
+
+
+def test_a_stream_can_be_left_early(service):
+    """Who has seen enough closes the connection, and the client can go on."""
+    service.add("large", {one.entry: "" for one in some(6000)})
+
+    async def work(client: ListClient) -> int:
+        async with aclosing(client.entries("large")) as entries:
+            async for _ in entries:
+                break
+        return len(await gathered(client, "large"))
+
+    assert use(service.settings(parallel=1), work) == 6000
+
+
+def test_the_account_says_what_is_done_and_what_is_in_doubt(tmp_path):
+    """After a failure the tally tells done from not done, and a lost answer from a refusal."""
+
+    def answer(seen: Seen) -> bytes:
+        first = seen.body["entries"][0]["entry"]
+        return Misbehaving.CUT if first == "user001000@example.org" else http(200, {"modifiedEntries": 500})
+
+    tally = Tally()
+    with misbehaving(tmp_path, answer) as server, pytest.raises(ListsUnavailable):
+        settings = server.settings(parallel=1, retry=RetrySettings(0.05, 0.01, 0.01))
+        use(settings, lambda client: client.add("a", some(3000), tally=tally))
+    assert tally == Tally(confirmed=1000, modified=1000, uncertain=500)
+
+
+def test_a_source_that_fails_ends_the_operation_with_its_own_error(tmp_path):
+    """An error of the caller's iterator is the caller's."""
+
+    def source():
+        yield from some(600)
+        raise KeyError("mine")
+
+    with misbehaving(tmp_path, lambda _: ADDED) as server, pytest.raises(KeyError, match="mine"):
+        use(server.settings(), lambda client: client.add("a", source()))
+
+
+def test_a_dripped_answer_ends_at_the_time_limit(tmp_path):
+    """The limit is for the whole answer, not for each byte."""
+    never = b"HTTP/1.1 200 X\r\nContent-Length: 100\r\n\r\n{"
+    with misbehaving(tmp_path, lambda _: never) as server, pytest.raises(ListsUnavailable, match="no answer within"):
+        settings = server.settings(answer_timeout_s=0.1, retry=RetrySettings(patience_s=0))
+        use(settings, lambda client: client.add("a", some(1)))
+
+
+def test_an_environment_proxy_never_sees_the_key(tmp_path, monkeypatch):
+    """HTTP_PROXY of a login shell must not carry our key elsewhere."""
+    with misbehaving(tmp_path, lambda _: ADDED) as proxy, misbehaving(tmp_path, lambda _: ADDED) as server:
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        monkeypatch.setenv("ALL_PROXY", proxy.url)
+        use(server.settings(), lambda client: client.add("a", some(1)))
+        assert (len(proxy.seen), len(server.seen)) == (0, 1)
+
+
+def test_nobody_there_is_temporary():
+    """A service that is down is worth another attempt, later."""
+    settings = ListSettings("http://127.0.0.1:1", SECRET, retry=RetrySettings(0.01, 0.001, 0.001))
+    with pytest.raises(ListsUnavailable, match=r"http://127\.0\.0\.1:1 cannot be reached"):
+        use(settings, lambda client: client.lists())
+
+
+def test_the_key_is_not_in_the_settings_text():
+    """What is printed in a traceback holds no secret."""
+    assert SECRET not in repr(ListSettings("http://127.0.0.1:1", SECRET))
+
+
+def test_tls_is_verified(tmp_path):
+    """A certificate that nobody vouches for ends the attempt; with its authority named, all works."""
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    issued.private_key_pem.write_to_path(tmp_path / "key.pem")
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    tls = f"tls: {{cert_file: {tmp_path}/cert.pem, key_file: {tmp_path}/key.pem}}"
+    with running_service(tmp_path, more=tls) as service:
+        with pytest.raises(ListsRefused, match="certificate is not trusted"):
+            use(service.settings(), lambda client: client.lists())
+        shown = service.run("show", "--ca-file", str(tmp_path / "ca.pem"))
+        assert shown.exit_code == 0 and "partners" in shown.output
+        assert service.run("show").exit_code == 1
+
+
+def test_patience_doubles_its_ceiling_and_ends():
+    """Waits grow, never over the limit, and stop when the time is used up."""
+    patience = Patience(RetrySettings(patience_s=10, first_delay_s=1, max_delay_s=4))
+    for ceiling in (1, 2, 4, 4, 4):
+        assert 0 <= patience.delay(100.0) <= ceiling
+    assert 3 <= patience.delay(100.0, retry_after_s=3) <= 3.3
+    assert patience.delay(100.0, retry_after_s=11) is None
+    assert patience.delay(110.1) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        (None, None),
+        ("", None),
+        ("7", 7.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 90.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("soon", None),
+        ("-1", None),
+        ("9" * 20, None),
+    ],
+)
+def test_retry_after_is_seconds_or_a_date(value, expected):
+    """Both forms of the header are understood, anything else is ignored."""
+    assert parse_retry_after(value, now=10.0) == expected
+
+
+def test_every_error_is_a_lists_error():
+    """One `except ListsError` is enough for a caller."""
+    for kind in (EntryRefused, ListFull, ListNotFound, ListsForbidden, ListsMalformed, ListsRefused, ListsUnavailable):
+        assert issubclass(kind, ListsError)
