@@ -18,6 +18,7 @@ _COMMANDS = {
     "run": ("run", "run"),
     "check": ("check", "check"),
     "scan": ("scan", "scan"),
+    "lists": ("lists", "lists"),
     "status": ("status", "status"),
     "service": ("service", "service"),
     "config": ("configuration", "configuration"),
