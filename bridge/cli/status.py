@@ -32,7 +32,7 @@ def status(path: Path | None, as_json: bool) -> None:
 
 def ask(address: Address) -> dict[str, Any] | None:
     """/status of the daemon there, None when nobody answers (or only systemd knows where it is)."""
-    if address.systemd:
+    if address.systemd or (address.path and not Path(address.path).exists()):
         return None
     transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
     url = "http://localhost/status" if address.path else f"http://{address}/status"

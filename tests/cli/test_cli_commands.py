@@ -1,0 +1,306 @@
+"""The commands people type, with a scripted scanner and next hop beside them."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from bridge import __version__, config, yamlfile
+from bridge.address import Address
+from bridge.cli import main
+from bridge.cli.status import ask
+from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
+
+TENANT = "123e4567-e89b-12d3-a456-426614174000"
+
+
+class Place:
+    """A directory with a configuration, and the servers it names."""
+
+    def __init__(self, directory: Path, scanner: FakeScanner, next_hop: NextHop) -> None:
+        self.directory, self.scanner, self.next_hop = directory, scanner, next_hop
+        self.port, self.admin = free_port(), free_port()
+        (directory / "token").write_text(TOKEN + "\n")
+        self.config = directory / "bridge.yml"
+        self.write()
+
+    def write(self, **sections: Any) -> None:
+        data: dict[str, Any] = {
+            "scanner": {"urls": [self.scanner.url], "token_file": "token"},
+            "listeners": [{"name": "mx", "address": f"127.0.0.1:{self.port}"}],
+            "relay": {"next_hop": self.next_hop.url},
+            "admin": {"address": f"127.0.0.1:{self.admin}"},
+            "state_directory": str(self.directory / "state"),
+        }
+        for name, value in sections.items():
+            data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
+        self.config.write_text(yamlfile.dump(data))
+
+    def run(self, *arguments: str) -> Result:
+        return CliRunner().invoke(main, [*arguments, "-c", str(self.config)])
+
+    def mail(self, name: str, content: bytes) -> str:
+        path = self.directory / name
+        path.write_bytes(content)
+        return str(path)
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    background, scanner, next_hop = Background(), FakeScanner(), NextHop()
+    background.run(scanner.start())
+    background.run(next_hop.start())
+    yield Place(tmp_path, scanner, next_hop)
+    background.run(scanner.stop())
+    background.run(next_hop.stop())
+    background.close()
+
+
+def test_help_names_every_command() -> None:
+    """In the order one needs them."""
+    shown = CliRunner().invoke(main, ["--help"])
+    commands = shown.output.split("Commands:\n")[1]
+    names = [line.split()[0] for line in commands.splitlines() if line.startswith("  ") and line[2] != " "]
+    for name in ("run", "check", "scan", "status", "service", "config"):
+        assert name in names
+        assert CliRunner().invoke(main, [name, "--help"]).exit_code == 0
+    assert CliRunner().invoke(main, ["--version"]).output == f"scanbridge, version {__version__}\n"
+
+
+@pytest.mark.parametrize("command", [["run"], ["check"], ["scan", "token"], ["status"], ["config", "show"]])
+def test_every_command_tells_the_mistakes_of_the_configuration(
+    place: Place, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of them, and exit code 78."""
+    monkeypatch.chdir(place.directory)
+    place.config.write_text("listeners: []\nnonsense: 1\n")
+    done = place.run(*command)
+    assert done.exit_code == 78
+    assert done.stderr.splitlines() == [
+        f"{place.config}:1: listeners: List should have at least 1 item after validation, not 0",
+        f"{place.config}:1: scanner: this key is required",
+        f"{place.config}:2: nonsense: unknown key",
+    ]
+
+
+def test_a_configuration_that_is_not_there_is_said(tmp_path: Path) -> None:
+    """Also when it comes by SCANBRIDGE_CONFIG."""
+    missing = str(tmp_path / "none.yml")
+    done = CliRunner().invoke(main, ["check"], env={"SCANBRIDGE_CONFIG": missing})
+    assert done.exit_code == 78 and done.stderr == f"{missing}: cannot be read: No such file or directory\n"
+
+
+# config
+
+
+def test_config_show_prints_what_is_in_force_and_no_secret(place: Place) -> None:
+    """YAML that loads again, JSON for machines."""
+    shown, machine = place.run("config", "show"), place.run("config", "show", "--json")
+    assert shown.exit_code == machine.exit_code == 0
+    again = yamlfile.load(place.config, config.Config, shown.stdout)
+    assert again.listeners[0].deadline == 90.0
+    assert json.loads(machine.stdout)["listeners"][0]["policy"]["bounce"] == "reject"
+    assert TOKEN not in shown.output + machine.output
+
+
+def test_config_show_of_nothing_is_the_embedded_default(tmp_path: Path) -> None:
+    """In the XDG state folder, or where systemd says."""
+    home = {"XDG_STATE_HOME": str(tmp_path), "STATE_DIRECTORY": "", "SCANBRIDGE_CONFIG": ""}
+    shown = CliRunner().invoke(main, ["config", "show"], env=home)
+    assert f"maildir:{tmp_path}/scanbridge/Maildir" in shown.stdout
+    systemd = {**home, "STATE_DIRECTORY": f"{tmp_path}/a:{tmp_path}/b"}
+    assert f"maildir:{tmp_path}/a/Maildir" in CliRunner().invoke(main, ["config", "show"], env=systemd).stdout
+
+
+def test_config_schema_is_json() -> None:
+    """For editors."""
+    shown = CliRunner().invoke(main, ["config", "schema"])
+    assert json.loads(shown.stdout)["title"] == "scanbridge configuration"
+
+
+# scan
+
+
+def test_scan_prints_one_decision_per_file(place: Place) -> None:
+    """Stored with LF, sent with CRLF, under the envelope one gives."""
+    first = place.mail("a.eml", b"Subject: a\n\nhello\n")
+    second = place.mail("b.eml", b"Subject: b\r\n\r\nhello\r\n")
+    place.scanner.reply = answer(200, result("quarantine", verdict="virus"))
+    done = place.run("scan", first, second, "--from", "a@b", "--to", "c@d", "--to", "e@f", "--tenant", TENANT)
+    assert done.exit_code == 0
+    assert done.stdout.splitlines() == [
+        f"{path}: quarantine verdict=virus tags=a:b ggrid=11111111-2222-4333-8444-555555555555"
+        for path in (first, second)
+    ]
+    one, two = place.scanner.submissions
+    assert one.email == b"Subject: a\r\n\r\nhello\r\n" and two.email == b"Subject: b\r\n\r\nhello\r\n"
+    assert one.parameters == {
+        "borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": ["c@d", "e@f"]},
+        "tenantUid": TENANT,
+    }
+
+
+def test_scan_for_machines(place: Place) -> None:
+    """One JSON object per line; the sender is null unless given."""
+    path = place.mail("a.eml", b"Subject: a\n\nhello\n")
+    done = place.run("scan", path, "--json")
+    (line,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert line["file"] == path and line["decision"] == "deliver" and line["tags"] == ["a:b"]
+    assert place.scanner.submissions[0].parameters["borderMtaData"]["envelopeFrom"] == ""
+
+
+@pytest.mark.parametrize(
+    ("reply", "words"),
+    [
+        (answer(401, b'{"error": "bad_token"}'), "401 bad_token"),
+        (answer(500), "500"),
+        (answer(429), "429"),
+        (answer(413), "413"),
+        (answer(200, b"<html>"), "cannot be read"),
+    ],
+)
+def test_scan_without_a_decision_is_exit_1(place: Place, reply: bytes, words: str) -> None:
+    """Why stands on standard error, without the token."""
+    place.scanner.reply = reply
+    done = place.run("scan", place.mail("a.eml", b"Subject: a\n\n"))
+    assert done.exit_code == 1 and done.stdout == ""
+    assert "no decision: " in done.stderr and words in done.stderr and TOKEN not in done.output
+
+
+def test_scan_does_not_send_what_the_service_cannot_take(place: Place) -> None:
+    """Over 50 MiB; the other file is scanned all the same."""
+    large = place.directory / "large.eml"
+    with large.open("wb") as file:
+        file.truncate(50 * 1024 * 1024 + 1)
+    small = place.mail("small.eml", b"Subject: a\n\n")
+    done = place.run("scan", str(large), small)
+    assert done.exit_code == 1 and "over the 50 MiB" in done.stderr
+    assert done.stdout.startswith(f"{small}: deliver") and len(place.scanner.submissions) == 1
+
+
+@pytest.mark.parametrize("arguments", [[], ["none.eml"], ["token", "--tenant", "17"]])
+def test_scan_of_nothing_is_a_usage_error(place: Place, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No file, a file that is not there, a tenant that is none."""
+    monkeypatch.chdir(place.directory)
+    assert place.run("scan", *arguments).exit_code == 2
+
+
+# check
+
+
+def test_check_of_a_good_place_holds(place: Place) -> None:
+    """One line each, exit code 0, and the ports are free afterwards."""
+    done = place.run("check")
+    assert done.exit_code == 0, done.output
+    assert [line.partition(": ")[2].split(" ")[0] for line in done.stdout.splitlines()] == ["ok"] * 7
+    assert TOKEN not in done.output
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", place.port))
+
+
+def problems(done: Result) -> list[str]:
+    assert done.exit_code == 1, done.output
+    return [line for line in done.stdout.splitlines() if "PROBLEM" in line]
+
+
+def test_check_tells_all_problems_at_once(place: Place) -> None:
+    """Token, ports, deadline and next hop, each with what to do."""
+    (place.directory / "token").unlink()
+    place.write(
+        listeners=[
+            {"name": "a", "address": f"127.0.0.1:{place.port}"},
+            {"name": "b", "address": "127.0.0.1:1", "deadline": "100s"},
+            {"name": "c", "address": "127.0.0.1:1", "tls": {"cert_file": "none.pem", "key_file": "none.pem"}},
+        ],
+        relay={"next_hop": f"127.0.0.1:{free_port()}"},
+    )
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", place.port))
+        taken.listen()
+        found = problems(place.run("check"))
+    assert [line.split(":")[0] for line in found] == [
+        "token",
+        "listener a",
+        "listener b",
+        "listener c",
+        "next hop smtp",
+    ]
+    assert "put the secret into it" in found[0] and "Address already in use" in found[1]
+    assert "set it to 90s" in found[2] and "none.pem" in found[3]
+
+
+@pytest.mark.parametrize(
+    ("status", "words"),
+    [
+        (answer(401), "the token is refused"),
+        (answer(500), "status answered 500"),
+        (answer(200, b"[]"), "cannot be read"),
+    ],
+)
+def test_check_tells_what_is_wrong_with_the_scanner(place: Place, status: bytes, words: str) -> None:
+    """In one line, with its address."""
+    place.scanner.status = status
+    (found,) = problems(place.run("check"))
+    assert found.startswith(f"scanner {place.scanner.url}: PROBLEM: ") and words in found
+
+
+def test_check_shows_the_colour_of_the_scanner(place: Place) -> None:
+    """RED is no problem of the configuration, but one wants to know."""
+    place.scanner.status = answer(200, b'{"messageQueueStatus": "RED"}')
+    assert f"scanner {place.scanner.url}: ok (RED)" in place.run("check").stdout
+
+
+def test_check_of_an_unverified_scanner_says_so(place: Place) -> None:
+    """A CA file that is none."""
+    place.write(scanner={"urls": ["https://127.0.0.1:1"], "ca_file": "token"})
+    assert any("scanner.ca_file" in line for line in problems(place.run("check")))
+
+
+def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> None:
+    """It is in use, and stays."""
+    path = place.directory / "x.sock"
+    place.write(listeners=[{"name": "a", "address": f"unix:{path}"}])
+    with socket.socket(socket.AF_UNIX) as other:
+        other.bind(str(path))
+        other.listen()
+        (found,) = problems(place.run("check"))
+    assert "listener a" in found and path.exists()
+    path.unlink()
+    assert place.run("check").exit_code == 0 and not path.exists()
+
+
+# status
+
+
+def test_status_of_nobody_is_exit_1(place: Place) -> None:
+    """Nobody listens there."""
+    done = place.run("status")
+    assert done.exit_code == 1 and done.stderr == f"no scanbridge answers at 127.0.0.1:{place.admin}\n"
+
+
+def test_status_of_another_program_is_exit_1(place: Place) -> None:
+    """Somebody answers, but it is not us."""
+    place.write(admin={"address": f"127.0.0.1:{place.scanner.port}"})
+    assert place.run("status").exit_code == 1
+
+
+@pytest.mark.parametrize("address", ["unix:/nonexistent/admin.sock", "systemd:admin"])
+def test_status_over_other_sockets_does_not_crash(place: Place, address: str) -> None:
+    """A unix socket that is not there, and one that only systemd knows."""
+    place.write(admin={"address": address})
+    done = place.run("status")
+    assert done.exit_code == 1 and "no scanbridge answers" in done.stderr
+
+
+def test_status_over_a_unix_socket(tmp_path: Path) -> None:
+    """The admin address need not be a port."""
+    path = tmp_path / "admin.sock"
+    with running_bridge(tmp_path, {"admin": {"address": f"unix:{path}"}}):
+        state = ask(Address(path=str(path)))
+    assert state is not None and state["ready"] is True
