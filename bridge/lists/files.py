@@ -25,6 +25,7 @@ from bridge.errors import BridgeError, ConfigError
 
 MAX_MISTAKES = 20
 _COMMENT = re.compile(r"\s+#")
+_ASTRAL = re.compile("([\U00010000-\U0010ffff])")
 
 
 class InputError(BridgeError):
@@ -238,9 +239,16 @@ def show(entries: Iterable[ListEntry], kind: Format) -> str:
         case Format.JSONL | Format.JSON:
             return "".join([json.dumps(one.to_dict()) + "\n" for one in entries])
         case Format.YAML:
-            return "".join([f"- {json.dumps(one.to_dict())}\n" for one in entries])
+            return "".join([f"- {{entry: {_quoted(one.entry)}, comment: {_quoted(one.comment)}}}\n" for one in entries])
         case _:
             assert_never(kind)
+
+
+def _quoted(text: str) -> str:
+    """A YAML string in ASCII: as in JSON, but what JSON writes as two surrogates is one escape."""
+    parts = _ASTRAL.split(text.encode("utf-8", "replace").decode())
+    shown = [f"\\U{ord(part):08x}" if i % 2 else json.dumps(part)[1:-1] for i, part in enumerate(parts)]
+    return f'"{"".join(shown)}"'
 
 
 def _text_line(one: ListEntry) -> str:
