@@ -93,7 +93,10 @@ def _key_value(fields: dict[str, Any]) -> str:
 
 
 def _json(fields: dict[str, Any]) -> str:
-    return json.dumps({"time": datetime.now(UTC).isoformat(timespec="milliseconds"), **fields})
+    line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
+    for name, value in fields.items():
+        line[name] = _cut(value) if isinstance(value, str) else value
+    return json.dumps(line)
 
 
 class KeyValue(logging.Formatter):
@@ -110,18 +113,24 @@ class Json(logging.Formatter):
         return _json(_line(record, self))
 
 
+class _Trace(str):
+    """A traceback: ours, and worth more room than a stranger's words."""
+
+
 def _line(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, Any]:
     line = {"level": record.levelname.lower(), "logger": record.name, "msg": record.getMessage()}
     if record.exc_info:
-        line["trace"] = formatter.formatException(record.exc_info)[-4000:]
+        line["trace"] = _Trace(formatter.formatException(record.exc_info)[-4000:])
     return line
 
 
 def _quoted(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > _MAX_VALUE:
-        text = text[: _MAX_VALUE - 3] + "..." if not text.startswith("Traceback") else text
+    text = _cut(value if isinstance(value, str) else str(value))
     return text if _PLAIN.fullmatch(text) else json.dumps(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE or isinstance(text, _Trace) else text[: _MAX_VALUE - 3] + "..."
 
 
 class LineWriter(logging.Handler):

@@ -277,6 +277,8 @@ def _parameters(request: AnalysisRequest) -> bytes:
 def _read_result(host: Host, answer: Answer) -> AnalysisResult:
     """The decision in an answer, or the error it means."""
     if answer.status == 200:
+        if answer.early:
+            raise ScanMalformed(f"{host.url}: a decision before the mail was there")
         if answer.headers.get(b"content-encoding", b"identity").lower() != b"identity":
             raise ScanMalformed(f"{host.url}: a compressed answer was not asked for")
         try:

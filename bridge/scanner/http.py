@@ -38,6 +38,7 @@ class Answer:
     status: int
     headers: dict[bytes, bytes]  # names in small letters; the last of equal ones
     body: bytes
+    early: bool = False  # it came before the request had left us
 
 
 class HttpConnection(asyncio.Protocol):
@@ -182,4 +183,5 @@ class HttpConnection(asyncio.Protocol):
 
     def _complete(self) -> None:
         if self._answer is not None and not self._answer.done():
-            self._answer.set_result(Answer(self._parser.get_status_code(), self._headers, b"".join(self._body)))
+            status, body = self._parser.get_status_code(), b"".join(self._body)
+            self._answer.set_result(Answer(status, self._headers, body, early=not self._sent_whole))

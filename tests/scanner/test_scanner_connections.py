@@ -25,7 +25,7 @@ from fault_server import (
 )
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
-from bridge.errors import MessageTooLarge, ScanTimeout, ScanUnavailable
+from bridge.errors import MessageTooLarge, ScanMalformed, ScanTimeout, ScanUnavailable
 from bridge.scanner import client
 
 LARGE = MAIL + b"0123456789abcdef" * 64 * 1024 * 40  # 40 MiB
@@ -143,6 +143,23 @@ def test_an_early_413_is_seen_while_still_uploading(ending: str) -> None:
 
     for _ in range(5):
         run(one())
+
+
+def test_a_decision_on_half_a_mail_is_none() -> None:
+    """Status 200 while we still send: nobody can have looked at the rest."""
+
+    async def rash(call: Call) -> bool:
+        await call.reader.read(100_000)
+        call.say(answer(200, result("deliver")))
+        await call.until_gone()
+        return True
+
+    async def one() -> None:
+        async with faults(before=rash) as server, scanner_of(server) as scanner:
+            with pytest.raises(ScanMalformed):
+                await submit(scanner, LARGE, memory_per_mail=0)
+
+    run(one())
 
 
 def test_a_connection_is_used_again() -> None:

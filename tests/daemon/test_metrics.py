@@ -1,0 +1,48 @@
+"""Metrics: closed sets of labels, and each error under its own word."""
+
+from __future__ import annotations
+
+import pytest
+
+from bridge import errors
+from bridge.errors import BridgeError
+from bridge.mail.reply import Reply
+from bridge.metrics import ACTIONS, DECISIONS, FAILURES, Metrics, reason_of
+
+
+def test_every_error_of_a_mail_has_a_reason_of_its_own() -> None:
+    """`internal` is for what nobody thought of."""
+    reasons = {reason for _, reason in FAILURES}
+    for kind in (errors.Saturated, *errors.ScanError.__subclasses__(), errors.StoreError, errors.StoreFull):
+        assert reason_of(kind("x")) in reasons - {"internal"}
+    assert reason_of(errors.NextHopError(Reply(451, "4.4.1", "x"))) == "next_hop"
+    assert reason_of(ValueError("x")) == reason_of(BridgeError("x")) == "internal"
+
+
+def test_every_combination_starts_at_zero() -> None:
+    """A rate over it works from the first scrape."""
+    metrics = Metrics(["a", "b"])
+    families = {family.name: family for family in metrics.registry.collect()}
+    mails = families["scanbridge_mails"].samples
+    assert len(mails) == 2 * len(DECISIONS) * len(ACTIONS) and not any(sample.value for sample in mails)
+    assert {sample.labels["reason"] for sample in families["scanbridge_failures"].samples} == {r for _, r in FAILURES}
+
+
+def test_every_metric_has_a_name_and_a_sentence() -> None:
+    """They are an interface."""
+    for family in Metrics(["a"]).registry.collect():
+        assert family.name.startswith("scanbridge_") and family.documentation.endswith(".")
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bucket"), [(0.0, "0.01"), (0.01, "0.01"), (0.0101, "0.025"), (300.0, "300.0"), (301.0, "+Inf")]
+)
+def test_times_fall_into_the_right_bucket(seconds: float, bucket: str) -> None:
+    """Upper bounds are inclusive, as Prometheus has it."""
+    metrics = Metrics(["a"])
+    metrics.scan.observe("a", seconds)
+    samples = [s for family in metrics.registry.collect() for s in family.samples]
+    counts = {s.labels["le"]: s.value for s in samples if s.name == "scanbridge_scan_seconds_bucket"}
+    first = next(le for le, count in counts.items() if count == 1)
+    assert first == bucket and counts["+Inf"] == 1
+    assert next(s.value for s in samples if s.name == "scanbridge_scan_seconds_sum") == seconds
