@@ -11,6 +11,7 @@ from bridge.address import NextHop
 from bridge.config import Config
 from bridge.daemon import files
 from bridge.delivery.maildir import Maildir
+from bridge.delivery.quarantine import Place
 from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
 from bridge.delivery.routes import Failover, Routes
 from bridge.errors import ConfigError
@@ -81,8 +82,14 @@ def _next_hop(conf: Config, settings: config.Relay, hop: NextHop) -> Relay:
     )
 
 
-def quarantine_directory(conf: Config, state: Path) -> Path:
-    return files.make_directory(state / conf.quarantine.directory, "quarantine.directory")
+def quarantine_directory(conf: Config, state: Path) -> Place:
+    return Place(
+        directory=files.make_directory(state / conf.quarantine.directory, "quarantine.directory"),
+        index=state / "state.sqlite",
+        max_size=conf.quarantine.max_size,
+        tenant_by_domain=tenants_by_domain(conf),
+        default_tenant=conf.scanner.tenant_uid,
+    )
 
 
 def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:

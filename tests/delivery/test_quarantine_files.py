@@ -47,6 +47,8 @@ def test_a_mail_is_kept_with_what_is_known_of_it(run: Run, tmp_path: Path) -> No
             "sender": "",
             "recipients": ["b@example.org", "ü@example.org"],
             "mail_parameters": ["SMTPUTF8"],
+            "subject": "x",
+            "tenant": None,
             "recipient_parameters": [["NOTIFY=NEVER"], []],
             "remote_address": "192.0.2.1",
             "helo": "<script>\udcff",
