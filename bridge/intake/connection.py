@@ -88,6 +88,7 @@ class Connection(SMTP):
         self._data: DataReader | None = None
         self._data_ended: asyncio.Future[None] | None = None
         self._busy = False
+        self._is_handled = False
         self._reading_paused = False
         self._farewell: Reply | None = None  # said when the running mail is over
         self._silent_s = 0.0
@@ -131,7 +132,9 @@ class Connection(SMTP):
     def eof_received(self) -> bool | None:
         """The client is gone, or says no more: what runs for it is cancelled, what it said is answered."""
         assert self._handler_coroutine is not None
-        if not self._inbox.is_awaited:
+        if not self._is_handled:
+            self._hang_up()  # cancelled before its first step, the handler would not do it
+        elif not self._inbox.is_awaited:
             self._handler_coroutine.cancel()
         self._inbox.close()
         return self.session.ssl is None
@@ -261,6 +264,7 @@ class Connection(SMTP):
     # The command loop
 
     async def _handle_client(self) -> None:
+        self._is_handled = True
         try:
             if self._proxy_timeout is not None and not await self._read_proxy():
                 return
@@ -312,9 +316,9 @@ class Connection(SMTP):
         try:
             argument_text = self._argument.decode("utf-8", "replace") or None
             await method(self, argument_text)
-        except (asyncio.CancelledError, ConnectionError):
-            raise
         except Exception as error:
+            if isinstance(error, ConnectionError) and self._inbox.at_eof:
+                raise  # the client's own, not a hook's
             self._set_rset_state()
             await self._answer_exception(error)
             if isinstance(error, TLSSetupException):

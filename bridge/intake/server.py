@@ -290,7 +290,8 @@ class SmtpServer:
 
 
 def _proxy_timeout(settings: SmtpSettings) -> float:
-    return min(_PROXY_TIMEOUT_S, settings.session.command_timeout_s or _PROXY_TIMEOUT_S)
+    """Always before the time for a command is over, which would be answered with 421."""
+    return min(_PROXY_TIMEOUT_S, (settings.session.command_timeout_s or 300.0) / 2)
 
 
 def _peer_address(peer: Any) -> str | None:

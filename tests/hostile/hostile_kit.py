@@ -1,0 +1,151 @@
+"""What the hostile tests share: a bridge as a process of its own, its memory, waiting for a condition."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bridge import yamlfile
+from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, configuration, result
+
+MiB = 1024 * 1024
+
+
+def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
+    """Whether the condition comes true within the time."""
+    pause, deadline = threading.Event(), time.monotonic() + timeout_s
+    while not condition():
+        if time.monotonic() > deadline:
+            return False
+        pause.wait(0.005)
+    return True
+
+
+def receives(client: SmtpClient, within_s: float) -> bytes:
+    """What comes within the time; b"" for nothing."""
+    client.sock.settimeout(within_s)
+    try:
+        return client.sock.recv(65536)
+    except TimeoutError:
+        return b""
+    finally:
+        client.sock.settimeout(10.0)
+
+
+class Hanging:
+    """A scanner's reply that comes when it is released; `ended` when the bridge went away first."""
+
+    def __init__(self) -> None:
+        self.release = asyncio.Event()
+        self.ended = threading.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        released = asyncio.create_task(self.release.wait())
+        gone = asyncio.create_task(reader.read(1))
+        await asyncio.wait((released, gone), return_when=asyncio.FIRST_COMPLETED)
+        if self.release.is_set():
+            gone.cancel()
+            await asyncio.wait((gone,))
+            writer.write(answer(200, result()))
+        else:
+            released.cancel()
+            self.ended.set()
+
+
+@dataclass
+class Process:
+    """A daemon started as an operator would, with the scripted scanner and next hop around it."""
+
+    process: subprocess.Popen[bytes]
+    port: int
+    log: Path
+    scanner: FakeScanner
+    next_hop: NextHop
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def terminate(self) -> None:
+        self.process.send_signal(signal.SIGTERM)
+
+    def wait(self, timeout_s: float) -> int:
+        return self.process.wait(timeout_s)
+
+    def client(self, source: str = "127.0.0.1") -> SmtpClient:
+        return SmtpClient(self.port, source)
+
+    def memory(self, field: str = "VmRSS") -> int:
+        """Bytes in memory now, or at the peak (VmHWM)."""
+        status = Path(f"/proc/{self.pid}/status").read_text()
+        return int(status.partition(f"{field}:")[2].split()[0]) * 1024
+
+    @contextmanager
+    def growing_at_most(self, limit: int) -> Iterator[None]:
+        """The block may not make the daemon's memory grow by more, not even for a moment."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak is now
+        before = self.memory()
+        yield
+        grown = self.memory("VmHWM") - before
+        assert grown <= limit, f"grew by {grown / MiB:.1f} MiB"
+
+
+@contextmanager
+def bridge_process(
+    directory: Path, config: dict[str, Any] | None = None, *, open_files: int | None = None, **listener: Any
+) -> Iterator[Process]:
+    """`scanbridge run`, with at most so many open files."""
+    background, scanner, next_hop = Background(), FakeScanner(), NextHop()
+    background.run(scanner.start())
+    background.run(next_hop.start())
+    data = configuration(directory, scanner, next_hop, config, **listener)
+    (directory / "bridge.yml").write_text(yamlfile.dump(data))
+    log = directory / "log"
+
+    def limit() -> None:
+        if open_files is not None:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+
+    with open(log, "wb") as file:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "bridge", "run", "-c", str(directory / "bridge.yml")],
+            stdout=file,
+            stderr=file,
+            preexec_fn=limit,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        )
+    try:
+        port = int(data["listeners"][0]["address"].rpartition(":")[2])
+        assert eventually(lambda: process.poll() is not None or can_connect(port), 30), "did not start"
+        assert process.poll() is None, log.read_text()
+        yield Process(process, port, log, scanner, next_hop)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(15)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        background.run(scanner.stop())
+        background.run(next_hop.stop())
+        background.close()
+
+
+def can_connect(port: int) -> bool:
+    try:
+        SmtpClient(port).close()
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,305 @@
+"""CASES: Exhaustion. Memory, connections and time are bounded, and honest clients do not notice."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+from hostile_kit import Hanging, MiB, Process, bridge_process, eventually, receives
+
+from bridge.testing import RunningBridge, SmtpClient, running_bridge
+
+# Memory
+
+
+def test_content_without_line_end_stays_within_the_size_limit(tmp_path: Path) -> None:
+    """A mail that never ends a line is 552 at its end; memory does not follow it."""
+    with bridge_process(tmp_path, {"limits": {"max_message_size": "4MiB"}}) as bridge, bridge.client() as client:
+        client.open()
+        client.begin()
+        with bridge.growing_at_most(6 * MiB):
+            for _ in range(640):
+                client.send(b"x" * 65536)  # 40 MiB
+            assert client.say(b"\r\n.")[0].startswith(b"552 5.3.4 ")
+
+
+def test_49_megabytes_of_empty_lines_cost_neither_memory_nor_time(tmp_path: Path) -> None:
+    """Stock aiosmtpd takes 4.3 GB and 82 s for this."""
+    with bridge_process(tmp_path) as bridge, bridge.client() as client:
+        client.sock.settimeout(60)
+        client.open()
+        client.begin()
+        began = time.monotonic()
+        with bridge.growing_at_most(3 * 49 * MiB):
+            for _ in range(49 * 16):
+                client.send(b"\r\n" * 32768)
+            assert client.say(b".")[0].startswith(b"250 ")
+        assert time.monotonic() - began < 20
+        assert len(bridge.scanner.submissions[0].email) == 49 * MiB
+
+
+def test_header_one_byte_per_segment_is_no_more_work_than_its_bytes(tmp_path: Path) -> None:
+    """Small blocks are joined, so that neither memory nor the search for the header's end explodes."""
+    config = {"spool": {"memory_per_mail": "1MiB"}, "limits": {"max_message_size": "2MiB"}}
+    with bridge_process(tmp_path, config) as bridge, bridge.client() as client:
+        client.open()
+        client.begin()
+        client.sock.setsockopt(6, 1, 1)  # TCP_NODELAY
+        with bridge.growing_at_most(8 * MiB):
+            for _ in range(30_000):
+                client.send(b"x")
+            assert client.say(b"\r\n.")[0].startswith(b"250 ")
+
+
+def test_many_large_mails_at_once_stay_on_disk(tmp_path: Path) -> None:
+    """Twenty mails in processing, far larger than the memory they may take."""
+    with bridge_process(tmp_path) as bridge, ExitStack() as stack:
+        bridge.scanner.reply = hang = Hanging()
+        clients = [stack.enter_context(bridge.client()) for _ in range(20)]
+        block = (b"x" * 1022 + b"\r\n") * 64
+        with bridge.growing_at_most(30 * MiB):
+            for client in clients:
+                client.open()
+                client.begin()
+                for _ in range(32):  # 2 MiB
+                    client.send(block)
+                client.send(b".\r\n")
+            for _ in clients:
+                assert bridge.scanner.arrived.acquire(timeout=20)
+        hang.release._loop.call_soon_threadsafe(hang.release.set)  # type: ignore[union-attr]
+        assert [client.reply()[:3] for client in clients] == [b"250"] * 20
+
+
+def test_bytes_in_processing_over_the_limit_are_451(tmp_path: Path) -> None:
+    """The mail that would exceed the common limit is put off; the others are not touched; then it passes."""
+    hang = Hanging()
+    with running_bridge(tmp_path, {"admission": {"max_bytes_in_processing": "300KiB"}}) as bridge, ExitStack() as stack:
+        bridge.scanner.reply = hang
+        clients = [stack.enter_context(bridge.client()) for _ in range(3)]
+        for client in clients:
+            client.open()
+            client.begin()
+            client.send((b"x" * 1022 + b"\r\n") * 120 + b".\r\n")
+            if client is not clients[2]:
+                assert bridge.scanner.arrived.acquire(timeout=10)
+        assert clients[2].reply().startswith(b"451 4.3.2 ")
+        bridge.background.loop.call_soon_threadsafe(hang.release.set)
+        assert [client.reply()[:3] for client in clients[:2]] == [b"250", b"250"]
+        assert clients[2].mail((b"x" * 1022 + b"\r\n") * 120).startswith(b"250")
+        assert bridge.daemon.spool.in_use == 0
+
+
+def test_client_that_never_reads_is_stopped_and_dropped(tmp_path: Path) -> None:
+    """Commands without end whose replies nobody reads: we stop reading, then hang up; memory stays flat."""
+    with bridge_process(tmp_path, {"limits": {"command_timeout": "1s"}}) as bridge:
+        with SmtpClient(bridge.port) as client, bridge.growing_at_most(12 * MiB):
+            client.sock.setsockopt(1, 8, 4096)  # SO_RCVBUF
+            client.reply()
+            client.sock.settimeout(15)
+            block = b"EHLO x\r\nMAIL FROM:<a@client.example>\r\n" * 2000
+            with pytest.raises(OSError) as stopped:
+                for _ in range(2000):  # 150 MB
+                    client.send(block)
+            assert not isinstance(stopped.value, TimeoutError), "was never dropped"
+        with bridge.client() as other:
+            other.open()
+            assert other.mail().startswith(b"250")
+
+
+def test_pipelined_flood_while_a_mail_is_scanned_is_not_read(tmp_path: Path) -> None:
+    """What a client sends during its own scan waits in its own kernel, not in our memory."""
+    with bridge_process(tmp_path) as bridge, bridge.client() as client:
+        bridge.scanner.reply = hang = Hanging()
+        client.open()
+        client.begin()
+        client.send(b"x\r\n.\r\n")
+        assert bridge.scanner.arrived.acquire(timeout=10)
+        with bridge.growing_at_most(6 * MiB):
+            client.sock.settimeout(0.5)
+            sent = 0
+            with pytest.raises(TimeoutError):
+                while sent < 64 * MiB:
+                    sent += client.sock.send(b"RSET\r\n" * 10_000)
+        client.sock.settimeout(10)
+        hang.release._loop.call_soon_threadsafe(hang.release.set)  # type: ignore[union-attr]
+        assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
+        assert client.reply() == b"250 2.0.0 OK"
+
+
+# Time
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
+    """A bridge that waits one second for a command, and looks at the rate of DATA every second."""
+    limits = {"limits": {"command_timeout": "1s", "data_timeout": "1s"}}
+    with running_bridge(tmp_path_factory.mktemp("hasty"), limits) as bridge:
+        yield bridge
+
+
+TIMEOUT = b"421 4.4.2 Error: timeout exceeded"
+
+
+def test_silent_client_is_told_421(hasty: RunningBridge) -> None:
+    """Silence between commands ends with a 421, before and after the greeting."""
+    with hasty.client() as one, hasty.client() as two:
+        two.open()
+        assert one.reply().startswith(b"220 ")
+        assert [one.reply(), two.reply()] == [TIMEOUT, TIMEOUT]
+        assert one.is_cut() and two.is_cut()
+
+
+def test_command_byte_by_byte_has_the_time_of_one_command(hasty: RunningBridge) -> None:
+    """Bytes do not buy time, only whole commands do."""
+    with hasty.client() as client:
+        client.open()
+        received = b""
+        for _ in range(40):
+            client.send(b"x")
+            if received := receives(client, 0.1):
+                break
+        assert received == TIMEOUT + b"\r\n"
+
+
+def test_each_command_has_its_own_time(hasty: RunningBridge) -> None:
+    """A client that says something now and then lives longer than the time for one command."""
+    with hasty.client() as client:
+        client.open()
+        for _ in range(3):
+            assert receives(client, 0.4) == b""
+            assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
+
+
+def test_silence_in_data_is_421(hasty: RunningBridge) -> None:
+    """A client that stops in the middle of its mail is told so and cut, and its bytes are given back."""
+    with hasty.client() as client:
+        client.open()
+        client.begin()
+        client.send(b"Subject: x\r\n")
+        assert client.reply() == TIMEOUT
+        assert client.is_cut()
+    assert eventually(lambda: hasty.daemon.spool.in_use == 0)
+
+
+def test_trickle_in_data_is_cut_by_the_rate(hasty: RunningBridge) -> None:
+    """A byte now and then is not silence, but it is too slow."""
+    with hasty.client() as client:
+        client.open()
+        client.begin()
+        received = b""
+        for _ in range(40):
+            client.send(b"x")
+            if received := receives(client, 0.1):
+                break
+        assert received == TIMEOUT + b"\r\n"
+
+
+def test_honest_slow_sender_passes(hasty: RunningBridge) -> None:
+    """64 kbit/s over several looks at the rate is fast enough."""
+    with hasty.client() as client:
+        client.open()
+        client.begin()
+        for _ in range(15):
+            client.send(b"x" * 798 + b"\r\n")
+            assert receives(client, 0.1) == b""
+        assert client.say(b".")[0].startswith(b"250 ")
+
+
+def test_silence_shorter_than_the_time_is_forgiven(tmp_path: Path) -> None:
+    """The rate rule is for those who trickle: silence alone may last as long as data_timeout."""
+    with running_bridge(tmp_path, {"limits": {"data_timeout": "1500ms"}}) as bridge, bridge.client() as client:
+        client.open()
+        client.begin()
+        assert receives(client, 1.0) == b""
+        assert client.say(b"x\r\n.")[0].startswith(b"250 ")
+
+
+def test_long_scan_is_no_silence(hasty: RunningBridge) -> None:
+    """While the mail is scanned the client has nothing to say, and no time runs against it."""
+    hasty.scanner.reply = hang = Hanging()
+    with hasty.client() as client:
+        client.open()
+        client.begin()
+        client.send(b"x\r\n.\r\n")
+        assert receives(client, 1.5) == b""
+        hasty.background.loop.call_soon_threadsafe(hang.release.set)
+        assert client.reply().startswith(b"250 ")
+        assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
+
+
+# Connections
+
+
+def test_cap_on_connections(tmp_path: Path) -> None:
+    """Beyond the cap the answer is 421; whoever leaves makes room."""
+    with running_bridge(tmp_path, {"limits": {"max_connections": 10}}) as bridge, ExitStack() as stack:
+        clients = [stack.enter_context(bridge.client()) for _ in range(10)]
+        assert all(client.reply().startswith(b"220 ") for client in clients)
+        with bridge.client() as late:
+            assert late.reply() == b"421 4.3.2 Too many connections, try again later"
+            assert late.is_cut()
+        assert clients.pop().say(b"QUIT") == [b"221 2.0.0 Bye"]
+        server = bridge.daemon.servers[0]
+        assert eventually(lambda: len(server._sessions) == 9)
+        with bridge.client() as late:
+            assert late.reply().startswith(b"220 ")
+        for client in clients:
+            client.close()
+        assert eventually(lambda: not server._sessions and not server._per_client and server._strangers == 0)
+
+
+def test_cap_per_client(tmp_path: Path) -> None:
+    """One address cannot take all connections; another one is served."""
+    with running_bridge(tmp_path, {"limits": {"max_connections_per_client": 3}}) as bridge, ExitStack() as stack:
+        clients = [stack.enter_context(bridge.client()) for _ in range(4)]
+        assert [client.reply()[:9] for client in clients] == [b"220 bridg"] * 3 + [b"421 4.7.0"]
+        with bridge.client("127.0.0.2") as other:
+            assert other.reply().startswith(b"220 ")
+
+
+def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
+    """Strangers get a twentieth of the connections; the mail server is served all the same."""
+    with running_bridge(tmp_path, trusted_clients=["127.0.0.1/32"]) as bridge, ExitStack() as stack:
+        strangers = [stack.enter_context(bridge.client(f"127.0.1.{n}")) for n in range(1, 131)]
+        codes = [stranger.reply()[:3] for stranger in strangers]
+        assert codes == [b"220"] * 100 + [b"421"] * 30
+        with bridge.client() as client:
+            client.open()
+            assert client.mail().startswith(b"250")
+        for stranger in strangers:
+            stranger.close()
+        server = bridge.daemon.servers[0]
+        assert eventually(lambda: not server._sessions and server._strangers == 0)
+
+
+def test_out_of_file_descriptors_is_a_quiet_wait(tmp_path: Path) -> None:
+    """`ulimit -n 40` with 60 connections: at most a log line a second, those inside live, and it recovers."""
+    with bridge_process(tmp_path, open_files=40) as bridge:
+        before, began = bridge.log.read_text().count("\n"), time.monotonic()
+        with ExitStack() as stack:
+            clients = [stack.enter_context(bridge.client()) for _ in range(60)]
+            assert clients[0].open().startswith(b"250-")
+            assert receives(clients[59], 1.0) == b""
+            used = cpu_seconds(bridge.pid)
+            assert receives(clients[0], 1.0) == b""
+            assert cpu_seconds(bridge.pid) - used < 0.5, "spins"
+            assert clients[0].mail()[:4] in (b"250 ", b"451 ")
+        lines = bridge.log.read_text().count("\n") - before
+        assert lines <= time.monotonic() - began + 2, bridge.log.read_text()[-2000:]
+        assert eventually(lambda: takes_mail(bridge)), "did not recover"
+
+
+def takes_mail(bridge: Process) -> bool:
+    with bridge.client() as client, contextlib.suppress(OSError):
+        client.open()
+        return client.mail().startswith(b"250 ")
+    return False
+
+
+def cpu_seconds(pid: int) -> float:
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / 100

@@ -1,0 +1,271 @@
+"""CASES: Nothing lost, where it concerns the client: it goes away, or we do."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hostile_kit import Hanging, bridge_process, eventually
+
+from bridge.testing import RunningBridge, SmtpClient, running_bridge
+
+
+def close(client: SmtpClient) -> None:
+    client.close()
+
+
+def reset(client: SmtpClient) -> None:
+    client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+
+
+def half_close(client: SmtpClient) -> None:
+    client.sock.shutdown(socket.SHUT_WR)
+
+
+Way = Callable[[SmtpClient], None]
+WAYS: list[Way] = [close, reset, half_close]
+IN_DATA = b"MAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nSubject: x\r\n\r\nx"
+
+
+def is_idle(bridge: RunningBridge) -> bool:
+    """No session, no slot, no byte is left behind."""
+    server = bridge.daemon.servers[0]
+    left = (server._sessions, server._per_client, bridge.daemon.admission.in_processing, bridge.daemon.spool.in_use)
+    return not any(left)
+
+
+@pytest.mark.parametrize("leave", WAYS)
+def test_client_that_leaves_during_the_scan_cancels_it(shared: RunningBridge, leave: Way) -> None:
+    """The scanner is let go, the slot is free, nothing is handed on, and it is one line in the log."""
+    shared.scanner.reply = hang = Hanging()
+    client = shared.client()
+    client.open()
+    client.begin()
+    client.send(b"x\r\n.\r\n")
+    assert shared.scanner.arrived.acquire(timeout=10)
+    leave(client)
+    assert hang.ended.wait(10), "the scan goes on"
+    assert eventually(lambda: is_idle(shared))
+    assert shared.next_hop.mails == []
+    client.close()
+
+
+@pytest.mark.parametrize("leave", WAYS)
+@pytest.mark.parametrize("said", [b"", b"MAIL FROM:<a@cl", IN_DATA])
+def test_client_that_leaves_in_the_middle_leaves_nothing(
+    shared: RunningBridge, leave: Way, said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Between commands, in a command, in the content: the session is gone, and nobody raises his voice."""
+    with caplog.at_level(logging.WARNING):
+        client = shared.client()
+        client.open()
+        client.send(said)
+        leave(client)
+        assert eventually(lambda: is_idle(shared))
+        client.close()
+    assert caplog.records == [] and shared.scanner.submissions == []
+
+
+def test_replies_owed_are_given_to_a_client_that_says_no_more(shared: RunningBridge) -> None:
+    """`printf ... | nc` reads its answers."""
+    with shared.client() as client:
+        client.send(b"EHLO client.example\r\nNOOP\r\nFROB\r\n")
+        half_close(client)
+        client.reply()
+        assert client.reply().startswith(b"250-")
+        assert client.reply() == b"250 2.0.0 OK"
+        assert client.reply() == b"500 5.5.2 Error: command not recognized"
+        assert client.is_cut()
+    assert eventually(lambda: is_idle(shared))
+
+
+def test_mail_of_a_client_that_is_already_gone_is_not_begun(shared: RunningBridge) -> None:
+    """A whole mail and the end of the connection in one breath: the client will never know, so it comes again."""
+    for _ in range(5):
+        with shared.client() as client:
+            client.send(b"EHLO x\r\nMAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nx\r\n.\r\n")
+            half_close(client)
+            said = b""
+            with contextlib.suppress(OSError):
+                while block := client.sock.recv(65536):
+                    said += block
+        assert eventually(lambda: is_idle(shared))
+        assert (b"queued as" in said) <= (len(shared.next_hop.mails) > 0)
+
+
+def test_hundreds_of_sessions_leave_no_trace(shared: RunningBridge) -> None:
+    """Sessions that end in every way, even before we knew of them, are counted out and their sockets closed."""
+    before = len(os.listdir("/proc/self/fd"))
+    for number in range(300):
+        client = shared.client()
+        if number % 3:
+            client.open()
+        if number % 5 == 0:
+            client.begin()
+        WAYS[number % 2](client)
+    assert eventually(lambda: is_idle(shared))
+    assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
+
+
+# When we go
+
+
+def stop(bridge: RunningBridge) -> threading.Thread:
+    """Begin to stop, and come back when nobody is accepted any more."""
+    server = bridge.daemon.servers[0]
+    thread = threading.Thread(target=lambda: bridge.background.run(server.drain(10.0)))
+    thread.start()
+    assert eventually(lambda: server.draining)
+    return thread
+
+
+def test_idle_sessions_are_told_421_when_we_stop(tmp_path: Path) -> None:
+    """Who is between two mails hears it at once; nobody new is let in."""
+    with running_bridge(tmp_path) as bridge, bridge.client() as one, bridge.client() as two:
+        one.open()
+        two.open()
+        two.say(b"MAIL FROM:<a@client.example>")
+        thread = stop(bridge)
+        for client in (one, two):
+            assert client.reply() == b"421 4.3.2 Service shutting down"
+            assert client.is_cut()
+        thread.join(10)
+        with pytest.raises(OSError):
+            bridge.client()
+
+
+def test_mail_in_the_scan_is_finished_before_we_stop(tmp_path: Path) -> None:
+    """The running mail has its answer, then its client is told 421."""
+    with running_bridge(tmp_path) as bridge, bridge.client() as client:
+        bridge.scanner.reply = hang = Hanging()
+        client.open()
+        client.begin()
+        client.send(b"x\r\n.\r\nNOOP\r\n")
+        assert bridge.scanner.arrived.acquire(timeout=10)
+        thread = stop(bridge)
+        bridge.background.loop.call_soon_threadsafe(hang.release.set)
+        assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
+        assert client.reply() == b"421 4.3.2 Service shutting down"
+        assert client.is_cut()
+        thread.join(10)
+        assert len(bridge.next_hop.mails) == 1
+
+
+def test_mail_in_data_is_finished_before_we_stop(tmp_path: Path) -> None:
+    """A client in the middle of its content may end it, is answered, and is told 421."""
+    with running_bridge(tmp_path) as bridge, bridge.client() as client:
+        client.open()
+        client.begin()
+        client.send(b"Subject: x\r\n")
+        assert eventually(lambda: any(session.in_mail for session in bridge.daemon.servers[0]._sessions))
+        thread = stop(bridge)
+        client.send(b"\r\nx\r\n.\r\n")
+        assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
+        assert client.reply() == b"421 4.3.2 Service shutting down"
+        thread.join(10)
+        assert len(bridge.next_hop.mails) == 1
+
+
+def test_mail_that_outlasts_the_drain_is_cut_with_421(tmp_path: Path) -> None:
+    """The time to stop is bounded: then the client is told to come again, and nothing is handed on."""
+    with running_bridge(tmp_path) as bridge, bridge.client() as client:
+        bridge.scanner.reply = Hanging()
+        client.open()
+        client.begin()
+        client.send(b"x\r\n.\r\n")
+        assert bridge.scanner.arrived.acquire(timeout=10)
+        bridge.background.run(bridge.daemon.servers[0].drain(0.2))
+        assert client.reply() == b"421 4.3.2 Service shutting down"
+        assert client.is_cut()
+        assert eventually(lambda: is_idle(bridge)) and bridge.next_hop.mails == []
+
+
+def test_sigterm_in_the_middle_of_data_ends_in_time(tmp_path: Path) -> None:
+    """The daemon waits for a mail in DATA, answers it, and exits."""
+    with bridge_process(tmp_path) as bridge, bridge.client() as client:
+        client.open()
+        client.begin()
+        client.send(b"Subject: x\r\n\r\n")
+        bridge.terminate()
+        assert eventually(lambda: not_listening(bridge.port))
+        assert client.say(b"x\r\n.")[0].startswith(b"250 ")
+        assert client.reply().startswith(b"421 4.3.2 ")
+        assert bridge.wait(10) == 0
+
+
+def not_listening(port: int) -> bool:
+    with socket.socket() as sock:
+        return sock.connect_ex(("127.0.0.1", port)) != 0
+
+
+# Exceptions
+
+
+@pytest.mark.parametrize(("protocol", "recipients"), [("smtp", 1), ("lmtp", 3)])
+def test_our_own_mistake_is_451_and_says_nothing(
+    tmp_path: Path, protocol: str, recipients: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """An exception nobody foresaw is temporary, keeps its text to the log, and the session lives."""
+    with running_bridge(tmp_path, protocol=protocol) as bridge, bridge.client() as client:
+
+        async def broken(transaction: object) -> None:
+            raise RuntimeError("secret of the house")
+
+        bridge.daemon.servers[0]._filter.process = broken  # type: ignore[method-assign, union-attr]
+        client.open(b"LHLO x" if protocol == "lmtp" else b"EHLO x")
+        client.say(b"MAIL FROM:<>", *[b"RCPT TO:<b@example.org>"] * recipients, b"DATA")
+        client.send(b"x\r\n.\r\n")
+        for _ in range(recipients):
+            assert client.reply() == b"451 4.3.0 Error: internal problem, try again later"
+        assert client.say(b"RCPT TO:<b@example.org>") == [b"503 5.5.1 Error: need MAIL command"]
+    assert "secret of the house" in caplog.text
+
+
+def test_mistake_in_a_command_is_451_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The command fails, the mail begun is forgotten, the next one works."""
+    with running_bridge(tmp_path) as bridge, bridge.client() as client:
+        filter_ = bridge.daemon.servers[0]._filter  # type: ignore[union-attr]
+        closed = filter_.closed
+
+        def broken() -> None:
+            raise ConnectionRefusedError("secret of the house")
+
+        filter_.closed = broken  # type: ignore[method-assign]
+        client.open()
+        assert client.say(b"MAIL FROM:<>") == [b"451 4.3.0 Error: internal problem, try again later"]
+        filter_.closed = closed  # type: ignore[method-assign]
+        assert client.mail().startswith(b"250 ")
+    assert "secret of the house" in caplog.text
+
+
+def test_cancelled_sessions_are_no_errors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Neither the loop nor the log complains of tasks that ended with their clients."""
+    complaints: list[str] = []
+    with running_bridge(tmp_path) as bridge:
+        loop = bridge.background.loop
+        loop.call_soon_threadsafe(
+            loop.set_exception_handler, lambda _, context: complaints.append(str(context["message"]))
+        )
+        for leave in WAYS * 3:
+            client = bridge.client()
+            client.open()
+            leave(client)
+            client.close()
+        assert eventually(lambda: is_idle(bridge))
+        bridge.background.run(collect())
+    assert complaints == [] and not [record for record in caplog.records if record.levelno > logging.INFO]
+
+
+async def collect() -> None:
+    gc.collect()
+    await asyncio.sleep(0)

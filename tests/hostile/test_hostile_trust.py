@@ -1,0 +1,290 @@
+"""CASES: TLS and trust."""
+
+from __future__ import annotations
+
+import ssl
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hostile_kit import eventually
+
+from bridge import yamlfile
+from bridge.config import EMBEDDED, Config
+from bridge.errors import ConfigError
+from bridge.testing import RunningBridge, SmtpClient, running_bridge
+
+Certificate = tuple[dict[str, Any], ssl.SSLContext]
+
+
+@pytest.fixture(scope="module")
+def tls_bridge(tmp_path_factory: pytest.TempPathFactory, certificate: Certificate) -> Iterator[RunningBridge]:
+    limits = {"limits": {"command_timeout": "1s"}}
+    with running_bridge(tmp_path_factory.mktemp("tls"), limits, tls=certificate[0]) as bridge:
+        yield bridge
+
+
+def secure(client: SmtpClient, context: ssl.SSLContext) -> None:
+    client.sock = context.wrap_socket(client.sock, server_hostname="bridge.example")
+
+
+# STARTTLS
+
+
+def test_commands_behind_starttls_are_never_answered(tls_bridge: RunningBridge, certificate: Certificate) -> None:
+    """What came in the clear behind STARTTLS was never said (RFC 3207, CVE-2011-0411)."""
+    with tls_bridge.client() as client:
+        client.open()
+        client.send(b"STARTTLS\r\nEHLO injected\r\nMAIL FROM:<evil@x.example>\r\n")
+        assert client.reply() == b"220 2.0.0 Ready to start TLS"
+        secure(client, certificate[1])
+        assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
+        assert client.say(b"RCPT TO:<b@example.org>") == [b"503 5.5.1 Error: send HELO first"]
+
+
+def test_session_starts_anew_after_starttls(tls_bridge: RunningBridge, certificate: Certificate) -> None:
+    """Greeting, mail begun and XFORWARD from before TLS are forgotten; STARTTLS is not offered again."""
+    with tls_bridge.client() as client:
+        assert b"STARTTLS" in client.open()
+        client.say(b"XFORWARD ADDR=192.0.2.1", b"MAIL FROM:<a@client.example>", b"STARTTLS")
+        secure(client, certificate[1])
+        assert client.say(b"MAIL FROM:<a@client.example>") == [b"503 5.5.1 Error: send HELO first"]
+        extensions = client.say(b"EHLO client.example")[0]
+        assert b"STARTTLS" not in extensions and b"AUTH" not in extensions and b"XFORWARD" in extensions
+        assert client.say(b"STARTTLS") == [b"454 4.7.0 TLS not available"]
+        assert client.mail().startswith(b"250")
+    assert tls_bridge.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "127.0.0.1"
+    assert b" with ESMTPS id " in tls_bridge.next_hop.mails[-1].content
+
+
+def test_mail_before_required_tls_is_530(tmp_path: Path, certificate: Certificate) -> None:
+    """Where TLS is required, everything that leads to a mail is refused in the clear, and taken after."""
+    with running_bridge(tmp_path, tls={**certificate[0], "required": True}) as bridge, bridge.client() as client:
+        client.open()
+        for command in (
+            b"MAIL FROM:<a@client.example>",
+            b"RCPT TO:<b@example.org>",
+            b"DATA",
+            b"XCLIENT ADDR=192.0.2.1",
+        ):
+            assert client.say(command) == [b"530 5.7.0 Must issue a STARTTLS command first"]
+        assert client.say(b"NOOP", b"STARTTLS") == [b"250 2.0.0 OK", b"220 2.0.0 Ready to start TLS"]
+        secure(client, certificate[1])
+        client.say(b"EHLO client.example")
+        assert client.mail().startswith(b"250")
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1, ssl.TLSVersion.TLSv1_1])
+def test_old_tls_is_refused(tls_bridge: RunningBridge, version: ssl.TLSVersion) -> None:
+    """TLS 1.2 and later only."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers("ALL:@SECLEVEL=0")
+    context.minimum_version, context.maximum_version = ssl.TLSVersion.TLSv1, version
+    with tls_bridge.client() as client:
+        client.open()
+        client.say(b"STARTTLS")
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            secure(client, context)
+
+
+@pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
+def test_current_tls_is_taken(tls_bridge: RunningBridge, certificate: Certificate, version: ssl.TLSVersion) -> None:
+    """Both current versions work."""
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.minimum_version = context.maximum_version = version
+    with tls_bridge.client() as client:
+        client.open()
+        client.say(b"STARTTLS")
+        secure(client, context)
+        client.say(b"EHLO client.example")
+        assert client.mail().startswith(b"250")
+
+
+@pytest.mark.parametrize("sent", [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", b"MAIL FROM:<a@client.example>\r\n"])
+def test_stalled_or_broken_handshake_is_closed(tls_bridge: RunningBridge, sent: bytes) -> None:
+    """Who does not shake hands is hung up on within the time for a command."""
+    with tls_bridge.client() as client:
+        client.open()
+        client.say(b"STARTTLS")
+        client.send(sent)
+        assert client.is_cut()
+    assert eventually(lambda: not tls_bridge.daemon.servers[0]._sessions)
+
+
+# Strangers
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
+    """A bridge that trusts 127.0.0.1 only; 127.0.0.9 is a stranger."""
+    with running_bridge(tmp_path_factory.mktemp("guarded"), trusted_clients=["127.0.0.1/32"]) as bridge:
+        yield bridge
+
+
+RELAY_PROBES = [
+    *(
+        b"<>",
+        b"<b@example.org>",
+        b"<b@[127.0.0.1]>",
+        b'<"b@example.org">',
+        b'<"b%example.org">',
+        b"<b%example.org@bridge.example>",
+    ),
+    *(b"<b@example.org@bridge.example>", b"<@bridge.example:b@example.org>", b"<example.org!b>", b"<b@bridge.example>"),
+]
+
+
+@pytest.mark.parametrize("probe", RELAY_PROBES)
+def test_stranger_cannot_relay(guarded: RunningBridge, probe: bytes) -> None:
+    """No spelling of sender or recipient lets a client that is not trusted send a mail."""
+    with guarded.client("127.0.0.9") as client:
+        client.open()
+        for sender in (b"<>", b"<root@bridge.example>", probe):
+            codes = [reply[:3] for reply in client.say(b"MAIL FROM:" + sender, b"RCPT TO:" + probe, b"DATA")]
+            assert codes[0] in (b"550", b"501") and codes[1:] == [b"503", b"503"]
+            assert client.say(b"RSET") == [b"250 2.0.0 OK"]
+    assert guarded.next_hop.mails == [] and guarded.scanner.submissions == []
+
+
+def test_trusted_client_is_served_beside_strangers(guarded: RunningBridge) -> None:
+    """Who is trusted is believed about its clients; its mail goes through."""
+    with guarded.client() as client:
+        client.open()
+        assert client.say(b"XFORWARD ADDR=192.0.2.1") == [b"250 2.0.0 Ok"]
+        assert client.mail().startswith(b"250")
+    assert guarded.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "192.0.2.1"
+    guarded.next_hop.mails.clear()
+    guarded.scanner.submissions.clear()
+
+
+def test_public_bind_without_trusted_clients_is_refused(tmp_path: Path) -> None:
+    """An address others can reach needs a list of who may use it."""
+    for address in ("0.0.0.0:10025", "[::]:10025", "192.0.2.1:10025", "mail.example.org:10025"):
+        with (
+            pytest.raises(ConfigError, match="name the mail servers that may use it"),
+            running_bridge(tmp_path, address=address),
+        ):
+            pass
+
+
+def test_default_bind_is_loopback(tmp_path: Path) -> None:
+    """What runs without a configuration is reached from this machine only."""
+    conf = yamlfile.load(tmp_path / "x.yml", Config, EMBEDDED.format(state=tmp_path))
+    assert all(listener.address.is_local for listener in conf.listeners)
+    assert conf.admin.address.is_local
+
+
+# PROXY
+
+
+def v2(command: int, family: int, addresses: bytes) -> bytes:
+    return b"\r\n\r\n\0\r\nQUIT\n" + struct.pack("!BBH", 0x20 | command, family, len(addresses)) + addresses
+
+
+V2_IPV4 = v2(1, 0x11, bytes([192, 0, 2, 7, 127, 0, 0, 1]) + struct.pack("!HH", 4711, 25))
+V2_IPV6 = v2(1, 0x21, bytes.fromhex("20010db8") + bytes(11) + b"\7" + bytes(15) + b"\1" + struct.pack("!HH", 4711, 25))
+
+
+@pytest.fixture(scope="module")
+def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
+    """A listener that expects a PROXY header, from 127.0.0.1 only."""
+    trusted = ["127.0.0.1/32", "192.0.2.0/24", "2001:db8::/32"]
+    config = {"limits": {"command_timeout": "1s", "max_connections_per_client": 2}}
+    directory = tmp_path_factory.mktemp("proxied")
+    with running_bridge(directory, config, proxy_protocol=True, trusted_clients=trusted) as bridge:
+        yield bridge
+
+
+@pytest.mark.parametrize(
+    ("header", "address"),
+    [
+        (b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 25\r\n", "192.0.2.7"),
+        (b"PROXY TCP6 2001:db8::7 ::1 4711 25\r\n", "2001:db8::7"),
+        (b"PROXY UNKNOWN\r\n", "127.0.0.1"),
+        (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", "127.0.0.1"),
+        (V2_IPV4, "192.0.2.7"),
+        (V2_IPV6, "2001:db8::7"),
+        (v2(0, 0x00, b""), "127.0.0.1"),
+    ],
+)
+def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, address: str) -> None:
+    """The client is the one the header names; an unknown one, or a health check, is the proxy itself."""
+    with proxied.client() as client:
+        client.send(header)
+        client.open()
+        assert client.mail().startswith(b"250")
+    assert proxied.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == address
+
+
+def test_proxied_stranger_cannot_send(proxied: RunningBridge) -> None:
+    """The header's client must be trusted itself."""
+    with proxied.client() as client:
+        client.send(b"PROXY TCP4 198.51.100.1 127.0.0.1 4711 25\r\n")
+        assert b"XFORWARD" not in client.open()
+        assert client.say(b"MAIL FROM:<>")[0].startswith(b"550 5.7.1 ")
+
+
+MALFORMED = [
+    *(b"EHLO client.example\r\n", b"PROXY\r\n", b"PROXY \r\n", b"PROXY TCP4\r\n", b"PROXY TCP4 192.0.2.7\r\n"),
+    *(b"PROXY TCP4 x 127.0.0.1 1 2\r\n", b"PROXY TCP4 ::1 ::1 1 2\r\n", b"PROXY TCP4 192.0.2.7 127.0.0.1 x 2\r\n"),
+    *(
+        b"PROXY TCP4 192.0.2.7 127.0.0.1 1 65536\r\n",
+        b"PROXY TCP4  192.0.2.7 127.0.0.1 1 2\r\n",
+        b"PROXY TCP5 a b 1 2\r\n",
+    ),
+    *(b"PROXY TCP4 192.0.2.7 127.0.0.1 1 2\n", b"PROXY " + b"x" * 10_000, b"PROXY UNKNOWN" + b"x" * 200 + b"\r\n"),
+    *(b"\r\n\r\n\0\r\nQUIX\n" + bytes(4), b"\r\n\r\n\0\r\nQUIT\n\x11\x11\0\x0c" + bytes(12)),
+    *(v2(2, 0x11, bytes(12)), v2(1, 0xFF, bytes(12)), v2(1, 0x11, bytes(4))),
+    *(b"PROXY TCP4 192.0.2.7 127.", V2_IPV4[:-1], b"\r\n\r\n\0\r\nQUIT\n\x21\x11\xff\xff" + bytes(1000), b""),
+]
+
+
+@pytest.mark.parametrize("sent", MALFORMED, ids=range(len(MALFORMED)))
+def test_malformed_or_missing_proxy_header_is_closed_without_a_word(proxied: RunningBridge, sent: bytes) -> None:
+    """Anything but a whole, valid header ends the connection in time, and nothing is said."""
+    with proxied.client() as client:
+        client.send(sent)
+        assert client.line() == b""
+    assert eventually(lambda: not proxied.daemon.servers[0]._expected and not proxied.daemon.servers[0]._sessions)
+
+
+def test_proxy_header_from_a_stranger_is_not_even_read(proxied: RunningBridge) -> None:
+    """Only a trusted peer may name a client; others are hung up on at once."""
+    with proxied.client("127.0.0.9") as client:
+        assert client.line() == b""
+
+
+def test_cap_per_client_counts_the_client_behind_the_proxy(proxied: RunningBridge) -> None:
+    """All connections come from the proxy; the limit is for each client behind it."""
+    clients = [proxied.client() for _ in range(5)]
+    greetings = []
+    for client, address in zip(clients, (b"7", b"7", b"7", b"8", b"9"), strict=True):
+        client.send(b"PROXY TCP4 192.0.2." + address + b" 127.0.0.1 1 2\r\n")
+        greetings.append(client.reply()[:3])
+    for client in clients:
+        client.close()
+    assert greetings == [b"220", b"220", b"421", b"220", b"220"]
+
+
+def test_proxy_header_on_a_plain_port_changes_nothing(guarded: RunningBridge) -> None:
+    """Where no PROXY header is expected, one is just a bad command."""
+    with guarded.client("127.0.0.9") as client:
+        client.reply()
+        assert client.say(b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2") == [b"500 5.5.2 Error: command not recognized"]
+        client.say(b"EHLO x")
+        assert client.say(b"MAIL FROM:<>")[0].startswith(b"550 5.7.1 ")
+    with guarded.client() as client:
+        client.reply()
+        client.send(V2_IPV4)
+        client.send(b"\r\nEHLO x\r\n")
+        while client.reply()[:3] != b"250":
+            pass
+        assert client.mail().startswith(b"250")
+    assert guarded.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "127.0.0.1"
+    guarded.scanner.submissions.clear()
+    guarded.next_hop.mails.clear()
