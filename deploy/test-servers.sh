@@ -16,10 +16,10 @@ swaks        swaks
 miltertest   miltertest
 initdb       postgresql
 clamd        clamav-daemon
-sigtool      clamav
 rspamd       rspamd
 mmdebstrap   mmdebstrap
-strace       strace
+curl         curl
+unshare      util-linux
 '
 
 say() { echo "test-servers: $*"; }

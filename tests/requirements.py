@@ -18,11 +18,12 @@ import pytest
 PACKAGES = {
     "clamd": "clamav-daemon",
     "initdb": "postgresql",
+    "nsenter": "util-linux",
     "pg_ctl": "postgresql",
-    "promtool": "prometheus",
-    "sigtool": "clamav",
+    "postconf": "postfix",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
+    "unshare": "util-linux",
 }
 _DIRECTORIES = ["/usr/local/sbin", "/usr/sbin", "/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]
 
