@@ -124,8 +124,8 @@ class Destination:
 class Postfix:
     """A Postfix in a directory of its own; nothing of the machine's is touched."""
 
-    def __init__(self, directory: Path, services: dict[str, str], destination: int) -> None:
-        """`services`: lines of master.cf, by address of the listener or name of the transport."""
+    def __init__(self, directory: Path, services: str, destination: int, settings: str = "") -> None:
+        """`services`: what master.cf has beside the usual; `settings`: the same for main.cf."""
         self.directory = directory
         self._config = directory / "etc"
         for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
@@ -138,9 +138,9 @@ class Postfix:
             if file.is_file():
                 shutil.copy(file, self._config)
         (self._config / "dynamicmaps.cf").touch()
-        (self._config / "main.cf").write_text(_MAIN_CF.format(directory=directory, destination=destination))
-        lines = "".join(f"{name} {options}\n" for name, options in services.items())
-        (self._config / "master.cf").write_text(lines + _MASTER_CF)
+        main = _MAIN_CF.format(directory=directory, destination=destination)
+        (self._config / "main.cf").write_text(main + settings)
+        (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
 
     def __enter__(self) -> Postfix:
         self.run("postfix", "start")

@@ -62,35 +62,30 @@ def destination():
 @pytest.fixture(scope="session")
 def postfix(ports, destination, tmp_path_factory):
     """Every way in that a test takes, and the way back."""
-    listener = "inet n - n - 100 smtpd"
-
-    def proxy(port):
-        return f"{listener} -o smtpd_proxy_filter=127.0.0.1:{port}"
-
-    services = {
-        f"127.0.0.1:{ports.scripted_front}": proxy(ports.scripted),
-        f"127.0.0.1:{ports.hurried_front}": proxy(ports.hurried),
-        f"127.0.0.1:{ports.proxy_front}": proxy(ports.proxy),
-        f"127.0.0.1:{ports.queue_front}": f"{listener} -o content_filter=scan:[127.0.0.1]:{ports.queue}",
-        f"127.0.0.1:{ports.reinjection}": listener + REINJECTION,
-        "scan": "unix - - n - 10 smtp -o smtp_send_xforward_command=yes -o disable_mime_output_conversion=yes",
-    }
+    services = SERVICES.format(ports=ports)
     with Postfix(tmp_path_factory.mktemp("postfix"), services, destination.port) as one:
         yield one
 
 
-REINJECTION = """
+SERVICES = """\
+127.0.0.1:{ports.scripted_front} inet n - n - 100 smtpd -o smtpd_proxy_filter=127.0.0.1:{ports.scripted}
+127.0.0.1:{ports.hurried_front} inet n - n - 100 smtpd -o smtpd_proxy_filter=127.0.0.1:{ports.hurried}
+127.0.0.1:{ports.proxy_front} inet n - n - 100 smtpd -o smtpd_proxy_filter=127.0.0.1:{ports.proxy}
+127.0.0.1:{ports.queue_front} inet n - n - 100 smtpd -o content_filter=scan:[127.0.0.1]:{ports.queue}
+scan unix - - n - 10 smtp -o smtp_send_xforward_command=yes -o disable_mime_output_conversion=yes
+127.0.0.1:{ports.reinjection} inet n - n - 100 smtpd
     -o smtpd_authorized_xforward_hosts=127.0.0.0/8
     -o smtpd_authorized_xclient_hosts=
     -o smtpd_client_restrictions=
     -o smtpd_helo_restrictions=
     -o smtpd_sender_restrictions=
     -o smtpd_relay_restrictions=
-    -o { smtpd_recipient_restrictions=
-         check_recipient_access inline:{{unknown@example.net=550 5.1.1 No such user here}},
-         permit_mynetworks, reject }
+    -o {{ smtpd_recipient_restrictions=
+         check_recipient_access inline:{{{{unknown@example.net=550 5.1.1 No such user here}}}},
+         permit_mynetworks, reject }}
     -o smtpd_data_restrictions=
-    -o receive_override_options=no_unknown_recipient_checks"""
+    -o receive_override_options=no_unknown_recipient_checks
+"""
 
 
 @pytest.fixture(scope="session")

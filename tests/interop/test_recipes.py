@@ -1,0 +1,107 @@
+"""The files in deploy/ for Postfix, as they are, on other ports: each does what its page says."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from pathlib import Path
+
+import pytest
+from chain import Postfix, Program, added_fields, free_port, send, until
+from requirements import need
+from test_content_filter import EICAR, GTUBE, deferred, queue_id
+from test_proxy_filter import STAMPED, mail
+
+from bridge.testing import TOKEN
+
+DEPLOY = Path(__file__).parent.parent.parent / "deploy"
+
+
+class Recipe:
+    """One directory of deploy/, set up in a directory of its own."""
+
+    def __init__(self, name: str, directory: Path) -> None:
+        self._place = {"smtp ": free_port(), "10025": free_port(), "10026": free_port(), "9081": free_port()}
+        self.front = self._place["smtp "]
+        self.directory = directory
+        self.main_cf = self._moved((DEPLOY / name / "main.cf").read_text())
+        master_cf = (DEPLOY / name / "master.cf").read_text()
+        if not re.search(r"(?m)^smtp +inet", master_cf):
+            master_cf += "smtp      inet  n       -       y       -       -       smtpd\n"  # Debian's own line
+        self.master_cf = self._moved(master_cf)
+        service = self._place["9081"]
+        bridge_yml = self._moved((DEPLOY / name / "bridge.yml").read_text())
+        bridge_yml = bridge_yml.replace("https://scan.example.org:", "http://127.0.0.1:")
+        admin = free_port()
+        (directory / "bridge.yml").write_text(f"{bridge_yml}admin: {{address: '127.0.0.1:{admin}'}}\n")
+        (directory / "api-token").write_text(TOKEN)
+        (directory / "service.yml").write_text(SERVICE.format(port=service, token=TOKEN))
+        self.service = Program(directory, [service], "service", "-c", str(directory / "service.yml"))
+        self.bridge = Program(directory, [admin, self._place["10025"]], "run", "-c", str(directory / "bridge.yml"))
+
+    def _moved(self, text: str) -> str:
+        """On our ports, and not in Debian's chroot, which a private Postfix has not got."""
+        text = re.sub(r"(?m)^smtp (?= *inet)", f"127.0.0.1:{self.front} ", text)
+        for port in ("10025", "10026", "9081"):
+            text = text.replace(port, str(self._place[port]))
+        return re.sub(r"(?m)^(\S+ +inet +n +- +)y", r"\1n", text)
+
+
+SERVICE = """\
+listen: 127.0.0.1:{port}
+guard: {{scanSources: {{restApi: {{}}}}}}
+abby: {{staticApiTokens: [{{name: bridge, token: {token}}}]}}
+"""
+
+
+@pytest.fixture
+def recipe(request, tmp_path, destination):
+    """Postfix, bridge and service, set up by the files of one recipe."""
+    need("postfix", root=True)
+    one = Recipe(request.param, tmp_path)
+    one.postfix = Postfix(tmp_path / "postfix", one.master_cf, destination.port, one.main_cf)
+    try:
+        one.service.start()
+        one.bridge.start()
+        with one.postfix:
+            yield one
+    finally:
+        one.bridge.kill()
+        one.service.kill()
+        shutil.rmtree(tmp_path / "postfix", ignore_errors=True)
+
+
+@pytest.mark.parametrize("recipe", ["postfix-proxy"], indirect=True)
+def test_proxy_recipe(recipe, destination, marker):
+    """Delivered, refused, quarantined, put off: as the table in its README says."""
+    assert send(recipe.front, mail(marker), xclient="ADDR=192.0.2.7").startswith("250 2.0.0 Ok: queued as ")
+    assert set(added_fields(destination.arrived(marker).content, mail(marker))) <= {"Received", *STAMPED}
+    assert "client=192.0.2.7" in recipe.bridge.logged(r"(?m)^id=.*$")[0]
+    assert send(recipe.front, mail(marker, body=GTUBE)).startswith("550 5.7.1 ")
+    assert send(recipe.front, mail(marker, body=EICAR)).startswith("250 2.0.0 Ok: queued as ")
+    assert len(list(recipe.directory.glob("quarantine/*.eml"))) == 1
+    recipe.service.stop()
+    assert send(recipe.front, mail(marker)).startswith("451 4.3.0 ")
+    recipe.bridge.kill()
+    assert send(recipe.front, mail(marker)) == "451 4.3.0 Error: queue file write error"
+    assert len(destination.find(marker)) == 1
+
+
+@pytest.mark.parametrize("recipe", ["postfix-content-filter"], indirect=True)
+def test_content_filter_recipe(recipe, destination, marker):
+    """Delivered, quarantined, kept in Postfix's queue: as the table in its README says."""
+    postfix = recipe.postfix
+    long = mail(marker, body=b"x" * 100_000 + b"\r\n\xe4\xf6\r\n")
+    identity = queue_id(send(recipe.front, long, mail=["BODY=8BITMIME"]))
+    assert set(added_fields(destination.arrived(marker).content, long)) <= {"Received", *STAMPED}
+    recipe.bridge.logged(rf"(?m)^id=.* ident={identity}$")
+    for body in (GTUBE, EICAR):
+        postfix.logged(rf"{queue_id(send(recipe.front, mail(marker, body=body)))}: .*status=sent")
+    assert len(list(recipe.directory.glob("quarantine/*.eml"))) == 2
+    recipe.service.stop()
+    assert deferred(postfix, queue_id(send(recipe.front, mail(marker + "later"))))
+    recipe.service.start()
+    postfix.run("postqueue", "-f")
+    destination.arrived(marker + "later")
+    until(lambda: not postfix.queue(), "Postfix's queue to be empty")
+    assert not destination.find("Undelivered Mail")
