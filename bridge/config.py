@@ -208,6 +208,11 @@ class Listener(Section):
     tls: Tls | None = Field(None, description="Offer STARTTLS.")
     proxy_protocol: bool = Field(False, description="Expect a PROXY header (v1 or v2) on every connection.")
     unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of a unix socket.")
+    unix_owner: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
+        description="Owner of a unix socket, `user` or `user:group`; ours when absent. Needs the right to chown.",
+    )
     policy: Policy = Field(Policy(), description="Overrides of the general policy.")
 
     @model_validator(mode="before")

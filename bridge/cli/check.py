@@ -5,7 +5,6 @@ from __future__ import annotations
 import ssl
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import click
@@ -13,6 +12,7 @@ import uvloop
 
 from bridge.address import Address
 from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.mailserver import Finding, check_postfix, check_sendmail
 from bridge.cli.status import ask
 from bridge.config import Config
 from bridge.daemon import files, wiring
@@ -24,35 +24,33 @@ from bridge.scanner.client import Scanner
 _TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing looked at, and what is wrong with it ("" when nothing is)."""
-
-    what: str
-    problem: str = ""
-    detail: str = ""
-
-    def __str__(self) -> str:
-        state = f"PROBLEM: {self.problem}" if self.problem else "ok"
-        return f"{self.what}: {state}" + (f" ({self.detail})" if self.detail else "")
-
-
 @click.command()
 @config_option
-def check(path: Path | None) -> None:
+@click.option(
+    "--postfix", type=click.Path(path_type=Path, exists=True), help="Also Postfix's milter settings, e.g. /etc/postfix."
+)
+@click.option(
+    "--sendmail", type=click.Path(path_type=Path, exists=True), help="Also Sendmail's, e.g. /etc/mail/sendmail.cf."
+)
+def check(path: Path | None, postfix: Path | None, sendmail: Path | None) -> None:
     """Check configuration, token, TLS, scanner, next hop and ports. Exit code 0 only if all hold."""
     conf = load_or_exit(path)
     click.echo(Finding("configuration", detail=str(path or "embedded default")))
-    good = uvloop.run(_report(conf))
-    sys.exit(0 if good else 1)
+    findings = uvloop.run(_report(conf))
+    servers = list(check_postfix(conf, postfix)) if postfix else []
+    servers += check_sendmail(conf, sendmail) if sendmail else []
+    for finding in servers:
+        click.echo(str(finding))
+    findings += servers
+    sys.exit(1 if any(finding.problem for finding in findings) else 0)
 
 
-async def _report(conf: Config) -> bool:
-    good = True
+async def _report(conf: Config) -> list[Finding]:
+    findings = []
     async for finding in _findings(conf):
         click.echo(str(finding))
-        good = good and not finding.problem
-    return good
+        findings.append(finding)
+    return findings
 
 
 async def _findings(conf: Config) -> AsyncIterator[Finding]:

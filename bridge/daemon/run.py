@@ -113,7 +113,7 @@ class Daemon:
         if (left := self.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         servers = [(listener, self._server(listener)) for listener in self.config.listeners]
-        sockets = [self._open(listener.address, listener.unix_mode) for listener in self.config.listeners]
+        sockets = [self._open(one.address, one.unix_mode, one.unix_owner) for one in self.config.listeners]
         for (listener, server), bound in zip(servers, sockets, strict=True):
             for sock in bound:
                 await server.serve(sock)
@@ -125,8 +125,8 @@ class Daemon:
         for task in (self.scanner.watch(), feed_watchdog(), self._purge()):
             self._tasks.append(asyncio.create_task(task))
 
-    def _open(self, address: Address, unix_mode: str = "0660") -> list[socket.socket]:
-        sockets = open_listening(address, unix_mode)
+    def _open(self, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
+        sockets = open_listening(address, unix_mode, unix_owner)
         for sock in sockets:
             self._ending.callback(sock.close)
         return sockets

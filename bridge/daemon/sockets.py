@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from bridge.service.serve import CannotListen, bind
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 
 
-def open_listening(address: Address, unix_mode: str = "0660") -> list[socket.socket]:
+def open_listening(address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
     """The sockets of one address. Raises CannotListen, which may pass, or ConfigError, with what to do."""
     if address.systemd:
         return _from_systemd(address.systemd)
@@ -23,7 +24,19 @@ def open_listening(address: Address, unix_mode: str = "0660") -> list[socket.soc
         raise CannotListen(f"{exc}; is another program, or another scanbridge, using it?") from exc
     if address.path:
         Path(address.path).chmod(int(unix_mode, 8))
+        if unix_owner:
+            _give(sock, address.path, unix_owner)
     return [sock]
+
+
+def _give(sock: socket.socket, path: str, owner: str) -> None:
+    user, _, group = owner.partition(":")
+    try:
+        shutil.chown(path, user, group or None)
+    except (LookupError, OSError) as exc:
+        sock.close()
+        reason = exc.strerror if isinstance(exc, OSError) else "there is no such user or group"
+        raise ConfigError(f"unix_owner: {path} cannot be given to {owner}: {reason}") from exc
 
 
 def _from_systemd(name: str) -> list[socket.socket]:

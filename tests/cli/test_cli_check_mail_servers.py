@@ -1,0 +1,120 @@
+"""`scanbridge check` against the mail server's own settings: each mistake found, a good set-up silent."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge import yamlfile
+from bridge.cli.mailserver import Finding, check_postfix, check_sendmail
+from bridge.config import Config
+from tests.requirements import need
+
+MASTER = "smtp inet n - {chroot} - - smtpd\n"
+GOOD = {
+    "smtpd_milters": "inet:127.0.0.1:10027",
+    "milter_default_action": "tempfail",
+    "milter_content_timeout": "300s",
+    "milter_command_timeout": "30s",
+    "milter_connect_timeout": "30s",
+    "milter_protocol": "6",
+    "compatibility_level": "3.6",
+    "myhostname": "mail.example",
+}
+
+
+def config(tmp_path: Path, address: str = "127.0.0.1:10027", **listener: Any) -> Config:
+    data = {
+        "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "token"},
+        "listeners": [{"name": "milter", "protocol": "milter", "address": address, **listener}],
+    }
+    return yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump(data))
+
+
+def postfix(tmp_path: Path, chroot: str = "n", **settings: str) -> Path:
+    need("postconf")
+    directory = tmp_path / "postfix"
+    directory.mkdir()
+    lines = [f"{name} = {value}" for name, value in {**GOOD, **settings}.items()]
+    (directory / "main.cf").write_text("\n".join([*lines, "queue_directory = /var/spool/postfix", ""]))
+    (directory / "master.cf").write_text(MASTER.format(chroot=chroot))
+    return directory
+
+
+def problems(findings: Any) -> list[Finding]:
+    return [finding for finding in findings if finding.problem]
+
+
+def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
+    """A set-up as docs/milter.md has it is left in peace."""
+    findings = list(check_postfix(config(tmp_path), postfix(tmp_path)))
+    assert len(findings) >= 5
+    assert problems(findings) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "what", "advice"),
+    [
+        ({"smtpd_milters": ""}, "Postfix and listener milter", "smtpd_milters = inet:127.0.0.1:10027"),
+        ({"smtpd_milters": "inet:127.0.0.1:8891"}, "Postfix and listener milter", "no smtpd_milters names it"),
+        ({"milter_default_action": "accept"}, "Postfix milter_default_action", "= tempfail"),
+        ({"milter_content_timeout": "4s"}, "Postfix milter_content_timeout", "10s at least"),
+        ({"milter_command_timeout": "1s"}, "Postfix milter_command_timeout", "10s at least"),
+        ({"milter_protocol": "2"}, "Postfix milter_protocol", "milter_protocol = 6"),
+    ],
+)
+def test_mistake_in_postfix_is_found(tmp_path: Path, settings: dict[str, str], what: str, advice: str) -> None:
+    """Each finding names the setting and says what to change."""
+    (found,) = problems(check_postfix(config(tmp_path), postfix(tmp_path, **settings)))
+    assert found.what == what
+    assert advice in found.problem
+
+
+def test_milter_named_in_master_cf_counts(tmp_path: Path) -> None:
+    """An -o override of one service is as good as main.cf."""
+    directory = postfix(tmp_path, smtpd_milters="")
+    (directory / "master.cf").write_text(MASTER.format(chroot="n") + "    -o smtpd_milters=inet:localhost:10027\n")
+    assert problems(check_postfix(config(tmp_path), directory)) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "named", "problem"),
+    [
+        ("/run/scanbridge.sock", "unix:/run/scanbridge.sock", "cannot see /run/scanbridge.sock"),
+        ("/var/spool/postfix/scan.sock", "unix:/var/spool/postfix/scan.sock", "smtpd_milters = unix:/scan.sock"),
+        ("/var/spool/postfix/scan.sock", "unix:/scan.sock", ""),
+    ],
+)
+def test_chrooted_smtpd_and_unix_sockets(tmp_path: Path, path: str, named: str, problem: str) -> None:
+    """A chrooted smtpd sees the socket only below its queue directory, and by its name there."""
+    found = problems(
+        check_postfix(config(tmp_path, f"unix:{path}"), postfix(tmp_path, chroot="y", smtpd_milters=named))
+    )
+    assert [problem in finding.problem for finding in found] == ([True] if problem else [])
+
+
+def test_postfix_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
+    """A directory without a Postfix configuration is said to be one."""
+    need("postconf")
+    (found,) = problems(check_postfix(config(tmp_path), tmp_path))
+    assert "postconf cannot read it" in found.problem
+
+
+@pytest.mark.parametrize(
+    ("line", "advice"),
+    [
+        ("Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:10s;E:10m", ""),
+        ("Xscanbridge, S=inet:10027@127.0.0.1, T=C:5m;S:10s;R:10s;E:10m", "add F=T"),
+        ("Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:10s;E:2m", "set E:300s"),
+        ("Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:2s;E:10m", "T=R:2s is too short"),
+        ("Xother, S=inet:8891@127.0.0.1, F=T", "no X line names it"),
+    ],
+)
+def test_sendmail_line_is_judged(tmp_path: Path, line: str, advice: str) -> None:
+    """Fail-open, short time-outs and a missing line are found; a good line is not."""
+    file = tmp_path / "sendmail.cf"
+    file.write_text(f"V10/Berkeley\n{line}\n")
+    (found,) = check_sendmail(config(tmp_path), file)
+    assert (advice in found.problem) if advice else (found.problem == "")

@@ -1,0 +1,30 @@
+"""The owner of a unix socket."""
+
+from __future__ import annotations
+
+import os
+import pwd
+from pathlib import Path
+
+import pytest
+
+from bridge.address import Address
+from bridge.daemon.sockets import open_listening
+from bridge.errors import ConfigError
+from tests.requirements import need
+
+
+def test_unix_socket_gets_its_mode_and_owner(tmp_path: Path) -> None:
+    """The mail server's user can be given the socket."""
+    need(root=True)
+    (sock,) = open_listening(Address(path=str(tmp_path / "s")), "0600", "nobody")
+    sock.close()
+    stat = (tmp_path / "s").stat()
+    assert (stat.st_mode & 0o777, stat.st_uid) == (0o600, pwd.getpwnam("nobody").pw_uid)
+    assert stat.st_gid == os.getgid()
+
+
+def test_unknown_owner_is_refused_with_its_name(tmp_path: Path) -> None:
+    """A user that does not exist is said to be the reason."""
+    with pytest.raises(ConfigError, match="cannot be given to no-such-user: there is no such user"):
+        open_listening(Address(path=str(tmp_path / "s")), "0600", "no-such-user")
