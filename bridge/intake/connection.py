@@ -33,7 +33,9 @@ _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \
 _RATE_WINDOW_S = 30.0
 _TLS_HANDSHAKE_S = 30.0
 _LAST_WORDS_S = 5.0  # for a client to read what we said before we hang up
-_IDLE_COMMANDS = frozenset({"NOOP", "RSET", "VRFY", "HELP", "HELO", "EHLO", "LHLO", "EXPN", "XFORWARD"})
+_IDLE_COMMANDS = frozenset(
+    ["NOOP", "RSET", "VRFY", "EXPN", "HELP", "HELO", "EHLO", "LHLO", "STARTTLS", "AUTH", "XFORWARD", "XCLIENT"]
+)
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
 
@@ -93,6 +95,7 @@ class Connection(SMTP):
         self._farewell: Reply | None = None  # said when the running mail is over
         self._silent_s = 0.0
         self._errors = 0
+        self._excused = 0  # 503s that a pipelining client could not avoid
         self._idle_commands = 0
         self._argument = b""
         self.command_size_limits: dict[str, int] = collections.defaultdict(lambda: self.command_size_limit)
@@ -242,6 +245,13 @@ class Connection(SMTP):
     def goodbye_after_mail(self, reply: Reply) -> None:
         """Say this last word when the mail in processing has its answer."""
         self._farewell = reply
+
+    def _out_of_order(self, line: bytes) -> None:
+        """Refuse what needs an earlier command; no mistake if that was refused and this already on its way."""
+        self._say(line)
+        if self._excused:
+            self._excused -= 1
+            self._errors -= 1
 
     def strike(self) -> None:
         """One more mistake of the client's; too many end the session."""

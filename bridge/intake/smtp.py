@@ -180,6 +180,8 @@ class BridgeSMTP(Connection):
             self.envelope.mail_from = path.address
             self.envelope.mail_options.extend(path.as_sent)
             status = "250 2.1.0 OK"
+        elif isinstance(status, Reply) and status.is_temporary:
+            self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
         return await self.push(status)
 
     def _path(self, keyword: bytes, form: str) -> Path | Reply:
@@ -231,7 +233,7 @@ class BridgeSMTP(Connection):
         if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("RCPT"):
             return
         if self.envelope.mail_from is None:
-            return self._say(b"503 5.5.1 Error: need MAIL command")
+            return self._out_of_order(b"503 5.5.1 Error: need MAIL command")
         path = self._path(b"TO:", "Syntax: RCPT TO: <address>")
         if isinstance(path, Reply):
             return self._reply(path)
@@ -263,7 +265,7 @@ class BridgeSMTP(Connection):
         if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("DATA"):
             return
         if not self.envelope.rcpt_tos:
-            return self._say(b"503 5.5.1 Error: need RCPT command")
+            return self._out_of_order(b"503 5.5.1 Error: need RCPT command")
         if arg:
             return self._say(b"501 5.5.4 Syntax: DATA")
         status = await self._call_handler_hook("PREDATA")
