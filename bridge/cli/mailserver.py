@@ -47,8 +47,7 @@ class Finding:
 def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
     """Every milter listener against the Postfix configured in `directory`."""
     try:
-        settings = _postconf(directory, "-x", *_NAMES)
-        overrides = _postconf(directory, "-P", "-x")
+        settings, overrides = _postconf(directory, *_NAMES), _postconf(directory, "-P")
         services = _run_postconf(directory, "-M").splitlines()
     except (OSError, subprocess.SubprocessError) as exc:
         yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {_why(exc)}")
@@ -153,7 +152,11 @@ def _sendmail_names(address: Address) -> list[str]:
 
 
 def _postconf(directory: Path, *options: str) -> dict[str, str]:
-    lines = _run_postconf(directory, *options).splitlines()
+    """Settings by name. `$name` is expanded only where there is one: it may take a look into DNS."""
+    text = _run_postconf(directory, *options)
+    if "$" in text:
+        text = _run_postconf(directory, "-x", *options)
+    lines = text.splitlines()
     return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
 
 
