@@ -11,7 +11,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +102,8 @@ async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
     except OSError as exc:
         raise InputError(f"{output}: cannot be written: {exc.strerror}") from exc
     finally:
-        unfinished.unlink(missing_ok=True)
+        with suppress(OSError):
+            unfinished.unlink()
     return count
 
 

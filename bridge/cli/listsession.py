@@ -161,5 +161,5 @@ def fail(exc: BridgeError) -> NoReturn:
 
 
 def account(done: int, total: int, uncertain: int, left: int) -> str:
-    doubt = f", {uncertain:,} in doubt (the answer was lost)" if uncertain else ""
+    doubt = f", {uncertain:,} in doubt (no clear answer)" if uncertain else ""
     return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; the same command can be run again"

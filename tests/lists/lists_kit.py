@@ -145,7 +145,7 @@ def lines(*entries: str) -> bytes:
 
 
 def whole(*entries: str) -> bytes:
-    return STREAM + chunk(lines(*entries)) + b"0\r\n\r\n"
+    return STREAM + (chunk(lines(*entries)) if entries else b"") + b"0\r\n\r\n"
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,180 @@
+"""`scanbridge lists show | entries | add | delete`, against the real service."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+
+import pytest
+from click.testing import CliRunner
+from lists_kit import DEADLINE_S, OTHER, TENANT, misbehaving, process, whole
+
+from bridge.cli import main
+from bridge.cli.listprogress import PlainMeter
+
+
+def test_show_names_every_list(service):
+    """A person sees names and limits, a machine everything."""
+    shown = service.run("show", "--tenant", TENANT)
+    assert shown.exit_code == 0
+    assert "partners" in shown.output and "up to 3 " in shown.output and "Who we work with" in shown.output
+    data = json.loads(service.run("show", "--json", "--tenant", TENANT).stdout)
+    assert data["tenant"] == TENANT
+    assert "blocked-senders" in [one["listName"] for one in data["lists"]]
+
+
+def test_entries_are_added_from_arguments_files_and_standard_input(service, tmp_path):
+    """All three ways in, with their comments."""
+    (tmp_path / "a.csv").write_text("entry,comment\nfile@x.org,from a file\n")
+    (tmp_path / "b.yml").write_text("- {entry: yaml@x.org, comment: from YAML}\n")
+    given = service.run("add", "large", "one@x.org", "-f", str(tmp_path / "a.csv"), "-f", str(tmp_path / "b.yml"),
+                        "--comment", "by hand")  # fmt: skip
+    assert given.output == "large of the deployment: 3 entries added or updated\n"
+    piped = service.run("add", "large", stdin="piped@x.org # from a pipe\n")
+    assert piped.exit_code == 0
+    piped = service.run("add", "large", "--file", "-", "--format", "jsonl", stdin='{"entry": "json@x.org"}')
+    assert piped.exit_code == 0
+    assert service.entries("large") == {
+        "file@x.org": "from a file", "json@x.org": "", "one@x.org": "by hand", "piped@x.org": "from a pipe",
+        "yaml@x.org": "from YAML",
+    }  # fmt: skip
+
+
+def test_a_tenants_list_is_not_the_deployments(service):
+    """--tenant chooses the scope of every command."""
+    assert service.run("add", "large", "a@x.org", "--tenant", TENANT).exit_code == 0
+    assert service.run("entries", "large").stdout == ""
+    assert service.run("entries", "large", "--tenant", OTHER).stdout == ""
+    assert service.run("entries", "large", "--tenant", TENANT).stdout == "a@x.org\n"
+    assert service.run("delete", "large", "a@x.org", "--tenant", TENANT).exit_code == 0
+    assert service.run("entries", "large", "--tenant", TENANT).stdout == ""
+
+
+def test_delete_ignores_what_is_not_there(service):
+    """Only what was there is counted, and nothing else is an error."""
+    service.add("large", {"a@x.org": "", "b@x.org": ""})
+    done = service.run("delete", "large", "--json", stdin="a@x.org # with a comment\nnobody@x.org\n")
+    assert json.loads(done.stdout) == {
+        "list": "large", "tenant": None, "given": 2, "confirmed": 2, "modified": 1, "uncertain": 0, "not_done": 0,
+        "problem": None, "exit_code": 0,
+    }  # fmt: skip
+    assert service.entries("large") == {"b@x.org": ""}
+
+
+@pytest.mark.parametrize("kind", ["text", "csv", "jsonl", "yaml"])
+def test_entries_come_out_as_they_go_in(service, kind, tmp_path):
+    """What `entries` writes, `add` reads: comments are kept, odd ones too."""
+    held = {"a b": "two words", "ü": 'naïve, "quoted"', "plain": "", "# hash": "x # y", "10": "1"}
+    service.add("notes", held)
+    shown = service.run("entries", "notes", "--format", kind)
+    saved = service.run("entries", "notes", "-o", str(tmp_path / "x"), "--format", kind)
+    assert (shown.exit_code, saved.exit_code) == (0, 0)
+    assert (tmp_path / "x").read_bytes() == shown.stdout_bytes
+    assert list(tmp_path.iterdir()) == [tmp_path / "x"]
+    service.clear()
+    assert service.run("add", "notes", "--format", kind, stdin=shown.stdout_bytes).exit_code == 0
+    assert service.entries("notes") == held
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "code", "text"),
+    [
+        (["add", "large", "", "a@x.org"], None, 65, "an entry is empty"),
+        (["add", "large", "-f", "gone.txt"], None, 65, "gone.txt: cannot be read"),
+        (["add", "large", "--format", "jsonl"], "nonsense", 65, "standard input:1: not JSON"),
+        (["add", "large", "a", "--tenant", "x"], None, 2, "a tenant is a UUID"),
+        (["add", "large", "a", "--patience", "7"], None, 2, "needs a number and a unit"),
+        (["add", "no-such-list", "a@x.org"], None, 1, "done: 0 of 1; not done: 1"),
+        (["entries", "no-such-list"], None, 1, "list_not_found"),
+        (["delete", "no-such-list", "a@x.org"], None, 1, "list_not_found"),
+        (["add", "large", "good@x.org", "not an address"], None, 1, "the entry 'not an address' is refused"),
+        (["add", "partners", "a@x.org", "b@x.org", "c@x.org", "d@x.org"], None, 1, "list_full"),
+        (["entries", "large", "-o", "/dev/null/x"], None, 65, "cannot be written"),
+    ],
+)
+def test_what_is_wrong_is_said_with_its_exit_code(service, arguments, stdin, code, text):
+    """A script can tell its own mistake from the service's refusal."""
+    result = service.run(*arguments, stdin=stdin)
+    assert (result.exit_code, text in result.output) == (code, True), result.output
+
+
+def test_a_wrong_key_is_77(service, tmp_path):
+    """The message names the key's trouble and not the key."""
+    from lists_kit import command
+
+    wrong = tmp_path / "wrong-key"
+    wrong.write_text("f" * 64)
+    for arguments in (["show"], ["entries", "large"], ["add", "large", "a@x.org"], ["delete", "large", "a@x.org"]):
+        result = command(service.url, wrong, *arguments)
+        assert result.exit_code == 77 and "refuses the API key" in result.output
+
+
+def test_the_service_comes_from_the_configuration(service, tmp_path, monkeypatch):
+    """lists.url and lists.api_key_file are enough, and what is missing is said."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    rest = "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}\n"
+    rest += "listeners: [{name: m, protocol: milter, address: '127.0.0.1:1'}]\n"
+    (tmp_path / "with.yml").write_text(rest + f"lists: {{url: '{service.url}', api_key_file: {service.key_file}}}\n")
+    (tmp_path / "without.yml").write_text(rest)
+    (tmp_path / "plain.yml").write_text(rest + "lists: {url: 'http://192.0.2.1', api_key_file: k}\n")
+    good = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / "with.yml")])
+    assert good.exit_code == 0 and "partners" in good.output
+    for name, text in (("without.yml", "no List API is configured"), ("plain.yml", "in the clear")):
+        bad = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / name)])
+        assert bad.exit_code == 78 and text in bad.output
+    bad = CliRunner().invoke(main, ["lists", "show", "--url", "http://192.0.2.1", "--api-key-file", "x"])
+    assert bad.exit_code == 78 and "in the clear" in bad.output
+
+
+def test_a_person_sees_a_bar_and_a_pipe_sees_none(service, tmp_path):
+    """On a terminal there is a bar with rate and remaining time; in a log there are no control characters."""
+    (tmp_path / "many.txt").write_text("".join(f"u{i}@x.org\n" for i in range(3000)))
+    master, slave = pty.openpty()
+    add = ("add", "large", "-f", str(tmp_path / "many.txt"))
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120"}
+    with process(service.url, service.key_file, *add, stdout=subprocess.PIPE, stderr=slave, env=environment) as running:
+        os.close(slave)
+        seen = b""
+        while chunk := _read(master):
+            seen += chunk
+        os.close(master)
+        assert running.communicate(timeout=DEADLINE_S)[0] == "large of the deployment: 3,000 entries added or updated\n"
+    assert "3,000 of 3,000" in seen.decode() and "/s" in seen.decode() and "0:00:00" in seen.decode()
+    assert service.key not in seen.decode()
+    assert service.run(*add).stderr == ""
+
+
+def _read(master: int) -> bytes:
+    try:
+        return os.read(master, 65536)
+    except OSError:  # Linux says EIO when the other side is closed
+        return b""
+
+
+def test_a_log_gets_a_line_every_five_seconds(capsys):
+    """Plain lines with rate and remaining time, and not one per batch."""
+    now = [0.0]
+    meter = PlainMeter("large", 4000, lambda: now[0])
+    for second in range(1, 7):
+        now[0] = float(second)
+        meter(500)
+    assert capsys.readouterr().err == "large: 2,500 of 4,000 entries (500/s, 3 s left)\n"
+
+
+def test_entries_stream_in_flat_memory(tmp_path):
+    """A hundred thousand entries take no more memory than a hundred."""
+
+    def peak_of(count: int) -> int:
+        stream = whole(*(f"user{i:07}@example.org" for i in range(count)))
+        with misbehaving(tmp_path, lambda _: stream) as server:
+            running = process(server.url, server.key_file, "entries", "large", stdout=subprocess.PIPE)
+            with running, running.stdout as output:
+                assert sum(1 for _ in output) == count
+                _, status, used = os.wait4(running.pid, 0)
+                running.returncode = os.waitstatus_to_exitcode(status)
+        assert running.returncode == 0
+        return used.ru_maxrss
+
+    assert peak_of(100_000) - peak_of(100) < 8 * 1024  # KiB

@@ -1,0 +1,262 @@
+"""`scanbridge lists sync`: a list is made equal to a file, whatever happens in between."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import threading
+import time
+
+import pytest
+from lists_kit import DEADLINE_S, OTHER, TENANT, process
+from sqlalchemy import func, select
+
+from bridge.service.store import list_entry
+
+LIST = "large"
+
+
+def write(path, entries) -> str:
+    path.write_text(
+        "".join(f"{entry} # {comment}\n" if comment else f"{entry}\n" for entry, comment in entries.items())
+    )
+    return str(path)
+
+
+@pytest.fixture
+def file(tmp_path) -> str:
+    return write(tmp_path / "file.txt", {"same@x.org": "", "new@x.org": "is new", "changed@x.org": "after"})
+
+
+@pytest.fixture
+def filled(service):
+    service.add(LIST, {"same@x.org": "kept", "changed@x.org": "before", "old@x.org": ""})
+    return service
+
+
+def test_without_prune_nothing_is_deleted(filled, file):
+    """Additions and new comments are made; what is not in the file stays, and is mentioned."""
+    done = filled.run("sync", LIST, file)
+    assert done.exit_code == 0
+    assert done.output == "large: added or updated 2, deleted 0; 1 not in the file are kept (--prune deletes them)\n"
+    assert filled.entries(LIST) == {
+        "same@x.org": "kept", "changed@x.org": "after", "new@x.org": "is new", "old@x.org": "",
+    }  # fmt: skip
+
+
+def test_with_prune_the_list_is_the_file(filled, file):
+    """Comments of the file are taken, and an entry without one keeps what the list has."""
+    done = filled.run("sync", LIST, file, "--prune", "--max-delete", "50%")
+    assert (done.exit_code, done.output) == (0, "large: added or updated 2, deleted 1\n")
+    assert filled.entries(LIST) == {"same@x.org": "kept", "changed@x.org": "after", "new@x.org": "is new"}
+    again = filled.run("sync", LIST, file, "--prune")
+    assert (again.exit_code, again.output) == (0, "large: nothing to do\n")
+
+
+def test_a_dry_run_shows_exactly_what_would_be_done(filled, file):
+    """The difference in lines or as JSON, exit code 3, and not one change."""
+    before = filled.entries(LIST)
+    shown = filled.run("sync", LIST, file, "--prune", "--dry-run")
+    assert shown.exit_code == 3
+    assert shown.output == ("+ new@x.org\n~ changed@x.org\n- old@x.org\nlarge: to add 1, to update 1, to delete 1\n")
+    data = json.loads(filled.run("sync", LIST, file, "--prune", "--dry-run", "--json").stdout)
+    (one,) = data["lists"]
+    assert one["add"] == [{"entry": "new@x.org", "comment": "is new"}]
+    assert one["update"] == [{"entry": "changed@x.org", "comment": "after"}]
+    assert one["delete"] == ["old@x.org"]
+    assert (one["state"], data["exit_code"], filled.entries(LIST)) == ("planned", 3, before)
+
+
+def test_a_dry_run_without_a_difference_is_0(service, file):
+    """A job can tell whether there is anything to do."""
+    assert service.run("sync", LIST, file).exit_code == 0
+    assert service.run("sync", LIST, file, "--prune", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("limit", "code"), [("33%", 4), ("34%", 0), ("0", 4), ("1", 0), ("0%", 4), ("100%", 0), ("x", 2), ("-1", 2)]
+)
+def test_too_many_deletions_need_a_yes(filled, file, limit, code):
+    """One entry of three is a third: over the given share or number nothing at all is changed."""
+    before = filled.entries(LIST)
+    done = filled.run("sync", LIST, file, "--prune", "--max-delete", limit)
+    assert done.exit_code == code
+    if code == 4:
+        assert "1 of 3 entries would be deleted" in done.output and "nothing was changed" in done.output
+        assert filled.entries(LIST) == before
+        assert filled.run("sync", LIST, file, "--prune", "--max-delete", limit, "--yes").exit_code == 0
+
+
+def test_an_empty_file_does_not_empty_a_list_unasked(filled, tmp_path):
+    """The classic accident of a failed export."""
+    empty = write(tmp_path / "empty.txt", {})
+    assert filled.run("sync", LIST, empty, "--prune").exit_code == 4
+    assert len(filled.entries(LIST)) == 3
+    assert filled.run("sync", LIST, empty, "--prune", "--yes").exit_code == 0
+    assert filled.entries(LIST) == {}
+
+
+@pytest.mark.parametrize(("word", "code", "left"), [("y", 0, 0), ("n", 4, 3)])
+def test_a_person_is_asked(filled, tmp_path, word, code, left):
+    """On a terminal the losses are shown, and an answer decides."""
+    empty = write(tmp_path / "empty.txt", {})
+    master, slave = pty.openpty()
+    sync = ("sync", LIST, empty, "--prune")
+    with process(filled.url, filled.key_file, *sync, stdin=slave, stderr=slave, stdout=subprocess.PIPE) as running:
+        os.close(slave)
+        seen = b""
+        while b"Go on?" not in seen:
+            seen += os.read(master, 65536)
+        os.write(master, f"{word}\n".encode())
+        running.communicate(timeout=DEADLINE_S)
+        os.close(master)
+    assert b"- old@x.org" in seen and b"3 of 3 entries would be deleted" in seen
+    assert (running.returncode, len(filled.entries(LIST))) == (code, left)
+
+
+def test_standard_input_can_be_the_file(service):
+    """A feed can be piped in."""
+    done = service.run("sync", LIST, "-", stdin="a@x.org # piped\n")
+    assert (done.exit_code, service.entries(LIST)) == (0, {"a@x.org": "piped"})
+
+
+def test_a_changed_spelling_replaces_the_old_one(service, tmp_path):
+    """The service takes both spellings for one entry; it must not be lost when one replaces the other."""
+    service.add(LIST, {"User@X.org": ""})
+    file = write(tmp_path / "f.txt", {"user@x.org": ""})
+    assert service.run("sync", LIST, file, "--prune", "--yes").exit_code == 0
+    assert service.entries(LIST) == {"user@x.org": ""}
+
+
+def test_one_entry_in_two_spellings_is_reported(service, tmp_path):
+    """The file can never be equal to the list then, and the message says why."""
+    file = write(tmp_path / "f.txt", {"User@x.org": "", "user@x.org": ""})
+    done = service.run("sync", LIST, file)
+    assert done.exit_code == 1 and "two spellings" in done.output
+    assert service.run("sync", LIST, file, "--no-verify").exit_code == 0
+
+
+def test_a_list_that_would_be_too_large_is_not_begun(service, tmp_path):
+    """maxSize is known before, so nothing is done by halves."""
+    service.add("partners", {"a@x.org": "", "b@x.org": ""})
+    file = write(tmp_path / "f.txt", {f"{c}@x.org": "" for c in "cdef"})
+    done = service.run("sync", "partners", file)
+    assert done.exit_code == 1
+    assert "would have 6 entries, its maxSize is 3\nnothing was changed" in done.output
+    assert len(service.entries("partners")) == 2
+    write(tmp_path / "f.txt", {f"{c}@x.org": "" for c in "cde"})
+    assert service.run("sync", "partners", file, "--prune", "--yes").exit_code == 0
+    assert list(service.entries("partners")) == ["c@x.org", "d@x.org", "e@x.org"]
+
+
+def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
+    """What is wrong in a file of thousands is told by name, and what was done is counted."""
+    entries = {f"u{i:04}@x.org": "" for i in range(1200)} | {"not an address": ""}
+    done = service.run("sync", LIST, write(tmp_path / "f.txt", entries))
+    assert done.exit_code == 1
+    assert "'not an address' is refused" in done.output
+    assert "done: 1,000 of 1,201; not done: 201; the same command can be run again" in done.output
+    assert len(service.entries(LIST)) == 1000
+
+
+@pytest.fixture
+def directory(tmp_path):
+    place = tmp_path / "lists"
+    for name in (TENANT, OTHER, ".git"):
+        (place / name).mkdir(parents=True)
+    write(place / "blocked-senders.txt", {"all@x.org": ""})
+    (place / TENANT / "blocked-senders.csv").write_text("entry,comment\none@x.org,of one tenant\n")
+    (place / TENANT / "blocked-networks.yml").write_text("- 192.0.2.0/24\n- {entry: '10.0.0.1', comment: a host}\n")
+    (place / OTHER / "allowed-domains.jsonl").write_text('{"entry": "other.example"}\n')
+    (place / "README.md").write_text("our lists")
+    return place
+
+
+def test_a_directory_syncs_many_lists_and_tenants(service, directory):
+    """Every file is its list; a second run finds nothing to do."""
+    done = service.run("sync", str(directory), "--prune", "--json")
+    data = json.loads(done.stdout)
+    assert (done.exit_code, [one["state"] for one in data["lists"]]) == (0, ["done"] * 4)
+    assert "README.md: left alone" in done.stderr
+    assert service.entries("blocked-senders") == {"all@x.org": ""}
+    assert service.entries("blocked-senders", TENANT) == {"one@x.org": "of one tenant"}
+    assert service.entries("blocked-networks", TENANT) == {"192.0.2.0/24": "", "10.0.0.1": "a host"}
+    assert service.entries("allowed-domains", OTHER) == {"other.example": ""}
+    again = service.run("sync", str(directory), "--prune", "--dry-run")
+    assert again.exit_code == 0
+
+
+def test_a_mistake_in_one_file_of_a_directory_changes_nothing(service, directory):
+    """All files are read and all lists are known before the first change."""
+    (directory / "no-such-list.txt").write_text("a@x.org\n")
+    done = service.run("sync", str(directory))
+    assert done.exit_code == 1 and "there is no list no-such-list; the lists there are" in done.output
+    assert "nothing was changed" in done.output
+    (directory / "no-such-list.txt").write_text("{\n")
+    assert service.run("sync", str(directory)).exit_code == 65
+    assert service.entries("blocked-senders") == {}
+
+
+def test_one_list_that_is_refused_does_not_stop_the_others(service, directory):
+    """Each list's own trouble is its own, and the exit code tells that there was some."""
+    write(directory / "blocked-domains.txt", {"not a domain": ""})
+    done = service.run("sync", str(directory))
+    assert done.exit_code == 1 and "'not a domain' is refused" in done.output
+    assert service.entries("allowed-domains", OTHER) == {"other.example": ""}
+
+
+@pytest.mark.parametrize("places", [["x"], ["a", "b", "c"], [str(os.devnull)]])
+def test_wrong_places_are_a_usage_error(service, places):
+    """Neither a list with its file nor a directory."""
+    assert service.run("sync", *places).exit_code == 2
+
+
+def test_a_tenant_and_a_directory_do_not_go_together(service, directory):
+    """Its subdirectories name the tenants."""
+    assert service.run("sync", str(directory), "--tenant", TENANT).exit_code == 2
+
+
+def _size(service) -> int:
+    with service.store.reading() as connection:
+        return connection.execute(select(func.count()).select_from(list_entry)).scalar_one()
+
+
+def interrupted(service, file: str, more_than: int, ending: signal.Signals) -> tuple[int, str]:
+    """Begin a sync, end it with a signal when the list has over `more_than` entries; its code and output."""
+    sync = ("sync", LIST, file, "--prune", "--yes")
+    with process(service.url, service.key_file, *sync, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+        deadline = time.monotonic() + DEADLINE_S
+        while _size(service) <= more_than:
+            assert time.monotonic() < deadline
+            threading.Event().wait(0.01)
+        running.send_signal(ending)
+        output = running.communicate(timeout=DEADLINE_S)[0]
+    return running.returncode, output
+
+
+def test_a_sync_that_is_killed_and_run_again_ends_equal_to_the_file(on_each_database, tmp_path):
+    """Interrupted in the middle with kill -9, the second run does the rest and nothing twice."""
+    service = on_each_database
+    service.clear()
+    entries = {f"user{i:06}@example.org": f"number {i}" for i in range(20_000)}
+    file = write(tmp_path / "large.txt", entries)
+    service.add(LIST, {f"old{i}@example.org": "" for i in range(700)})
+    assert interrupted(service, file, 3000, signal.SIGKILL)[0] == -signal.SIGKILL
+    middle = _size(service)
+    assert 3000 < middle < 20_000
+    again = service.run("sync", LIST, file, "--prune", "--yes", "--json")
+    (one,) = json.loads(again.stdout)["lists"]
+    assert (again.exit_code, one["state"]) == (0, "done")
+    assert one["done"]["added_or_updated"] <= 20_000 - middle + 2000  # what was in flight may have arrived later
+    assert service.entries(LIST) == entries
+
+
+def test_an_interrupted_sync_says_how_far_it_came(service, tmp_path):
+    """Ctrl-C is answered with the account and exit code 130."""
+    file = write(tmp_path / "large.txt", {f"user{i:06}@example.org": "" for i in range(10_000)})
+    code, output = interrupted(service, file, 0, signal.SIGINT)
+    assert code == 130
+    assert "interrupted" in output and "not done: " in output and "of 10,000" in output

@@ -1,0 +1,130 @@
+"""The command line against a server that misbehaves: what was done, what was not, and the exit code."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from lists_kit import INFOS, STREAM, Misbehaving, Seen, chunk, http, lines, misbehaving, scripted, whole
+
+MANY = "".join(f"u{i:05}@x.org\n" for i in range(2500))
+
+
+def adding(then: bytes, after: int = 2):
+    """A service that takes `after` batches and then answers `then`."""
+    count = [0]
+
+    def answer(seen: Seen) -> bytes:
+        if seen.operation == "getLists":
+            return http(200, INFOS)
+        if seen.operation == "listEntries":
+            return whole()
+        count[0] += 1
+        return http(200, {"modifiedEntries": len(seen.body["entries"])}) if count[0] <= after else then
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("then", "code", "text"),
+    [
+        (http(429, {"error": "slow_down"}), 75, "429 (slow_down)"),
+        (http(429, {"error": "slow_down"}, "Retry-After: 900"), 75, "429 (slow_down)"),
+        (http(500, {"error": "internal", "message": "oh"}), 75, "500 (internal: oh)"),
+        (http(503), 75, "503"),
+        (Misbehaving.CUT, 75, "the connection was lost"),
+        (Misbehaving.CUT + b"HTTP/1.1 200 X\r\nContent-Le", 75, "the connection was lost"),
+        (Misbehaving.CUT + b"SSH-2.0-x\r\n", 75, "the connection was lost"),
+        (http(401, {"error": "unauthorized"}), 77, "refuses the API key"),
+        (http(404, {"error": "list_not_found"}), 1, "404 (list_not_found)"),
+        (http(409, {"error": "list_full", "message": "no more than 1000"}), 1, "no more than 1000"),
+        (http(200, b"<html>"), 1, "not JSON"),
+    ],
+)
+@pytest.mark.parametrize("command", ["add", "sync"])
+def test_trouble_in_the_middle_is_told_with_what_was_done(tmp_path, command, then, code, text):
+    """Two batches are done, then it stops: the message has the reason and the account."""
+    (tmp_path / "many.txt").write_text(MANY)
+    source = ("-f", str(tmp_path / "many.txt")) if command == "add" else (str(tmp_path / "many.txt"),)
+    with misbehaving(tmp_path, adding(then)) as server:
+        done = server.run(command, "large", *source, patience="30ms")
+        assert done.exit_code == code, done.output
+        assert text in done.stderr and "done: 1,000 of 2,500" in done.stderr and "run again" in done.stderr
+        if code != 75:
+            assert "not done: 1,500" in done.stderr
+        machine = server.run(command, "large", *source, "--json", patience="30ms")
+        assert json.loads(machine.stdout)["exit_code"] == code
+
+
+def test_a_short_trouble_is_not_noticed(tmp_path):
+    """429 and 500 now and then are waited out."""
+    good = http(200, {"modifiedEntries": 500})
+    answers = (http(429, None, "Retry-After: 0"), good, http(500), Misbehaving.CUT, good)
+    with misbehaving(tmp_path, scripted(*answers)) as server:
+        done = server.run("add", "large", stdin=MANY, patience="20s")
+    assert (done.exit_code, done.stderr) == (0, "")
+
+
+def test_a_stream_that_is_cut_is_an_error_after_what_came(tmp_path):
+    """What was printed is not the whole list, and the exit code says so."""
+    cut = Misbehaving.CUT + STREAM + chunk(lines("a@x.org", "b@x.org"))
+    with misbehaving(tmp_path, lambda _: cut) as server:
+        done = server.run("entries", "large")
+        assert (done.exit_code, done.stdout) == (75, "a@x.org\nb@x.org\n")
+        assert "cut off after 2 entries" in done.stderr
+
+
+def test_a_cut_stream_never_becomes_a_file(tmp_path):
+    """With -o the stream is read again, and an old file stays until a new one is whole."""
+    cut = Misbehaving.CUT + STREAM + chunk(lines("a@x.org"))
+    target = tmp_path / "saved.txt"
+    target.write_text("old\n")
+    with misbehaving(tmp_path, lambda _: cut) as server:
+        assert server.run("entries", "large", "-o", str(target)).exit_code == 75
+        assert len(server.seen) == 3
+    assert target.read_text() == "old\n"
+    with misbehaving(tmp_path, scripted(cut, whole("a@x.org", "b@x.org"))) as server:
+        assert server.run("entries", "large", "-o", str(target)).exit_code == 0
+    assert target.read_text() == "a@x.org\nb@x.org\n"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["api-key", "saved.txt"]
+
+
+def test_a_sync_reads_a_cut_list_again_and_else_changes_nothing(tmp_path):
+    """A difference is never made from half a list."""
+    cut = Misbehaving.CUT + STREAM + chunk(lines("a@x.org"))
+    (tmp_path / "f.txt").write_text("a@x.org\nb@x.org\n")
+    sync = ("sync", "large", str(tmp_path / "f.txt"), "--prune", "--yes")
+    with misbehaving(tmp_path, scripted(http(200, INFOS), cut)) as server:
+        done = server.run(*sync)
+        assert done.exit_code == 75 and "cut off after 1 entries" in done.stderr
+        assert "nothing was changed" in done.stderr
+        assert server.operations() == ["getLists", *["listEntries"] * 3]
+    answers = (http(200, INFOS), cut, whole("a@x.org", "b@x.org"))
+    with misbehaving(tmp_path, scripted(*answers)) as server:
+        assert server.run(*sync).stdout == "large: nothing to do\n"
+
+
+def test_a_service_that_never_forgets_is_reported(tmp_path):
+    """When all was answered with success and the list is still different, that is no success."""
+    with misbehaving(tmp_path, adding(b"", after=99)) as server:
+        (tmp_path / "f.txt").write_text("a@x.org\n")
+        done = server.run("sync", "large", str(tmp_path / "f.txt"))
+    assert done.exit_code == 1 and "1 entries still differ, for example 'a@x.org'" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["show"], ["entries", "large"], ["add", "large", "a@x.org"]])
+def test_nobody_there_is_75(tmp_path, arguments):
+    """A service that is down is a reason to come back later."""
+    with misbehaving(tmp_path, lambda _: b"") as server:
+        pass
+    done = server.run(*arguments, patience="20ms")
+    assert done.exit_code == 75 and "cannot be reached" in done.output
+
+
+def test_hostile_names_do_not_reach_the_terminal(tmp_path):
+    """What a service calls its lists and entries is shown without control characters."""
+    infos = {"listFileInfos": [{"listName": "a\x1b[2J", "listInfo": {"description": "\r\n\x07"}}]}
+    with misbehaving(tmp_path, scripted(http(200, infos), whole("\x1b]0;x\x07"))) as server:
+        for arguments in (["show"], ["entries", "large"]):
+            done = server.run(*arguments)
+            assert done.exit_code == 0 and "\x1b" not in done.output and "\x07" not in done.output
