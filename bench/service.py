@@ -33,7 +33,6 @@ abby: {{staticApiTokens: [{{name: bench, token: {TOKEN}}}]}}
 
 class Service:
     def __init__(self, directory: Path) -> None:
-        (directory / "service.yml").write_text(CONFIG)
         command = [sys.executable, "-m", "bridge", "service", "-c", str(directory / "service.yml")]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 (our own program)
         line = self.process.stdout.readline()
@@ -147,6 +146,58 @@ def bench_lists(entries: int) -> None:
     print(f"{grown:.0f} MiB, filled in {loaded:.1f} s")
 
 
+def fill(directory: Path, entries: int) -> str:
+    """A database with one long list; the answer is an API key."""
+    from sqlalchemy import insert
+
+    from bridge.service.keys import KeyRing
+    from bridge.service.store import Store, list_entry
+
+    store = Store(f"sqlite:///{directory / 'service.sqlite'}")
+    store.open()
+    with store.writing() as connection:
+        for start in range(0, entries, 50_000):
+            numbers = range(start, min(start + 50_000, entries))
+            rows = [
+                {
+                    "scope": "",
+                    "name": "blocked-senders",
+                    "entry": f"user{i:07}@example.org",
+                    "comment": "bench",
+                    "seq": 0,
+                }
+                for i in numbers
+            ]
+            connection.execute(insert(list_entry), rows)
+    key = KeyRing(store).create("bench")
+    store.close()
+    return key
+
+
+def bench_stream(service: Service, key: str, entries: int) -> None:
+    """listEntries of a long list, while scans go on."""
+    body = b'{"listName":"blocked-senders"}'
+    head = (
+        "POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
+        f"Content-Type: application/json\r\nAuthorization: apikey {key}\r\nContent-Length: {len(body)}\r\n\r\n"
+    )
+    latencies: list[float] = []
+    scans = threading.Thread(target=load, args=(service.port, 3.0, latencies))
+    base, peak, lines = service.rss_bytes(), 0, 0
+    start = time.monotonic()
+    with socket.create_connection(("127.0.0.1", service.port)) as client:
+        client.sendall(head.encode() + body)
+        scans.start()
+        while piece := client.recv(1 << 20):
+            lines += piece.count(b'"entry"')
+            peak = max(peak, service.rss_bytes())
+    seconds = time.monotonic() - start
+    scans.join()
+    latencies.sort()
+    print(f"listEntries of {entries:,}: {seconds:.1f} s, about {lines:,} lines, RSS grows by", end=" ")
+    print(f"{(peak - base) / MIB:.0f} MiB, scans beside it p99 {latencies[len(latencies) * 99 // 100] * 1000:.1f} ms")
+
+
 def bench_memory(service: Service, uploads: int) -> bool:
     mail = small_mail()
     data = request(mail + b"x" * (50 * MIB - len(mail)))
@@ -187,8 +238,13 @@ def main() -> None:
     options.add_argument("--uploads", type=int, default=20)
     wish = options.parse_args()
     with tempfile.TemporaryDirectory() as directory:
+        (Path(directory) / "service.yml").write_text(CONFIG)
+        key = fill(Path(directory), wish.entries)
+        start = time.monotonic()
         service = Service(Path(directory))
+        print(f"start with {wish.entries:,} entries in the database: {time.monotonic() - start:.1f} s")
         try:
+            bench_stream(service, key, wish.entries)
             bench_scans(service, wish.seconds, wish.clients)
             kept = bench_memory(service, wish.uploads)
         finally:

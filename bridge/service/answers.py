@@ -36,6 +36,7 @@ class Refused(Exception):
         super().__init__(error)
         self.status = status
         self.failure = Failure(error, message)
+        self.before_body = False  # True: nothing of the body was asked for yet
         self.headers: list[tuple[bytes, bytes]] = []
         if retry_after_s is not None:
             self.headers.append((b"retry-after", str(retry_after_s).encode()))
@@ -56,7 +57,8 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -
         await _send(send, refused.status, body, refused.headers, more=False)
         return
     await _send(send, refused.status, body, [*refused.headers, (b"connection", b"close")], more=True)
-    await _drain(receive)
+    if not (refused.before_body and header(scope, b"expect")):  # who waits for 100 Continue sends nothing now
+        await _drain(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

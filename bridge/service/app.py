@@ -74,7 +74,7 @@ def create_app(config: ServiceConfig) -> Starlette:
         enabled=guard.scanSources.restApi is not None,
         timeout_s=config.abby.serviceProviders.core.longRequestTimeout / 1000,
     )
-    return Starlette(
+    app = Starlette(
         routes=[
             Route(SUBMIT_PATH, submit, methods=["POST"]),
             Route(STATUS_PATH, Status(tokens, state), methods=["POST"]),
@@ -85,6 +85,8 @@ def create_app(config: ServiceConfig) -> Starlette:
         lifespan=_lifespan(store, [follower, records, core]),
         exception_handlers={HTTPException: _http_error, Exception: _our_error},
     )
+    app.router.redirect_slashes = False  # a path is right or 404; no client of ours follows redirects
+    return app
 
 
 class _Part(Protocol):

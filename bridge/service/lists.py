@@ -11,12 +11,13 @@ import asyncio
 import json
 import logging
 from collections.abc import Awaitable, Callable
+from json.encoder import encode_basestring_ascii
 from typing import Any
 
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
-from bridge.api.lists import MAX_ENTRIES_PER_REQUEST, NDJSON, ListEntry
+from bridge.api.lists import MAX_ENTRIES_PER_REQUEST, NDJSON
 from bridge.service import entries
 from bridge.service.answers import Refused, header, refuse, send_json
 from bridge.service.keys import KeyRing
@@ -72,21 +73,26 @@ class ListsApi:
     async def list_entries(self, body: Body, send: Send) -> None:
         _only(body, {"listName", "tenantUid"})
         one, scope = self._list(body), _scope(body)
-        page = await asyncio.to_thread(self._lists.page, scope, one.name, None)
+        chunks, last = await asyncio.to_thread(self._page, scope, one.name, None)
         headers = [(b"content-type", NDJSON.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while page:
-            for chunk in _lines(page):
+        while chunks:
+            for chunk in chunks:
                 try:
                     async with asyncio.timeout(WRITE_TIMEOUT_S):
                         await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 except TimeoutError:
                     log.info("list=%s a reader of its entries stopped reading", one.name)
                     return  # without its end: the reader sees that it is not whole
-            if len(page) < PAGE:
+            if last is None:
                 break
-            page = await asyncio.to_thread(self._lists.page, scope, one.name, page[-1].key)
+            chunks, last = await asyncio.to_thread(self._page, scope, one.name, last)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _page(self, scope: str, name: str, after: str | None) -> tuple[list[bytes], str | None]:
+        """One page as NDJSON, and where the next begins; None when there is none. Blocks."""
+        page = self._lists.page(scope, name, after)
+        return _lines(page), page[-1].key if len(page) == PAGE else None
 
     def _list(self, body: Body) -> ListDefinition:
         name = body.get("listName")
@@ -192,13 +198,18 @@ def _lines(page: list[Entry]) -> list[bytes]:
     """NDJSON in chunks of about 64 KiB."""
     chunks, current, size = [], [], 0
     for one in page:
-        line = json.dumps(ListEntry(one.shown, one.comment).to_dict()).encode() + b"\n"
+        line = b'{"entry": %s, "comment": %s}\n' % (_quoted(one.shown), _quoted(one.comment))
         current.append(line)
         size += len(line)
         if size >= CHUNK:
             chunks.append(b"".join(current))
             current, size = [], 0
     return [*chunks, b"".join(current)] if current else chunks
+
+
+def _quoted(text: str) -> bytes:
+    """A JSON string; a third of the time of `json.dumps` of the whole line."""
+    return encode_basestring_ascii(text).encode()
 
 
 def _invalid(message: str) -> Refused:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, delete, func, insert, select, tuple_
+from sqlalchemy import Connection, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from bridge.api.lists import ListFileInfo
@@ -152,17 +152,11 @@ class ListStore:
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
         """(scope, name, entry) of all lists, without holding them in memory."""
-        after: tuple[str, str, str] = ("", "", "")
-        key = tuple_(list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
         query = select(list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
-        while True:
-            with self._store.reading() as connection:
-                page = query.where(key > after).order_by(*key.clauses).limit(20_000)
-                rows = [(r.scope, r.name, r.entry) for r in connection.execute(page)]
-            yield from rows
-            if not rows:
-                return
-            after = rows[-1]
+        with self._store.reading() as connection:
+            result = connection.execution_options(stream_results=True, yield_per=10_000).execute(query)
+            for row in result:
+                yield row.scope, row.name, row.entry
 
     def changes(self, since: int) -> list[Change]:
         """What happened after change number `since`, in order."""

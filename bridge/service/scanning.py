@@ -62,11 +62,11 @@ class SubmitEmail:
             await send_json(send, 200, result.to_dict())
 
     async def _admitted(self, scope: Scope, receive: Receive) -> AnalysisResult:
-        self._tokens.check(scope, Permission.SCAN)
-        if not self._enabled:
-            raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
-        check_length(scope)
-        delay = self._admission.enter()
+        try:
+            delay = self._enter(scope)
+        except Refused as refused:
+            refused.before_body = True
+            raise
         start = time.monotonic()
         try:
             if delay:
@@ -75,6 +75,14 @@ class SubmitEmail:
         finally:
             self._admission.leave()
             self._metrics.took(time.monotonic() - start)
+
+    def _enter(self, scope: Scope) -> float:
+        """Everything that can be said from the head alone; the answer is the throttle."""
+        self._tokens.check(scope, Permission.SCAN)
+        if not self._enabled:
+            raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
+        check_length(scope)
+        return self._admission.enter()
 
     async def _scan(self, scope: Scope, receive: Receive) -> AnalysisResult:
         upload = Upload(self._spool)

@@ -106,6 +106,7 @@ class ServiceServer:
 
         bound = list(sockets) if sockets is not None else [bind(config.listen)]
         try:
+            tls = tls_context(config.tls, config.directory)
             app = create_app(config)
             self._lifespan = app.router.lifespan_context(app)
             await self._lifespan.__aenter__()
@@ -114,7 +115,7 @@ class ServiceServer:
             for sock in bound:
                 sock.close()
             raise
-        self._http = HttpServer(app, bound, tls_context(config.tls, config.directory))
+        self._http = HttpServer(app, bound, tls)
         await self._http.start()
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:

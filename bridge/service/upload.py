@@ -16,6 +16,7 @@ import mmap
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
@@ -157,7 +158,7 @@ class Upload:
 
     def _on_headers_finished(self) -> None:
         headers = {bytes(name).lower(): bytes(value) for name, value in self._headers}
-        disposition, options = parse_options_header(headers.get(b"content-disposition", b""))
+        disposition, options = _options(headers.get(b"content-disposition", b""))
         self._sink = options.get(b"name", b"").decode("utf-8", "replace") if disposition == b"form-data" else ""
         if self._sink == "parameters":
             if self._parameters is not None:
@@ -192,9 +193,15 @@ def too_large() -> Refused:
     return Refused(413, "payload_too_large", "the e-mail is larger than 50 MiB")
 
 
+@lru_cache(maxsize=256)  # a client sends the same few values with every mail
+def _options(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    kind, options = parse_options_header(value)
+    return bytes(kind), dict(options)
+
+
 def _boundary(content_type: bytes) -> bytes:
-    kind, options = parse_options_header(content_type)
-    boundary = bytes(options.get(b"boundary", b""))
+    kind, options = _options(content_type)
+    boundary = options.get(b"boundary", b"")
     if kind != b"multipart/form-data":
         raise Refused(415, "not_multipart", "the request must be multipart/form-data")
     if not boundary or len(boundary) > 70:  # RFC 2046 5.1.1
@@ -203,14 +210,14 @@ def _boundary(content_type: bytes) -> bytes:
 
 
 def is_json(content_type: bytes) -> bool:
-    kind, options = parse_options_header(content_type)
-    return bool(kind == b"application/json") and options.get(b"charset", b"utf-8").lower() in (b"utf-8", b"utf8")
+    kind, options = _options(content_type)
+    return kind == b"application/json" and options.get(b"charset", b"utf-8").lower() in (b"utf-8", b"utf8")
 
 
 def parse_parameters(raw: bytes) -> AnalysisRequest:
     """A MessageAnalysisRequest. Unknown fields are ignored, known ones are checked. Raises Refused."""
     try:
-        value = json.loads(raw.decode("utf-8"), parse_constant=_no_constant)
+        value = _JSON.decode(raw.decode("utf-8"))
     except (ValueError, RecursionError):
         raise _invalid("the part `parameters` is not JSON in UTF-8") from None
     if not isinstance(value, dict):
@@ -276,6 +283,9 @@ def _ip(text: str | None) -> str | None:
 
 def _no_constant(_name: str) -> None:
     raise ValueError("NaN and Infinity are not JSON")
+
+
+_JSON = json.JSONDecoder(parse_constant=_no_constant)
 
 
 def _invalid(message: str) -> Refused:

@@ -13,6 +13,9 @@ import time
 from binascii import b2a_uu
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from service_kit import (
     CONFIG,
     EICAR,
@@ -359,3 +362,20 @@ def test_links_and_attachments_are_matched_against_lists(tmp_path):
         lists.add("blocked-senders", "forger@evil.example")
         forged = mail(From="Boss <forger@evil.example>")
         wait_for(lambda: one.submit(forged).json["verdict"] == "blocked", SOON_S)
+
+
+FRAGMENTS = [
+    b"Content-Type: multipart/mixed; boundary=x\r\n", b"Content-Type: message/rfc822\r\n", b"\r\n", b"\n", b"--x",
+    b"--x--", b"--x\r\n", b"Content-Transfer-Encoding: base64\r\n", b"Content-Transfer-Encoding: quoted-printable\r\n",
+    b"=?utf-8?b?",
+    b'Content-Disposition: attachment; filename="', b"filename*0*=", b"''%", b"PK\x03\x04", b"PK\x05\x06" + b"\0" * 18,
+    b"\x1f\x8b\x08", b"BZh9", b"\xfd7zXZ\x00", b"http://", b"<a href=", b"&#x", b"From: <", b"@", b"\x00\xff",
+    base64.b64encode(zipped(("a", b"x"))), zipped(("a", b"x")), b"ustar",
+]  # fmt: skip
+
+
+@given(st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=20), max_size=60))
+@hypothesis_settings(max_examples=400, deadline=None)
+def test_no_bytes_whatever_break_the_inspection(pieces):
+    """Hostile mail is looked at or refused by a bound; it never raises."""
+    inspect(b"".join(pieces), Limits())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import threading
@@ -10,7 +11,10 @@ from datetime import datetime
 from uuid import UUID
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from service_kit import (
+    BOUNDARY,
     CONFIG,
     DEADLINE_S,
     EICAR,
@@ -30,10 +34,12 @@ from service_kit import (
 
 from bridge.address import Address
 from bridge.api.scanning import AnalysisResult, Decision
+from bridge.mail.message import Spool
 from bridge.service import serve
 from bridge.service.admission import THROTTLE_MAX_S, Admission
 from bridge.service.answers import Refused
 from bridge.service.serve import CannotListen, HttpServer, ServiceServer, bind
+from bridge.service.upload import Upload
 
 MIB = 1024 * 1024
 PARAMETERS = parameters_json()
@@ -369,3 +375,49 @@ def test_connections_are_bounded(tmp_path, monkeypatch):
         for client in held:
             client.close()
         wait_for(lambda: one.submit(mail()).status == 200)
+
+
+def test_a_client_that_waits_for_100_continue_reads_413_only(running):
+    """curl asks before it sends a large body; a refusal is then the whole answer."""
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(submit_head(60 * MIB).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        answer = _read_all(client)
+    assert answer.startswith(b"HTTP/1.1 413 ")
+    assert b"100 Continue" not in answer
+
+
+def test_a_client_that_waits_for_100_continue_is_told_to_go_on(running):
+    """And without a refusal it sends its mail as usual."""
+    body = multipart(PARAMETERS, mail())
+    with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
+        client.sendall(submit_head(len(body)).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+        assert client.recv(100).startswith(b"HTTP/1.1 100 ")
+        client.sendall(body)
+        assert client.recv(100).startswith(b"HTTP/1.1 200 ")
+
+
+@given(st.lists(st.integers(1, 400), max_size=20))
+@settings(max_examples=40, deadline=None)
+def test_an_upload_reads_the_same_however_it_is_cut(cuts):
+    """Chunks may end anywhere, also within a delimiter or a header."""
+    body, pieces, spool = multipart(PARAMETERS, mail(b"x" * 300)), [], Spool(MIB)
+    for cut in cuts:
+        pieces.append(body[:cut])
+        body = body[cut:]
+    events = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces if piece]
+    events.append({"type": "http.request", "body": body, "more_body": False})
+
+    async def receive():
+        return events.pop(0)
+
+    upload = Upload(spool)
+    request = asyncio.run(upload.read(receive, f"multipart/form-data; boundary={BOUNDARY}".encode()))
+    assert request.border.envelope_from == "a@example.org"
+    assert upload.mail.content() == mail(b"x" * 300)
+    upload.close()
+    assert spool.in_use == 0
+
+
+def test_a_path_with_a_slash_too_many_is_not_found(running):
+    """Nobody is redirected."""
+    assert running.request("POST", "/v1/admin/status/").status == 404

@@ -12,6 +12,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -25,6 +26,7 @@ from bridge.service.settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
 MAX_SIGNATURES = 5
+THREADS = 16  # they wait for DNS most of the time
 MAX_LABELS = 8  # of a domain, in the tree walk
 
 
@@ -61,15 +63,16 @@ class AuthenticationAnalyzer:
             self._resolver.nameservers = [one.host for one in settings.nameservers]
             self._resolver.port = settings.nameservers[0].port
         self._timeout_s = settings.timeout
+        self._threads = ThreadPoolExecutor(THREADS, "authentication")
 
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > MAX_SIZE:
             raise LimitReached("size")
-        results = await asyncio.to_thread(self.check, mail)
+        results = await asyncio.get_running_loop().run_in_executor(self._threads, self.check, mail)
         return Findings(results.tags())
 
     async def close(self) -> None:
-        return None
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check(self, mail: Mail) -> Results:
         """All three. Blocks; raises DnsUnavailable."""

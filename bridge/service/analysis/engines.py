@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import entry_points
 from typing import Any
 
@@ -15,6 +16,7 @@ from bridge.service.analysis.rspamd import RspamdAnalyzer
 from bridge.service.settings import Analyzers, Plugin
 
 ENTRY_POINTS = "scanbridge.analyzers"
+THREADS = 8
 
 
 def engines_of(settings: Analyzers) -> list[Engine]:
@@ -40,6 +42,8 @@ class OwnAnalyzer:
     def __init__(self, analyzer: Any, settings: Plugin) -> None:
         self._analyzer = analyzer
         self._max_size = settings.max_size
+        # Threads of its own: if it hangs, it takes them from nobody else.
+        self._threads = ThreadPoolExecutor(THREADS, "plugin")
 
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
@@ -47,12 +51,14 @@ class OwnAnalyzer:
         if inspect.iscoroutinefunction(self._analyzer.analyze):
             found = await self._analyzer.analyze(mail)
         else:
-            found = await asyncio.to_thread(self._analyzer.analyze, mail)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(self._threads, self._analyzer.analyze, mail)
         if not isinstance(found, Findings):
             raise TypeError("an analyzer must return Findings")
         return found
 
     async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
         close = getattr(self._analyzer, "close", None)
         if close is not None:
             result = close()

@@ -1,0 +1,48 @@
+"""Analysis records: written behind the scan's back, without addresses, and forgotten in time."""
+
+from __future__ import annotations
+
+import json
+
+from service_kit import CONFIG, GTUBE, mail, service, wait_for
+from sqlalchemy import create_engine, insert, select
+
+from bridge.service.store import analysis
+
+
+def _rows(url: str) -> list[dict[str, object]]:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    with engine.connect() as connection:
+        found = [dict(row._mapping) for row in connection.execute(select(analysis).order_by(analysis.c.created))]
+    engine.dispose()
+    return found
+
+
+def test_every_analysis_leaves_a_record(tmp_path, database):
+    """What was decided about which ggrid can be looked up later; who wrote to whom cannot."""
+    tenant = "123e4567-e89b-12d3-a456-426614174000"
+    with service(tmp_path, CONFIG.replace("sqlite:///service.sqlite", database)) as one:
+        answer = one.submit(mail(GTUBE), sender="secret@example.org", tenantUid=tenant).json
+        wait_for(lambda: _rows(one.config.database_url))
+        (row,) = _rows(one.config.database_url)
+        one.submit(mail())
+    assert row["ggrid"] == answer["ggrid"]
+    assert (row["decision"], row["verdict"], row["tenant"]) == ("bounce", "spam", tenant)
+    assert json.loads(row["tags"]) == answer["tags"]
+    assert "secret" not in repr(row)
+    assert len(_rows(one.config.database_url)) == 2, "stopping writes what is left"
+
+
+def test_old_records_are_forgotten(tmp_path):
+    """After the retention they go."""
+    with service(tmp_path) as one:
+        url = one.config.database_url
+    engine = create_engine(url)
+    old = {"ggrid": "old", "tenant": "", "created": "2020", "completed": "2020-01-01T00:00:00.000Z"}
+    old |= {"decision": "deliver", "verdict": "clean", "tags": "[]", "score": 0.0, "size": 1}
+    with engine.begin() as connection:
+        connection.execute(insert(analysis).values(**old))
+    engine.dispose()
+    with service(tmp_path) as one:
+        one.submit(mail())
+    assert [row["ggrid"] == "old" for row in _rows(url)] == [False]
