@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ def postfix(tmp_path: Path, chroot: str = "n", **settings: str) -> Path:
     lines = [f"{name} = {value}" for name, value in {**GOOD, **settings}.items()]
     (directory / "main.cf").write_text("\n".join([*lines, "queue_directory = /var/spool/postfix", ""]))
     (directory / "master.cf").write_text(MASTER.format(chroot=chroot))
+    os.utime(directory / "main.cf", (0, 0))  # a file that has just changed makes Postfix wait two seconds
     return directory
 
 
