@@ -88,6 +88,8 @@ class Gate:
     def __init__(self, bridge: RunningBridge, answer: bytes) -> None:
         self._bridge, self._answer = bridge, answer
         self._open = asyncio.Event()
+        while bridge.scanner.arrived.acquire(blocking=False):
+            pass  # those of earlier mails
         bridge.scanner.reply = self._reply
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
