@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.filter.headers import HeaderEditor, count_received
@@ -50,6 +52,24 @@ def test_forged_fields_are_stripped(head: bytes, stripped: bytes) -> None:
 def test_other_fields_stay(head: bytes) -> None:
     """None: nothing to change, so the mail is not touched."""
     assert EDITOR.strip(head) is None
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from([b"X-Scan-Id", b"x-scan-X", b"X-SCAN-", b"To", b"X-Sca", b"Subject", b"XX-Scan-Id"]),
+            st.sampled_from([b": v", b":", b" : x-scan-y", b": X-Scan-Z:", b""]),
+            st.lists(st.sampled_from([b" folded", b"\tX-Scan-Id: no", b" "]), max_size=2),
+        ),
+        max_size=8,
+    )
+)
+def test_exactly_our_fields_go(fields: list[tuple[bytes, bytes, list[bytes]]]) -> None:
+    """Every other byte stays, in its order."""
+    lines = [(name, b"\r\n".join([name + value, *folds]) + b"\r\n") for name, value, folds in fields]
+    head = b"".join(line for _, line in lines)
+    kept = b"".join(line for name, line in lines if not name.lower().startswith(b"x-scan-"))
+    assert EDITOR.strip(head) == (kept if kept != head else None)
 
 
 def test_stripping_is_fast_on_a_hostile_head() -> None:
