@@ -19,6 +19,7 @@ _COMMANDS = {
     "check": ("check", "check"),
     "scan": ("scan", "scan"),
     "lists": ("lists", "lists"),
+    "quarantine": ("quarantine", "quarantine"),
     "status": ("status", "status"),
     "service": ("service", "service"),
     "config": ("configuration", "configuration"),

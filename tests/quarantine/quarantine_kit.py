@@ -1,0 +1,147 @@
+"""What the quarantine's tests share: a daemon that quarantines everything, the command, a next hop that waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from click.testing import CliRunner, Result
+
+from bridge import testing, yamlfile
+from bridge.cli.quarantine import quarantine
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.message import Message, Spool
+from bridge.mail.session import Client, Session
+from bridge.mail.transaction import Transaction, new_id
+from bridge.testing import RunningBridge, answer, result, running_bridge
+
+HEAD = b"X-Scan-Id: 1\r\n"
+CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
+SOON_S = 20.0
+
+
+@dataclass
+class Desk:
+    """A daemon, and a person at the command line beside it."""
+
+    bridge: RunningBridge
+    config: Path
+
+    @property
+    def directory(self) -> Path:
+        return self.bridge.directory / "state" / "quarantine"
+
+    @property
+    def index(self) -> Path:
+        return self.bridge.directory / "state" / "state.sqlite"
+
+    @property
+    def ids(self) -> list[str]:
+        return sorted(path.stem for path in self.directory.glob("*.eml"))
+
+    def command(self, *args: str) -> list[str]:
+        return [sys.executable, "-m", "bridge", "quarantine", args[0], "-c", str(self.config), *args[1:]]
+
+    def start(self, *args: str) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self.command(*args), stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def run(self, *args: str) -> subprocess.CompletedProcess[bytes]:
+        return subprocess.run(self.command(*args), capture_output=True, timeout=SOON_S, check=False)
+
+    def call(self, *args: str) -> Result:
+        """The command without a process of its own, where nothing depends on that: ten times as fast."""
+        return CliRunner().invoke(quarantine, self.command(*args)[4:])
+
+    def listed(self, *args: str) -> list[dict[str, Any]]:
+        done = self.call("list", "--json", *args)
+        assert done.exit_code == 0 and done.stderr == ""
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    def send(self, content: bytes = CONTENT, *recipients: bytes, sender: bytes = b"a@client.example") -> str:
+        """One mail into the quarantine; its id."""
+        before = set(self.ids)
+        with self.bridge.client() as client:
+            client.open()
+            to = recipients or (b"b@example.org",)
+            client.say(b"MAIL FROM:<%b>" % sender, *(b"RCPT TO:<%b>" % one for one in to), b"DATA")
+            assert client.say(content.replace(b"\r\n.", b"\r\n..") + b".")[0].startswith(b"250")
+        (mail_id,) = set(self.ids) - before
+        return mail_id
+
+    def use(self, next_hop: str) -> None:
+        """Change where releases go; the daemon keeps its own."""
+        self.config.write_text(yamlfile.dump(_config(self.bridge, next_hop)))
+
+
+@contextmanager
+def desk(directory: Path, config: dict[str, Any] | None = None) -> Iterator[Desk]:
+    with running_bridge(directory, config) as bridge:
+        bridge.scanner.reply = answer(200, result("quarantine", tags=["malware:eicar", "spam"]))
+        made = Desk(bridge, directory / "bridge.yml")
+        made.use(bridge.next_hop.url)
+        yield made
+
+
+def _config(bridge: RunningBridge, next_hop: str) -> dict[str, Any]:
+    return {
+        "scanner": {"urls": [bridge.scanner.url], "token_file": "token"},
+        "listeners": [{"name": "test", "address": f"127.0.0.1:{bridge.port}"}],
+        "relay": {"next_hop": next_hop, "connect_timeout": "5s"},
+        "state_directory": str(bridge.directory / "state"),
+    }
+
+
+@dataclass
+class WaitingHop(testing.NextHop):
+    """Has the whole mail, and answers only when it is told to."""
+
+    heard: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    go_on: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
+        if verb != b"." or self.go_on.is_set():
+            return super()._say(writer, verb, text)
+        self.heard.release()
+        self._later = asyncio.get_running_loop().create_task(self._answer(writer, text))
+        return True
+
+    async def _answer(self, writer: asyncio.StreamWriter, text: bytes) -> None:
+        await self.go_on.wait()
+        writer.write(text + b"\r\n")
+
+
+@contextmanager
+def waiting_hop(bridge: RunningBridge) -> Iterator[WaitingHop]:
+    hop = WaitingHop()
+    bridge.background.run(hop.start())
+    try:
+        yield hop
+    finally:
+        bridge.background.run(hop.stop())
+
+
+def let_go(bridge: RunningBridge, hop: WaitingHop) -> None:
+    bridge.background.loop.call_soon_threadsafe(hop.go_on.set)
+
+
+made: list[Message] = []  # closed after each test
+
+
+def make_tx(
+    content: bytes = CONTENT, recipients: tuple[str, ...] = ("b@example.org",), sender: str = "a@client.example"
+) -> Transaction:
+    message = Message(Spool(1 << 30))
+    made.append(message)
+    message.write(content)
+    envelope = Envelope(sender, tuple(map(Recipient, recipients)))
+    now = time.monotonic()
+    return Transaction(new_id(), Session("s1", "mx", "127.0.0.1", Client()), envelope, message, now, now + SOON_S)

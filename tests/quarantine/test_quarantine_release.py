@@ -1,0 +1,130 @@
+"""Releasing: once, byte for byte, and never lost; each command a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
+
+from bridge.testing import free_port
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Iterator[Desk]:
+    with desk(tmp_path) as made:
+        yield made
+
+
+def codes(*processes: subprocess.Popen[bytes]) -> list[int]:
+    for process in processes:
+        process.communicate(timeout=SOON_S)
+    return sorted(process.returncode for process in processes)
+
+
+def test_a_released_mail_arrives_once_byte_for_byte(here: Desk) -> None:
+    """The second try is refused with its own exit code, and the log says who did the first."""
+    mail_id = here.send(CONTENT, b"b@example.org", b"c@example.org", sender=b"")
+    kept = (here.directory / f"{mail_id}.eml").read_bytes()
+    done = here.run("release", mail_id)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout == f"{mail_id}: released: 250 2.0.0 Ok: queued as NEXT1\n".encode()
+    assert here.run("release", mail_id).returncode == 4
+    (mail,) = here.bridge.next_hop.mails
+    assert b"MAIL FROM:<>" in mail.commands[1]
+    assert mail.commands[2:4] == [b"RCPT TO:<b@example.org>", b"RCPT TO:<c@example.org>"]
+    added, _, rest = mail.content.partition(b"\r\n")
+    assert added.startswith(b"X-Scan-Released: ")
+    assert rest == kept and kept.endswith(CONTENT)
+    (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())
+    assert (line["action"], line["id"]) == ("released", mail_id)
+    assert line["by"] in {os.environ.get("SUDO_USER"), pwd.getpwuid(os.getuid()).pw_name, _login()}
+    (listed,) = here.listed("--state", "released")
+    assert listed["releases"][0]["by"] == line["by"]
+
+
+def _login() -> str:
+    try:
+        return os.getlogin()
+    except OSError:
+        return ""
+
+
+def test_two_people_who_press_at_the_same_time_deliver_once(here: Desk) -> None:
+    """Whoever comes second is told that somebody else did it, or is doing it."""
+    mail_id = here.send()
+    people = [here.start("release", mail_id) for _ in range(2)]
+    assert codes(*people) == [0, 4]
+    assert len(here.bridge.next_hop.mails) == 1
+
+
+def test_a_release_that_is_still_running_keeps_others_out(here: Desk) -> None:
+    """The next hop has the mail and has not answered: nobody releases, deletes or purges it now."""
+    mail_id = here.send()
+    with waiting_hop(here.bridge) as hop:
+        here.use(hop.url)
+        first = here.start("release", mail_id)
+        assert hop.heard.acquire(timeout=SOON_S)
+        second = here.run("release", mail_id)
+        assert second.returncode == 4 and b"right now" in second.stderr
+        assert here.call("delete", mail_id).exit_code == 4
+        assert here.call("purge", "--older-than", "0s").stdout == "0 removed\n"
+        let_go(here.bridge, hop)
+        assert codes(first) == [0]
+        assert len(hop.mails) == 1
+
+
+def test_killed_in_the_middle_a_release_can_be_done_again(here: Desk) -> None:
+    """The mail is still there, everybody can see that its fate is unknown, and nobody is locked out."""
+    mail_id = here.send()
+    with waiting_hop(here.bridge) as hop:
+        here.use(hop.url)
+        process = here.start("release", mail_id)
+        assert hop.heard.acquire(timeout=SOON_S)
+        process.kill()
+        assert codes(process) == [-9]
+        let_go(here.bridge, hop)
+        assert [one["state"] for one in here.listed()] == ["interrupted"]
+        assert here.run("release", mail_id).returncode == 0
+    assert [one["state"] for one in here.listed()] == ["released"]
+    assert len(hop.mails[-1].content) > len(CONTENT)
+
+
+def test_a_mail_goes_to_others_and_again_when_asked(here: Desk) -> None:
+    mail_id = here.send()
+    assert here.call("release", mail_id, "--to", "audit@example.org", "--to", "ü@example.org").exit_code == 0
+    assert here.call("release", "--again", mail_id).exit_code == 0
+    first, second = here.bridge.next_hop.mails
+    assert first.commands[2:4] == [b"RCPT TO:<audit@example.org>", "RCPT TO:<ü@example.org>".encode()]
+    assert first.commands[1].endswith(b" SMTPUTF8")
+    assert second.commands[2] == b"RCPT TO:<b@example.org>"
+    (kept,) = here.listed()
+    assert [one["to"] for one in kept["releases"]] == [["audit@example.org", "ü@example.org"], ["b@example.org"]]
+
+
+@pytest.mark.parametrize(
+    ("says", "code"), [(b"451 4.3.0 Later", 75), (b"550 5.7.1 Never", 1), (b"", 75)], ids=["4xx", "5xx", "dropped"]
+)
+def test_what_the_next_hop_does_not_take_stays(here: Desk, says: bytes, code: int) -> None:
+    """The exit code tells a script whether to come again."""
+    mail_id = here.send()
+    here.bridge.next_hop.replies[b"."] = says
+    assert here.call("release", mail_id).exit_code == code
+    here.bridge.next_hop.replies.clear()
+    assert [one["state"] for one in here.listed()] == ["kept"]
+    assert here.call("release", mail_id).exit_code == 0
+
+
+def test_several_mails_are_released_and_the_gravest_problem_is_the_exit_code(here: Desk) -> None:
+    one, two = here.send(), here.send()
+    done = here.call("release", one, "NOSUCHMAIL", "../../etc/passwd", two, one)
+    assert done.exit_code == 3 and done.stderr.count("no such mail") == 2
+    assert len(here.bridge.next_hop.mails) == 2
+    here.use(f"127.0.0.1:{free_port()}")
+    done = here.call("release", "--again", "NOSUCHMAIL", one)
+    assert done.exit_code == 75 and "not released" in done.stderr
