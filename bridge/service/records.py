@@ -37,6 +37,7 @@ class Records:
         self._task: asyncio.Task[None] | None = None
         self._tidied_at = float("-inf")
         self._failing = False
+        self._stopping = asyncio.Event()
         self.dropped = 0
 
     def add(self, result: AnalysisResult, tenant: str | None, score: float, size: int) -> None:
@@ -61,21 +62,25 @@ class Records:
         self._task = asyncio.create_task(self._write_for_ever(), name="records")
 
     async def stop(self) -> None:
+        """Write what is left; a write under way is finished, never abandoned with its connection."""
+        self._stopping.set()
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            await self._flush()
+            await self._task
 
     async def _write_for_ever(self) -> None:
-        while True:
-            await asyncio.sleep(WRITE_EVERY_S)
+        while not self._stopping.is_set():
+            try:
+                async with asyncio.timeout(WRITE_EVERY_S):
+                    await self._stopping.wait()
+            except TimeoutError:
+                pass
             await self._flush()
 
     async def _flush(self) -> None:
         while self._waiting:
             batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
             try:
-                await asyncio.shield(asyncio.to_thread(self._write, batch))
+                await asyncio.to_thread(self._write, batch)
             except SQLAlchemyError as exc:
                 self._waiting.extendleft(reversed(batch))
                 if not self._failing:

@@ -52,6 +52,8 @@ class Answer:
 class Running:
     """A service that runs until `stop`."""
 
+    key = ""  # of the List API, when one was made before the start
+
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
         self.loop = asyncio.new_event_loop()
@@ -105,8 +107,11 @@ class Running:
 
 
 @contextmanager
-def service(tmp_path: Path, text: str = CONFIG):
-    running = Running(yamlfile.load(tmp_path / "service.yml", ServiceConfig, text))
+def service(tmp_path: Path, text: str = CONFIG, with_key: bool = False):
+    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, text)
+    key = make_key(config) if with_key else ""
+    running = Running(config)
+    running.key = key
     try:
         yield running
     finally:
@@ -171,7 +176,7 @@ class Lists:
 
     def __init__(self, running: Running, key: str | None = None, tenant: str | None = None) -> None:
         self.running = running
-        self.key = key or make_key(running.config)
+        self.key = key or running.key or make_key(running.config)
         self.scope = {"tenantUid": tenant} if tenant else {}
 
     def call(self, operation: str, body: Any, **headers: str) -> Answer:

@@ -37,7 +37,7 @@ def _config(database: str) -> str:
 
 @pytest.fixture
 def running(tmp_path, database):
-    with service(tmp_path, _config(database)) as one:
+    with service(tmp_path, _config(database), with_key=True) as one:
         yield one
 
 
@@ -142,7 +142,7 @@ def test_a_wrong_request_is_refused_with_its_own_error(module_lists, operation, 
 
 @pytest.fixture(scope="module")
 def module_lists(tmp_path_factory):
-    with service(tmp_path_factory.mktemp("lists"), LIST_CONFIG) as one:
+    with service(tmp_path_factory.mktemp("lists"), LIST_CONFIG, with_key=True) as one:
         client = Lists(one)
         wait_for(lambda: client.call("getLists", {}).status == 200)
         yield client
@@ -177,7 +177,7 @@ def test_keys_are_stored_as_hashes_and_can_be_revoked(running, tmp_path):
     with pytest.raises(KeyExists):
         KeyRing(store).create("automation")
     KeyRing(store).revoke("automation")
-    assert [(k.name, k.revoked_at is None) for k in KeyRing(store).listed()] == [("automation", False)]
+    assert ("automation", False) in [(k.name, k.revoked_at is None) for k in KeyRing(store).listed()]
     store.close()
     wait_for(lambda: lists.call("getLists", {}).status == 401, SOON_S)
 
@@ -344,7 +344,7 @@ def test_migrations_run_once_when_several_start(database, tmp_path):
 
 def test_scans_go_on_when_the_database_is_away(tmp_path):
     """Lists stay as they were, scans are answered, and list calls say 503."""
-    with service(tmp_path, LIST_CONFIG) as one:
+    with service(tmp_path, LIST_CONFIG, with_key=True) as one:
         lists = Lists(one)
         wait_for(lambda: lists.call("getLists", {}).status == 200)
         lists.add("blocked-senders", "evil@bad.example")

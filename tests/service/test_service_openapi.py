@@ -19,14 +19,14 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def running(tmp_path, database):
-    with service(tmp_path, CONFIG.replace("sqlite:///service.sqlite", database)) as one:
+    with service(tmp_path, CONFIG.replace("sqlite:///service.sqlite", database), with_key=True) as one:
         yield one
 
 
 def _schemathesis(directory: Path, url: str, schema: str, authorization: str, *options: str) -> None:
     command = [
         str(Path(sys.executable).parent / "schemathesis"), "run", schema, "--url", url, "-H",
-        f"Authorization: {authorization}", "--max-examples", "15", "--seed", "1", "--no-color", *options,
+        f"Authorization: {authorization}", "--max-examples", "8", "--seed", "1", "--no-color", *options,
     ]  # fmt: skip
     done = subprocess.run(command, cwd=directory, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]

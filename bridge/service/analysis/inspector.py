@@ -33,6 +33,7 @@ class Inspector:
         self._free = asyncio.Semaphore(processes)
         self._idle: list[_Process] = []
         self._all: set[_Process] = set()
+        self._ending: set[asyncio.Task[None]] = set()
 
     async def inspect(self, mail: StoredMail, limits: Limits, timeout_s: float) -> Inspection:
         """Raises InspectionFailed. The time to wait for a free process does not count."""
@@ -58,6 +59,7 @@ class Inspector:
         for process in list(self._all):
             await self._end(process)
         self._idle = []
+        await asyncio.gather(*self._ending)
 
     def _start(self) -> _Process:
         process = _Process(self._memory)
@@ -67,7 +69,10 @@ class Inspector:
     async def _end(self, process: _Process) -> None:
         self._all.discard(process)
         process.kill()
-        await asyncio.shield(asyncio.to_thread(process.wait))
+        ending = asyncio.create_task(asyncio.to_thread(process.wait))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+        await asyncio.shield(ending)
 
 
 class _Process:
