@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import ssl
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_kit import Hanging, MiB, Process, bridge_process, eventually, receives
 
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+
+Certificate = tuple[dict[str, Any], ssl.SSLContext]
 
 # Memory
 
@@ -128,6 +132,24 @@ def test_pipelined_flood_while_a_mail_is_scanned_is_not_read(tmp_path: Path) -> 
         hang.release._loop.call_soon_threadsafe(hang.release.set)  # type: ignore[union-attr]
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
         assert client.reply() == b"250 2.0.0 OK"
+
+
+@pytest.mark.parametrize("encrypted", [False, True])
+def test_large_content_sent_without_waiting_arrives(tmp_path: Path, certificate: Certificate, encrypted: bool) -> None:
+    """Content that came before its 354, and more of it than may wait, is read on when its turn comes."""
+    content = (b"x" * 1022 + b"\r\n") * 2048
+    wire = b"MAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\n" + content + b".\r\nNOOP\r\n"
+    with running_bridge(tmp_path, tls=certificate[0]) as bridge, bridge.client() as client:
+        client.open()
+        if encrypted:
+            client.say(b"STARTTLS")
+            client.sock = certificate[1].wrap_socket(client.sock, server_hostname="bridge.example")
+            client.say(b"EHLO client.example")
+        for _ in range(2):
+            client.send(wire)
+            codes = [client.reply()[:3] for _ in range(5)]
+            assert codes == [b"250", b"250", b"354", b"250", b"250"]
+        assert [one.email for one in bridge.scanner.submissions] == [content, content]
 
 
 # Time
