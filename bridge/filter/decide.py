@@ -19,6 +19,7 @@ from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanR
 from bridge.filter.admission import Admission
 from bridge.filter.headers import Fields, HeaderEditor, count_received
 from bridge.filter.policy import (
+    LONG_HEAD,
     LOOP,
     SATURATED,
     Case,
@@ -32,6 +33,7 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.mail.action import Action
+from bridge.mail.message import HEAD_LIMIT
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.scanner.client import Scanner
@@ -138,6 +140,8 @@ class Filter:
         head = tx.message.head()
         if count_received(head) > self._settings.max_received:
             return Outcome(Action.REJECT, with_id(LOOP, tx.id))
+        if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
+            return Outcome(Action.REJECT, with_id(LONG_HEAD, tx.id))
         stripped = self._headers.strip(head)
         if stripped is not None:
             tx.message.replace_head(stripped)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Iterable
 from email.utils import formatdate
 from functools import lru_cache
 
@@ -38,6 +39,23 @@ class HeaderEditor:
             return None
         stripped = self._ours.sub(b"", head)
         return stripped if stripped != head else None
+
+    def is_hidden(self, chunks: Iterable[bytes], seen: int) -> bool:
+        """Whether a field of ours stands in a header section that goes on after its first `seen` bytes."""
+        rest = b"\r\n"
+        for chunk in chunks:
+            if seen >= len(chunk):
+                seen -= len(chunk)
+                continue
+            rest += chunk[seen:].lower()
+            seen = 0
+            end = rest.find(b"\r\n\r\n")
+            if b"\n" + self._lower in (rest if end < 0 else rest[: end + 2]):
+                return True
+            if end >= 0:
+                return False
+            rest = rest[-len(self._lower) - 4 :]
+        return False
 
     def stamp(self, mail_id: str, result: AnalysisResult | None, unscanned: str = "") -> Fields:
         """The fields that say what we know of this mail."""

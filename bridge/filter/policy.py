@@ -67,6 +67,7 @@ _UNDECIDED = Reply(451, "4.7.1", "The scan came to no decision, try again later"
 _GGRID = re.compile(r"[0-9A-Za-z-]{1,64}")  # a UUID; whatever else the scanner calls so is not for strangers
 
 SATURATED = _FAILURES[0][1]
+LONG_HEAD = Reply(554, "5.6.0", "The header section is too long")
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
 
 

@@ -242,6 +242,16 @@ def test_forged_fields_reach_neither_scanner_nor_next_hop(bridge: RunningBridge)
     assert relayed(bridge)[0].endswith(clean)
 
 
+@pytest.mark.parametrize("padding", [b"A: " + b"y" * 90 + b"\r\n", b"y" * 95])
+def test_a_forged_field_behind_a_mebibyte_of_header_is_refused(bridge: RunningBridge, padding: bytes) -> None:
+    """More header than we hold cannot be stripped; without a field of ours in it, it passes as it is."""
+    long = (b"Subject: x\r\nB: " + padding * 15_000).rstrip() + b"\r\n"
+    assert send(bridge, long + b"x-scan-Verdict: clean\r\n\r\nhello\r\n").startswith("554 5.6.0 ")
+    assert send(bridge, long + b"To: a\r\n\r\nX-Scan-Id: in the body\r\n").startswith("250 ")
+    assert relayed(bridge)[0].endswith(b"To: a\r\n\r\nX-Scan-Id: in the body\r\n")
+    assert send(bridge, b"Subject: x\r\n\r\n" + padding * 15_000 + b"\r\nX-Scan-Id: body\r\n").startswith("250 ")
+
+
 def test_the_scanner_hears_of_the_client(bridge: RunningBridge) -> None:
     """Envelope, address and HELO."""
     send(bridge, sender="", recipients=("b@example.org", "c@example.org"))
