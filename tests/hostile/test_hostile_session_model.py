@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
+import re
+import socket
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hostile_kit import eventually
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -136,3 +141,66 @@ def test_any_order_of_commands_agrees_with_the_model(running: RunningBridge) -> 
             max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+
+
+WORDS = [
+    *(
+        b"EHLO x",
+        b"HELO \xff",
+        b"LHLO x",
+        b"MAIL FROM:<a@b>",
+        b"RCPT TO:<c@d>",
+        b"DATA",
+        b".",
+        b"RSET",
+        b"NOOP",
+        b"VRFY \xff",
+    ),
+    *(
+        b"XFORWARD ADDR=192.0.2.1",
+        b"XCLIENT HELO=+FF",
+        b"AUTH PLAIN x",
+        b"AUTH LOGIN",
+        b"STARTTLS",
+        b"HELP \xdf",
+        b"EXPN",
+    ),
+    *(
+        b"MAIL FROM:<a@b> SIZE=\xc2\xb2",
+        b"MAIL FROM:<\xff@b>",
+        b"PROXY TCP4 1 2",
+        b"\0",
+        b"\r",
+        b"\n",
+        b" ",
+        b"x" * 5000,
+    ),
+    *(b"MAIL", b"RCPT", b"\xff\xfe", b"MAIL FROM:<a@b> BODY=8BITMIME RET=FULL ENVID=+", b"\r\n", b"\r\n.\r\n", b"."),
+]
+
+
+@given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=12), max_size=25), st.sampled_from([b"\r\n", b"\n", b""]))
+@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+def test_no_bytes_make_us_stumble(running: RunningBridge, words: list[bytes], end: bytes) -> None:
+    """Whatever a client sends, every answer is a reply, no exception is logged, and the session ends with it."""
+    log = Complaints()
+    logging.getLogger().addHandler(log)
+    try:
+        with running.client() as client, contextlib.suppress(ConnectionError):
+            client.send(end.join(words) + b"\r\n")
+            client.sock.shutdown(socket.SHUT_WR)
+            while reply := client.reply():
+                assert re.match(rb"[2345]\d\d[ -]", reply), reply
+        assert eventually(lambda: not running.daemon.servers[0]._sessions)
+    finally:
+        logging.getLogger().removeHandler(log)
+    assert log.said == []
+
+
+class Complaints(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.said: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.said.append(record.getMessage())
