@@ -115,11 +115,20 @@ def command(url: str, key_file: Path, *arguments: str, stdin: str | bytes | None
     return result
 
 
-def process(url: str, key_file: Path, *arguments: str, **more: Any) -> subprocess.Popen[str]:
-    """The same in a process of its own."""
+def process(url: str, key_file: Path, *arguments: str, first: str = "", **more: Any) -> subprocess.Popen[str]:
+    """The same in a process of its own, after the statement `first`."""
     given = [arguments[0], "--url", url, "--api-key-file", str(key_file), *arguments[1:]]
-    program = "from bridge.cli.lists import lists; lists()"
+    program = f"{first}\nfrom bridge.cli.lists import lists\nlists()"
     return subprocess.Popen([sys.executable, "-c", program, *given], text=True, **more)
+
+
+# getrusage would count the parent's memory too, which the child has until it becomes another program.
+SAY_PEAK = "import atexit, sys; atexit.register(lambda: print(open('/proc/self/status').read(), file=sys.stderr))"
+
+
+def peak_kib(status: str) -> int:
+    """The most memory a process had, from what SAY_PEAK made it print."""
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 QUICK = RetrySettings(patience_s=2.0, first_delay_s=0.001, max_delay_s=0.002)
