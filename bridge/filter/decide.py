@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
+from bridge.delivery import commands, maildir, replies
 from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Relay
 from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, StoreError
@@ -39,6 +40,14 @@ from bridge.mail.transaction import Transaction
 from bridge.scanner.client import Scanner
 
 log = logging.getLogger(__name__)
+
+# What delivery says in its own words, and so with our id; a next hop's reply goes on as it is.
+_OURS = frozenset(
+    value
+    for module in (commands, maildir, replies)
+    for name, value in vars(module).items()
+    if isinstance(value, Reply) and name.isupper()
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,7 +247,9 @@ class Filter:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
         except NextHopError as exc:
             record.error = exc
-            return Outcome(Action.RELAY, exc.reply, result, stamp)
+            ggrid = result.ggrid if result else ""
+            reply = with_id(exc.reply, tx.id, ggrid) if exc.reply in _OURS else exc.reply
+            return Outcome(Action.RELAY, reply, result, stamp)
         finally:
             record.relay_s = monotonic() - began
         record.next_id = delivered.queue_id

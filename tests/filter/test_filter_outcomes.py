@@ -159,12 +159,14 @@ def test_the_next_hops_refusal_is_passed_on(bridge: RunningBridge, verb: bytes, 
     with mail_lines() as lines:
         assert send(bridge).startswith(start)
     assert lines[0]["error"] == "next_hop" and lines[0]["action"] == "relay"
+    assert ("(id=" in lines[0]["reply"]) is (not says)  # our id in our words only
 
 
 def test_an_unreachable_next_hop_is_451(tmp_path: Path) -> None:
     """The mail server keeps the mail."""
     with running_bridge(tmp_path, {"relay": {"next_hop": f"127.0.0.1:{free_port()}"}}) as bridge:
-        assert send(bridge).startswith("451 4.4.1 ")
+        reply = send(bridge)
+        assert reply.startswith("451 4.4.1 ") and "(id=" in reply
 
 
 class Failing:
