@@ -11,6 +11,7 @@ import smtplib
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -124,15 +125,13 @@ class Destination:
 class Postfix:
     """A Postfix in a directory of its own; nothing of the machine's is touched."""
 
-    def __init__(self, directory: Path, services: str, destination: int, settings: str = "") -> None:
+    def __init__(self, services: str, destination: int, settings: str = "") -> None:
         """`services`: what master.cf has beside the usual; `settings`: the same for main.cf."""
-        self.directory = directory
+        directory = self.directory = Path(tempfile.mkdtemp(prefix="interop-postfix-"))
+        directory.chmod(0o755)  # Postfix's own user must get here: pytest's directories are for us alone
         self._config = directory / "etc"
         for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
             (directory / name).mkdir(parents=True)
-        for place in (directory, *directory.parents):  # Postfix's own user must be able to get here
-            if place.stat().st_uid == os.geteuid() and not place.stat().st_mode & 0o001:
-                place.chmod(place.stat().st_mode | 0o011)
         shutil.chown(directory / "data", "postfix")
         for file in Path("/etc/postfix").glob("postfix-files*"):
             if file.is_file():
@@ -148,6 +147,7 @@ class Postfix:
 
     def __exit__(self, *_: object) -> None:
         self.run("postfix", "stop")
+        shutil.rmtree(self.directory, ignore_errors=True)
 
     def run(self, program: str, *arguments: str) -> str:
         """One of Postfix's own programs on this instance."""

@@ -8,14 +8,10 @@ Both hand mail back to the same Postfix, which delivers to the `destination`.
 from __future__ import annotations
 
 import itertools
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-
-sys.path.insert(0, str(Path(__file__).parent.parent))  # for `requirements`
-
 from chain import Destination, Postfix, Program, free_port, until
 from requirements import need
 
@@ -60,10 +56,9 @@ def destination():
 
 
 @pytest.fixture(scope="session")
-def postfix(ports, destination, tmp_path_factory):
+def postfix(ports, destination):
     """Every way in that a test takes, and the way back."""
-    services = SERVICES.format(ports=ports)
-    with Postfix(tmp_path_factory.mktemp("postfix"), services, destination.port) as one:
+    with Postfix(SERVICES.format(ports=ports), destination.port) as one:
         yield one
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -59,16 +58,14 @@ def recipe(request, tmp_path, destination):
     """Postfix, bridge and service, set up by the files of one recipe."""
     need("postfix", root=True)
     one = Recipe(request.param, tmp_path)
-    one.postfix = Postfix(tmp_path / "postfix", one.master_cf, destination.port, one.main_cf)
     try:
         one.service.start()
         one.bridge.start()
-        with one.postfix:
+        with Postfix(one.master_cf, destination.port, one.main_cf) as one.postfix:
             yield one
     finally:
         one.bridge.kill()
         one.service.kill()
-        shutil.rmtree(tmp_path / "postfix", ignore_errors=True)
 
 
 @pytest.mark.parametrize("recipe", ["postfix-proxy"], indirect=True)
