@@ -271,7 +271,8 @@ class Admission(Section):
     throttle_threshold: int = Field(
         DEFAULT_IN_PROCESSING,
         ge=1,
-        description="Mails in processing at which the linear delay starts (guardRequestThrottleThreshold).",
+        description="Mails in processing at which the linear delay starts (guardRequestThrottleThreshold); "
+        "while the scanner says YELLOW, it starts at once. Not below max_in_processing: no delay.",
     )
     throttle_max_delay: Duration = Field(5.0, description="The delay when the limit is reached.")
     max_bytes_in_processing: Size = Field(GiB, ge=1, description="Bytes of all mail in processing; above it 451 4.3.2.")

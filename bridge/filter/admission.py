@@ -7,6 +7,7 @@ SMTP, milter or HTTP, so that every intake gets the same answer.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from bridge.errors import Saturated
@@ -30,21 +31,27 @@ class Admission:
     def is_full(self) -> bool:
         return self.in_processing >= self.settings.max_in_processing
 
-    def enter(self) -> float:
+    def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """Take a slot and return the delay to wait before using it. Raises Saturated."""
         if self.is_full:
             raise Saturated("mail in processing is at its limit")
-        delay = self.delay()
+        delay = self.delay(is_pressed)
         self.in_processing += 1
         return delay
 
     def leave(self) -> None:
         self.in_processing -= 1
 
-    def delay(self) -> float:
-        """What the next mail waits: nothing below the threshold, everything at the limit."""
+    def delay(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
+        """What the next mail waits: nothing below the threshold, everything at the limit.
+
+        A scanner that is pressed (YELLOW) is treated as if the threshold were reached.
+        """
         limit, threshold = self.settings.max_in_processing, self.settings.throttle_threshold
-        over = self.in_processing + 1 - threshold
-        if over <= 0 or threshold >= limit:
+        if threshold >= limit:
             return 0.0
+        over = self.in_processing + 1 - threshold
+        if over <= 0 and not is_pressed():
+            return 0.0
+        over = max(over, 1)
         return self.settings.throttle_max_delay_s * min(over / (limit - threshold), 1.0)

@@ -187,7 +187,7 @@ class Filter:
             ),
             tenant,
         )
-        delay = self._admission.enter()
+        delay = self._admission.enter(self._scanner.is_yellow)
         deadline = tx.deadline - self._reserve_s
         try:
             if delay:

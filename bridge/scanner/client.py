@@ -132,6 +132,7 @@ class Scanner:
         return True
 
     def is_yellow(self) -> bool:
+        """Whether no host says that all is well with it, and each says something."""
         return all(host.status in (QueueStatus.YELLOW, QueueStatus.RED) for host in self.hosts)
 
     async def submit(self, request: AnalysisRequest, message: Message, deadline: float) -> AnalysisResult:

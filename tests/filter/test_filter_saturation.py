@@ -61,6 +61,17 @@ def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
         assert len(bridge.scanner.submissions) == 1
 
 
+def test_a_yellow_scanner_is_given_time(tmp_path: Path) -> None:
+    """Every mail waits a little, and all are served."""
+    admission = {"max_in_processing": 3, "throttle_threshold": 2, "throttle_max_delay": "50ms"}
+    config = {"scanner": {"status_interval": "100ms"}, "admission": admission}
+    with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
+        bridge.scanner.status = answer(200, b'{"messageQueueStatus": "YELLOW"}')
+        until(lambda: bridge.daemon.scanner.hosts[0].status is QueueStatus.YELLOW, "YELLOW")
+        assert send(bridge).startswith("250 ")
+    assert lines[0]["wait_ms"] >= 40
+
+
 def test_an_unreachable_status_is_no_verdict(tmp_path: Path) -> None:
     """Mail is tried; the submission itself will tell."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
