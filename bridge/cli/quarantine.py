@@ -258,7 +258,7 @@ def purge(path: Path | None, older_than: float | None) -> None:
 @quarantine.command()
 @config_option
 @click.argument("mail_id", metavar="ID")
-@click.argument("target", metavar="DIR|-", type=click.Path(exists=True, file_okay=False, allow_dash=True))
+@click.argument("target", metavar="DIR|-")
 def export(path: Path | None, mail_id: str, target: str) -> None:
     """Copy a mail's files into a directory, or write the mail to standard output."""
     desk = Desk.open(path)

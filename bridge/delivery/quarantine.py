@@ -374,7 +374,7 @@ def subject(head: bytes) -> str:
         raw = str(email.header.make_header(email.header.decode_header(raw)))
     except Exception:  # a stranger's encoding must not cost his mail: shown as it came
         log.debug("a subject could not be decoded", exc_info=True)
-    return raw.strip()[:_MAX_SUBJECT]
+    return " ".join(raw.split())[:_MAX_SUBJECT]
 
 
 @contextmanager

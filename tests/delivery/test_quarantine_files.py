@@ -18,7 +18,8 @@ import pytest
 from scripted_hop import HEAD, Run, make_tx
 from small_disk import files, small_disk
 
-from bridge.delivery.quarantine import Quarantine
+from bridge.delivery.index import Query
+from bridge.delivery.quarantine import Place, Quarantine
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.envelope import Recipient
 from bridge.mail.session import Client
@@ -110,6 +111,28 @@ def test_a_full_disk(run: Run, tmp_path: Path) -> None:
             with pytest.raises(StoreFull):
                 await quarantine.keep(make_tx([b"x" * 1000] * 200), HEAD, {})
             assert files(disk) == before
+
+    run(main())
+
+
+def test_a_disk_that_fills_up_with_the_index_on_it(run: Run, tmp_path: Path) -> None:
+    """Every mail that was promised is whole and found again; the others left nothing."""
+
+    async def main() -> None:
+        with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
+            quarantine = Quarantine(Place(disk / "q", disk / "state.sqlite"))
+            quarantine.clean()
+            promised = []
+            with pytest.raises(StoreFull):
+                for _ in range(100):
+                    tx = make_tx([b"Subject: x\r\n\r\n", b"x" * 4000])
+                    await quarantine.keep(tx, HEAD, {})
+                    promised.append(tx.id)
+                await quarantine.keep(make_tx([b"x" * 1000] * 300), HEAD, {})
+            assert promised
+            assert files(disk / "q") == sorted(f"{one}.{kind}" for one in promised for kind in ("eml", "json"))
+            assert sorted(mail.id for mail in quarantine.search(Query())) == sorted(promised)
+            assert [mail.is_damaged for mail in quarantine.search(Query(limit=1))] == [False]
 
     run(main())
 

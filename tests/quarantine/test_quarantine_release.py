@@ -34,7 +34,7 @@ def test_a_released_mail_arrives_once_byte_for_byte(here: Desk) -> None:
     done = here.run("release", mail_id)
     assert (done.returncode, done.stderr) == (0, b"")
     assert done.stdout == f"{mail_id}: released: 250 2.0.0 Ok: queued as NEXT1\n".encode()
-    assert here.run("release", mail_id).returncode == 4
+    assert here.call("release", mail_id).exit_code == 4
     (mail,) = here.bridge.next_hop.mails
     assert b"MAIL FROM:<>" in mail.commands[1]
     assert mail.commands[2:4] == [b"RCPT TO:<b@example.org>", b"RCPT TO:<c@example.org>"]
@@ -90,7 +90,7 @@ def test_killed_in_the_middle_a_release_can_be_done_again(here: Desk) -> None:
         assert codes(process) == [-9]
         let_go(here.bridge, hop)
         assert [one["state"] for one in here.listed()] == ["interrupted"]
-        assert here.run("release", mail_id).returncode == 0
+        assert here.call("release", mail_id).exit_code == 0
     assert [one["state"] for one in here.listed()] == ["released"]
     assert len(hop.mails[-1].content) > len(CONTENT)
 

@@ -1,0 +1,133 @@
+"""The disk fails while people work: nothing is sent that cannot be noted, nothing noted that was not sent."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from pathlib import Path
+
+import pytest
+from quarantine_kit import HEAD, make_tx
+
+from bridge.delivery.index import Query
+from bridge.delivery.quarantine import Place, Quarantine
+from bridge.delivery.relay import Delivered
+from bridge.delivery.release import Order, release
+from bridge.delivery.space import Space
+from bridge.errors import StoreError, StoreFull
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction
+
+
+class Taker:
+    """A next hop that takes everything, and may do something first."""
+
+    def __init__(self) -> None:
+        self.taken: list[Transaction] = []
+        self.before: list[object] = []
+
+    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
+        for step in self.before:
+            step()  # type: ignore[operator]
+        self.taken.append(tx)
+        return Delivered(Reply(250, "2.0.0", "Ok"))
+
+    async def probe(self) -> tuple[str, ...]:
+        return ()
+
+    async def close(self) -> None:
+        pass
+
+
+def kept(tmp_path: Path) -> tuple[Quarantine, str]:
+    quarantine = Quarantine(Place(tmp_path / "q", tmp_path / "state.sqlite"))
+    tx = make_tx()
+    asyncio.run(quarantine.keep(tx, HEAD, {}))
+    return quarantine, tx.id
+
+
+def fail_fsync(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def failing(fd: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "fsync", failing)
+
+
+def states(quarantine: Quarantine) -> list[str]:
+    return [mail.state for mail in quarantine.search(Query())]
+
+
+@pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EIO, StoreError)])
+def test_a_release_that_cannot_be_noted_is_not_begun(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]
+) -> None:
+    """Else the next person would send it a second time."""
+    quarantine, mail_id = kept(tmp_path)
+    hop = Taker()
+    fail_fsync(monkeypatch, number)
+    with pytest.raises(kind):
+        asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    monkeypatch.undo()
+    assert not hop.taken and states(quarantine) == ["kept"]
+    assert sorted(path.suffix for path in (tmp_path / "q").iterdir()) == [".eml", ".json"]
+    asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    assert len(hop.taken) == 1 and states(quarantine) == ["released"]
+
+
+def test_a_disk_that_fails_after_the_delivery_leaves_the_fate_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is said that the mail was delivered, and the list shows that something went wrong."""
+    quarantine, mail_id = kept(tmp_path)
+    hop = Taker()
+    hop.before.append(lambda: fail_fsync(monkeypatch, errno.EIO))
+    with pytest.raises(StoreError, match="it was delivered"):
+        asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    monkeypatch.undo()
+    assert len(hop.taken) == 1 and states(quarantine) == ["interrupted"]
+
+
+def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_its_claim(tmp_path: Path) -> None:
+    quarantine, mail_id = kept(tmp_path)
+    hop = Taker()
+
+    def stop() -> None:
+        raise asyncio.CancelledError
+
+    hop.before.append(stop)
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    assert states(quarantine) == ["interrupted"]
+    hop.before.clear()
+    asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    assert states(quarantine) == ["released"]
+
+
+def test_what_a_crash_left_of_a_note_is_no_hindrance(tmp_path: Path) -> None:
+    quarantine, mail_id = kept(tmp_path)
+    (tmp_path / "q" / f".tmp-{mail_id}.releases").write_text("[")
+    asyncio.run(release(quarantine, mail_id, Taker(), Order("me")))
+    assert states(quarantine) == ["released"]
+
+
+def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
+    """A mail that failed gives back its room; what others removed counts no more when it matters."""
+    (tmp_path / "A1.eml").write_bytes(b"x" * 60)
+    (tmp_path / ".tmp-B1.eml").write_bytes(b"x" * 1000)
+    space = Space(tmp_path, 100)
+    with pytest.raises(OSError, match="broken"), space.taken(40):
+        raise OSError("broken")
+    with space.taken(40), pytest.raises(StoreFull), space.taken(1):
+        pass
+    with pytest.raises(StoreFull), space.taken(1):
+        pass
+    (tmp_path / "A1.eml").unlink()
+    space.recount()
+    with space.taken(100):
+        pass
+
+
+def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
+    with Space(tmp_path / "nowhere", None).taken(1 << 40):
+        pass

@@ -1,0 +1,269 @@
+"""The index: made from the files, searched, lost and made again; never in a mail's way."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import json
+import logging
+import os
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from quarantine_kit import CONTENT, HEAD, desk, make_tx
+
+from bridge.delivery.index import MIGRATIONS, Index, IndexFailed, Query
+from bridge.delivery.kept import Release
+from bridge.delivery.quarantine import Place, Quarantine, subject
+from bridge.errors import StoreError
+
+FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
+
+
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path / "q", tmp_path / "state.sqlite", None, {"tenant.example": "t-1"}, "t-0")
+
+
+def keep(quarantine: Quarantine, subject: str = "x", facts: dict[str, object] = FACTS, **changes: object) -> str:
+    tx = make_tx(f"Subject: {subject}\r\n\r\nx\r\n".encode(), **changes)  # type: ignore[arg-type]
+    asyncio.run(quarantine.keep(tx, HEAD, facts))
+    return tx.id
+
+
+def found(quarantine: Quarantine, **wanted: object) -> list[str]:
+    return [mail.subject for mail in quarantine.search(Query(**wanted))]  # type: ignore[arg-type]
+
+
+def in_index(path: Path) -> list[str]:
+    """What the database itself has, whatever the files say."""
+    return sorted(Index(path).known())
+
+
+@pytest.mark.parametrize(
+    ("wanted", "subjects"),
+    [
+        ({}, ["c", "b", "a"]),
+        ({"limit": 2}, ["c", "b"]),
+        ({"recipient": "B@Tenant"}, ["b"]),
+        ({"recipient": "*@example.org"}, ["c", "a"]),
+        ({"recipient": "100%_*"}, ["c"]),
+        ({"recipient": "b_example"}, []),
+        ({"sender": ""}, ["c"]),
+        ({"sender": "client.example"}, ["b", "a"]),
+        ({"subject": "B"}, ["b"]),
+        ({"tenant": "t-1"}, ["b"]),
+        ({"tenant": "t-0"}, ["c", "a"]),
+        ({"decision": "unavailable"}, ["c"]),
+        ({"decision": "quarantine", "tag": "spam"}, ["b", "a"]),
+        ({"tag": "malware:*"}, ["b", "a"]),
+        ({"tag": "malware"}, []),
+        ({"listener": "mx"}, ["c", "b", "a"]),
+        ({"listener": "other"}, []),
+        ({"since": 0.0, "until": 1.0}, []),
+        ({"since": 1.0, "until": 1e12}, ["c", "b", "a"]),
+        ({"state": "released"}, ["a"]),
+        ({"state": "kept", "tag": "spam"}, ["b"]),
+    ],
+    ids=str,
+)
+def test_mail_is_found(tmp_path: Path, wanted: dict[str, object], subjects: list[str]) -> None:
+    """By who, when, what and where; everything asked for must hold, newest first."""
+    quarantine = Quarantine(place(tmp_path))
+    first = keep(quarantine, "a")
+    keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example"))
+    keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",))
+    with quarantine.claim(first):
+        quarantine.note_releases(first, (Release("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
+    assert found(quarantine, **wanted) == subjects
+    assert found(Quarantine(place(tmp_path).directory), tenant="t-0") == ["c", "a"]
+
+
+@pytest.mark.parametrize("how", ["deleted", "garbage", "damaged page", "emptied", "directory in the way"])
+def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """At the daemon's start, and when somebody searches, whichever comes first."""
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    ids = sorted(keep(quarantine) for _ in range(3))
+    quarantine._index.close()  # type: ignore[union-attr]
+    assert where.index is not None
+    match how:
+        case "deleted":
+            where.index.unlink()
+        case "garbage":
+            where.index.write_bytes(b"this is no database" * 1000)
+        case "damaged page":
+            content = where.index.read_bytes()
+            where.index.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+        case "emptied":
+            where.index.write_bytes(b"")
+        case _:
+            where.index.unlink()
+            where.index.mkdir()
+    assert found(Quarantine(where)) == ["x"] * 3
+    fresh = Quarantine(where)
+    assert fresh.clean() == 0
+    if how != "directory in the way":
+        assert in_index(where.index) == ids
+    else:
+        assert "mail is kept all the same" in caplog.text
+    assert where.index.with_name("state.sqlite.damaged").exists() == (how in ("garbage", "damaged page"))
+
+
+def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    one, two, three = keep(quarantine, "1"), keep(quarantine, "2"), keep(quarantine, "3")
+    (where.directory / f"{one}.json").unlink()
+    releases = [{"at": "2026-01-01", "by": "me", "to": [], "reply": "250 2.0.0 Ok"}]
+    (where.directory / f"{two}.releases").write_text(json.dumps(releases))
+    (where.directory / f"{three}.json").rename(where.directory / f"{three}X.json")
+    assert found(quarantine) == ["3", "2"]
+    assert found(quarantine, state="released") == ["2"]
+    assert asyncio.run(quarantine.purge(3600)) == 0
+    assert where.index is not None
+    assert in_index(where.index) == sorted([two, three + "X"])
+
+
+def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    keep(quarantine)
+    assert where.index is not None
+    for path in tmp_path.glob("state.sqlite*"):
+        path.unlink()
+    second = keep(quarantine)
+    assert in_index(where.index) == [second]
+    assert len(found(quarantine)) == 2
+
+
+def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Somebody holds the database: mail is kept, one line says so, and the next search finds it."""
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    keep(quarantine)
+    assert where.index is not None
+    other = sqlite3.connect(where.index, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    keep(quarantine)
+    keep(quarantine)
+    other.execute("ROLLBACK")
+    other.close()
+    assert len(caplog.records) == 1 and "mail is kept all the same" in caplog.text
+    assert len(in_index(where.index)) == 1
+    assert len(found(quarantine)) == 3
+    assert len(in_index(where.index)) == 3
+
+
+def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a step back to an older version, people still see their mail."""
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    keep(quarantine)
+    quarantine._index.close()  # type: ignore[union-attr]
+    assert where.index is not None
+    with sqlite3.connect(where.index) as connection:
+        connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+    connection.close()
+    with pytest.raises(IndexFailed, match="newer version"):
+        Index(where.index).known()
+    assert found(Quarantine(where)) == ["x"]
+    assert "newer version" in caplog.text
+    assert not where.index.with_name("state.sqlite.damaged").exists()
+
+
+def test_several_processes_share_the_index(tmp_path: Path) -> None:
+    """Four start at once on a quarantine that has none yet, and each sees every mail."""
+    where = place(tmp_path)
+    plain = Quarantine(where.directory)
+    for _ in range(20):
+        keep(plain)
+    program = (
+        "import sys; from pathlib import Path; from bridge.delivery.quarantine import *;"
+        "q = Quarantine(Place(Path(sys.argv[1]), Path(sys.argv[2])));"
+        "print(len(q.search(Query())), len(q.search(Query())))"
+    )
+    command = [sys.executable, "-c", program, str(where.directory), str(where.index)]
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
+    assert [process.communicate(timeout=20)[0] for process in processes] == [b"20 20\n"] * 4
+    assert where.index is not None
+    assert len(in_index(where.index)) == 20
+
+
+def test_a_mail_whose_json_is_damaged_is_still_seen(tmp_path: Path) -> None:
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    mail_id = keep(quarantine)
+    for content in (b"", b"{", b"[]", b"\xff", b'{"recipients": 1}', b'{"time": 7, "sender": "", "recipients": []}'):
+        (where.directory / f"{mail_id}.json").write_bytes(content)
+        mail = quarantine.read(mail_id)
+        assert mail.is_damaged and mail.id == mail_id and mail.state == "kept"
+    (where.directory / f"{mail_id}.releases").write_bytes(b"{")
+    assert [mail.state for mail in quarantine.search(Query())] == ["interrupted"]
+
+
+def test_clean_removes_the_releases_of_a_mail_that_is_gone(tmp_path: Path) -> None:
+    (tmp_path / "A1.releases").write_text("[]")
+    quarantine = Quarantine(tmp_path)
+    mail_id = keep(quarantine)
+    (tmp_path / f"{mail_id}.releases").write_text("[]")
+    assert quarantine.clean() == 1
+    assert len(list(tmp_path.iterdir())) == 3
+    quarantine.remove(mail_id)
+    assert list(tmp_path.iterdir()) == []
+    with pytest.raises(StoreError):
+        quarantine.remove(mail_id)
+
+
+@pytest.mark.parametrize(
+    ("head", "shown"),
+    [
+        (b"From: x\r\nsubject:  hello \r\n world\r\nTo: y\r\n", "hello world"),
+        (b"Subject: =?utf-8?q?gr=C3=BC=C3=9Fe?= =?utf-8?b?4oKs?=\r\n", "grüße€"),
+        (b"Subject: =?nosuch?q?x?=\r\n", "=?nosuch?q?x?="),
+        (b"Subject: =?utf-8?b?!!!?=\r\n", ""),
+        (b"Subject: caf\xc3\xa9 \xff\r\n", "café \ufffd"),
+        (b"Subject:" + b" x" * 5000 + b"\r\n", "x " * 100),
+        (b"X-Subject: no\r\n", ""),
+        (b"", ""),
+    ],
+)
+def test_a_subject_is_read_as_a_person_reads_it(head: bytes, shown: str) -> None:
+    """Strangers write subjects, so nothing in one may cost the mail."""
+    assert subject(head) == shown
+
+
+def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files have room, the database has none."""
+    where = place(tmp_path)
+    quarantine = Quarantine(where)
+    keep(quarantine)
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    quarantine._index.close()  # type: ignore[union-attr]
+    assert where.index is not None
+    where.index.unlink()
+    real = os.open
+    monkeypatch.setattr(os, "open", lambda path, *a, **k: full() if path == where.index else real(path, *a, **k))
+    keep(quarantine)
+    assert len(found(quarantine)) == 2
+    monkeypatch.undo()
+    quarantine.clean()
+    assert len(in_index(where.index)) == 2
+
+
+def test_the_daemon_makes_the_index_again_when_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    with desk(tmp_path) as here:
+        first = here.send(CONTENT)
+        assert in_index(here.index) == [first]
+    for path in here.index.parent.glob("state.sqlite*"):
+        path.unlink()
+    with desk(tmp_path) as here:
+        assert in_index(here.index) == [first]
+        second = here.send(CONTENT)
+        assert in_index(here.index) == sorted([first, second])
