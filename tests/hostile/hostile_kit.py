@@ -72,6 +72,7 @@ class Process:
     log: Path
     scanner: FakeScanner
     next_hop: NextHop
+    background: Background
 
     @property
     def pid(self) -> int:
@@ -129,7 +130,7 @@ def bridge_process(
         port = int(data["listeners"][0]["address"].rpartition(":")[2])
         assert eventually(lambda: process.poll() is not None or can_connect(port), 30), "did not start"
         assert process.poll() is None, log.read_text()
-        yield Process(process, port, log, scanner, next_hop)
+        yield Process(process, port, log, scanner, next_hop, background)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)

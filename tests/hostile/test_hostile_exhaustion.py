@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import socket
 import ssl
 import time
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ def test_header_one_byte_per_segment_is_no_more_work_than_its_bytes(tmp_path: Pa
     with bridge_process(tmp_path, config) as bridge, bridge.client() as client:
         client.open()
         client.begin()
-        client.sock.setsockopt(6, 1, 1)  # TCP_NODELAY
+        client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with bridge.growing_at_most(8 * MiB):
             for _ in range(30_000):
                 client.send(b"x")
@@ -74,7 +75,7 @@ def test_many_large_mails_at_once_stay_on_disk(tmp_path: Path) -> None:
                 client.send(b".\r\n")
             for _ in clients:
                 assert bridge.scanner.arrived.acquire(timeout=20)
-        hang.release._loop.call_soon_threadsafe(hang.release.set)  # type: ignore[union-attr]
+        bridge.background.loop.call_soon_threadsafe(hang.release.set)
         assert [client.reply()[:3] for client in clients] == [b"250"] * 20
 
 
@@ -101,7 +102,7 @@ def test_client_that_never_reads_is_stopped_and_dropped(tmp_path: Path) -> None:
     """Commands without end whose replies nobody reads: we stop reading, then hang up; memory stays flat."""
     with bridge_process(tmp_path, {"limits": {"command_timeout": "1s"}}) as bridge:
         with SmtpClient(bridge.port) as client, bridge.growing_at_most(12 * MiB):
-            client.sock.setsockopt(1, 8, 4096)  # SO_RCVBUF
+            client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             client.reply()
             client.sock.settimeout(15)
             block = b"EHLO x\r\nMAIL FROM:<a@client.example>\r\n" * 2000
@@ -129,7 +130,7 @@ def test_pipelined_flood_while_a_mail_is_scanned_is_not_read(tmp_path: Path) -> 
                 while sent < 64 * MiB:
                     sent += client.sock.send(b"RSET\r\n" * 10_000)
         client.sock.settimeout(10)
-        hang.release._loop.call_soon_threadsafe(hang.release.set)  # type: ignore[union-attr]
+        bridge.background.loop.call_soon_threadsafe(hang.release.set)
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
         assert client.reply() == b"250 2.0.0 OK"
 

@@ -28,6 +28,107 @@ BAD = st.sampled_from([b"<a b@c>", b"<a@b", b"<a(c)@d>", b"<\xff@d>", b"<a\0@d>"
 LINES = st.lists(st.sampled_from([b"text", b".", b"..", b"", b"MAIL FROM:<x@y>", b"\xff\x80", b"QUIT"]), max_size=5)
 
 
+class Session(RuleBasedStateMachine):
+    """What the client said so far, and what must have come of it."""
+
+    bridge: RunningBridge  # set by the test
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bridge.next_hop.mails.clear()
+        self.client = self.bridge.client()
+        self.client.reply()
+        self.greeted = False
+        self.sender: bytes | None = None
+        self.recipients: list[bytes] = []
+        self.mails: list[tuple[bytes, list[bytes], bytes]] = []
+
+    def teardown(self) -> None:
+        self.client.close()
+
+    def says(self, command: bytes, code: bytes) -> None:
+        reply = self.client.say(command)[0]
+        assert reply.startswith(code), (command, reply, code)
+
+    def forget(self) -> None:
+        self.sender, self.recipients = None, []
+
+    @initialize()
+    def start(self) -> None:
+        self.says(b"MAIL FROM:<a@x.example>", b"503")
+
+    @rule(verb=st.sampled_from([b"EHLO", b"HELO"]))
+    def greet(self, verb: bytes) -> None:
+        self.says(verb + b" client.example", b"250")
+        self.greeted = True
+        self.forget()
+
+    @rule(address=ADDRESSES | st.just(b""))
+    def mail(self, address: bytes) -> None:
+        ready = self.greeted and self.sender is None
+        self.says(b"MAIL FROM:<" + address + b">", b"250" if ready else b"503")
+        if ready:
+            self.sender = address
+
+    @precondition(lambda self: self.greeted)
+    @rule(path=BAD)
+    def bad_mail(self, path: bytes) -> None:
+        self.says(b"MAIL FROM:" + path, b"5")
+
+    @rule(address=ADDRESSES)
+    def rcpt(self, address: bytes) -> None:
+        ready = self.sender is not None
+        self.says(b"RCPT TO:<" + address + b">", b"250" if ready else b"503")
+        if ready:
+            self.recipients.append(address)
+
+    @rule(path=BAD)
+    def bad_rcpt(self, path: bytes) -> None:
+        self.says(b"RCPT TO:" + path, b"5")
+
+    @rule(lines=LINES, together=st.booleans())
+    def data(self, lines: list[bytes], together: bool) -> None:
+        if not self.recipients:
+            return self.says(b"DATA", b"503")
+        stuffed = b"".join((b"." + line if line.startswith(b".") else line) + b"\r\n" for line in lines)
+        if together:
+            replies = self.client.say(b"DATA", stuffed + b".")
+            assert [reply[:3] for reply in replies] == [b"354", b"250"]
+        else:
+            self.says(b"DATA", b"354")
+            self.says(stuffed + b".", b"250")
+        assert self.sender is not None
+        self.mails.append((self.sender, self.recipients, b"".join(line + b"\r\n" for line in lines)))
+        return self.forget()
+
+    @precondition(lambda self: self.recipients)
+    @rule(bad=st.sampled_from([b"a\nb", b"a\rb", b"a\0b"]))
+    def bad_data(self, bad: bytes) -> None:
+        self.says(b"DATA", b"354")
+        self.says(bad + b"\r\n.", b"550 5.5.2")
+        self.forget()
+
+    @rule()
+    def rset(self) -> None:
+        self.says(b"RSET", b"250")
+        self.forget()
+
+    @rule(command=st.sampled_from([b"NOOP", b"FROB", b"VRFY x", b"EXPN x", b"HELP", b"BDAT 1", b"", b"STARTTLS"]))
+    def idle(self, command: bytes) -> None:
+        assert self.client.say(command)[0][:1] in (b"2", b"4", b"5")
+
+    @invariant()
+    def next_hop_has_exactly_our_mails(self) -> None:
+        got = []
+        for mail in self.bridge.next_hop.mails:
+            lines = [line for line in mail.commands if line[:4] in (b"MAIL", b"RCPT")]
+            sender = lines[0].partition(b"<")[2].rpartition(b">")[0]
+            recipients = [line.partition(b"<")[2].rpartition(b">")[0] for line in lines[1:]]
+            content = mail.content.rpartition(b"\r\nX-Scan-")[2].partition(b"\r\n")[2]
+            got.append((sender, recipients, content))
+        assert got == self.mails
+
+
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
     with running_bridge(tmp_path_factory.mktemp("model"), {"limits": {"max_errors": 1000}}) as bridge:
@@ -37,104 +138,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
 def test_any_order_of_commands_agrees_with_the_model(running: RunningBridge) -> None:
     """Replies, envelope and content are what RFC 5321 makes of the commands, in whatever order they come."""
 
-    class Session(RuleBasedStateMachine):
-        bridge = running
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.bridge.next_hop.mails.clear()
-            self.client = self.bridge.client()
-            self.client.reply()
-            self.greeted = False
-            self.sender: bytes | None = None
-            self.recipients: list[bytes] = []
-            self.mails: list[tuple[bytes, list[bytes], bytes]] = []
-
-        def teardown(self) -> None:
-            self.client.close()
-
-        def says(self, command: bytes, code: bytes) -> None:
-            reply = self.client.say(command)[0]
-            assert reply.startswith(code), (command, reply, code)
-
-        def forget(self) -> None:
-            self.sender, self.recipients = None, []
-
-        @initialize()
-        def start(self) -> None:
-            self.says(b"MAIL FROM:<a@x.example>", b"503")
-
-        @rule(verb=st.sampled_from([b"EHLO", b"HELO"]))
-        def greet(self, verb: bytes) -> None:
-            self.says(verb + b" client.example", b"250")
-            self.greeted = True
-            self.forget()
-
-        @rule(address=ADDRESSES | st.just(b""))
-        def mail(self, address: bytes) -> None:
-            ready = self.greeted and self.sender is None
-            self.says(b"MAIL FROM:<" + address + b">", b"250" if ready else b"503")
-            if ready:
-                self.sender = address
-
-        @precondition(lambda self: self.greeted)
-        @rule(path=BAD)
-        def bad_mail(self, path: bytes) -> None:
-            self.says(b"MAIL FROM:" + path, b"5")
-
-        @rule(address=ADDRESSES)
-        def rcpt(self, address: bytes) -> None:
-            ready = self.sender is not None
-            self.says(b"RCPT TO:<" + address + b">", b"250" if ready else b"503")
-            if ready:
-                self.recipients.append(address)
-
-        @rule(path=BAD)
-        def bad_rcpt(self, path: bytes) -> None:
-            self.says(b"RCPT TO:" + path, b"5")
-
-        @rule(lines=LINES, together=st.booleans())
-        def data(self, lines: list[bytes], together: bool) -> None:
-            if not self.recipients:
-                return self.says(b"DATA", b"503")
-            stuffed = b"".join((b"." + line if line.startswith(b".") else line) + b"\r\n" for line in lines)
-            if together:
-                replies = self.client.say(b"DATA", stuffed + b".")
-                assert [reply[:3] for reply in replies] == [b"354", b"250"]
-            else:
-                self.says(b"DATA", b"354")
-                self.says(stuffed + b".", b"250")
-            assert self.sender is not None
-            self.mails.append((self.sender, self.recipients, b"".join(line + b"\r\n" for line in lines)))
-            return self.forget()
-
-        @precondition(lambda self: self.recipients)
-        @rule(bad=st.sampled_from([b"a\nb", b"a\rb", b"a\0b"]))
-        def bad_data(self, bad: bytes) -> None:
-            self.says(b"DATA", b"354")
-            self.says(bad + b"\r\n.", b"550 5.5.2")
-            self.forget()
-
-        @rule()
-        def rset(self) -> None:
-            self.says(b"RSET", b"250")
-            self.forget()
-
-        @rule(command=st.sampled_from([b"NOOP", b"FROB", b"VRFY x", b"EXPN x", b"HELP", b"BDAT 1", b"", b"STARTTLS"]))
-        def idle(self, command: bytes) -> None:
-            assert self.client.say(command)[0][:1] in (b"2", b"4", b"5")
-
-        @invariant()
-        def next_hop_has_exactly_our_mails(self) -> None:
-            got = []
-            for mail in self.bridge.next_hop.mails:
-                lines = [line for line in mail.commands if line[:4] in (b"MAIL", b"RCPT")]
-                sender = lines[0].partition(b"<")[2].rpartition(b">")[0]
-                recipients = [line.partition(b"<")[2].rpartition(b">")[0] for line in lines[1:]]
-                content = mail.content.rpartition(b"\r\nX-Scan-")[2].partition(b"\r\n")[2]
-                got.append((sender, recipients, content))
-            assert got == self.mails
-
+    Session.bridge = running
     run_state_machine_as_test(
         Session,
         settings=settings(
