@@ -7,24 +7,17 @@ by `daemon`, which knows their place (`Config.directory`, `$CREDENTIALS_DIRECTOR
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from urllib.parse import urlsplit
-from uuid import UUID
 
 from pydantic import (
-    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
-    PlainSerializer,
     PrivateAttr,
     ValidationInfo,
-    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -32,66 +25,12 @@ from pydantic import (
 from bridge import units, yamlfile
 from bridge.address import Address, NextHop
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
+from bridge.fields import AddressField, Network, NextHopField, Section, TenantUid, base_url
 from bridge.mail.action import Action
 from bridge.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.units import Duration, Size
 
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
-
-
-def _reader(kind: type[Address] | type[NextHop]) -> BeforeValidator:
-    return BeforeValidator(lambda v: kind.parse(v) if isinstance(v, str) else v)
-
-
-_AS_TEXT = (PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"}))
-AddressField = Annotated[Address, _reader(Address), *_AS_TEXT]
-NextHopField = Annotated[NextHop, _reader(NextHop), *_AS_TEXT]
-
-
-def _network(value: str) -> str:
-    try:
-        ipaddress.ip_network(value)
-    except ValueError:
-        raise ValueError("a network is an address or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
-    return value
-
-
-Network = Annotated[str, AfterValidator(_network)]
-
-
-def _tenant(value: Any) -> str:
-    try:
-        return str(UUID(value))
-    except (ValueError, TypeError, AttributeError):
-        raise ValueError("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
-
-
-TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
-
-
-def _base_url(url: str, allow_plain_http: bool) -> str:
-    """A base address without its last slash. Raises ValueError, never with the address in it."""
-    try:
-        parts = urlsplit(url)
-        usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:
-        usable = False
-    if not usable or re.search(r"[^\x21-\x7e]", url):
-        raise ValueError("a base address is https://host:port, or http://host:port on loopback")
-    if parts.username or parts.password:
-        raise ValueError("a base address must not hold a user name or password; secrets have files of their own")
-    if parts.query or parts.fragment:
-        raise ValueError("a base address has no query and no fragment")
-    if parts.scheme == "http" and not allow_plain_http and not Address(host=parts.hostname or "").is_local:
-        raise ValueError(
-            "http:// to a host that is not loopback sends the secret in the clear; "
-            "use https://, or set allow_plain_http: true"
-        )
-    return url.rstrip("/")
 
 
 _ALLOW_PLAIN_HTTP = "Allow http:// to a host that is not loopback. The secret then travels in the clear."
@@ -116,7 +55,7 @@ class Scanner(Section):
     @field_validator("urls")
     @classmethod
     def _urls(cls, urls: list[str], info: ValidationInfo) -> list[str]:
-        return [_base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
+        return [base_url(url, bool(info.data.get("allow_plain_http"))) for url in urls]
 
     @field_validator("client_key_file")
     @classmethod
@@ -403,7 +342,7 @@ class Lists(Section):
     @field_validator("url")
     @classmethod
     def _url(cls, url: str, info: ValidationInfo) -> str:
-        return _base_url(url, bool(info.data.get("allow_plain_http")))
+        return base_url(url, bool(info.data.get("allow_plain_http")))
 
 
 class Admin(Section):
@@ -425,7 +364,7 @@ class Config(Section):
     admission: Admission = Admission()
     limits: Limits = Limits()
     policy: Policy = Policy()
-    tenants: list[Tenant] = []
+    tenants: list[Tenant] = Field([], description="Whose mail it is, by the recipients' domains.")
     relay: Relay | None = Field(None, validate_default=True)
     quarantine: Quarantine = Quarantine()
     headers: Headers = Headers()

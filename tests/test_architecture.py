@@ -23,7 +23,8 @@ ARROWS: dict[str, set[str]] = {
     "address": set(),
     "profiles": set(),
     "yamlfile": {"errors"},
-    "config": {"api", "mail", "address", "profiles", "units", "yamlfile", "errors"},
+    "fields": {"address"},
+    "config": {"api", "mail", "address", "fields", "profiles", "units", "yamlfile", "errors"},
     "scanner": {"api", "mail", "errors"},
     "delivery": {"api", "mail", "errors", "address"},
     "lists": {"api", "mail", *SMALL},
@@ -39,7 +40,7 @@ ARROWS: dict[str, set[str]] = {
     },
     "cli": {
         *("daemon", "intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "maillog", "profiles"),
+        *("config", "fields", "maillog", "profiles"),
         *SMALL,
     },
     "testing": {"daemon", "config", "yamlfile", "api", "mail"},
@@ -60,7 +61,7 @@ HOMES: dict[str, set[str]] = {
     "starlette": {"service", "daemon"},
     "uvicorn": {"service"},
     "python_multipart": {"service"},
-    "pydantic": {"config", "units", "yamlfile", "service"},
+    "pydantic": {"config", "fields", "units", "yamlfile", "service"},
     "uvloop": {"cli", "testing", "daemon"},
 }
 
