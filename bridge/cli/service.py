@@ -14,12 +14,14 @@ from pathlib import Path
 import click
 import uvloop
 
+from bridge.daemon import files
 from bridge.errors import BridgeError, ConfigError
 from bridge.service import settings
 from bridge.service.keys import KeyRing
 from bridge.service.serve import ServiceServer
 from bridge.service.store import Store
 
+DEFAULT = Path("service.yml")
 EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us
 
 log = logging.getLogger("bridge.service")
@@ -27,17 +29,19 @@ log = logging.getLogger("bridge.service")
 
 @click.group(invoke_without_command=True)
 @click.option(
-    "-c", "--config", "path", type=click.Path(path_type=Path), default=Path("service.yml"), show_default=True,
-    help="The service's configuration.",
-)  # fmt: skip
+    "-c", "--config", "path", type=click.Path(path_type=Path), help="Its configuration [default: service.yml]."
+)
 @click.pass_context
-def service(context: click.Context, path: Path) -> None:
+def service(context: click.Context, path: Path | None) -> None:
     """Run the scanning service alone."""
     context.obj = path
     if context.invoked_subcommand is None:
-        config = _load(path)
+        config = _load(path or DEFAULT)
         try:
             uvloop.run(_run(config))
+        except ConfigError as exc:
+            click.echo(str(exc), err=True)
+            sys.exit(EXIT_CONFIG)
         except BridgeError as exc:
             click.echo(f"scanbridge service: {exc}", err=True)
             sys.exit(1)
@@ -53,13 +57,13 @@ def token(name: str) -> None:
 
 @service.group()
 def apikey() -> None:
-    """Keys of the List API."""
+    """Keys of the List API; without a configuration, those of the embedded service."""
 
 
 @apikey.command("create")
 @click.argument("name")
 @click.pass_obj
-def create_key(path: Path, name: str) -> None:
+def create_key(path: Path | None, name: str) -> None:
     """Make a key and print it: this is the only time it is shown."""
     with _keys(path) as keys:
         click.echo(keys.create(name))
@@ -68,7 +72,7 @@ def create_key(path: Path, name: str) -> None:
 
 @apikey.command("list")
 @click.pass_obj
-def list_keys(path: Path) -> None:
+def list_keys(path: Path | None) -> None:
     """Show the names of all keys, never the keys."""
     with _keys(path) as keys:
         for key in keys.listed():
@@ -79,7 +83,7 @@ def list_keys(path: Path) -> None:
 @apikey.command("revoke")
 @click.argument("name")
 @click.pass_obj
-def revoke_key(path: Path, name: str) -> None:
+def revoke_key(path: Path | None, name: str) -> None:
     """End a key; a running service refuses it within a second."""
     with _keys(path) as keys:
         keys.revoke(name)
@@ -87,8 +91,8 @@ def revoke_key(path: Path, name: str) -> None:
 
 
 @contextmanager
-def _keys(path: Path) -> Iterator[KeyRing]:
-    store = Store(_load(path).database_url)
+def _keys(path: Path | None) -> Iterator[KeyRing]:
+    store = Store(_database(path))
     try:
         store.open()
         yield KeyRing(store)
@@ -97,6 +101,18 @@ def _keys(path: Path) -> Iterator[KeyRing]:
         sys.exit(1)
     finally:
         store.close()
+
+
+def _database(path: Path | None) -> str:
+    """The configuration's, or that of the service inside `scanbridge run` when there is no configuration."""
+    if path is None and not DEFAULT.exists():
+        state = files.state_directory(None)
+        if not state.exists():
+            click.echo("there is no service.yml here, and `scanbridge run` has not run yet", err=True)
+            sys.exit(EXIT_CONFIG)
+        click.echo(f"the embedded service's keys, in {state}", err=True)
+        return settings.embedded_database(state)
+    return _load(path or DEFAULT).database_url
 
 
 def _load(path: Path) -> settings.ServiceConfig:
@@ -118,6 +134,13 @@ async def _run(config: settings.ServiceConfig) -> None:
     for address in server.addresses:
         place = str(address) if address.path else f"{config.scheme}://{address}"
         click.echo(f"scanning service listens at {place}")
+    if not config.listen.is_local and config.tls is None:
+        click.echo(
+            "other machines can reach it, and tokens travel in the clear: set tls, or put it behind TLS", err=True
+        )
+    for token in config.abby.staticApiTokens:
+        if len(token.secret) < settings.SHORT_TOKEN:
+            click.echo(f"the token of {token.name} can be guessed: make one with `scanbridge service token`", err=True)
     if not config.abby.staticApiTokens:
         click.echo("no token is configured: every scan is refused (see `scanbridge service token`)", err=True)
     await stop.wait()

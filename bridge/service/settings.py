@@ -34,7 +34,7 @@ from bridge.api.scanning import DEFAULT_IN_PROCESSING, Decision
 from bridge.units import Duration, Size
 
 KiB, MiB = 1024, 1024**2
-MIN_TOKEN_LENGTH = 16  # a guessable token is no token; 64 hex digits are what `service token` prints
+SHORT_TOKEN = 16  # below it, whoever starts the service is warned: it can be guessed
 
 
 class Section(BaseModel):
@@ -115,7 +115,7 @@ class StaticApiToken(Section):
     token_file: str | None = Field(
         None,
         exclude=True,
-        description="Or the file that holds it: relative to $CREDENTIALS_DIRECTORY if set, else to this file.",
+        description="Or the file that holds it: in $CREDENTIALS_DIRECTORY if it is there, else relative to this file.",
     )
     permissions: list[Literal["scan", "status", "metrics"]] = Field(
         [], description="What it may do: scan, status, metrics. Empty: no limit."
@@ -132,9 +132,10 @@ class StaticApiToken(Section):
         if value.get("token_file") is None:
             return value
         name = value["token_file"]
-        directory = os.environ.get("CREDENTIALS_DIRECTORY") or (info.context or {}).get("directory", Path())
+        place = Path((info.context or {}).get("directory", Path())) / str(name)
+        credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or place.parent) / str(name)
         try:
-            text = (Path(directory) / str(name)).read_text(encoding="utf-8").strip()
+            text = (credential if credential.exists() else place).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as exc:
             raise ValueError(f"token_file {name} cannot be read") from exc
         return {**value, "token": text}
@@ -142,10 +143,9 @@ class StaticApiToken(Section):
     @field_validator("token")
     @classmethod
     def _strong(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not re.fullmatch(rf"[\x21-\x7e]{{{MIN_TOKEN_LENGTH},512}}", token.get_secret_value()):
+        if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token.get_secret_value()):
             raise ValueError(
-                f"a token is {MIN_TOKEN_LENGTH} to 512 printable characters without spaces; "
-                "make one with `scanbridge service token`"
+                "a token is up to 512 printable characters without spaces; make one with `scanbridge service token`"
             )
         return token
 
@@ -300,6 +300,7 @@ class ServiceConfig(Section):
     analyzers: Analyzers = Analyzers()
     decisions: Decisions = Decisions()
     records: Records = Records()
+    log_scans: bool = Field(True, description="One line in the log per analysis.")
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("listen")
@@ -342,7 +343,7 @@ class ServiceConfig(Section):
         """The URL with a relative SQLite file placed in $STATE_DIRECTORY, else beside the configuration."""
         url = self.database.get_secret_value()
         if url.startswith("sqlite:///") and not url.startswith("sqlite:////") and url != "sqlite:///:memory:":
-            state = Path(os.environ.get("STATE_DIRECTORY") or self.directory).absolute()
+            state = Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or self.directory).absolute()
             return f"sqlite:///{state / url.removeprefix('sqlite:///')}"
         return url
 
@@ -357,8 +358,13 @@ def embedded(state_dir: Path, listen: str, token: str) -> ServiceConfig:
         listen=Address.parse(listen),
         guard=Guard(scanSources=ScanSources(restApi={})),
         abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=SecretStr(token))]),
-        database=SecretStr(f"sqlite:///{state_dir.absolute() / 'service.sqlite'}"),
+        database=SecretStr(embedded_database(state_dir)),
+        log_scans=False,  # the bridge has its own line per mail
     )
+
+
+def embedded_database(state_dir: Path) -> str:
+    return f"sqlite:///{state_dir.absolute() / 'service.sqlite'}"
 
 
 def _check_url(url: str, rule: str, *, https: bool) -> None:

@@ -26,7 +26,7 @@ def test_every_mistake_is_told_at_once(tmp_path):
         "abby:\n"
         "  serviceProviders: {core: {hosts: ['http://core.example.org:9785']}}\n"
         "  staticApiTokens:\n"
-        "    - {name: a, token: geheim}\n"
+        "    - {name: a, token: 'ge heim'}\n"
         "    - {name: b, token_file: absent}\n"
         "    - {name: c}\n"
         "database: mysql://x\n"
@@ -35,7 +35,7 @@ def test_every_mistake_is_told_at_once(tmp_path):
     )
     done = run("-c", "service.yml", cwd=tmp_path)
     assert done.returncode == 78
-    assert "geheim" not in done.stderr
+    assert "heim" not in done.stderr
     for line in (1, 2, 4, 6, 7, 8, 9, 10, 11):
         assert f"service.yml:{line}:" in done.stderr, done.stderr
     assert run("-c", "absent.yml", cwd=tmp_path).returncode == 78
@@ -116,3 +116,19 @@ def test_a_token_may_come_from_a_file(tmp_path, monkeypatch):
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
     assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "in-the-credentials-directory"
     assert "credentials-directory" not in repr(settings.load(tmp_path / "service.yml"))
+
+
+def test_without_a_configuration_keys_are_the_embedded_services(tmp_path, monkeypatch):
+    """Whoever tries the embedded default can use its lists too."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
+    assert run("apikey", "list", cwd=tmp_path).returncode == 78
+    (tmp_path / "state").mkdir()
+    assert re.fullmatch("[0-9a-f]{64}\n", run("apikey", "create", "me", cwd=tmp_path).stdout)
+    assert (tmp_path / "state" / "service.sqlite").exists()
+
+
+def test_an_analyzer_that_is_missing_is_a_configuration_error(tmp_path):
+    """What only shows at the start is told in the same way."""
+    (tmp_path / "service.yml").write_text(CONFIG + "analyzers: {plugins: {absent: {}}}\n")
+    done = run(cwd=tmp_path)
+    assert (done.returncode, "plugins.absent" in done.stderr) == (78, True)

@@ -8,9 +8,12 @@ import gzip
 import hashlib
 import io
 import lzma
+import os
+import signal
 import tarfile
 import time
 from binascii import b2a_uu
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -379,3 +382,16 @@ FRAGMENTS = [
 def test_no_bytes_whatever_break_the_inspection(pieces):
     """Hostile mail is looked at or refused by a bound; it never raises."""
     inspect(b"".join(pieces), Limits())
+
+
+def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path):
+    """The kernel may take one for its memory; the next mail does not notice."""
+    with service(tmp_path, CONFIG + "analyzers: {processes: 1}\n") as one:
+        content = attached(zipped(("x", b"x")))
+        assert one.submit(content).json["decision"] == "deliver"
+        children = Path("/proc/self/task").glob("*/children")
+        for child in {int(pid) for file in children for pid in file.read_text().split()}:
+            if b"inspector_process" in Path(f"/proc/{child}/cmdline").read_bytes():
+                os.kill(child, signal.SIGKILL)
+                os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
+        assert one.submit(content).json["decision"] == "deliver"

@@ -363,3 +363,15 @@ def test_entries_are_shown_as_they_were_written(lists):
     assert [e["entry"] for e in lists.entries("blocked-senders")] == ["@Bad.example", "User@Example.ORG"]
     assert lists.add("blocked-senders", "user@example.org").json == {"modifiedEntries": 1}
     assert [e["entry"] for e in lists.entries("blocked-senders")] == ["@Bad.example", "user@example.org"]
+
+
+def test_lists_and_keys_survive_a_restart(tmp_path, database):
+    """A service that starts knows its lists before it takes the first mail."""
+    with service(tmp_path, _config(database), with_key=True) as one:
+        lists = Lists(one)
+        lists.add("blocked-senders", *(f"u{i}@bad.example" for i in range(300)))
+        lists.add("blocked-networks", "192.0.2.0/24")
+    with service(tmp_path, _config(database)) as one:
+        assert one.submit(mail(), sender="u299@bad.example").json["decision"] == "bounce"
+        assert one.submit(mail(), remoteAddress="192.0.2.3").json["decision"] == "bounce"
+        assert len(Lists(one, lists.key).entries("blocked-senders")) == 300

@@ -38,7 +38,7 @@ class Inspector:
     async def inspect(self, mail: StoredMail, limits: Limits, timeout_s: float) -> Inspection:
         """Raises InspectionFailed. The time to wait for a free process does not count."""
         async with self._free:
-            process = self._idle.pop() if self._idle else self._start()
+            process = await self._take()
             try:
                 with _file(mail) as file:
                     async with asyncio.timeout(timeout_s):
@@ -61,7 +61,13 @@ class Inspector:
         self._idle = []
         await asyncio.gather(*self._ending)
 
-    def _start(self) -> _Process:
+    async def _take(self) -> _Process:
+        """An idle process that still lives (the kernel may have killed one for its memory), else a new one."""
+        while self._idle:
+            process = self._idle.pop()
+            if process.lives():
+                return process
+            await self._end(process)
         process = _Process(self._memory)
         self._all.add(process)
         return process
@@ -100,6 +106,9 @@ class _Process:
                 raise ConnectionResetError
             answer += piece
         return Inspection.from_dict(json.loads(answer))
+
+    def lives(self) -> bool:
+        return self._process.poll() is None
 
     def kill(self) -> None:
         self._socket.close()

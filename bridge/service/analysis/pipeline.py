@@ -70,6 +70,7 @@ class Pipeline:
         self._records = records
         self._engines = list(engines)
         self._metrics = metrics
+        self._log_scans = config.log_scans
         self._limits = _limits(analyzers)
         self._inline = _limits(analyzers, archives=False)
         self._mime = analyzers.mime or Mime()
@@ -145,6 +146,11 @@ class Pipeline:
         )
         self._records.add(result, job.request.tenant_uid, outcome.score, job.mail.size)
         self._metrics.decided(outcome.decision)
+        if self._log_scans:
+            log.info(
+                "ggrid=%s size=%d decision=%s verdict=%s score=%s tags=%s",
+                *(job.ggrid, job.mail.size, result.decision, result.verdict, outcome.score, ",".join(result.tags)),
+            )
         return result
 
     def _on_lists(self, job: Job, inspection: Inspection) -> set[str]:
