@@ -184,81 +184,68 @@ def _metrics() -> Json:
     }
 
 
+_TEXT: Json = {"type": "string"}
+
+
 def _schemas() -> Json:
-    text = {"type": "string"}
-    optional = {"type": ["string", "null"]}
+    return {
+        **_scanning_schemas(),
+        **_list_schemas(),
+        "Error": _object(["error"], {"error": {"type": "string", "enum": sorted(ERRORS)}, "message": _TEXT}),
+        "Health": _object(["status"], {"status": _TEXT}),
+    }
+
+
+def _scanning_schemas() -> Json:
     address = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}, {"type": "null"}]}
     border = {
         "envelopeFrom": {"type": "string", "description": "Empty for the null sender."},
-        "envelopeRecipients": {"type": "array", "minItems": 1, "items": text},
+        "envelopeRecipients": {"type": "array", "minItems": 1, "items": _TEXT},
         "remoteAddress": {**address, "description": "IP address of the sending mail server."},
-        "senderHelo": {**optional, "description": "Its HELO or EHLO."},
+        "senderHelo": {"type": ["string", "null"], "description": "Its HELO or EHLO."},
     }
-    uuid = {"type": "string", "format": "uuid"}
-    time = {"type": "string", "format": "date-time"}
+    result = {
+        "ggrid": {"type": "string", "format": "uuid"},
+        "created": {"type": "string", "format": "date-time"},
+        "completed": {"type": "string", "format": "date-time"},
+        "decision": {"enum": [str(one) for one in Decision]},
+        "verdict": _TEXT,
+        "tags": {"type": "array", "items": _TEXT},
+    }
+    request = {
+        "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),
+        "tenantUid": {"type": ["string", "null"], "format": "uuid", "pattern": _UUID},
+    }
+    status = {"messageQueueStatus": {"enum": [str(one) for one in QueueStatus]}}
     return {
-        "MessageAnalysisRequest": {
-            "type": "object",
-            "required": ["borderMtaData"],
-            "properties": {
-                "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),
-                "tenantUid": {"type": ["string", "null"], "format": "uuid", "pattern": _UUID},
-            },
+        "MessageAnalysisRequest": _object(["borderMtaData"], request),
+        "MessageAnalysisResult": _object(list(result), result),
+        "SystemStatus": _object(["messageQueueStatus"], status),
+    }
+
+
+def _list_schemas() -> Json:
+    entry = {
+        "entry": {
+            "type": "string",
+            "minLength": 1,
+            "maxLength": MAX_ENTRY,
+            "description": "What it may be depends on the list's category: a sender (user@example.org, "
+            "@example.org), a domain, a network (192.0.2.0/24), a url's host, an attachment's SHA-256.",
         },
-        "MessageAnalysisResult": _object(
-            ["ggrid", "created", "completed", "decision", "verdict", "tags"],
-            {
-                "ggrid": uuid,
-                "created": time,
-                "completed": time,
-                "decision": {"enum": [str(one) for one in Decision]},
-                "verdict": text,
-                "tags": {"type": "array", "items": text},
-            },
-        ),
-        "SystemStatus": _object(
-            ["messageQueueStatus"], {"messageQueueStatus": {"enum": [str(one) for one in QueueStatus]}}
-        ),
-        "Error": _object(
-            ["error"], {"error": {"type": "string", "enum": sorted(ERRORS)}, "message": text}
-        ),
-        "Tenant": {
-            "type": "string", "format": "uuid", "pattern": _UUID, "description": "Absent: the deployment's own lists.",
-        },
+        "comment": {"type": "string", "maxLength": MAX_COMMENT, "pattern": "^[^\\u0000]*$"},
+    }
+    info = {"displayName": _TEXT, "category": _TEXT, "description": _TEXT, "maxSize": {"type": "integer"}}
+    tenant = {"type": "string", "format": "uuid", "pattern": _UUID}
+    return {
+        "Tenant": {**tenant, "description": "Absent: the deployment's own lists."},
         "ListName": {"type": "string", "description": "A list of `getLists`, for instance blocked-senders."},
-        "ListEntry": {
-            **_object(
-                ["entry"],
-                {
-                    "entry": {
-                        "type": "string",
-                        "minLength": 1,
-                        "maxLength": MAX_ENTRY,
-                        "description": "What it may be depends on the list's category: a sender (user@example.org, "
-                        "@example.org), a domain, a network (192.0.2.0/24), a url's host, an attachment's SHA-256.",
-                    },
-                    "comment": {"type": "string", "maxLength": MAX_COMMENT, "pattern": "^[^\\u0000]*$"},
-                },
-            ),
-            "additionalProperties": False,
-        },
-        "PublicListsEntry": _object(["entry", "comment"], {"entry": text, "comment": text}),
+        "ListEntry": {**_object(["entry"], entry), "additionalProperties": False},
+        "PublicListsEntry": _object(["entry", "comment"], {"entry": _TEXT, "comment": _TEXT}),
         "ModifiedEntries": _object(["modifiedEntries"], {"modifiedEntries": {"type": "integer", "minimum": 0}}),
-        "Lists": _object(
-            ["listFileInfos"], {"listFileInfos": {"type": "array", "items": _ref("ListFileInfo")}}
-        ),
-        "ListFileInfo": _object(
-            ["listName", "listInfo"],
-            {
-                "listName": text,
-                "listInfo": _object(
-                    ["displayName", "category", "description", "maxSize"],
-                    {"displayName": text, "category": text, "description": text, "maxSize": {"type": "integer"}},
-                ),
-            },
-        ),
-        "Health": _object(["status"], {"status": text}),
-    }  # fmt: skip
+        "Lists": _object(["listFileInfos"], {"listFileInfos": {"type": "array", "items": _ref("ListFileInfo")}}),
+        "ListFileInfo": _object(["listName", "listInfo"], {"listName": _TEXT, "listInfo": _object(list(info), info)}),
+    }
 
 
 _UUID = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"

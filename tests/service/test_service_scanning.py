@@ -6,6 +6,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from uuid import UUID
@@ -35,7 +36,7 @@ from service_kit import (
 from bridge.address import Address
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mail.message import Spool
-from bridge.service import serve
+from bridge.service import admission, serve
 from bridge.service.admission import THROTTLE_MAX_S, Admission
 from bridge.service.answers import Refused
 from bridge.service.serve import CannotListen, HttpServer, ServiceServer, bind
@@ -421,3 +422,14 @@ def test_an_upload_reads_the_same_however_it_is_cut(cuts):
 def test_a_path_with_a_slash_too_many_is_not_found(running):
     """Nobody is redirected."""
     assert running.request("POST", "/v1/admin/status/").status == 404
+
+
+def test_from_the_threshold_requests_are_delayed(tmp_path, monkeypatch):
+    """A busy service slows its clients down before it refuses them."""
+    monkeypatch.setattr(admission, "THROTTLE_MAX_S", 0.4)
+    text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 3, guardRequestThrottleThreshold: 1")
+    with service(tmp_path, text) as one, _hold_slot(one.port):
+        wait_for(lambda: one.status().json == {"messageQueueStatus": "YELLOW"})
+        start = time.monotonic()
+        assert one.submit(mail()).status == 200
+        assert time.monotonic() - start >= 0.2
