@@ -31,13 +31,13 @@ CONFIGURATION = """\
 with file and line, and the exit code is then 78.
 
 - Sizes and times carry their unit: `50MiB`, `256B`, `90s`, `5m`, `30d`, `500ms`.
-- Secrets are in files, never in the configuration. A relative file name is looked for in `$CREDENTIALS_DIRECTORY` if that
-  is set (systemd's `LoadCredential=`), else, or if it is not there, in the directory of the configuration file.
+- Secrets are in files, never in the configuration. A relative file name is looked for in `$CREDENTIALS_DIRECTORY` if
+  that is set (systemd's `LoadCredential=`), else, or if it is not there, in the directory of the configuration file.
 - A changed file is read at the next start: there is no reload.
 - `scanbridge config show` prints what is in force, `scanbridge config schema` a JSON Schema for editors,
   `scanbridge check` tries it out.
 
-**Required** in the column "default" means that there is none.
+**Required** in the column "default" means that there is none and the key must be given.
 """
 
 METRICS = """\
@@ -107,14 +107,18 @@ def _properties(section: Schema) -> Schema:
     return {}
 
 
-def _required(section: Schema) -> set[str]:
-    return {key for choice in [section, *section.get("anyOf", [])] for key in choice.get("required", [])}
+def _required(section: Schema) -> dict[str, str]:
+    """The keys without which the section is refused, and how to say so."""
+    choices = section.get("anyOf", []) + section.get("oneOf", [])
+    words = {key: "**one of them**" for choice in choices for key in choice.get("required", [])}
+    whole = [section, *(choice for choice in choices if "properties" in choice)]
+    return words | {key: "**required**" for choice in whole for key in choice.get("required", [])}
 
 
 def _table(section: Schema, definitions: Schema) -> str:
     lines = ["| key | type | default | what it is for |", "|---|---|---|---|"]
     for key, value in _properties(section).items():
-        default = "**required**" if key in _required(section) else _default(value)
+        default = _required(section).get(key) or _default(value)
         description = value.get("description", "").replace("|", "\\|")
         lines.append(f"| `{key}` | {_type(value, definitions)} | {default} | {description or _see(key)} |")
     return "\n".join(lines) + "\n"
