@@ -39,7 +39,8 @@ from bridge.mail.transaction import Transaction
 log = logging.getLogger("bridge.delivery")
 
 TEMPORARY = ".tmp-"  # prefix of files that are not whole yet
-_BATCH = 500  # mails read into the index in one transaction
+_BATCH = 50  # mails read into the index in one transaction
+_AT_START = 1000  # mails read into it before the first client is served: some tenths of a second
 _MAX_SUBJECT = 200
 _SUBJECT = re.compile(rb"^subject:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)", re.IGNORECASE | re.MULTILINE)
 
@@ -104,7 +105,7 @@ class Quarantine:
             pass
         except OSError as exc:
             raise _store_error(exc) from exc
-        self._repair()
+        self._repair(_AT_START)
         if self._index is not None:
             self._index.close()  # whoever forks after this opens it again
         return left
@@ -197,17 +198,20 @@ class Quarantine:
             except (NotKept, InUse):
                 pass
         self._space.recount()
-        self._repair()
+        self._repair(gently=True)
         return removed
 
-    def sync(self, index: Index) -> None:
+    def sync(self, index: Index, at_most: int | None = None, *, gently: bool = False) -> None:
         """Bring the index to what the files say. Raises IndexFailed or OSError."""
         known = index.known()  # before the files: what is added meanwhile must not look removed
         there = _names(self._directory)
         index.remove(known.keys() - there.keys())
-        missing = [mail_id for mail_id, size in there.items() if known.get(mail_id) != size]
+        missing = [mail_id for mail_id, size in there.items() if known.get(mail_id) != size][:at_most]
         for start in range(0, len(missing), _BATCH):
+            began = time.monotonic()
             index.put(filter(None, map(self._item_or_none, missing[start : start + _BATCH])))
+            if gently:
+                time.sleep(time.monotonic() - began)
 
     # Private: files.
 
@@ -284,14 +288,17 @@ class Quarantine:
         except StoreError as exc:
             self._on_index_error(exc)
 
-    def _repair(self) -> None:
-        """Twice: a damaged index is set aside by the first try, and made anew by the second."""
+    def _repair(self, at_most: int | None = None, *, gently: bool = False) -> None:
+        """Twice: a damaged index is set aside by the first try, and made anew by the second.
+
+        `gently` leaves the processor to mail half of the time; this may run beside it for minutes.
+        """
         if self._index is None:
             return
         for last in (False, True):
             try:
                 self._index.check()
-                self.sync(self._index)
+                self.sync(self._index, at_most, gently=gently)
                 self._index_failing = False
                 return
             except (StoreError, OSError) as exc:
