@@ -120,11 +120,12 @@ class Connection(SMTP):
         self._handler_coroutine = self.loop.create_task(self._handle_client())
 
     def connection_lost(self, error: Exception | None) -> None:
+        if self._closed.done():
+            return
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
         FlowControlMixin.connection_lost(self, error)
-        if not self._closed.done():
-            self._closed.set_result(None)
+        self._closed.set_result(None)
         self._inbox.close()
         self.transport = None
         if self._handler_coroutine is not None:
@@ -429,15 +430,24 @@ class Connection(SMTP):
         """The handshake. Raises TLSSetupException when it fails; the connection is of no use then."""
         self._before_wait()
         self._inbox.take_all()  # RFC 3207 4.2: what came in the clear behind STARTTLS was never said
-        timeout = min(_TLS_HANDSHAKE_S, self._timeout())
+        timeout = min(_TLS_HANDSHAKE_S, self._timeout() / 2)  # before a 421 would go out in the clear
         try:
             transport = await self.loop.start_tls(
                 self._transport, self, self.tls_context, server_side=True, ssl_handshake_timeout=timeout
             )
         except (OSError, ssl.SSLError) as error:
             log.info("session %s: TLS handshake failed: %s", self.session.id, type(error).__name__)
+            self._end_unsecured()
             raise TLSSetupException from error
+        if self.transport is None:  # we hung up meanwhile, which start_tls takes for a success
+            self._end_unsecured()
+            raise ConnectionResetError
         self._secured(transport)
+
+    def _end_unsecured(self) -> None:
+        """The loop does not always tell us that a connection ended during its handshake."""
+        self._transport.abort()
+        self.connection_lost(None)
 
     def _secured(self, transport: Any) -> None:
         """RFC 3207 4.2: after the handshake the session starts anew."""

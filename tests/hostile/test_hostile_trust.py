@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ssl
 import struct
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,19 @@ def test_stalled_or_broken_handshake_is_closed(tls_bridge: RunningBridge, sent: 
         client.send(sent)
         assert client.is_cut()
     assert eventually(lambda: not tls_bridge.daemon.servers[0]._sessions)
+
+
+def test_stop_during_a_handshake_does_not_wait_for_it(tmp_path: Path, certificate: Certificate) -> None:
+    """A session that hangs in its handshake is let go, and does not hold up the end."""
+    with running_bridge(tmp_path, tls=certificate[0]) as bridge, bridge.client() as client:
+        client.open()
+        client.say(b"STARTTLS")
+        client.send(b"\x16\x03\x01")
+        began = time.monotonic()
+        bridge.background.run(bridge.daemon.servers[0].drain(10.0))
+        assert time.monotonic() - began < 5
+        assert client.is_cut()
+        assert not bridge.daemon.servers[0]._sessions
 
 
 # Strangers
