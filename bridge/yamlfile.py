@@ -159,7 +159,7 @@ class _TooMany(Exception):
 
 def _without_values(problem: str | None) -> str:
     """PyYAML quotes what it stumbled over: a character is fine, but an alias may be half of a secret."""
-    return re.sub(r" '[^']{3,}'", "", problem or "it cannot be read")
+    return re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
 
 
 # What pydantic says in its own words, in ours.

@@ -58,6 +58,26 @@ def test_a_secret_is_made_once_and_for_our_eyes_only(tmp_path: Path) -> None:
     assert files.read_secret(path, "key") == secret
 
 
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (None, "Is a directory; put the secret into it"),
+        (b"", "must hold one line of at least 8 printable characters"),
+        (b"short\n", "must hold one line of at least 8"),
+        (b"aaaaaaaaaaaa\nbbbbbbbbbbbb\n", "must hold one line"),
+        (b"aaaaaaaaaa aaaaa\n", "without spaces"),
+        (b"aaaaaaaaaa\xff\n", "is not plain text"),
+    ],
+)
+def test_an_unusable_secret_is_said_without_what_is_in_it(tmp_path: Path, content: bytes | None, words: str) -> None:
+    """The key, the file, and what to do."""
+    path = tmp_path / "token"
+    path.mkdir() if content is None else path.write_bytes(content)
+    with pytest.raises(ConfigError, match=words) as raised:
+        files.read_secret(path, "scanner.token_file")
+    assert str(raised.value).startswith(f"scanner.token_file: {path} ") and "aaa" not in str(raised.value)
+
+
 def test_a_secret_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
     """With the key's name and what to do."""
     with pytest.raises(ConfigError, match=r"scanner\.token_file: .* cannot be made: .*choose a place"):

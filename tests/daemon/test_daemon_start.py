@@ -7,7 +7,6 @@ import sys
 from email.message import EmailMessage
 from pathlib import Path
 
-import pytest
 from process_kit import ROOT, Bridge, busy, environment, get, scanbridge, until, write_config
 
 HOP = "127.0.0.1:9"
@@ -41,24 +40,16 @@ def test_a_missing_next_hop_is_said_with_what_to_do(tmp_path: Path) -> None:
     assert "relay: an SMTP or LMTP listener needs a next hop: set relay.next_hop" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("name", "prepare", "words"),
-    [
-        ("missing", lambda path: path.unlink(), "No such file or directory; put the secret into it"),
-        ("directory", lambda path: (path.unlink(), path.mkdir()), "Is a directory; put the secret into it"),
-        ("empty", lambda path: path.write_text(""), "must hold one line of at least 8 printable characters"),
-        ("two lines", lambda path: path.write_text("a" * 40 + "\n" + "b" * 40), "must hold one line"),
-        ("binary", lambda path: path.write_bytes(b"\xff" * 40), "is not plain text"),
-    ],
-)
-def test_an_unusable_token_file_is_said_with_what_to_do(tmp_path: Path, name: str, prepare: object, words: str) -> None:
-    """And never with what is in it."""
+def test_a_missing_token_file_is_said_with_what_to_do(tmp_path: Path) -> None:
+    """With the key, the file and what belongs into it."""
     config, _, _ = write_config(tmp_path, SCANNER, HOP)
-    prepare(tmp_path / "token")  # type: ignore[operator]
+    (tmp_path / "token").unlink()
     done = scanbridge("run", "-c", config)
     assert done.returncode == 78
-    assert done.stderr.startswith(f"scanner.token_file: {tmp_path}/token ") and words in done.stderr
-    assert "aaaa" not in done.stderr and "Traceback" not in done.stderr
+    assert done.stderr == (
+        f"scanner.token_file: {tmp_path}/token cannot be read: No such file or directory; "
+        "put the secret into it, on one line, readable for us\n"
+    )
 
 
 def test_a_taken_port_is_said_and_may_pass(tmp_path: Path) -> None:
@@ -96,8 +87,8 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 
 def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path) -> None:
     """From nothing: a clean mail is in the Maildir, GTUBE is refused, EICAR is kept; one line each."""
-    taken = [port for port in (9081, 9082, 10025, 10027) if busy(port)]
-    assert not taken, f"this test needs the ports of the embedded default, but {taken} are in use on this machine"
+    ports = (9081, 9082, 10025, 10027)
+    until(lambda: not any(map(busy, ports)), f"the embedded default's ports {ports}, which another program uses", 20)
     env = environment(XDG_STATE_HOME=str(tmp_path / "state"), PYTHONPATH=str(ROOT))
     bridge = Bridge(tmp_path, 10025, 9082, [sys.executable, "-m", "bridge", "run"], env)
     try:
