@@ -19,7 +19,18 @@ import click
 
 from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.cli.listprogress import meter
-from bridge.cli.listsession import Session, account, attempt, fail, format_option, run, with_session
+from bridge.cli.listsession import (
+    EXIT_FAILED,
+    Session,
+    account,
+    attempt,
+    fail,
+    format_option,
+    keep_going_option,
+    run,
+    say_refused,
+    with_session,
+)
 from bridge.cli.listsync import sync
 from bridge.lists import files
 from bridge.lists.batches import Tally
@@ -123,9 +134,10 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
 @lists.command()
 @_with_source
 @click.option("--comment", help="For all entries that come without one.")
+@keep_going_option
 @with_session
 def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None,
-        comment: str | None) -> None:  # fmt: skip
+        comment: str | None, keep_going: bool) -> None:  # fmt: skip
     """Add entries to LIST: arguments, files, or standard input. One that is there gets the new comment."""
     wanted = [
         ListEntry(one, (comment or "") if own is None else own) for one, own in _given(given, paths, kind).items()
@@ -135,7 +147,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
     async def send() -> None:
         with meter(name, len(wanted)) as advance:
             async with ListClient(session.settings) as client:
-                await client.add(name, wanted, session.tenant, tally=tally, progress=advance)
+                await client.add(name, wanted, session.tenant, keep_going=keep_going, tally=tally, progress=advance)
 
     _change(session, name, "added or updated", len(wanted), tally, send())
 
@@ -179,14 +191,15 @@ def _given(arguments: tuple[str, ...], paths: tuple[Path, ...], kind: str | None
 def _change(session: Session, name: str, verb: str, total: int, tally: Tally, work: Coroutine[Any, Any, None]) -> None:
     """Run an addition or deletion, and say what was done and what was not, however it ended."""
     code, problem = attempt(work)
-    left = total - tally.confirmed - tally.uncertain
+    code = code or (EXIT_FAILED if tally.refused else 0)
+    left = total - tally.confirmed - tally.uncertain - len(tally.refused)
     if session.as_json:
-        counts = {"given": total, "confirmed": tally.confirmed, "modified": tally.modified,
-                  "uncertain": tally.uncertain, "not_done": left}  # fmt: skip
-        scope = {"list": name, "tenant": session.tenant}
-        click.echo(json.dumps({**scope, **counts, "problem": problem or None, "exit_code": code}))
+        counts = {"given": total, "confirmed": tally.confirmed, "modified": tally.modified, "not_done": left}
+        trouble = {"uncertain": tally.uncertain, "refused": tally.refused, "problem": problem or None}
+        click.echo(json.dumps({"list": name, "tenant": session.tenant, **counts, **trouble, "exit_code": code}))
     else:
         click.echo(f"{name} of {session.scope}: {tally.modified:,} entries {verb}")
+    say_refused(tally.refused)
     if problem:
         click.echo(f"{name}: stopped: {problem}", err=True)
         click.echo(account(tally.confirmed, total, tally.uncertain, left), err=True)

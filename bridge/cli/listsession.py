@@ -36,6 +36,8 @@ EXIT_TEMPORARY = 75  # EX_TEMPFAIL: the same command may work later
 EXIT_KEY = 77  # EX_NOPERM: the service refuses the key
 EXIT_INTERRUPTED = 130
 
+MAX_REFUSED = 20  # named on standard error; --json has all
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -121,6 +123,11 @@ format_option = click.option(
 )  # fmt: skip
 
 
+keep_going_option = click.option(
+    "--keep-going", is_flag=True, help="Leave out entries that the service refuses, and name them at the end."
+)
+
+
 def run(work: Coroutine[Any, Any, T]) -> T:
     try:
         return cast(T, uvloop.run(work))
@@ -163,3 +170,11 @@ def fail(exc: BridgeError) -> NoReturn:
 def account(done: int, total: int, uncertain: int, left: int) -> str:
     doubt = f", {uncertain:,} in doubt (no clear answer)" if uncertain else ""
     return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; the same command can be run again"
+
+
+def say_refused(refused: dict[str, str]) -> None:
+    """Which entries were left out, and why."""
+    for reason in list(refused.values())[:MAX_REFUSED]:
+        click.echo(reason, err=True)
+    if len(refused) > MAX_REFUSED:
+        click.echo(f"and {len(refused) - MAX_REFUSED:,} more entries were refused", err=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,8 @@ from bridge.cli.listsession import (
     exit_code,
     fail,
     format_option,
+    keep_going_option,
+    say_refused,
     with_session,
 )
 from bridge.lists import files, plan, tree
@@ -62,15 +65,16 @@ class _Share(click.ParamType[Any]):
               help="Ask before a list loses more than this share, or number, of its entries.")  # fmt: skip
 @click.option("--yes", is_flag=True, help="Do not ask.")
 @click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: yes.")
+@keep_going_option
 @with_session
 def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
-         too_many: Callable[[Plan], bool], yes: bool, verify: bool) -> None:  # fmt: skip
+         too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool) -> None:  # fmt: skip
     """Make LIST equal to FILE, or many lists equal to the files of a DIRECTORY.
 
     In a directory, blocked-senders.txt is the deployment's list of that name, and
     TENANT/blocked-senders.txt is a tenant's. Run it again after an interruption: it goes on.
     """
-    job = SyncJob(session, prune=prune, verify=verify, yes=yes, too_many=too_many)
+    job = SyncJob(session, Choices(prune, verify, yes, keep_going, too_many))
     try:
         wanted = {one: _read(one.path, Format(kind) if kind else None) for one in _targets(session, places)}
     except InputError as exc:
@@ -101,12 +105,23 @@ def _read(path: Path, kind: Format | None) -> Entries:
     return files.read_file(path, kind)
 
 
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the operator allows."""
+
+    prune: bool
+    verify: bool
+    yes: bool
+    keep_going: bool
+    too_many: Callable[[Plan], bool]
+
+
 class SyncJob:
     """All lists of one `sync`, from the files to the report."""
 
-    def __init__(self, session: Session, *, prune: bool, verify: bool, yes: bool, too_many: Callable[[Plan], bool]):
+    def __init__(self, session: Session, choices: Choices) -> None:
         self._session = session
-        self._prune, self._verify, self._yes, self._too_many = prune, verify, yes, too_many
+        self._choices = choices
         self.plans: list[Plan] = []
         self.code = 0
 
@@ -128,7 +143,7 @@ class SyncJob:
             with meter(f"{target}: reading", None, hidden=not sys.stderr.isatty()) as advance:
                 try:
                     size = infos[target].max_size
-                    made = await plan.make(client, target, content, size, prune=self._prune, progress=advance)
+                    made = await plan.make(client, target, content, size, prune=self._choices.prune, progress=advance)
                     self.plans.append(made)
                 except ListFull as exc:
                     full.append(f"{target}: {exc}")
@@ -137,7 +152,7 @@ class SyncJob:
 
     def _confirmed(self) -> bool:
         for one in self.plans:
-            if self._yes or not self._too_many(one):
+            if self._choices.yes or not self._choices.too_many(one):
                 continue
             loss = f"{one.target}: {one.deletions:,} of {one.change.size:,} entries would be deleted"
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -156,7 +171,8 @@ class SyncJob:
         for one in self.plans:
             try:
                 with meter(str(one.target), one.changes + one.deletions) as advance:
-                    await plan.carry_out(client, one, verify=self._verify, progress=advance)
+                    how = {"verify": self._choices.verify, "keep_going": self._choices.keep_going}
+                    await plan.carry_out(client, one, **how, progress=advance)
             except (ListFull, EntryRefused) as exc:  # this list's own trouble: the others can still be done
                 self.code = exit_code(exc)
             if one.state is State.DIFFERENT:
@@ -171,6 +187,7 @@ class SyncJob:
                 self._show(one, dry_run=dry_run)
             if one.problem:
                 click.echo(f"{one.target}: {clean(one.problem)}", err=True)
+            say_refused(one.applied.added.refused)
             if one.state in (State.FAILED, State.RUNNING):
                 done = one.applied.added.confirmed + one.applied.deleted.confirmed
                 click.echo(account(done, one.changes + one.deletions, one.uncertain, one.left), err=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST
@@ -25,16 +25,25 @@ class Tally:
     confirmed: int = 0  # entries in requests that the service answered with success
     modified: int = 0  # the sum of its modifiedEntries
     uncertain: int = 0  # entries in requests whose answer we do not have: done or not
+    refused: dict[str, str] = field(default_factory=dict)  # entry -> reason, of those set aside to keep going
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """One batch's success: modifiedEntries, and how many of its entries the service would not have."""
+
+    modified: int
+    refused: int = 0
 
 
 async def run(
-    send: Callable[[list[T]], Awaitable[int]],
+    send: Callable[[list[T]], Awaitable[Sent]],
     items: Iterable[T] | AsyncIterable[T],
     parallel: int,
     tally: Tally,
     progress: Progress | None = None,
 ) -> None:
-    """`send` every batch; it returns modifiedEntries. Raises the first ListsError of a batch."""
+    """`send` every batch. Raises the first ListsError of one."""
     source = _batches(items)
     failed: list[ListsError] = []
     taking = asyncio.Lock()  # an async generator has one reader at a time
@@ -47,9 +56,9 @@ async def run(
                 return
             tally.uncertain += len(batch)
             try:
-                modified = await send(batch)  # `+= await` would lose what others add meanwhile
-                tally.modified += modified
-                tally.confirmed += len(batch)
+                sent = await send(batch)  # `+= await` would lose what others add meanwhile
+                tally.modified += sent.modified
+                tally.confirmed += len(batch) - sent.refused
                 tally.uncertain -= len(batch)
             except ListsError as exc:
                 failed.append(exc)

@@ -31,7 +31,7 @@ from bridge.api.lists import (
     ListFileInfo,
 )
 from bridge.lists import batches
-from bridge.lists.batches import Progress, Tally
+from bridge.lists.batches import Progress, Sent, Tally
 from bridge.lists.errors import EntryRefused, ListsMalformed, ListsRefused, ListsUnavailable, clean, refusal
 from bridge.lists.ndjson import EntryReader
 from bridge.lists.retry import Patience, RetrySettings, parse_retry_after
@@ -97,24 +97,33 @@ class ListClient:
         entries: Iterable[ListEntry] | AsyncIterable[ListEntry],
         tenant: str | None = None,
         *,
+        keep_going: bool = False,
         tally: Tally | None = None,
         progress: Progress | None = None,
     ) -> Tally:
         """Add or update any number of entries. `tally`, if given, is right even when this raises.
 
+        With `keep_going` an entry that the service refuses by name is set aside in `tally.refused`.
         Of one entry given twice the last wins only when both are near: make them unique first.
         """
 
-        async def send(batch: list[ListEntry]) -> int:
-            body = _body(tenant, listName=name, entries=[one.to_dict() for one in batch])
-            try:
-                return _modified(await self._call(ADD_PATH, body, MAX_ANSWER))
-            except EntryRefused as exc:
-                raise _named(exc, [one.entry for one in batch]) from None
+        async def send(batch: list[ListEntry]) -> Sent:
+            left = list(batch)
+            while left:
+                body = _body(tenant, listName=name, entries=[one.to_dict() for one in left])
+                try:
+                    modified = _modified(await self._call(ADD_PATH, body, MAX_ANSWER))
+                    return Sent(modified, len(batch) - len(left))
+                except EntryRefused as exc:
+                    named = _named(exc, [one.entry for one in left])
+                    if not keep_going or exc.position is None or exc.position >= len(left):
+                        raise named from None
+                    account.refused[left.pop(exc.position).entry] = str(named)
+            return Sent(0, len(batch))
 
-        tally = Tally() if tally is None else tally
-        await batches.run(send, entries, self._settings.parallel, tally, progress)
-        return tally
+        account = Tally() if tally is None else tally
+        await batches.run(send, entries, self._settings.parallel, account, progress)
+        return account
 
     async def delete(
         self,
@@ -127,10 +136,10 @@ class ListClient:
     ) -> Tally:
         """Delete any number of entries; those that are not there are no error."""
 
-        async def send(batch: list[str]) -> int:
+        async def send(batch: list[str]) -> Sent:
             body = _body(tenant, listName=name, entries=batch)
             try:
-                return _modified(await self._call(DELETE_PATH, body, MAX_ANSWER))
+                return Sent(_modified(await self._call(DELETE_PATH, body, MAX_ANSWER)))
             except EntryRefused as exc:
                 raise _named(exc, batch) from None
 

@@ -59,7 +59,7 @@ class Plan:
     def left(self) -> int:
         """What is certainly not done."""
         done = self.applied.added.confirmed + self.applied.deleted.confirmed
-        return self.changes + self.deletions - done - self.uncertain
+        return self.changes + self.deletions - done - self.uncertain - len(self.applied.added.refused)
 
     def as_data(self) -> dict[str, Any]:
         """For `--json`."""
@@ -75,6 +75,7 @@ class Plan:
             "not_in_file": len(change.deletions),
             "prune": self.prune,
             "done": {"added_or_updated": applied.added.confirmed, "deleted": applied.deleted.confirmed},
+            "refused": applied.added.refused,
             "uncertain": self.uncertain,
             "not_done": self.left,
             "problem": self.problem or None,
@@ -129,24 +130,29 @@ async def make(
     return Plan(target, wanted, change, prune)
 
 
-async def carry_out(client: ListClient, plan: Plan, *, verify: bool, progress: Progress | None = None) -> None:
+async def carry_out(
+    client: ListClient, plan: Plan, *, verify: bool, keep_going: bool = False, progress: Progress | None = None
+) -> None:
     """Apply one plan and look at the result. Raises ListsError, with the plan saying how far it came."""
     if plan.is_empty:
         plan.state = State.UNCHANGED
         return
     plan.state = State.RUNNING
-    target = plan.target
+    name, tenant, applied = plan.target.name, plan.target.tenant, plan.applied
+    how = {"prune": plan.prune, "keep_going": keep_going}
     try:
-        await apply(
-            client, target.name, plan.change, target.tenant, prune=plan.prune, applied=plan.applied, progress=progress
-        )
-        left = await difference(client, target.name, plan.wanted, target.tenant) if verify else None
+        await apply(client, name, plan.change, tenant, **how, applied=applied, progress=progress)
+        refused = applied.added.refused
+        wanted = {entry: comment for entry, comment in plan.wanted.items() if entry not in refused}
+        left = await difference(client, name, wanted, tenant) if verify else None
     except ListsError as exc:
         plan.state, plan.problem = State.FAILED, str(exc)
         raise
     plan.state = State.DONE
     if left is not None and not left.is_empty(prune=plan.prune):
         plan.state, plan.problem = State.DIFFERENT, _still_different(left, prune=plan.prune)
+    elif refused:
+        plan.state, plan.problem = State.DIFFERENT, f"{len(refused):,} entries were refused and left out"
 
 
 def _still_different(left: Difference, *, prune: bool) -> str:

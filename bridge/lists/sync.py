@@ -106,6 +106,7 @@ async def apply(
     tenant: str | None = None,
     *,
     prune: bool,
+    keep_going: bool = False,
     applied: Applied | None = None,
     progress: Progress | None = None,
 ) -> Applied:
@@ -113,5 +114,6 @@ async def apply(
     applied = Applied() if applied is None else applied
     if prune:
         await client.delete(name, change.deletions, tenant, tally=applied.deleted, progress=progress)
-    await client.add(name, [*change.updates, *change.additions], tenant, tally=applied.added, progress=progress)
+    wanted = [*change.updates, *change.additions]
+    await client.add(name, wanted, tenant, keep_going=keep_going, tally=applied.added, progress=progress)
     return applied
