@@ -96,6 +96,13 @@ def sync_directory(path: Path) -> None:
         os.close(fd)
 
 
+def give_to_owner(path: Path) -> None:
+    """A file that root made belongs to whom its directory belongs to: the daemon must be able to read it."""
+    if os.geteuid() == 0:
+        owner = path.parent.stat()
+        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+
+
 def remove(path: Path) -> None:
     """Remove a file if it is there. Never raises: this runs while another error is on its way."""
     try:

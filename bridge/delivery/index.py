@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bridge.delivery import kept
+from bridge.delivery import durable, kept
 from bridge.delivery.kept import Kept
 from bridge.errors import StoreError
 
@@ -153,6 +153,7 @@ class Index:
             self.close()
         if self._path is not None:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            durable.give_to_owner(self._path)
             self._identity = (*_file(self._path), os.getpid())
         connection = sqlite3.connect(
             self._path or ":memory:", timeout=self._busy_s, isolation_level=None, check_same_thread=False

@@ -167,6 +167,7 @@ class Quarantine:
             with _locked(self._directory, fcntl.LOCK_SH) as directory_fd:
                 durable.remove(new)  # a crash may have left one, and nobody else can be writing it
                 durable.write(new, [content], lambda: None)
+                durable.give_to_owner(new)
                 new.rename(path)
                 os.fsync(directory_fd)
         except OSError as exc:

@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
 
+from bridge.delivery import durable
 from bridge.delivery.kept import RELEASED, Kept
 from bridge.delivery.kept import Release as Attempt
 from bridge.delivery.quarantine import Quarantine
@@ -114,8 +115,10 @@ def record(directory: Path, action: str, mail_id: str, by: str, **facts: object)
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line: dict[str, object] = {"time": now, "action": action, "id": mail_id, "by": by, **facts}
     log.info("%s", json.dumps(line))
-    fd = os.open(directory / _ACTIONS, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    path = directory / _ACTIONS
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
+        durable.give_to_owner(path)
         os.write(fd, json.dumps(line).encode("ascii") + b"\n")
     finally:
         os.close(fd)

@@ -13,7 +13,7 @@ from quarantine_kit import HEAD, make_tx
 from bridge.delivery.index import Query
 from bridge.delivery.quarantine import Place, Quarantine
 from bridge.delivery.relay import Delivered
-from bridge.delivery.release import Order, release
+from bridge.delivery.release import Order, record, release
 from bridge.delivery.space import Space
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.reply import Reply
@@ -109,6 +109,20 @@ def test_what_a_crash_left_of_a_note_is_no_hindrance(tmp_path: Path) -> None:
     (tmp_path / "q" / f".tmp-{mail_id}.releases").write_text("[")
     asyncio.run(release(quarantine, mail_id, Taker(), Order("me")))
     assert states(quarantine) == ["released"]
+
+
+def test_what_root_does_the_daemon_can_go_on_with(tmp_path: Path) -> None:
+    """Files that root makes belong to the directory's owner."""
+    quarantine, mail_id = kept(tmp_path)
+    if os.geteuid() == 0:
+        for path in (tmp_path, tmp_path / "q"):
+            os.chown(path, 65534, 65534)
+    (tmp_path / "state.sqlite").unlink()
+    asyncio.run(release(quarantine, mail_id, Taker(), Order("me")))
+    record(tmp_path / "q", "released", mail_id, "me")
+    made = [*tmp_path.glob("state.sqlite*"), tmp_path / "q" / "actions.log", tmp_path / "q" / f"{mail_id}.releases"]
+    assert len(made) >= 3
+    assert {path.stat().st_uid for path in made} == {tmp_path.stat().st_uid}
 
 
 def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
