@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from lists_kit import DEADLINE_S, OTHER, SAY_PEAK, TENANT, misbehaving, peak_kib, process, whole
 
-from bridge.cli import main
+from bridge.cli import listsession, main
 from bridge.cli.listprogress import PlainMeter
 
 
@@ -188,3 +191,22 @@ def test_entries_stream_in_flat_memory(tmp_path):
         return peak_kib(status)
 
     assert peak_of(40_000) - peak_of(100) < 4 * 1024
+
+
+def test_the_example_in_the_documentation_works(service, tmp_path):
+    """What docs/lists.md shows to developers can be run as it stands."""
+    page = Path(__file__).parents[2] / "docs" / "lists.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
+    (tmp_path / "api-key").write_text(service.key)
+    program = example.replace("http://127.0.0.1:9081", service.url)
+    done = subprocess.run([sys.executable, "-W", "error", "-c", program], cwd=tmp_path, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "partners 3\n" in done.stdout and "1 added or updated\nbad@example.org ticket 4711\n" in done.stdout
+    assert service.entries("blocked-senders") == {"bad@example.org": "ticket 4711", "new@example.org": "why"}
+
+
+def test_the_documentation_has_every_exit_code():
+    """The table in docs/lists.md is the whole truth."""
+    page = (Path(__file__).parents[2] / "docs" / "lists.md").read_text()
+    codes = {value for name, value in vars(listsession).items() if name.startswith("EXIT_")}
+    assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes | {0, 2}
