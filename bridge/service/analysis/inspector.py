@@ -15,12 +15,13 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from bridge.service.analysis.inspect import Inspection, Limits
 from bridge.service.upload import StoredMail
 
 MAX_ANSWER = 64 * 1024 * 1024
-_ENVIRONMENT = ("PATH", "PYTHONPATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # nothing that could hold a secret
+_KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # nothing that could hold a secret
 
 
 class InspectionFailed(Exception):
@@ -86,14 +87,15 @@ class _Process:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         with theirs:
-            command = [sys.executable, "-m", "bridge.service.analysis.inspector_process"]
+            # -P: nothing in the directory we happen to run in is ever imported.
+            command = [sys.executable, "-P", "-m", "bridge.service.analysis.inspector_process"]
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
                 [*command, str(theirs.fileno()), str(memory_bytes)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
-                env={name: os.environ[name] for name in _ENVIRONMENT if name in os.environ},
+                env=_environment(),
             )
 
     async def ask(self, file: int, limits: Limits) -> Inspection:
@@ -116,6 +118,12 @@ class _Process:
 
     def wait(self) -> None:
         self._process.wait()
+
+
+def _environment() -> dict[str, str]:
+    ours = str(Path(__file__).resolve().parents[3])  # where `bridge` lies, installed or not
+    path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
+    return {"PYTHONPATH": path} | {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
 @contextmanager
