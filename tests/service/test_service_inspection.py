@@ -353,13 +353,12 @@ def test_no_table_delivers_what_was_not_looked_at():
 
 def test_links_and_attachments_are_matched_against_lists(tmp_path):
     """A blocked host in a link and a blocked attachment, also inside an archive, are bounced."""
-    with service(tmp_path) as one:
+    with service(tmp_path, with_key=True) as one:
         lists = Lists(one)
-        wait_for(lambda: lists.call("getLists", {}).status == 200)
         lists.add("blocked-urls", "http://Evil.example/some/path")
         lists.add("blocked-attachments", hashlib.sha256(b"bad").hexdigest().upper())
         wait_for(lambda: one.submit(mail(b"http://www.evil.example/")).json["verdict"] == "blocked", SOON_S)
-        assert one.submit(attached(b"bad")).json["tags"] == ["list:blocked-attachments"]
+        wait_for(lambda: one.submit(attached(b"bad")).json["tags"] == ["list:blocked-attachments"], SOON_S)
         assert one.submit(attached(zipped(("x", b"bad")))).json["verdict"] == "blocked"
         assert one.submit(attached(b"good")).json["decision"] == "deliver"
         lists.add("blocked-senders", "forger@evil.example")
