@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 from chain import Postfix, Program, added_fields, free_port, send, until
-from requirements import need
 from test_content_filter import EICAR, GTUBE, deferred, queue_id
 from test_proxy_filter import STAMPED, mail
 
@@ -19,66 +18,51 @@ DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 class Recipe:
     """One directory of deploy/, set up in a directory of its own."""
 
-    def __init__(self, name: str, directory: Path) -> None:
-        self._place = {"smtp ": free_port(), "10025": free_port(), "10026": free_port(), "9081": free_port()}
-        self.front = self._place["smtp "]
+    def __init__(self, name: str, directory: Path, service: int) -> None:
+        self._place = {"10025": free_port(), "10026": free_port(), "9081": service}
+        self.front = free_port()
         self.directory = directory
         self.main_cf = self._moved((DEPLOY / name / "main.cf").read_text())
         master_cf = (DEPLOY / name / "master.cf").read_text()
         if not re.search(r"(?m)^smtp +inet", master_cf):
             master_cf += "smtp      inet  n       -       y       -       -       smtpd\n"  # Debian's own line
         self.master_cf = self._moved(master_cf)
-        service = self._place["9081"]
         bridge_yml = self._moved((DEPLOY / name / "bridge.yml").read_text())
         bridge_yml = bridge_yml.replace("https://scan.example.org:", "http://127.0.0.1:")
         admin = free_port()
         (directory / "bridge.yml").write_text(f"{bridge_yml}admin: {{address: '127.0.0.1:{admin}'}}\n")
         (directory / "api-token").write_text(TOKEN)
-        (directory / "service.yml").write_text(SERVICE.format(port=service, token=TOKEN))
-        self.service = Program(directory, [service], "service", "-c", str(directory / "service.yml"))
         self.bridge = Program(directory, [admin, self._place["10025"]], "run", "-c", str(directory / "bridge.yml"))
 
     def _moved(self, text: str) -> str:
         """On our ports, and not in Debian's chroot, which a private Postfix has not got."""
         text = re.sub(r"(?m)^smtp (?= *inet)", f"127.0.0.1:{self.front} ", text)
-        for port in ("10025", "10026", "9081"):
-            text = text.replace(port, str(self._place[port]))
+        for port, ours in self._place.items():
+            text = text.replace(port, str(ours))
         return re.sub(r"(?m)^(\S+ +inet +n +- +)y", r"\1n", text)
 
 
-SERVICE = """\
-listen: 127.0.0.1:{port}
-guard: {{scanSources: {{restApi: {{}}}}}}
-abby: {{staticApiTokens: [{{name: bridge, token: {token}}}]}}
-"""
-
-
 @pytest.fixture
-def recipe(request, tmp_path, destination):
-    """Postfix, bridge and service, set up by the files of one recipe."""
-    need("postfix", root=True)
-    one = Recipe(request.param, tmp_path)
+def recipe(request, tmp_path, ports, destination, installed):
+    """Postfix and bridge, set up by the files of one recipe, and the service that all tests share."""
+    one = Recipe(request.param, tmp_path, ports.service)
     try:
-        one.service.start()
         one.bridge.start()
         with Postfix(one.master_cf, destination.port, one.main_cf) as one.postfix:
             yield one
     finally:
         one.bridge.kill()
-        one.service.kill()
 
 
 @pytest.mark.parametrize("recipe", ["postfix-proxy"], indirect=True)
 def test_proxy_recipe(recipe, destination, marker):
-    """Delivered, refused, quarantined, put off: as the table in its README says."""
+    """Delivered, refused, quarantined, put off by Postfix: as the table in its README says."""
     assert send(recipe.front, mail(marker), xclient="ADDR=192.0.2.7").startswith("250 2.0.0 Ok: queued as ")
     assert set(added_fields(destination.arrived(marker).content, mail(marker))) <= {"Received", *STAMPED}
     assert "client=192.0.2.7" in recipe.bridge.logged(r"(?m)^id=.*$")[0]
     assert send(recipe.front, mail(marker, body=GTUBE)).startswith("550 5.7.1 ")
     assert send(recipe.front, mail(marker, body=EICAR)).startswith("250 2.0.0 Ok: queued as ")
     assert len(list(recipe.directory.glob("quarantine/*.eml"))) == 1
-    recipe.service.stop()
-    assert send(recipe.front, mail(marker)).startswith("451 4.3.0 ")
     recipe.bridge.kill()
     assert send(recipe.front, mail(marker)) == "451 4.3.0 Error: queue file write error"
     assert len(destination.find(marker)) == 1
@@ -95,9 +79,9 @@ def test_content_filter_recipe(recipe, destination, marker):
     for body in (GTUBE, EICAR):
         postfix.logged(rf"{queue_id(send(recipe.front, mail(marker, body=body)))}: .*status=sent")
     assert len(list(recipe.directory.glob("quarantine/*.eml"))) == 2
-    recipe.service.stop()
+    recipe.bridge.kill()
     assert deferred(postfix, queue_id(send(recipe.front, mail(marker + "later"))))
-    recipe.service.start()
+    recipe.bridge.start()
     postfix.run("postqueue", "-f")
     destination.arrived(marker + "later")
     until(lambda: not postfix.queue(), "Postfix's queue to be empty")
