@@ -47,7 +47,8 @@ def locate(name: str, directory: Path) -> Path:
         return path
     if credentials := os.environ.get("CREDENTIALS_DIRECTORY"):
         credential = Path(credentials) / path
-        if credential.exists() or not (directory / path).exists():
+        # os.path.exists: what we may not even look at does not exist; reading it later says why.
+        if os.path.exists(credential) or not os.path.exists(directory / path):  # noqa: PTH110
             return credential
     return directory / path
 
