@@ -136,8 +136,8 @@ def test_one_mail_is_shown(here: Desk) -> None:
     assert "\nX-Scan-Decision: quarantine\n" in shown and shown.endswith("\nSubject: x\n")
     about = json.loads(here.call("show", "--json", mail_id).stdout)
     assert about["recipients"] == ["b@tenant.example"] and about["header"].endswith("Subject: x")
-    raw = here.run("show", "--raw", mail_id)
-    assert raw.stdout == (here.directory / f"{mail_id}.eml").read_bytes()
+    raw = here.call("show", "--raw", mail_id)
+    assert raw.stdout_bytes == (here.directory / f"{mail_id}.eml").read_bytes()
 
 
 def test_a_mail_is_exported(here: Desk, tmp_path: Path) -> None:

@@ -42,6 +42,19 @@ def in_index(path: Path) -> list[str]:
     return sorted(Index(path).known())
 
 
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Place:
+    """Three mails that differ, the first of them released."""
+    where = place(tmp_path_factory.mktemp("three"))
+    quarantine = Quarantine(where)
+    first = keep(quarantine, "a")
+    keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example"))
+    keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",))
+    with quarantine.claim(first):
+        quarantine.note_releases(first, (Release("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
+    return where
+
+
 @pytest.mark.parametrize(
     ("wanted", "subjects"),
     [
@@ -69,16 +82,10 @@ def in_index(path: Path) -> list[str]:
     ],
     ids=str,
 )
-def test_mail_is_found(tmp_path: Path, wanted: dict[str, object], subjects: list[str]) -> None:
-    """By who, when, what and where; everything asked for must hold, newest first."""
-    quarantine = Quarantine(place(tmp_path))
-    first = keep(quarantine, "a")
-    keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example"))
-    keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",))
-    with quarantine.claim(first):
-        quarantine.note_releases(first, (Release("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
-    assert found(quarantine, **wanted) == subjects
-    assert found(Quarantine(place(tmp_path).directory), tenant="t-0") == ["c", "a"]
+def test_mail_is_found(three: Place, wanted: dict[str, object], subjects: list[str]) -> None:
+    """By who, when, what and where; everything asked for must hold, newest first, with an index or without."""
+    assert found(Quarantine(three), **wanted) == subjects
+    assert found(Quarantine(three.directory), **wanted) == subjects
 
 
 @pytest.mark.parametrize("how", ["deleted", "garbage", "damaged page", "emptied", "directory in the way"])
@@ -175,7 +182,7 @@ def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
 
 
 def test_several_processes_share_the_index(tmp_path: Path) -> None:
-    """Four start at once on a quarantine that has none yet, and each sees every mail."""
+    """Three start at once on a quarantine that has none yet, and each sees every mail."""
     where = place(tmp_path)
     plain = Quarantine(where.directory)
     for _ in range(20):
@@ -186,8 +193,8 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
         "print(len(q.search(Query())), len(q.search(Query())))"
     )
     command = [sys.executable, "-c", program, str(where.directory), str(where.index)]
-    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(4)]
-    assert [process.communicate(timeout=20)[0] for process in processes] == [b"20 20\n"] * 4
+    processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+    assert [process.communicate(timeout=20)[0] for process in processes] == [b"20 20\n"] * 3
     assert where.index is not None
     assert len(in_index(where.index)) == 20
 
