@@ -50,7 +50,7 @@ class ListFollower:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        self._thread.shutdown()
+        await asyncio.to_thread(self._thread.shutdown)
 
     def wake(self) -> None:
         """Something was written here: look now."""

@@ -42,6 +42,15 @@ from bridge.errors import BridgeError
 BUSY_TIMEOUT_MS = 10_000
 MIGRATION_LOCK = 0x5CA7B12D  # any number that nobody else uses as an advisory lock
 
+# A server that vanished without a word is noticed within seconds, not when TCP gives up.
+POSTGRESQL = {
+    "connect_timeout": 5,
+    "keepalives_idle": 10,
+    "keepalives_interval": 5,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 15_000,
+}
+
 metadata = MetaData()
 
 schema_version = Table("schema_version", metadata, Column("version", Integer, nullable=False))
@@ -184,7 +193,9 @@ def _engine(url: str) -> Engine:
         url = "postgresql+psycopg://" + url.removeprefix("postgresql://")
     try:
         if not url.startswith("sqlite"):
-            return create_engine(url, pool_size=5, max_overflow=5, pool_pre_ping=True, pool_timeout=10)
+            return create_engine(
+                url, pool_size=5, max_overflow=5, pool_pre_ping=True, pool_timeout=10, connect_args=POSTGRESQL
+            )
         path = Path(url.partition(":///")[2])
         path.parent.mkdir(parents=True, exist_ok=True)
         engine = create_engine(url, connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT_MS / 1000})

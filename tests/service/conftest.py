@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 from requirements import find, need, unavailable
-from service_kit import EICAR, free_port
-from sqlalchemy import create_engine, text
+from service_kit import EICAR, free_port, fresh_database
 
 
 @pytest.fixture(scope="session")
@@ -53,20 +52,6 @@ def database(request, tmp_path):
     if request.param == "sqlite":
         return "sqlite:///lists.sqlite"
     return fresh_database(request.getfixturevalue("postgresql"))
-
-
-_count = iter(range(10_000))
-
-
-def fresh_database(url: str) -> str:
-    name = f"test{next(_count)}"
-    admin = create_engine(
-        url.format(name="postgres").replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
-    )
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    admin.dispose()
-    return url.format(name=name)
 
 
 class Daemon:

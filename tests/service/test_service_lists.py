@@ -9,7 +9,8 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from service_kit import CONFIG, DEADLINE_S, SOON_S, TOKEN, Lists, mail, make_key, service, wait_for
+from service_kit import CONFIG, DEADLINE_S, SOON_S, TOKEN, Lists, fresh_database, mail, make_key, service, wait_for
+from sqlalchemy import create_engine, text
 
 from bridge.service.listindex import ListIndex, traits_of
 from bridge.service.liststore import GLOBAL, PREDEFINED, ListFull, ListStore
@@ -375,3 +376,19 @@ def test_lists_and_keys_survive_a_restart(tmp_path, database):
         assert one.submit(mail(), sender="u299@bad.example").json["decision"] == "bounce"
         assert one.submit(mail(), remoteAddress="192.0.2.3").json["decision"] == "bounce"
         assert len(Lists(one, lists.key).entries("blocked-senders")) == 300
+
+
+def test_lost_connections_to_postgresql_are_made_anew(tmp_path, postgresql):
+    """After the database server dropped every connection, lists are changed and followed as before."""
+    url = fresh_database(postgresql)
+    with service(tmp_path, _config(url), with_key=True) as one:
+        lists = Lists(one)
+        lists.add("blocked-senders", "a@bad.example")
+        engine = create_engine(one.config.database_url.replace("postgresql:", "postgresql+psycopg:"))
+        with engine.connect() as connection:
+            others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
+            connection.execute(text(f"{others} AND pid <> pg_backend_pid()"))
+        engine.dispose()
+        wait_for(lambda: lists.add("blocked-senders", "b@bad.example").status == 200)
+        wait_for(lambda: one.submit(mail(), sender="b@bad.example").json["decision"] == "bounce")
+        wait_for(lambda: one.request("GET", "/readyz").status == 200)
