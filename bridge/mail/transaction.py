@@ -11,7 +11,6 @@ from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
 from bridge.mail.session import Session
 
-_PROCESS = f"{int.from_bytes(os.urandom(2)):04X}"  # drawn anew in each process
 _numbers = itertools.count(int.from_bytes(os.urandom(2)))
 
 
@@ -29,4 +28,15 @@ class Transaction:
 
 def new_id() -> str:
     """A short id that sorts by time and does not repeat across processes and restarts."""
-    return f"{time.time_ns() // 1_000_000:X}{_PROCESS}{next(_numbers) & 0xFFFF:04X}"
+    return f"{time.time_ns() // 1_000_000:X}{_process}{next(_numbers) & 0xFFFF:04X}"
+
+
+def _draw_process() -> None:
+    """The part of an id that tells processes apart, forked ones too."""
+    global _process
+    _process = f"{int.from_bytes(os.urandom(2)):04X}"
+
+
+_process = ""
+_draw_process()
+os.register_at_fork(after_in_child=_draw_process)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -44,3 +45,18 @@ def test_envelope_knows_its_parameters() -> None:
     envelope = Envelope("", (Recipient("a@b"), Recipient("c@d")), ("body=8BitMime", "smtputf8"))
     assert envelope.addresses == ("a@b", "c@d") and envelope.eight_bit and envelope.smtputf8
     assert not Envelope("").eight_bit and not Envelope("").smtputf8
+
+
+def test_forked_processes_have_ids_of_their_own() -> None:
+    """A worker forked from another process does not go on counting where that one does."""
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, new_id()[11:15].encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    os.close(writer)
+    with os.fdopen(reader) as pipe:
+        theirs = pipe.read()
+    assert len(theirs) == 4
+    assert theirs != new_id()[11:15]
