@@ -21,7 +21,7 @@ class Failure:
         """Read an Error object; anything else becomes an empty one, never an exception."""
         try:
             value = json.loads(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             return cls("")
         if not isinstance(value, dict):
             return cls("")
