@@ -32,6 +32,7 @@ from bridge.cli.listsession import (
     with_session,
 )
 from bridge.cli.listsync import sync
+from bridge.errors import BridgeError
 from bridge.lists import files
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
@@ -81,8 +82,19 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
         count = run(_save(session, name, output, chosen))
         click.echo(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
         return
-    with click.open_file("-", "w", encoding="utf-8") as target:
-        run(_stream(session, name, target.write, chosen, hidden=sys.stdout.isatty()))
+    try:
+        with click.open_file("-", "w", encoding="utf-8") as target:
+            run(_stream(session, name, target.write, chosen, hidden=sys.stdout.isatty()))
+            target.flush()
+    except BrokenPipeError:
+        raise  # click ends quietly: the reader has seen enough
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails again with what is still buffered
+        fail(OutputError(f"standard output: cannot be written: {exc.strerror}"))
+
+
+class OutputError(BridgeError):
+    """There is no place for the entries."""
 
 
 async def _stream(
@@ -111,7 +123,7 @@ async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
         count = await reading_again(once)
         unfinished.replace(output)
     except OSError as exc:
-        raise InputError(f"{output}: cannot be written: {exc.strerror}") from exc
+        raise OutputError(f"{output}: cannot be written: {exc.strerror}") from exc
     finally:
         with suppress(OSError):
             unfinished.unlink()

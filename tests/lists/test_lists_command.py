@@ -94,7 +94,7 @@ def test_entries_come_out_as_they_go_in(service, kind, tmp_path):
         (["delete", "no-such-list", "a@x.org"], None, 1, "list_not_found"),
         (["add", "large", "good@x.org", "not an address"], None, 1, "the entry 'not an address' is refused"),
         (["add", "partners", "a@x.org", "b@x.org", "c@x.org", "d@x.org"], None, 1, "list_full"),
-        (["entries", "large", "-o", "/dev/null/x"], None, 65, "cannot be written"),
+        (["entries", "large", "-o", "/dev/null/x"], None, 1, "cannot be written"),
     ],
 )
 def test_what_is_wrong_is_said_with_its_exit_code(service, arguments, stdin, code, text):
@@ -176,6 +176,21 @@ def test_a_log_gets_a_line_every_five_seconds(capsys):
         now[0] = float(second)
         meter(500)
     assert capsys.readouterr().err == "large: 2,500 of 4,000 entries (500/s, 3 s left)\n"
+
+
+def test_a_full_disk_behind_standard_output_is_said_and_a_closed_pipe_is_not(tmp_path):
+    """One line and exit code 1 when there is no space; nothing at all when `head` has seen enough."""
+    stream = whole(*(f"user{i:07}@example.org" for i in range(9000)))
+    with misbehaving(tmp_path, lambda _: stream) as server, open("/dev/full", "w") as full:
+        entries = (server.url, server.key_file, "entries", "large")
+        with process(*entries, stdout=full, stderr=subprocess.PIPE) as running:
+            said = running.communicate(timeout=DEADLINE_S)[1]
+        assert (running.returncode, said) == (1, "standard output: cannot be written: No space left on device\n")
+        with process(*entries, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
+            assert running.stdout.readline() == "user0000000@example.org\n"
+            running.stdout.close()
+            assert running.stderr.read() == ""
+            assert running.wait(DEADLINE_S) == 1
 
 
 def test_entries_stream_in_flat_memory(tmp_path):

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import pty
 import signal
 import subprocess
 import threading
-import time
+from contextlib import closing
+from urllib.parse import urlsplit
 
 import pytest
-from lists_kit import DEADLINE_S, OTHER, TENANT, process
-from sqlalchemy import func, select
+from lists_kit import DEADLINE_S, OTHER, TENANT, Seen, misbehaving, process
+from lists_kit import http as whole_answer
 
-from bridge.service.store import list_entry
+from bridge.api.lists import MAX_ENTRIES_PER_REQUEST
 
 LIST = "large"
 ENTRIES = int(os.environ.get("LISTS_SYNC_ENTRIES", "8000"))  # 200000 shows the same and takes half a minute
@@ -230,21 +232,40 @@ def test_a_tenant_and_a_directory_do_not_go_together(service, directory):
     assert service.run("sync", str(directory), "--tenant", TENANT).exit_code == 2
 
 
-def _size(service) -> int:
-    with service.store.reading() as connection:
-        return connection.execute(select(func.count()).select_from(list_entry)).scalar_one()
+class Gate:
+    """Stands before the service and passes everything on, but only so many additions until it is opened."""
+
+    def __init__(self, service, additions: int) -> None:
+        self._service, self._left = service, additions
+        self._lock = threading.Lock()
+        self.reached, self.open = threading.Event(), threading.Event()
+
+    def __call__(self, seen: Seen) -> bytes:
+        if seen.operation == "addEntries":
+            with self._lock:
+                self._left -= 1
+                wait = self._left < 0
+            if wait:
+                self.reached.set()
+                self.open.wait(DEADLINE_S)
+        connection = http.client.HTTPConnection(urlsplit(self._service.url).netloc, timeout=DEADLINE_S)
+        with closing(connection):
+            head = {"Authorization": f"apikey {self._service.key}", "Content-Type": "application/json"}
+            connection.request("POST", f"/api/public/lists/v1/{seen.operation}", json.dumps(seen.body), head)
+            answer = connection.getresponse()
+            return whole_answer(answer.status, answer.read())
 
 
-def interrupted(service, file: str, more_than: int, ending: signal.Signals) -> tuple[int, str]:
-    """Begin a sync, end it with a signal when the list has over `more_than` entries; its code and output."""
-    sync = ("sync", LIST, file, "--prune", "--yes")
-    with process(service.url, service.key_file, *sync, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
-        deadline = time.monotonic() + DEADLINE_S
-        while _size(service) <= more_than:
-            assert time.monotonic() < deadline
-            threading.Event().wait(0.01)
-        running.send_signal(ending)
-        output = running.communicate(timeout=DEADLINE_S)[0]
+def interrupted(service, file: str, tmp_path, additions: int, ending: signal.Signals) -> tuple[int, str]:
+    """Begin a sync, end it with a signal after so many additions; its exit code and output."""
+    gate = Gate(service, additions)
+    with misbehaving(tmp_path, gate) as server:
+        sync = (server.url, server.key_file, "sync", LIST, file, "--prune", "--yes")
+        with process(*sync, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as running:
+            assert gate.reached.wait(DEADLINE_S)
+            running.send_signal(ending)
+            output = running.communicate(timeout=DEADLINE_S)[0]
+        gate.open.set()  # what was on its way arrives late, as it may
     return running.returncode, output
 
 
@@ -255,19 +276,20 @@ def test_a_sync_that_is_killed_and_run_again_ends_equal_to_the_file(on_each_data
     entries = {f"user{i:06}@example.org": f"number {i}" for i in range(ENTRIES)}
     file = write(tmp_path / "large.txt", entries)
     service.add(LIST, {f"old{i}@example.org": "" for i in range(700)})
-    assert interrupted(service, file, ENTRIES // 4, signal.SIGKILL)[0] == -signal.SIGKILL
-    middle = _size(service)
-    assert ENTRIES // 4 < middle < ENTRIES
+    half = ENTRIES // MAX_ENTRIES_PER_REQUEST // 2
+    assert interrupted(service, file, tmp_path, half, signal.SIGKILL)[0] == -signal.SIGKILL
+    middle = len(service.entries(LIST))
+    assert 0 < middle < ENTRIES
     again = service.run("sync", LIST, file, "--prune", "--yes", "--json")
     (one,) = json.loads(again.stdout)["lists"]
     assert (again.exit_code, one["state"]) == (0, "done")
-    assert one["done"]["added_or_updated"] <= ENTRIES - middle + 2000  # what was in flight may have arrived later
+    assert one["done"]["added_or_updated"] == ENTRIES - middle
     assert service.entries(LIST) == entries
 
 
 def test_an_interrupted_sync_says_how_far_it_came(service, tmp_path):
     """Ctrl-C is answered with the account and exit code 130."""
-    file = write(tmp_path / "large.txt", {f"user{i:06}@example.org": "" for i in range(10_000)})
-    code, output = interrupted(service, file, 0, signal.SIGINT)
+    file = write(tmp_path / "large.txt", {f"user{i:06}@example.org": "" for i in range(5000)})
+    code, output = interrupted(service, file, tmp_path, 3, signal.SIGINT)
     assert code == 130
-    assert "interrupted" in output and "not done: " in output and "of 10,000" in output
+    assert "interrupted" in output and "of 5,000" in output and "not done: " in output
