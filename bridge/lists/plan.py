@@ -143,7 +143,9 @@ async def carry_out(
     try:
         await apply(client, name, plan.change, tenant, **how, applied=applied, progress=progress)
         refused = applied.added.refused
-        wanted = {entry: comment for entry, comment in plan.wanted.items() if entry not in refused}
+        wanted = (
+            {one: comment for one, comment in plan.wanted.items() if one not in refused} if refused else plan.wanted
+        )
         left = await difference(client, name, wanted, tenant) if verify else None
     except ListsError as exc:
         plan.state, plan.problem = State.FAILED, str(exc)
