@@ -28,6 +28,7 @@ CONFIG = f"""
 listen: 127.0.0.1:0
 guard: {{scanSources: {{restApi: {{}}}}, mainWorkerCount: 64}}
 abby: {{staticApiTokens: [{{name: bench, token: {TOKEN}}}]}}
+log_scans: false
 """
 
 
