@@ -111,19 +111,25 @@ def test_without_permission_dns_is_never_asked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("author", "passed", "records", "result"),
+    ("author", "spf", "dkim_domains", "record", "result"),
     [
-        ("a.org", [], {}, ""),
-        ("a.org", ["a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject"}, "pass"),
-        ("a.org", ["mail.a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject"}, "pass"),
-        ("a.org", ["mail.a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject; aspf=s; adkim=s"}, "reject"),
-        ("a.org", ["evila.org"], {"_dmarc.a.org": "v=DMARC1; p=quarantine"}, "quarantine"),
-        ("x.a.org", ["a.org"], {"_dmarc.a.org": "v=DMARC1; p=reject"}, "pass"),
-        ("x.a.org", [], {"_dmarc.a.org": "v=DMARC1; p=reject; sp=none"}, "none"),
-        ("a.org", [], {"_dmarc.a.org": "v=DMARC1; p=strange"}, "none"),
-        ("", ["a.org"], {}, ""),
+        ("a.org", ["a.org"], [], "", ""),
+        ("a.org", ["a.org"], [], "v=DMARC1; p=reject", "pass"),
+        ("a.org", ["mail.a.org"], [], "v=DMARC1; p=reject", "pass"),
+        ("a.org", [], ["mail.a.org"], "v=DMARC1; p=reject", "pass"),
+        ("a.org", ["mail.a.org"], [], "v=DMARC1; p=reject; aspf=s", "reject"),
+        ("a.org", ["mail.a.org"], [], "v=DMARC1; p=reject; adkim=s", "pass"),
+        ("a.org", [], ["mail.a.org"], "v=DMARC1; p=reject; adkim=s", "reject"),
+        ("a.org", [], ["mail.a.org"], "v=DMARC1; p=reject; aspf=s", "pass"),
+        ("a.org", ["a.org"], [], "v=DMARC1; p=reject; aspf=s; adkim=s", "pass"),
+        ("a.org", ["evila.org"], ["evila.org"], "v=DMARC1; p=quarantine", "quarantine"),
+        ("x.a.org", ["a.org"], [], "v=DMARC1; p=reject", "pass"),
+        ("x.a.org", [], [], "v=DMARC1; p=reject; sp=none", "none"),
+        ("a.org", [], [], "v=DMARC1; p=strange", "none"),
+        ("", ["a.org"], [], "v=DMARC1; p=reject", ""),
     ],
 )
-def test_dmarc(author, passed, records, result):
-    """Alignment and policy, row by row."""
-    assert dmarc(author, passed, lambda name: [records[name]] if name in records else []) == result
+def test_dmarc(author, spf, dkim_domains, record, result):
+    """Alignment and policy, row by row; the record stands at a.org."""
+    records = {"_dmarc.a.org": [record]} if record else {}
+    assert dmarc(author, {"aspf": spf, "adkim": dkim_domains}, lambda name: records.get(name, [])) == result

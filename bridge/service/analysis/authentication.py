@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -80,8 +80,8 @@ class AuthenticationAnalyzer:
         dns = _Dns(self._resolver, time.monotonic() + self._timeout_s)
         spf, spf_domain = self._check_spf(mail, dns)
         dkim, dkim_domains = self._check_dkim(content, dns)
-        passed = [spf_domain] if spf == "pass" else []
-        return Results(spf, dkim, dmarc(_author_domain(content), [*passed, *dkim_domains], dns.txt))
+        passed = {"aspf": [spf_domain] if spf == "pass" else [], "adkim": dkim_domains}
+        return Results(spf, dkim, dmarc(_author_domain(content), passed, dns.txt))
 
     def _check_spf(self, mail: Mail, dns: _Dns) -> tuple[str, str]:
         border = mail.request.border
@@ -175,15 +175,20 @@ def _spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, st
     return [((name, kind), readers[kind](one)) for one in _current.dns.ask(name, kind)]
 
 
-def dmarc(author: str, passed: Iterable[str], txt: Callable[[str], list[str]]) -> str:
-    """`pass`, or the policy (`none`, `quarantine`, `reject`) of a mail that fails, or empty without a record."""
+def dmarc(author: str, passed: Mapping[str, Iterable[str]], txt: Callable[[str], list[str]]) -> str:
+    """`pass`, or the policy (`none`, `quarantine`, `reject`) of a mail that fails, or empty without a record.
+
+    `passed` has the domains that SPF (`aspf`) and DKIM (`adkim`) vouch for, by the tag that says how
+    strictly each must agree with the author's domain.
+    """
     record, found_at, organisation = _find_record(author, txt)
     if record is None:
         return ""
-    strict = record.get("aspf") == "s" and record.get("adkim") == "s"
-    for domain in passed:
-        if domain.lower() == author or (not strict and _within(domain.lower(), organisation)):
-            return "pass"
+    for tag, domains in passed.items():
+        relaxed = record.get(tag) != "s"
+        for domain in domains:
+            if domain.lower() == author or (relaxed and _within(domain.lower(), organisation)):
+                return "pass"
     policy = record.get("p", "none") if found_at == author else record.get("sp", record.get("p", "none"))
     return policy if policy in ("none", "quarantine", "reject") else "none"
 
