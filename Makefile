@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editab
 RUN_READY := $(VENV)/.run-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: help run test lint format docs clean
+.PHONY: help run test lint format docs bench-service bench-lists clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -30,6 +30,13 @@ format: $(DEV_READY)            ## put the code into its style
 
 docs: $(DEV_READY)              ## the references that are made from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python -m bridge.service.openapi > docs/openapi.json
+
+bench-service: $(DEV_READY)     ## what the scanning service can do
+	$(BIN)/python bench/service.py
+
+bench-lists: $(DEV_READY)       ## what the List API and its client can do
+	$(BIN)/python bench/lists.py
 
 clean:                          ## remove what the other commands made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

@@ -43,7 +43,7 @@ class Scanner(Section):
         description="Base addresses of the scanning service. With several, the least busy one is asked first.",
     )
     token_file: str = Field(
-        description="File with the bearer token. Relative to $CREDENTIALS_DIRECTORY if set, else to this file."
+        description="File with the bearer token. Looked for in $CREDENTIALS_DIRECTORY, then beside this file."
     )
     tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that no entry of `tenants` claims.")
     ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
@@ -335,7 +335,7 @@ class Lists(Section):
     allow_plain_http: bool = Field(False, description=_ALLOW_PLAIN_HTTP)
     url: str = Field(description="Base address of the List API.")
     api_key_file: str = Field(
-        description="File with the API key. Relative to $CREDENTIALS_DIRECTORY if set, else to this file."
+        description="File with the API key. Looked for in $CREDENTIALS_DIRECTORY, then beside this file."
     )
     ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import shutil
 import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -15,9 +14,14 @@ from scripted_hop import HEAD, SOON, Run, make_tx, soon
 from bridge.address import NextHop
 from bridge.delivery.relay import RelaySettings, SmtpRelay
 from bridge.errors import NextHopError
+from tests.requirements import find, need
 
-SINK = shutil.which("smtp-sink", path=os.environ.get("PATH", "") + ":/usr/sbin")
-pytestmark = pytest.mark.skipif(SINK is None, reason="smtp-sink (package postfix) is not installed")
+SINK = find("smtp-sink")
+
+
+@pytest.fixture(autouse=True)
+def _installed() -> None:
+    need("smtp-sink")
 
 
 @asynccontextmanager
