@@ -18,7 +18,7 @@ SMALL = {"errors", "units", "yamlfile", "address"}  # top-level modules that any
 ARROWS: dict[str, set[str]] = {
     "api": set(),
     "mail": {"errors"},  # Saturated, and in return errors knows the type of a reply
-    "errors": {"mail"},
+    "errors": {"mail", "api"},  # for types only
     "units": set(),
     "address": set(),
     "profiles": set(),

@@ -12,6 +12,7 @@ import pytest
 from smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
 
 from bridge.errors import StoreFull
+from bridge.scanner.circuit import Circuit
 from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -38,7 +39,8 @@ def forget(request: pytest.FixtureRequest) -> None:
         bridge.next_hop.replies.clear()
         bridge.next_hop.mails.clear()
         for host in bridge.daemon.scanner.hosts:
-            host.saturated_until = host.shunned_until = 0.0
+            host.saturated_until = 0.0
+            host.circuit = Circuit(0.0)
 
 
 def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:
