@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -12,7 +13,8 @@ import uvloop
 from bridge import maillog
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config import Config
-from bridge.daemon.run import Daemon
+from bridge.daemon import files
+from bridge.daemon.run import Daemon, load
 from bridge.errors import BridgeError, ConfigError
 
 
@@ -23,7 +25,7 @@ def run(path: Path | None) -> None:
     conf = load_or_exit(path)
     writer = maillog.set_up(conf.log.format, conf.log.level)
     try:
-        uvloop.run(_run(conf, writer))
+        uvloop.run(_run(conf, writer, lambda: load(path)))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)
@@ -35,13 +37,15 @@ def run(path: Path | None) -> None:
         writer.close()
 
 
-async def _run(conf: Config, writer: maillog.LineWriter) -> None:
-    daemon = Daemon(conf, writer)
-    await daemon.run(on_ready=lambda: _welcome(conf, daemon) if conf.embedded_service else None)
+async def _run(conf: Config, writer: maillog.LineWriter, reread: Callable[[], Config]) -> None:
+    await Daemon(conf, writer).run(reread, on_ready=lambda: _welcome(conf))
 
 
-def _welcome(conf: Config, daemon: Daemon) -> None:
+def _welcome(conf: Config) -> None:
     """What a new user wants to know first."""
+    if not conf.embedded_service:
+        return
+    state = files.state_directory(conf.state_directory)
     smtp = next((one for one in conf.listeners if one.protocol == "smtp" and one.address.host), None)
     lines = ["", "scanbridge is running. It listens here:"]
     lines += [f"  {one.protocol:7} {one.address}" for one in conf.listeners]
@@ -51,7 +55,7 @@ def _welcome(conf: Config, daemon: Daemon) -> None:
     ]
     if conf.relay is not None:
         lines.append(f"Delivered mail goes to {conf.relay.next_hop}")
-    lines.append(f"Quarantined mail goes to {daemon.state / conf.quarantine.directory}")
+    lines.append(f"Quarantined mail goes to {state / conf.quarantine.directory}")
     if smtp is not None:
         host, port = smtp.address.host, smtp.address.port
         lines += ["", "Try it, in another terminal:", *_examples(host, port)]

@@ -43,8 +43,12 @@ class Admission:
 
     def delay(self) -> float:
         """What the next mail waits: nothing below the threshold, everything at the limit."""
+        return self.delay_after(self.in_processing)
+
+    def delay_after(self, in_processing: int) -> float:
+        """The same for a mail that finds so many before it."""
         limit, threshold = self.settings.max_in_processing, self.settings.throttle_threshold
-        over = self.in_processing + 1 - threshold
+        over = in_processing + 1 - threshold
         if over <= 0 or threshold >= limit:
             return 0.0
         return self.settings.throttle_max_delay_s * min(over / (limit - threshold), 1.0)

@@ -11,8 +11,18 @@ from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
 from bridge.mail.session import Session
 
-_PROCESS = f"{int.from_bytes(os.urandom(2)):04X}"  # drawn anew in each process
-_numbers = itertools.count(int.from_bytes(os.urandom(2)))
+_process = ""  # drawn anew in each process, also in one that was forked
+_numbers = itertools.count()
+
+
+def _draw() -> None:
+    global _process, _numbers
+    _process = f"{int.from_bytes(os.urandom(2)):04X}"
+    _numbers = itertools.count(int.from_bytes(os.urandom(2)))
+
+
+_draw()
+os.register_at_fork(after_in_child=_draw)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,4 +39,4 @@ class Transaction:
 
 def new_id() -> str:
     """A short id that sorts by time and does not repeat across processes and restarts."""
-    return f"{time.time_ns() // 1_000_000:X}{_PROCESS}{next(_numbers) & 0xFFFF:04X}"
+    return f"{time.time_ns() // 1_000_000:X}{_process}{next(_numbers) & 0xFFFF:04X}"
