@@ -10,7 +10,8 @@ import click
 
 from bridge import yamlfile
 from bridge.cli.common import config_option, load_or_exit
-from bridge.config import Config, Section
+from bridge.config import Config
+from bridge.policies import Section
 
 
 @click.group("config")

@@ -16,6 +16,7 @@ from bridge.delivery.quarantine import Quarantine
 from bridge.filter.admission import Admission
 from bridge.filter.decide import Filter, Record
 from bridge.filter.headers import HeaderEditor
+from bridge.filter.late import LateDecisions
 from bridge.intake.milter.transport import MilterServer, MilterSettings
 from bridge.intake.server import SmtpServer, SmtpSettings
 from bridge.mail.message import Spool
@@ -31,6 +32,7 @@ class Common:
     state: Path
     admission: Admission
     spool: Spool
+    late: LateDecisions | None
     report: Callable[[Record], None]
     on_refused: Callable[[str, str], None]  # listener, reason
     on_saturated: Callable[[str, str], None]  # listener, stage
@@ -85,6 +87,7 @@ class Parts:
         self.quarantine = Quarantine(wiring.quarantine_directory(conf, common.state))
         self.relay = wiring.relay(conf)
         self.scanner = wiring.scanner(conf)
+        self._limit = wiring.limit(conf)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         self.plans = [Plan(self, listener) for listener in conf.listeners]
 
@@ -97,6 +100,8 @@ class Parts:
             quarantine=self.quarantine,
             relay=None if listener.protocol == "milter" else self.relay,
             report=self.common.report,
+            late=self.common.late,
+            limit=self._limit,
         )
 
     @property

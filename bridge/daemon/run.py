@@ -12,6 +12,7 @@ import gc
 import logging
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from itertools import chain
@@ -59,6 +60,7 @@ class Daemon:
         self.admission = Admission(slots) if share is None else share.admission(slots)
         self.spool = Spool(*room) if share is None else share.spool(*room)
         self.sockets = Sockets() if share is None else share.sockets
+        self.late = wiring.late_decisions(conf, self.state, lambda end: _count(self.metrics.late_scans, end.value))
         self.servers: list[Server] = []  # in the order of the listeners
         self.leaving: set[Server] = set()  # whose listeners a reload has taken away
         self.reloads = Reloads()
@@ -105,6 +107,8 @@ class Daemon:
     def hurry(self) -> None:
         """Running mail is given up soon: its client keeps it."""
         log.warning("told to stop again: running mail has %.0f s left", HURRIED_DRAIN_S)
+        if self.late is not None:
+            self.late.give_up()
         for server in (*self.servers, *self.leaving):
             self.own(asyncio.get_running_loop().create_task(server.drain(HURRIED_DRAIN_S)))
 
@@ -130,6 +134,11 @@ class Daemon:
         self._ending.push_async_callback(self._close_parts)
         self.view.watch_levels()
         await self._start_admin()
+        if self.late is not None:
+            self._ending.push_async_callback(self.late.stop, 0.0)
+            await self.late.start()
+            late = self.late
+            self.metrics.late_running.read = lambda: [((), late.running)]
         if self.share is None and (left := self.parts.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         self._ending.push_async_callback(self._end_tasks)
@@ -165,6 +174,7 @@ class Daemon:
             state=self.state,
             admission=self.admission,
             spool=self.spool,
+            late=self.late,
             report=self._report,
             on_refused=lambda listener, reason: _count(self.metrics.refused_connections, listener, reason),
             on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
@@ -235,7 +245,12 @@ class Daemon:
         self._stopping = True
         self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
+        drained = time.monotonic() + limit
         await asyncio.gather(*(server.drain(limit) for server in (*self.servers, *self.leaving)))
+        if self.late is not None:
+            await self.late.stop(max(drained - time.monotonic(), 0.0))
+        if self.view.siblings is not None:
+            self.view.siblings.write()  # what we have counted outlives us
         await self._ending.aclose()
         log.info("stopped")
 

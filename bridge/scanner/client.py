@@ -66,7 +66,10 @@ class Scanner:
 
     def is_yellow(self) -> bool:
         """Whether every host asks for less."""
-        return all(host.status in (QueueStatus.YELLOW, QueueStatus.RED) for host in self.hosts)
+        for host in self.hosts:
+            if host.status is not QueueStatus.YELLOW and host.status is not QueueStatus.RED:
+                return False
+        return True
 
     async def submit(
         self, request: AnalysisRequest, message: Message, deadline: float, keep_late: bool = False

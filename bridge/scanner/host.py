@@ -45,6 +45,7 @@ class Host:
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[HttpConnection] = []
+        self._closed = False
         host = f"[{self.name}]" if ":" in self.name else self.name
         common = f"Host: {host}:{self.port}\r\nAuthorization: Bearer {settings.token}\r\nAccept: application/json\r\n"
         self.submit_head = f"POST {parts.path}{SUBMIT_PATH} HTTP/1.1\r\n{common}".encode("latin-1")
@@ -73,7 +74,7 @@ class Host:
         return None
 
     def give_back(self, connection: HttpConnection, now: float) -> None:
-        if connection.reusable:
+        if connection.reusable and not self._closed:
             connection.idle_since = now
             self._idle.append(connection)
         else:
@@ -91,5 +92,7 @@ class Host:
         return connection
 
     def close(self) -> None:
+        """A mail that is still under way may end; its connection is not kept."""
+        self._closed = True
         while self._idle:
             self._idle.pop().close()
