@@ -20,6 +20,7 @@ _COMMANDS = {
     "scan": ("scan", "scan"),
     "lists": ("lists", "lists"),
     "status": ("status", "status"),
+    "reload": ("reload", "reload"),
     "service": ("service", "service"),
     "config": ("configuration", "configuration"),
 }

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import uvloop
@@ -13,8 +14,9 @@ import uvloop
 from bridge import maillog
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config import Config
-from bridge.daemon import files
+from bridge.daemon import files, wiring
 from bridge.daemon.run import Daemon, load
+from bridge.daemon.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
 
 
@@ -23,6 +25,8 @@ from bridge.errors import BridgeError, ConfigError
 def run(path: Path | None) -> None:
     """Run the bridge; with no configuration, the embedded default: bridge and scanning service."""
     conf = load_or_exit(path)
+    if wiring.worker_count(conf) > 1:
+        _supervise(conf, lambda: load(path))
     writer = maillog.set_up(conf.log.format, conf.log.level)
     try:
         uvloop.run(_run(conf, writer, lambda: load(path)))
@@ -35,6 +39,18 @@ def run(path: Path | None) -> None:
         sys.exit(1)
     finally:
         writer.close()
+
+
+def _supervise(conf: Config, reread: Callable[[], Config]) -> NoReturn:
+    """Several workers. No thread may run here when they are forked, so the log is written at once."""
+    maillog.set_up_plain(conf.log.format, conf.log.level)
+    try:
+        sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
+    except ConfigError as exc:
+        fail_config(exc)
+    except BridgeError as exc:
+        click.echo(f"scanbridge: {exc}", err=True)
+        sys.exit(1)
 
 
 async def _run(conf: Config, writer: maillog.LineWriter, reread: Callable[[], Config]) -> None:

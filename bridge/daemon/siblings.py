@@ -63,6 +63,7 @@ class Siblings:
         """What the others say, what the supervisor says, and how many did not answer in time."""
         boards, own = self._share.boards, self._share.row
         waiting = {row: boards.edition(row) for row in self._share.ledger.ready_rows() if row != own}
+        waiting = {row: edition for row, edition in waiting.items() if edition}  # the service never writes
         for row in waiting:
             boards.ring(row)
         end = time.monotonic() + _PATIENCE_S
