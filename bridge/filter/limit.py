@@ -1,21 +1,25 @@
 """Adaptive limit: how many mails at once does the scanner do well?
 
-After Netflix's concurrency-limits (Gradient2): the long average of the scanner's latency is what it
-is used to, a single scan tells how it is now. While both agree, the limit grows by a little room for
-a queue; when scans take longer than usual, mail is waiting in there, and the limit shrinks by the ratio
-of the two. A deadline that passed, or the scanner's own word that it is full, takes a tenth off at once.
-Numbers only: no clock, no I/O. Never above the operator's limit.
+After Netflix's concurrency-limits: scans that take longer on average than they do when the scanner
+has room are waiting inside it. The limit grows by a little room for a queue while the latency is
+usual, and shrinks by the ratio of the two when it is not (gradient). A deadline that passed, or the
+scanner's own word that it is full, takes a tenth off at once (AIMD).
+
+What is usual cannot be learned under load, where the queue is part of every scan. So now and then,
+for a few scans, the limit is a quarter: what they take is usual. Numbers only: no clock, no I/O.
+Never above the operator's limit.
 """
 
 from __future__ import annotations
 
 from math import sqrt
 
-_LONG = 600  # scans that make the long average
-_WARM = 10  # of them the first are averaged plainly
 _TOLERANCE = 1.5  # so much longer than usual is still usual
 _SMOOTHING = 0.2
 _BACKOFF = 0.9
+_AVERAGE = 0.1  # weight of one scan
+_PROBE_EVERY = 2000  # scans under load
+_PROBE_SCANS = 10
 
 
 class AdaptiveLimit:
@@ -25,12 +29,14 @@ class AdaptiveLimit:
         self._highest = float(highest)
         self._lowest = float(min(lowest, highest))
         self._limit = float(min(highest, max(lowest, 4)))  # from below: a scanner is easier to fill than to empty
-        self._long_s = 0.0
-        self._samples = 0
+        self._usual_s = 0.0
+        self._now_s = 0.0
+        self._until_probe = _PROBE_EVERY
+        self._probe: list[float] | None = None
 
     @property
     def current(self) -> int:
-        return int(self._limit)
+        return int(self._limit if self._probe is None else max(self._limit / 4, self._lowest))
 
     def overload(self) -> None:
         """A scan came to nothing: its deadline passed, or the scanner said that it is full."""
@@ -40,19 +46,29 @@ class AdaptiveLimit:
         """One scan took so long, and began among so many."""
         if seconds <= 0:
             return
-        self._learn(seconds)
-        if in_processing < self._limit / 2:  # nobody asks for more: the latency says nothing of the limit
+        if self._probe is not None:
+            self._sample_probe(self._probe, seconds, in_processing)
             return
-        gradient = min(max(_TOLERANCE * self._long_s / seconds, 0.5), 1.0)
+        self._now_s += (seconds - self._now_s) * (_AVERAGE if self._now_s else 1.0)
+        self._usual_s = min(self._usual_s or self._now_s, self._now_s)
+        if in_processing < self._limit / 2:  # nobody asks for more: the latency says nothing of the limit
+            self._usual_s += (seconds - self._usual_s) * _AVERAGE
+            return
+        gradient = min(max(_TOLERANCE * self._usual_s / self._now_s, 0.5), 1.0)
         wanted = self._limit * gradient + sqrt(self._limit)
-        self._set(self._limit * (1 - _SMOOTHING) + wanted * _SMOOTHING)
+        weight = _SMOOTHING / sqrt(self._limit)  # as many scans end at once as the limit lets in
+        self._set(self._limit * (1 - weight) + wanted * weight)
+        self._until_probe -= 1
+        if self._until_probe <= 0:
+            self._probe = []
 
-    def _learn(self, seconds: float) -> None:
-        self._samples += 1
-        weight = 1 / self._samples if self._samples <= _WARM else 2 / (_LONG + 1)
-        self._long_s += (seconds - self._long_s) * weight
-        if self._long_s > 2 * seconds:  # much quicker than it used to be: do not take a minute to notice
-            self._long_s *= 0.95
+    def _sample_probe(self, probe: list[float], seconds: float, in_processing: int) -> None:
+        if in_processing > self.current:  # it began before the probe
+            return
+        probe.append(seconds)
+        if len(probe) >= _PROBE_SCANS:
+            self._usual_s = self._now_s = sum(probe) / len(probe)
+            self._probe, self._until_probe = None, _PROBE_EVERY
 
     def _set(self, limit: float) -> None:
         self._limit = min(max(limit, self._lowest), self._highest)

@@ -110,8 +110,10 @@ def test_a_mail_that_comes_back_gets_its_decision(tmp_path: Path, which: int) ->
 
 
 @pytest.mark.parametrize(
-    "end", [ScanUnavailable("gone"), Saturated("full"), AnalysisResult(Decision.UNDECIDED)], ids=lambda e: type(e).__name__
-)  # fmt: skip
+    "end",
+    [ScanUnavailable("gone"), Saturated("full"), AnalysisResult(Decision.UNDECIDED)],
+    ids=["unavailable", "saturated", "undecided"],
+)
 def test_a_scan_without_decision_lets_the_next_try_scan(end: Any) -> None:
     """Kept as an answer, "undecided" would stay for a day."""
 
