@@ -8,7 +8,6 @@ by `daemon`, which knows their place (`Config.directory`, `$CREDENTIALS_DIRECTOR
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -16,8 +15,10 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     Field,
+    PlainValidator,
     PrivateAttr,
     ValidationInfo,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
@@ -26,7 +27,7 @@ from bridge import units, yamlfile
 from bridge.address import Address, NextHop
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
 from bridge.fields import AddressField, Network, NextHopField, Section, TenantUid, base_url
-from bridge.mail.action import Action
+from bridge.policies import Policy
 from bridge.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.units import Duration, Size
 
@@ -51,6 +52,11 @@ class Scanner(Section):
     client_key_file: str | None = Field(None, validate_default=True, description="Its key.")
     status_interval: Duration = Field(5.0, ge=0.1, description="How often the service's own status is asked.")
     connect_timeout: Duration = Field(5.0, gt=0, description="Longest wait for a connection to the service.")
+    resubmit: bool = Field(
+        False,
+        description="Give a mail to another host also when the first one had it whole and then failed. "
+        "It may then be scanned twice.",
+    )
 
     @field_validator("urls")
     @classmethod
@@ -69,53 +75,6 @@ class Tls(Section):
     cert_file: str = Field(description="Certificate chain, PEM.")
     key_file: str = Field(description="Its private key, PEM.")
     required: bool = Field(False, description="Refuse MAIL before STARTTLS with 530.")
-
-
-class Outcome(Section):
-    """An action, or an action with its own SMTP code and text."""
-
-    action: Action = Field(description="What is done: relay, reject, discard, quarantine, hold or tempfail.")
-    code: int | None = Field(None, ge=400, le=599, description="SMTP reply code of reject and tempfail.")
-    text: str | None = Field(None, max_length=400, description="Text of the reply; our id is added.")
-    keep_copy: bool = Field(False, description="Also keep the mail in the quarantine.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _short(cls, value: Any) -> Any:
-        return {"action": value} if isinstance(value, str) else value
-
-    @model_validator(mode="after")
-    def _agrees(self) -> Outcome:
-        if self.code is not None:
-            wanted = {Action.REJECT: 5, Action.TEMPFAIL: 4}.get(self.action)
-            if wanted is None:
-                raise ValueError("a code can be given for reject (5xx) and tempfail (4xx) only")
-            if self.code // 100 != wanted or self.code == 421 or self.code == 521:
-                raise ValueError(f"{self.action} takes a {wanted}xx code, and not 421 or 521, which hang up")
-        if self.text is not None and not re.fullmatch(r"[\x20-\x7e]*", self.text):
-            raise ValueError("the text must be printable ASCII on one line")
-        return self
-
-
-class Policy(Section):
-    deliver: Outcome = Field(Outcome(action=Action.RELAY), description="The service says deliver.")
-    quarantine: Outcome = Field(Outcome(action=Action.QUARANTINE), description="The service says quarantine.")
-    bounce: Outcome = Field(Outcome(action=Action.REJECT), description="The service says bounce.")
-    drop: Outcome = Field(Outcome(action=Action.DISCARD), description="The service says drop.")
-    undecided: Outcome = Field(Outcome(action=Action.TEMPFAIL), description="The service cannot tell.")
-    unavailable: Outcome = Field(Outcome(action=Action.TEMPFAIL), description="No decision could be had.")
-    too_large: Outcome = Field(Outcome(action=Action.REJECT), description="The mail is over the size limit.")
-
-    @field_validator("too_large")
-    @classmethod
-    def _refusing(cls, outcome: Outcome) -> Outcome:
-        if outcome.action not in (Action.REJECT, Action.TEMPFAIL):
-            raise ValueError("a mail over the limit is not kept, so it can only be rejected or tempfailed")
-        return outcome
-
-    def overridden_by(self, other: Policy) -> Policy:
-        """This policy with every key that `other` sets explicitly taken from there."""
-        return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
 
 
 def _no_default(schema: dict[str, Any]) -> None:
@@ -153,6 +112,13 @@ class Listener(Section):
         description="Owner of a unix socket, `user` or `user:group`; ours when absent. Needs the right to chown.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the general policy.")
+    mode: Literal["enforce", "shadow"] = Field(
+        "enforce",
+        description="`shadow`: mail is scanned, what would have been done is logged and counted, and it is relayed.",
+    )
+    shadow_percent: float = Field(
+        0.0, ge=0, le=100, description="With `mode: enforce`, the share of mail that is treated as in shadow mode."
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -215,6 +181,20 @@ class Admission(Section):
     )
     throttle_max_delay: Duration = Field(5.0, description="The delay when the limit is reached.")
     max_bytes_in_processing: Size = Field(GiB, ge=1, description="Bytes of all mail in processing; above it 451 4.3.2.")
+    limit: Literal["fixed", "adaptive"] = Field(
+        "fixed", description="`adaptive`: found from the scanner's latency, never above max_in_processing."
+    )
+
+
+class LateDecisions(Section):
+    store: Literal["off", "memory", "sqlite"] = Field(
+        "sqlite",
+        description="Where decisions that came after the deadline wait for their mail to come back. `sqlite`: in the "
+        "state directory, shared by all workers, kept over a restart.",
+    )
+    max_age: Duration = Field(86400.0, gt=0, description="How long a decision is kept.")
+    max_entries: int = Field(100_000, ge=1, description="How many are kept; beyond it the oldest go.")
+    scan_limit: Duration = Field(3600.0, gt=0, description="How long a scan may go on after its mail's deadline.")
 
 
 class Limits(Section):
@@ -356,6 +336,16 @@ class Log(Section):
     )
 
 
+def _workers(value: Any) -> Any:
+    if value == "auto" or (type(value) is int and 1 <= value <= 64):
+        return value
+    raise ValueError("a number from 1 to 64 is expected here, or `auto`")
+
+
+_COUNT_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 64}, {"enum": ["auto"]}]}
+Workers = Annotated[int | Literal["auto"], PlainValidator(_workers), WithJsonSchema(_COUNT_OR_AUTO)]
+
+
 class Config(Section):
     """Everything `scanbridge run` needs to know."""
 
@@ -363,6 +353,7 @@ class Config(Section):
     listeners: list[Listener] = Field(min_length=1)
     admission: Admission = Admission()
     limits: Limits = Limits()
+    late_decisions: LateDecisions = LateDecisions()
     policy: Policy = Policy()
     tenants: list[Tenant] = Field([], description="Whose mail it is, by the recipients' domains.")
     relay: Relay | None = Field(None, validate_default=True)
@@ -371,7 +362,11 @@ class Config(Section):
     spool: Spool = Spool()
     lists: Lists | None = None
     admin: Admin = Admin()
-    workers: int = Field(1, ge=1, le=1, description="Processes. More than one is not available yet.")
+    workers: Workers = Field(
+        1,
+        description="Processes that take mail; `auto` is one for each processor. The limits of `admission` are for "
+        "all of them together. With more than one a supervisor watches over them.",
+    )
     log: Log = Log()
     hostname: str | None = Field(None, description="Our name in greetings and Received; the machine's when absent.")
     state_directory: str | None = Field(
@@ -379,7 +374,7 @@ class Config(Section):
     )
     drain_timeout: Duration = Field(60.0, description="Longest wait for running mail when told to stop.")
     embedded_service: bool = Field(
-        False, description="Run the scanning service in this process, at the first scanner URL."
+        False, description="Run the scanning service beside the bridge, at the first scanner URL."
     )
     _directory: Path = PrivateAttr(default=Path())
 

@@ -20,9 +20,10 @@ class alone, so that no host, path or exception text can reach a stranger.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
+    from bridge.api.scanning import AnalysisResult
     from bridge.mail.reply import Reply
 
 
@@ -46,8 +47,20 @@ class ScanUnavailable(ScanError):
     """The scanner could not be reached, failed, or went away."""
 
 
+class RunningScan(Protocol):
+    """A scan that goes on although nobody waits for it now: to be awaited or abandoned."""
+
+    async def result(self) -> AnalysisResult: ...
+
+    def abandon(self) -> None: ...
+
+
 class ScanTimeout(ScanError):
-    """The deadline passed before the scanner answered."""
+    """The deadline passed before the scanner answered. `running` is the scan, if it goes on."""
+
+    def __init__(self, text: str = "", running: RunningScan | None = None) -> None:
+        super().__init__(text)
+        self.running = running
 
 
 class ScanMalformed(ScanError):

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import select
 import threading
 import time
 from collections import deque
@@ -25,13 +26,14 @@ _PLAIN = re.compile(r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+")
 _MAX_VALUE = 1000
 _MAX_RECIPIENTS = 20
 _MAX_LINES = 20_000
+_MAX_WRITE = 64 * 1024
 _BATCH_S = 0.05
 
 # Ours, and plain by construction: never quoted.
 _OURS = frozenset(
     (
         *("id", "session", "listener", "nrcpt", "size", "tenant", "decision", "action"),
-        *("wait_ms", "scan_ms", "relay_ms", "error", "tls"),
+        *("late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls"),
     )
 )
 
@@ -67,6 +69,8 @@ def _fields(record: Record) -> dict[str, Any]:
         "decision": str(result.decision) if result else None,
         "verdict": (result.verdict or None) if result else None,
         "action": str(outcome.action) if outcome else "cancelled",
+        "would": record.would,
+        "late": record.late,
         "reply": str(outcome.reply) if outcome else None,
         "ggrid": (result.ggrid or None) if result else None,
         "wait_ms": round(record.wait_s * 1000, 1),
@@ -136,8 +140,9 @@ def _cut(text: str) -> str:
 class LineWriter(logging.Handler):
     """Hands lines to a thread that writes them; when it cannot keep up, lines are lost and counted."""
 
-    def __init__(self, fd: int, on_lost: Callable[[], None] = lambda: None) -> None:
+    def __init__(self, fd: int, on_lost: Callable[[], None] = lambda: None, max_write: int = _MAX_WRITE) -> None:
         super().__init__()
+        self._max_write = max_write
         self._fd = fd
         self._lines: deque[str] = deque()
         self._some = threading.Event()
@@ -169,7 +174,11 @@ class LineWriter(logging.Handler):
                 time.sleep(_BATCH_S)  # a thread woken per line would take the event loop's turn each time
             self._some.clear()
             while self._lines:
-                batch = [self._lines.popleft() for _ in range(min(len(self._lines), 500))]
+                batch: list[str] = []
+                size = 0
+                while self._lines and (not batch or size + len(self._lines[0]) < self._max_write):
+                    batch.append(self._lines.popleft())
+                    size += len(batch[-1]) + 1
                 self._put(("\n".join(batch) + "\n").encode("utf-8", "backslashreplace"), len(batch))
 
     def _put(self, data: bytes, count: int) -> None:
@@ -190,15 +199,40 @@ class LineWriter(logging.Handler):
             super().close()
 
 
-def set_up(format_: str, level: str) -> LineWriter:
-    """Everything to standard error, in one form. aiosmtpd's own lines below warning are left out."""
-    writer = LineWriter(2)  # standard error, also where Python found it closed
-    writer.setFormatter(Json() if format_ == "json" else KeyValue())
+class PlainWriter(logging.Handler):
+    """Writes each line at once, or drops it when nobody would read it: a blocked log must not block us."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+            if select.select([], [2], [], 0)[1]:
+                os.write(2, line)
+        except (OSError, ValueError):
+            pass
+
+
+def set_up(format_: str, level: str, shared: bool = False) -> LineWriter:
+    """Everything to standard error, in one form. aiosmtpd's own lines below warning are left out.
+
+    When several processes write there, only short writes keep their lines apart.
+    """
+    max_write = select.PIPE_BUF if shared else _MAX_WRITE
+    writer = LineWriter(2, max_write=max_write)  # standard error, also where Python found it closed
+    _install(writer, format_, level)
+    return writer
+
+
+def set_up_plain(format_: str, level: str) -> None:
+    """The same form without a thread, for a process that forks and says little."""
+    _install(PlainWriter(), format_, level)
+
+
+def _install(handler: logging.Handler, format_: str, level: str) -> None:
+    handler.setFormatter(Json() if format_ == "json" else KeyValue())
     root = logging.getLogger()
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-    root.addHandler(writer)
+    for old in list(root.handlers):
+        root.removeHandler(old)
+    root.addHandler(handler)
     root.setLevel(level.upper())
     for noisy in ("mail.log", "mail.error", "asyncio", "uvicorn", "uvicorn.error"):
         logging.getLogger(noisy).setLevel(logging.WARNING)
-    return writer

@@ -18,13 +18,14 @@ SMALL = {"errors", "units", "yamlfile", "address"}  # top-level modules that any
 ARROWS: dict[str, set[str]] = {
     "api": set(),
     "mail": {"errors"},  # Saturated, and in return errors knows the type of a reply
-    "errors": {"mail"},
+    "errors": {"mail", "api"},  # for types only
     "units": set(),
     "address": set(),
     "profiles": set(),
+    "policies": {"mail", "fields"},
     "yamlfile": {"errors"},
     "fields": {"address"},
-    "config": {"api", "mail", "address", "fields", "profiles", "units", "yamlfile", "errors"},
+    "config": {"api", "mail", "address", "fields", "policies", "profiles", "units", "yamlfile", "errors"},
     "scanner": {"api", "mail", "errors"},
     "delivery": {"api", "mail", "errors", "address"},
     "lists": {"api", "mail", *SMALL},
@@ -35,12 +36,12 @@ ARROWS: dict[str, set[str]] = {
     "service": {"api", "mail", *SMALL},
     "daemon": {
         *("intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "metrics", "maillog", "profiles"),
+        *("config", "metrics", "maillog", "policies", "profiles"),
         *SMALL,
     },
     "cli": {
         *("daemon", "intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "fields", "maillog", "profiles"),
+        *("config", "fields", "maillog", "policies", "profiles"),
         *SMALL,
     },
     "testing": {"daemon", "config", "yamlfile", "api", "mail"},
@@ -57,11 +58,11 @@ HOMES: dict[str, set[str]] = {
     "prometheus_client": {"metrics", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "sqlalchemy": {"service"},
+    "sqlalchemy": {"service", "filter"},
     "starlette": {"service", "daemon"},
     "uvicorn": {"service"},
     "python_multipart": {"service"},
-    "pydantic": {"config", "fields", "units", "yamlfile", "service"},
+    "pydantic": {"config", "fields", "policies", "units", "yamlfile", "service"},
     "uvloop": {"cli", "testing", "daemon"},
 }
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import click
 import uvloop
@@ -12,7 +14,9 @@ import uvloop
 from bridge import maillog
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config import Config
-from bridge.daemon.run import Daemon
+from bridge.daemon import files, wiring
+from bridge.daemon.run import Daemon, load
+from bridge.daemon.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
 
 
@@ -21,9 +25,11 @@ from bridge.errors import BridgeError, ConfigError
 def run(path: Path | None) -> None:
     """Run the bridge; with no configuration, the embedded default: bridge and scanning service."""
     conf = load_or_exit(path)
+    if wiring.worker_count(conf) > 1:
+        _supervise(conf, lambda: load(path))
     writer = maillog.set_up(conf.log.format, conf.log.level)
     try:
-        uvloop.run(_run(conf, writer))
+        uvloop.run(_run(conf, writer, lambda: load(path)))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)
@@ -35,13 +41,27 @@ def run(path: Path | None) -> None:
         writer.close()
 
 
-async def _run(conf: Config, writer: maillog.LineWriter) -> None:
-    daemon = Daemon(conf, writer)
-    await daemon.run(on_ready=lambda: _welcome(conf, daemon) if conf.embedded_service else None)
+def _supervise(conf: Config, reread: Callable[[], Config]) -> NoReturn:
+    """Several workers. No thread may run here when they are forked, so the log is written at once."""
+    maillog.set_up_plain(conf.log.format, conf.log.level)
+    try:
+        sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
+    except ConfigError as exc:
+        fail_config(exc)
+    except BridgeError as exc:
+        click.echo(f"scanbridge: {exc}", err=True)
+        sys.exit(1)
 
 
-def _welcome(conf: Config, daemon: Daemon) -> None:
+async def _run(conf: Config, writer: maillog.LineWriter, reread: Callable[[], Config]) -> None:
+    await Daemon(conf, writer).run(reread, on_ready=lambda: _welcome(conf))
+
+
+def _welcome(conf: Config) -> None:
     """What a new user wants to know first."""
+    if not conf.embedded_service:
+        return
+    state = files.state_directory(conf.state_directory)
     smtp = next((one for one in conf.listeners if one.protocol == "smtp" and one.address.host), None)
     lines = ["", "scanbridge is running. It listens here:"]
     lines += [f"  {one.protocol:7} {one.address}" for one in conf.listeners]
@@ -51,7 +71,7 @@ def _welcome(conf: Config, daemon: Daemon) -> None:
     ]
     if conf.relay is not None:
         lines.append(f"Delivered mail goes to {conf.relay.next_hop}")
-    lines.append(f"Quarantined mail goes to {daemon.state / conf.quarantine.directory}")
+    lines.append(f"Quarantined mail goes to {state / conf.quarantine.directory}")
     if smtp is not None:
         host, port = smtp.address.host, smtp.address.port
         lines += ["", "Try it, in another terminal:", *_examples(host, port)]

@@ -51,6 +51,15 @@ def _table(state: dict[str, Any]) -> str:
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
         f"{state['bytes_in_processing']} bytes",
     ]
+    if len(state["workers"]) > 1:
+        lines += [f"worker         {_worker(one)}" for one in state["workers"]]
+    if not state["reload"]["ok"]:
+        lines.append(f"configuration  the old one, because the last reload failed: {state['reload']['problem']}")
     lines += [f"listener       {one['name']}: {one['protocol']} on {one['address']}" for one in state["listeners"]]
     lines += [f"scanner        {one['url']}: {one['status']}, {one['in_flight']} in flight" for one in state["scanner"]]
     return "\n".join(lines)
+
+
+def _worker(one: dict[str, Any]) -> str:
+    ready = "ready" if one["ready"] else "not ready"
+    return f"{one['pid']}, up {one['uptime_s']} s, {ready}, {one['connections']} connections"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -13,12 +13,17 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 
-def create_admin(registry: CollectorRegistry, *, problem: Callable[[], str], state: Callable[[], Any]) -> Starlette:
+def create_admin(
+    registry: Callable[[], Awaitable[CollectorRegistry]],
+    *,
+    problem: Callable[[], str],
+    state: Callable[[], Awaitable[Any]],
+) -> Starlette:
     """`problem` is why we are not ready, "" when we are; `state` is what /status shows."""
 
     async def metrics(request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
-        return Response(encoder(registry), headers={"content-type": content_type})
+        return Response(encoder(await registry()), headers={"content-type": content_type})
 
     async def livez(request: Request) -> Response:
         return PlainTextResponse("ok\n")
@@ -28,7 +33,7 @@ def create_admin(registry: CollectorRegistry, *, problem: Callable[[], str], sta
         return PlainTextResponse(f"{why}\n" if why else "ok\n", status_code=503 if why else 200)
 
     async def status(request: Request) -> Response:
-        return JSONResponse(state())
+        return JSONResponse(await state())
 
     return Starlette(
         routes=[

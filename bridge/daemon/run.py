@@ -2,7 +2,7 @@
 
 Order matters. The embedded service starts first and ends last, because mail in processing still
 needs it; listeners start last and end first. Whatever cannot work is said before the first
-listener opens, as a ConfigError.
+listener opens, as a ConfigError. One of several workers is the same daemon, with a `Share`.
 """
 
 from __future__ import annotations
@@ -13,84 +13,109 @@ import logging
 import signal
 import socket
 import time
-from collections.abc import Callable
-from contextlib import AsyncExitStack
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, ExitStack
+from itertools import chain
 from pathlib import Path
-from typing import Any
-from urllib.parse import urlsplit
 
-from bridge import __version__, config
-from bridge.address import Address
-from bridge.api.scanning import QueueStatus
+from bridge import config
 from bridge.config import Config
 from bridge.daemon import files, wiring
 from bridge.daemon.admin import create_admin
+from bridge.daemon.embedded import start_service
 from bridge.daemon.notify import feed_watchdog, notify
-from bridge.daemon.sockets import open_listening
-from bridge.delivery.quarantine import Quarantine
+from bridge.daemon.parts import Common, ListenerKey, Parts, Plan, Server
+from bridge.daemon.reload import Reloading
+from bridge.daemon.share import Share
+from bridge.daemon.sockets import Sockets
+from bridge.daemon.view import Reloads, View
 from bridge.errors import ConfigError, StoreError
 from bridge.filter.admission import Admission
-from bridge.filter.decide import Filter, Record
-from bridge.filter.headers import HeaderEditor
-from bridge.intake.milter.transport import MilterServer
-from bridge.intake.server import SmtpServer
+from bridge.filter.decide import Record
 from bridge.mail.message import Spool
 from bridge.maillog import LineWriter, MailLog
 from bridge.metrics import Count, Metrics
 from bridge.scanner.client import Scanner
-from bridge.service import settings as service_settings
-from bridge.service.serve import HttpServer, ServiceServer
+from bridge.service.serve import HttpServer
 
 log = logging.getLogger(__name__)
 
-_HURRIED_DRAIN_S = 2.0  # after a second signal
+HURRIED_DRAIN_S = 2.0  # after a second signal
 _PURGE_INTERVAL_S = 3600.0
-_COLOURS = {None: -1, QueueStatus.GREEN: 0, QueueStatus.YELLOW: 1, QueueStatus.RED: 2}
 
 
 class Daemon:
     """`start`, then `stop` (or `run`, which does both around the signals)."""
 
-    def __init__(self, conf: Config, writer: LineWriter | None = None) -> None:
+    def __init__(self, conf: Config, writer: LineWriter | None = None, share: Share | None = None) -> None:
         self.config = conf
+        self.share = share
         self.state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
         self.metrics = Metrics(listener.name for listener in conf.listeners)
         put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
         self._mail_log = MailLog(put, as_json=conf.log.format == "json")
         if writer is not None:
             writer.on_lost = self._on_lost_line
-        self.admission = Admission(wiring.admission_settings(conf))
-        self.spool = Spool(conf.admission.max_bytes_in_processing, conf.spool.memory_per_mail, conf.spool.directory)
-        self.quarantine = Quarantine(wiring.quarantine_directory(conf, self.state))
-        self.servers: list[SmtpServer | MilterServer] = []
+        slots, room = wiring.admission_settings(conf), wiring.spool_settings(conf)
+        self.admission = Admission(slots) if share is None else share.admission(slots)
+        self.spool = Spool(*room) if share is None else share.spool(*room)
+        self.sockets = Sockets() if share is None else share.sockets
+        self.late = wiring.late_decisions(conf, self.state, lambda end: _count(self.metrics.late_scans, end.value))
+        self.servers: list[Server] = []  # in the order of the listeners
+        self.leaving: set[Server] = set()  # whose listeners a reload has taken away
+        self.reloads = Reloads()
+        self.reloads.succeeded()
+        self.reloads.count = 0
+        self.view = View(self)
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = AsyncExitStack()  # ends what was started, last first
-        self._started = time.monotonic()
+        self._told = asyncio.Event()
         self._stopping = False
 
-    async def run(self, on_ready: Callable[[], None] = lambda: None) -> None:
-        """Until told to stop."""
-        stop = asyncio.Event()
+    @property
+    def scanner(self) -> Scanner:
+        return self.parts.scanner
+
+    async def run(self, reread: Callable[[], Config], on_ready: Callable[[], None] = lambda: None) -> None:
+        """Until told to stop; SIGHUP has the configuration read anew."""
         loop = asyncio.get_running_loop()
-
-        def on_signal() -> None:
-            if stop.is_set():
-                log.warning("told to stop again: running mail has %.0f s left", _HURRIED_DRAIN_S)
-                for server in self.servers:
-                    self._tasks.append(loop.create_task(server.drain(_HURRIED_DRAIN_S)))
-            stop.set()
-
         await self.start()
+        reloading = Reloading(self, reread)
+        self._ending.push_async_callback(reloading.close)
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, on_signal)
-        loop.add_signal_handler(signal.SIGHUP, log.warning, "SIGHUP: to change the configuration, restart")
+            loop.add_signal_handler(number, self._on_signal)
+        loop.add_signal_handler(signal.SIGHUP, reloading.begin)
         notify("READY=1")
         on_ready()
-        gc.collect()
-        gc.freeze()  # what is there now stays; the collector need not look at it again
-        await stop.wait()
+        await self.wait_told()
         notify("STOPPING=1")
         await self.stop()
+
+    def _on_signal(self) -> None:
+        if self._told.is_set():
+            self.hurry()
+        self.tell_stop()
+
+    def tell_stop(self) -> None:
+        self._told.set()
+
+    async def wait_told(self) -> None:
+        gc.collect()
+        gc.freeze()  # what is there now stays; the collector need not look at it again
+        await self._told.wait()
+
+    def hurry(self) -> None:
+        """Running mail is given up soon: its client keeps it."""
+        log.warning("told to stop again: running mail has %.0f s left", HURRIED_DRAIN_S)
+        if self.late is not None:
+            self.late.give_up()
+        for server in (*self.servers, *self.leaving):
+            self.own(asyncio.get_running_loop().create_task(server.drain(HURRIED_DRAIN_S)))
+
+    def own(self, task: asyncio.Task[None]) -> None:
+        """It ends with us at the latest."""
+        self._tasks = [one for one in self._tasks if not one.done()]
+        self._tasks.append(task)
 
     async def start(self) -> None:
         """All parts, or none: what was started before one failed is ended again."""
@@ -101,128 +126,116 @@ class Daemon:
             raise
 
     async def _start(self) -> None:
-        if self.config.embedded_service:
-            await self._start_service()
-        self.scanner = Scanner(wiring.scanner_settings(self.config, wiring.token(self.config)))
-        self._ending.callback(self.scanner.close)
-        self._watch_levels()
+        self._ending.callback(self.sockets.keep_only, [])
+        if self.config.embedded_service and self.share is None:
+            service = await start_service(self.config, self.state)
+            self._ending.push_async_callback(service.stop, 1)
+        self.parts = Parts(self.config, self._common())
+        self._ending.push_async_callback(self._close_parts)
+        self.view.watch_levels()
         await self._start_admin()
-        self.relay = wiring.relay(self.config)
-        if self.relay is not None:
-            self._ending.push_async_callback(self.relay.close)
-        if (left := self.quarantine.clean()) > 0:
+        if self.late is not None:
+            self._ending.push_async_callback(self.late.stop, 0.0)
+            await self.late.start()
+            late = self.late
+            self.metrics.late_running.read = lambda: [((), late.running)]
+        if self.share is None and (left := self.parts.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
-        servers = [(listener, self._server(listener)) for listener in self.config.listeners]
-        sockets = [self._open(one.address, one.unix_mode, one.unix_owner) for one in self.config.listeners]
-        for (listener, server), bound in zip(servers, sockets, strict=True):
-            for sock in bound:
-                await server.serve(sock)
-            self.servers.append(server)
-            log.info(
-                "listener %s: %s on %s, for %s", listener.name, listener.protocol, listener.address, listener.profile
-            )
         self._ending.push_async_callback(self._end_tasks)
-        for task in (self.scanner.watch(), feed_watchdog(), self._purge()):
-            self._tasks.append(asyncio.create_task(task))
+        self.servers = await self.listen(self.parts.plans)
+        for task in (feed_watchdog(), self._purge()):
+            self.own(asyncio.create_task(task))
+        if self.view.siblings is not None:
+            self.own(asyncio.create_task(self.view.siblings.write_always()))
+        self._watch = asyncio.create_task(self.parts.scanner.watch())
+        self.own(self._watch)
 
-    def _open(self, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
-        sockets = open_listening(address, unix_mode, unix_owner)
-        for sock in sockets:
-            self._ending.callback(sock.close)
-        return sockets
+    async def listen(self, plans: list[Plan]) -> list[Server]:
+        """New servers: all of them, or none. Raises CannotListen, ConfigError."""
+        servers: list[Server] = []
+        with ExitStack() as undo:
+            bound = [self._open(plan.listener) for plan in plans]
+            for sock in chain.from_iterable(bound):
+                undo.callback(sock.close)
+            for plan, sockets in zip(plans, bound, strict=True):
+                servers.append(plan.make())
+                for sock in sockets:
+                    await servers[-1].serve(sock)
+                one = plan.listener
+                log.info("listener %s: %s on %s, for %s", one.name, one.protocol, one.address, one.profile)
+            undo.pop_all()
+        return servers
 
-    async def _start_service(self) -> None:
-        """The scanning service in this process, at the first scanner URL."""
-        path = files.locate(self.config.scanner.token_file, self.config.directory)
-        files.make_secret(path, "scanner.token_file")
-        parts = urlsplit(self.config.scanner.urls[0])
-        listen = Address(parts.hostname or "127.0.0.1", parts.port or 80)
-        secret = files.read_secret(path, "scanner.token_file")
-        service = ServiceServer()
-        self._ending.push_async_callback(service.stop, 1)
-        await service.start(service_settings.embedded(self.state, str(listen), secret))
-        log.info("scanning service on %s", listen)
+    def _open(self, listener: config.Listener) -> list[socket.socket]:
+        return self.sockets.open(listener.name, listener.address, listener.unix_mode, listener.unix_owner)
 
-    def _server(self, listener: config.Listener) -> SmtpServer | MilterServer:
-        headers = HeaderEditor(self.config.headers.prefix, wiring.hostname(self.config), self.config.headers.received)
-        milter = listener.protocol == "milter"
-        filter_ = Filter(
-            wiring.filter_settings(self.config, listener),
-            scanner=self.scanner,
+    def _common(self) -> Common:
+        return Common(
+            state=self.state,
             admission=self.admission,
-            headers=headers,
-            quarantine=self.quarantine,
-            relay=None if milter else self.relay,
+            spool=self.spool,
+            late=self.late,
             report=self._report,
+            on_refused=lambda listener, reason: _count(self.metrics.refused_connections, listener, reason),
+            on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
         )
-        count = {
-            "on_refused": lambda reason: self._count(self.metrics.refused_connections, listener.name, reason),
-            "on_saturated": lambda stage: self._count(self.metrics.refused_early, listener.name, stage),
-        }
-        if milter:
-            return MilterServer(wiring.milter_settings(self.config, listener), filter_, self.spool, **count)
-        return SmtpServer(wiring.smtp_settings(self.config, listener), filter_, self.spool, **count)
-
-    @staticmethod
-    def _count(counter: Count, *labels: str) -> None:
-        counter.values[labels] += 1
 
     def _on_lost_line(self) -> None:
-        self._count(self.metrics.log_lines_lost)
+        _count(self.metrics.log_lines_lost)
 
     def _report(self, record: Record) -> None:
         self.metrics.record(record)
         self._mail_log.decided(record)
 
     async def _start_admin(self) -> None:
-        app = create_admin(self.metrics.registry, problem=self._problem, state=self.describe)
-        admin = HttpServer(app, self._open(self.config.admin.address))
-        await admin.start()
-        self._ending.push_async_callback(admin.stop, 1)
+        app = create_admin(self.view.registry, problem=self.view.problem, state=self.view.state)
+        self._admin = HttpServer(app, self.sockets.open("admin", self.config.admin.address))
+        self._ending.push_async_callback(self.stop_admin)
+        await self._admin.start()
 
-    def _watch_levels(self) -> None:
-        """Gauges are read from the parts when somebody asks."""
-        metrics, admission, spool, hosts = self.metrics, self.admission, self.spool, self.scanner.hosts
-        metrics.in_processing.read = lambda: [((), admission.in_processing)]
-        metrics.in_processing_limit.read = lambda: [((), admission.settings.max_in_processing)]
-        metrics.bytes_in_processing.read = lambda: [((), spool.in_use)]
-        metrics.bytes_limit.read = lambda: [((), spool.limit)]
-        metrics.connections.read = lambda: [
-            ((listener.name,), server.connections)
-            for listener, server in zip(self.config.listeners, self.servers, strict=False)
-        ]
-        metrics.scanner_status.read = lambda: [((host.url,), _COLOURS[host.status]) for host in hosts]
-        metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in hosts]
+    async def stop_admin(self) -> None:
+        await self._admin.stop(1)
 
-    def _problem(self) -> str:
+    def problem(self) -> str:
+        """Why this process takes no mail; "" when it does."""
         if self._stopping:
             return "stopping"
         return "" if self.servers else "starting"
 
-    def describe(self) -> dict[str, Any]:
-        """For `scanbridge status`."""
-        return {
-            "version": __version__,
-            "uptime_s": round(time.monotonic() - self._started),
-            "ready": not self._problem(),
-            "in_processing": self.admission.in_processing,
-            "max_in_processing": self.admission.settings.max_in_processing,
-            "bytes_in_processing": self.spool.in_use,
-            "listeners": [
-                {"name": one.name, "protocol": one.protocol, "address": str(one.address)}
-                for one in self.config.listeners
-            ],
-            "scanner": [
-                {"url": host.url, "status": str(host.status or "unknown"), "in_flight": host.in_flight}
-                for host in self.scanner.hosts
-            ],
-        }
+    def make_parts(self, conf: Config) -> Parts:
+        """For a reload: all that `conf` names, beside what runs. Raises ConfigError."""
+        return Parts(conf, self._common())
+
+    def swap(self, parts: Parts, fresh: Mapping[ListenerKey, Server]) -> None:
+        """For a reload: from now on these parts, with `fresh` servers for the listeners that are new."""
+        old, self.parts, self.config = self.parts, parts, parts.config
+        running = dict(zip((plan.key for plan in old.plans), self.servers, strict=True))
+        self.servers = []
+        for plan in parts.plans:
+            server = running.pop(plan.key, None) or fresh[plan.key]
+            plan.change(server)
+            self.servers.append(server)
+        for server in running.values():
+            self.own(asyncio.create_task(self._leave(server)))
+        self.admission.settings = wiring.admission_settings(self.config)
+        self.spool.limit, self.spool.memory_per_mail, self.spool.directory = wiring.spool_settings(self.config)
+        self.sockets.keep_only(wiring.addresses(self.config))
+        self._watch.cancel()
+        self._watch = asyncio.create_task(parts.scanner.watch())
+        self.own(self._watch)
+        self.own(asyncio.create_task(_close_later(old)))
+
+    async def _leave(self, server: Server) -> None:
+        self.leaving.add(server)
+        await server.drain(self.config.drain_timeout)
+        self.leaving.discard(server)
 
     async def _purge(self) -> None:
         """Quarantined mail beyond its retention, once an hour."""
         while True:
             try:
-                await self.quarantine.purge(self.config.quarantine.retention)
+                if self.share is None or self.share.is_first:
+                    await self.parts.quarantine.purge(self.config.quarantine.retention)
             except StoreError as exc:
                 log.error("old mail could not be removed from the quarantine: %s", exc)
             await asyncio.sleep(_PURGE_INTERVAL_S)
@@ -230,8 +243,14 @@ class Daemon:
     async def stop(self, drain_s: float | None = None) -> None:
         """Running mail is finished within the time, everything else ends now."""
         self._stopping = True
+        self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
-        await asyncio.gather(*(server.drain(limit) for server in self.servers))
+        drained = time.monotonic() + limit
+        await asyncio.gather(*(server.drain(limit) for server in (*self.servers, *self.leaving)))
+        if self.late is not None:
+            await self.late.stop(max(drained - time.monotonic(), 0.0))
+        if self.view.siblings is not None:
+            self.view.siblings.write()  # what we have counted outlives us
         await self._ending.aclose()
         log.info("stopped")
 
@@ -239,6 +258,21 @@ class Daemon:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _close_parts(self) -> None:
+        await self.parts.close()
+
+
+def _count(counter: Count, *labels: str) -> None:
+    counter.values[labels] += 1
+
+
+async def _close_later(parts: Parts) -> None:
+    """When the last mail that began with them is over; at the latest when we end."""
+    try:
+        await asyncio.sleep(parts.longest_s)
+    finally:
+        await parts.close()
 
 
 def load(path: Path | None) -> Config:

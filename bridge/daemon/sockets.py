@@ -1,10 +1,15 @@
-"""Listening sockets: bound here, or handed to us by systemd."""
+"""Listening sockets: bound here, or handed to us by systemd.
+
+They are held for as long as the configuration names them, and lent to whoever accepts: a server
+that ends (or a worker that dies) takes its copy along and leaves the queue of waiting clients alone.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
 import socket
+from collections.abc import Iterable
 from pathlib import Path
 
 from bridge.address import Address
@@ -12,6 +17,34 @@ from bridge.errors import ConfigError
 from bridge.service.serve import CannotListen, bind
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
+
+
+class Sockets:
+    """All we listen on, by address."""
+
+    def __init__(self) -> None:
+        self._held: dict[str, list[socket.socket]] = {}
+
+    def open(
+        self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None
+    ) -> list[socket.socket]:
+        """Copies of the sockets of this address, which are opened if they are not there. Raises as `open_listening`."""
+        key = _key(name, address)
+        if key not in self._held:
+            self._held[key] = open_listening(address, unix_mode, unix_owner)
+        return [sock.dup() for sock in self._held[key]]
+
+    def keep_only(self, wanted: Iterable[tuple[str, Address]]) -> None:
+        """Close the others."""
+        keys = {_key(name, address) for name, address in wanted}
+        for key in set(self._held) - keys:
+            for sock in self._held.pop(key):
+                sock.close()
+
+
+def _key(name: str, address: Address) -> str:
+    """A listener that is renamed keeps its socket; port 0 is another one each time."""
+    return name if address.host and not address.port else str(address)
 
 
 def open_listening(address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import socket
+from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from bridge import config
-from bridge.address import NextHop
+from bridge import config, policies
+from bridge.address import Address, NextHop
 from bridge.config import Config
 from bridge.daemon import files
 from bridge.delivery.maildir import Maildir
@@ -17,11 +20,14 @@ from bridge.delivery.routes import Failover, Routes
 from bridge.errors import ConfigError
 from bridge.filter.admission import AdmissionSettings
 from bridge.filter.decide import FilterSettings
+from bridge.filter.late import LateDecisions, LateSettings, Scan
+from bridge.filter.latestore import MemoryStore, SqlStore
+from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.connection import SessionLimits
 from bridge.intake.milter.transport import MilterSettings
 from bridge.intake.server import SmtpSettings
-from bridge.scanner.client import ScannerSettings
+from bridge.scanner.client import Scanner, ScannerSettings
 
 
 def hostname(conf: Config) -> str:
@@ -38,7 +44,12 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
         tls=files.scanner_tls(scanner, conf.directory) if encrypted else None,
         connect_timeout_s=scanner.connect_timeout,
         status_interval_s=scanner.status_interval,
+        resubmit=scanner.resubmit,
     )
+
+
+def scanner(conf: Config) -> Scanner:
+    return Scanner(scanner_settings(conf, token(conf)))
 
 
 def token(conf: Config) -> str:
@@ -48,6 +59,27 @@ def token(conf: Config) -> str:
 def admission_settings(conf: Config) -> AdmissionSettings:
     admission = conf.admission
     return AdmissionSettings(admission.max_in_processing, admission.throttle_threshold, admission.throttle_max_delay)
+
+
+def spool_settings(conf: Config) -> tuple[int, int, str | None]:
+    """Limit, memory for each mail, directory."""
+    return conf.admission.max_bytes_in_processing, conf.spool.memory_per_mail, conf.spool.directory
+
+
+def worker_count(conf: Config) -> int:
+    """`auto` is one for each processor that we may use."""
+    return len(os.sched_getaffinity(0)) if conf.workers == "auto" else conf.workers
+
+
+def addresses(conf: Config) -> list[tuple[str, Address]]:
+    """All we listen on, by name."""
+    return [*((one.name, one.address) for one in conf.listeners), ("admin", conf.admin.address)]
+
+
+def service_address(conf: Config) -> Address:
+    """Where the embedded service listens: the first scanner URL."""
+    parts = urlsplit(conf.scanner.urls[0])
+    return Address(parts.hostname or "127.0.0.1", parts.port or 80)
 
 
 def relay(conf: Config) -> Relay | None:
@@ -100,13 +132,27 @@ def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
         max_received=conf.limits.max_received,
+        shadow_percent=100.0 if listener.mode == "shadow" else listener.shadow_percent,
     )
 
 
-def _policy(policy: config.Policy) -> Policy:
+def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) -> LateDecisions | None:
+    """Not started yet; None when they are off."""
+    late = conf.late_decisions
+    if late.store == "off":
+        return None
+    store = SqlStore(f"sqlite:///{state / 'late.sqlite'}") if late.store == "sqlite" else MemoryStore()
+    return LateDecisions(LateSettings(late.max_age, late.max_entries, late.scan_limit), store, on_end)
+
+
+def limit(conf: Config) -> AdaptiveLimit | None:
+    return AdaptiveLimit(conf.admission.max_in_processing) if conf.admission.limit == "adaptive" else None
+
+
+def _policy(policy: policies.Policy) -> Policy:
     rules: dict[Case, Rule] = {}
     for case in Case:
-        outcome = getattr(policy, case.value)
+        outcome = policy.outcome(case.value)
         rules[case] = Rule(outcome.action, outcome.code, outcome.text, outcome.keep_copy)
     return rules
 

@@ -47,10 +47,14 @@ class Admission:
 
         A scanner that is pressed (YELLOW) is treated as if the threshold were reached.
         """
+        return self.delay_after(self.in_processing, is_pressed)
+
+    def delay_after(self, in_processing: int, is_pressed: Callable[[], bool] = lambda: False) -> float:
+        """The same for a mail that finds so many before it."""
         limit, threshold = self.settings.max_in_processing, self.settings.throttle_threshold
         if threshold >= limit:
             return 0.0
-        over = self.in_processing + 1 - threshold
+        over = in_processing + 1 - threshold
         if over <= 0 and not is_pressed():
             return 0.0
         over = max(over, 1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
@@ -16,13 +17,14 @@ from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.delivery import commands, maildir, replies
 from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Relay
-from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, StoreError
+from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
 from bridge.filter.admission import Admission
 from bridge.filter.headers import Fields, HeaderEditor, count_received
+from bridge.filter.late import Late, LateDecisions
+from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import (
     LONG_HEAD,
     LOOP,
-    SATURATED,
     Case,
     Policy,
     Rule,
@@ -73,6 +75,8 @@ class Record:
     scan_s: float = 0.0
     relay_s: float = 0.0
     next_id: str = ""  # the next hop's queue id
+    late: Late | None = None
+    would: Action | None = None  # shadow mode: what would have been done
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,7 @@ class FilterSettings:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
     max_received: int = 99
+    shadow_percent: float = 0.0  # of this share the decision is only logged and counted
 
 
 class Filter:
@@ -100,6 +105,8 @@ class Filter:
         quarantine: Quarantine,
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
+        late: LateDecisions | None = None,
+        limit: AdaptiveLimit | None = None,
     ) -> None:
         self._settings = settings
         self._scanner = scanner
@@ -108,14 +115,30 @@ class Filter:
         self._quarantine = quarantine
         self._relay = relay
         self._report = report
+        self._late = late
+        self._limit = limit
+        self._closed = self._early_refusal()
         self.deadline_s = settings.deadline_s
         self.header_prefix = headers.prefix
         # The last part of the deadline is kept for handing the mail on.
         self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
 
+    def _early_refusal(self) -> Reply | None:
+        """What saturation is answered with at MAIL; None when some mail of this listener would not be refused."""
+        policies = [self._settings.policy, *self._settings.tenant_policies.values()]
+        if self._settings.shadow_percent >= 100 or any(
+            policy[Case.SATURATED].action is not Action.TEMPFAIL for policy in policies
+        ):
+            return None
+        return reply_for(Case.SATURATED, self._settings.policy[Case.SATURATED], Saturated(""))
+
     def closed(self) -> Reply | None:
         """The 451 for MAIL (or before 354) when saturation is already known, else None."""
-        return SATURATED if self._admission.is_full or self._scanner.is_saturated() else None
+        return self._closed if self._is_full() or self._scanner.is_saturated() else None
+
+    def _is_full(self) -> bool:
+        admission = self._admission
+        return admission.is_full or (self._limit is not None and admission.in_processing >= self._limit.current)
 
     async def process(self, tx: Transaction) -> Outcome:
         """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
@@ -156,49 +179,87 @@ class Filter:
             tx.message.replace_head(stripped)
         tenant = record.tenant = self._tenant(tx)
         policy = self._settings.tenant_policies.get(tenant or "", self._settings.policy)
+        shadow = self._is_shadow()
+        result: AnalysisResult | None = None
         try:
-            result = await self._scan(tx, tenant, record)
+            # A scan that goes on is of use only if the mail comes back.
+            waits = not shadow and policy[Case.DEADLINE].action is Action.TEMPFAIL
+            result = await self._decision(tx, tenant, record, self._late if waits else None)
+            case = case_of_decision(result.decision)
         except (ScanError, Saturated) as exc:
-            record.error = exc
+            record.error, case = exc, case_of_error(exc)
             if isinstance(exc, ScanRefused):
-                log.error("the scanner refuses us, mail is deferred: %s", exc)
-            if isinstance(exc, Saturated):
-                return Outcome(Action.TEMPFAIL, with_id(SATURATED, tx.id))
-            case = case_of_error(exc)
-            return await self._carry_out(tx, case, policy[case], None, record)
-        case = case_of_decision(result.decision)
-        return await self._carry_out(tx, case, policy[case], result, record)
+                log.error("the scanner refuses us: %s", exc)
+        rule = policy[case]
+        if shadow:
+            record.would, rule = rule.action, _SHADOW
+        return await self._carry_out(tx, case, rule, result, record)
+
+    def _is_shadow(self) -> bool:
+        percent = self._settings.shadow_percent
+        return percent > 0 and random.random() * 100 < percent  # noqa: S311 - a share, not a secret
 
     def _tenant(self, tx: Transaction) -> str | None:
         """By the first recipient's domain; the intake keeps tenants apart."""
         domain = tx.envelope.recipients[0].address.rpartition("@")[2].lower()
         return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
 
-    async def _scan(self, tx: Transaction, tenant: str | None, record: Record) -> AnalysisResult:
+    async def _decision(
+        self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions | None
+    ) -> AnalysisResult:
+        """A late one, if this mail was here before, else the scanner's. Raises ScanError, Saturated."""
+        if late is not None and not late.is_empty():
+            found = await late.look_up(tenant, tx.envelope, tx.message)
+            if isinstance(found, AnalysisResult):
+                record.late = Late.HIT
+                return found
+            if found is not None:
+                record.late = found
+                raise ScanTimeout("the scan of this mail still runs")
+        return await self._scan(tx, tenant, record, late)
+
+    async def _scan(
+        self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions | None
+    ) -> AnalysisResult:
         """The scanner's word, from within a slot."""
         if self._scanner.is_saturated():
             raise Saturated("the scanner has said that it has no room")
-        request = AnalysisRequest(
-            BorderMtaData(
-                envelope_from=tx.envelope.sender,
-                envelope_recipients=tx.envelope.addresses,
-                remote_address=tx.session.client.address,
-                sender_helo=tx.session.client.helo,
-            ),
-            tenant,
-        )
+        if self._limit is not None and self._is_full():
+            raise Saturated("mail in processing is at its limit for now")
+        request = _request(tx, tenant)
         delay = self._admission.enter(self._scanner.is_yellow)
         deadline = tx.deadline - self._reserve_s
+        running = None
         try:
             if delay:
                 await self._throttle(delay, deadline, record)
-            began = monotonic()
-            try:
-                return await self._scanner.submit(request, tx.message, deadline)
-            finally:
-                record.scan_s = monotonic() - began
+            return await self._submit(request, tx, deadline, record, late is not None)
+        except ScanTimeout as exc:
+            running = exc.running
+            if running is not None and late is not None:
+                record.late = Late.AWAITED
+                await late.follow(tenant, tx.envelope, tx.message, running, self._admission.leave)
+            raise
         finally:
-            self._admission.leave()
+            if running is None:  # else the slot is the running scan's
+                self._admission.leave()
+
+    async def _submit(
+        self, request: AnalysisRequest, tx: Transaction, deadline: float, record: Record, keep_late: bool
+    ) -> AnalysisResult:
+        """Timed, for the log and for the adaptive limit."""
+        began, in_processing = monotonic(), self._admission.in_processing
+        try:
+            result = await self._scanner.submit(request, tx.message, deadline, keep_late)
+        except (ScanTimeout, Saturated):
+            if self._limit is not None:
+                self._limit.overload()
+            raise
+        finally:
+            record.scan_s = monotonic() - began
+        if self._limit is not None:
+            self._limit.sample(record.scan_s, in_processing)
+        return result
 
     async def _throttle(self, delay: float, deadline: float, record: Record) -> None:
         """Wait, but never beyond the deadline: the client's time is worth more than the scanner's peace."""
@@ -261,3 +322,18 @@ class Filter:
             facts |= {"decision": str(result.decision), "verdict": result.verdict}
             facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
         await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
+
+
+_SHADOW = Rule(Action.RELAY)
+
+
+def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:
+    return AnalysisRequest(
+        BorderMtaData(
+            envelope_from=tx.envelope.sender,
+            envelope_recipients=tx.envelope.addresses,
+            remote_address=tx.session.client.address,
+            sender_helo=tx.session.client.helo,
+        ),
+        tenant,
+    )

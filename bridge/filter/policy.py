@@ -35,7 +35,12 @@ class Case(StrEnum):
     BOUNCE = "bounce"
     DROP = "drop"
     UNDECIDED = "undecided"
-    UNAVAILABLE = "unavailable"
+    UNAVAILABLE = "unavailable"  # an error that is none of those below
+    UNREACHABLE = "unreachable"
+    DEADLINE = "deadline"
+    REFUSED = "refused"
+    NONSENSE = "nonsense"
+    SATURATED = "saturated"
     TOO_LARGE = "too_large"
 
 
@@ -75,8 +80,18 @@ def case_of_decision(decision: Decision) -> Case:
     return Case(decision.value)
 
 
+_CASES: dict[type[BridgeError], Case] = {
+    ScanUnavailable: Case.UNREACHABLE,
+    ScanTimeout: Case.DEADLINE,
+    ScanRefused: Case.REFUSED,
+    ScanMalformed: Case.NONSENSE,
+    Saturated: Case.SATURATED,
+    MessageTooLarge: Case.TOO_LARGE,
+}
+
+
 def case_of_error(error: BaseException) -> Case:
-    return Case.TOO_LARGE if isinstance(error, MessageTooLarge) else Case.UNAVAILABLE
+    return next((case for kind, case in _CASES.items() if isinstance(error, kind)), Case.UNAVAILABLE)
 
 
 def reply_to_error(error: BaseException) -> Reply:

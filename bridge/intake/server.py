@@ -89,10 +89,15 @@ class SmtpServer:
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
-        self._prototype = (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
+        self._spool = spool
+        self._prototype = self._make_prototype()
+
+    def _make_prototype(self) -> BridgeSMTP:
+        settings = self.settings
+        return (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
             self,
             limits=settings.session,
-            spool=spool,
+            spool=self._spool,
             data_size_limit=settings.max_message_size,
             enable_SMTPUTF8=True,
             hostname=settings.hostname,
@@ -103,6 +108,16 @@ class SmtpServer:
             loop=self._loop,
         )
 
+    def adopt(self, settings: SmtpSettings, filter_: Filter) -> None:
+        """For a reload: new connections, and the next mail of those that are open, go by these.
+
+        Mail that the filter already has is finished by the one it was given to.
+        """
+        self.settings = settings
+        self._filter = filter_
+        self._known = {}
+        self._prototype = self._make_prototype()
+
     @property
     def connections(self) -> int:
         return len(self._sessions)
@@ -110,10 +125,13 @@ class SmtpServer:
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
         if sock.family == socket.AF_UNIX:
-            server: asyncio.Server = await self._loop.create_unix_server(self._prototype.spawn, sock=sock)
+            server: asyncio.Server = await self._loop.create_unix_server(self._spawn, sock=sock)
         else:
-            server = await self._loop.create_server(self._prototype.spawn, sock=sock, backlog=1024)
+            server = await self._loop.create_server(self._spawn, sock=sock, backlog=1024)
         self._servers.append(server)
+
+    def _spawn(self) -> BridgeSMTP:
+        return self._prototype.spawn()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, say goodbye to the idle, let running mail finish within the time."""

@@ -5,6 +5,9 @@ more (docs/decisions/0001-http-client.md), and because the bridge needs to know 
 whether the request was sent whole, and an answer that comes while we still send (413).
 Redirects are answers like any other, environment proxies do not exist, compressed answers are
 refused, and nothing is read beyond the limit.
+
+The deadline is a timer of the connection: when it passes after the request was sent whole, the
+waiter is freed, but the connection goes on waiting, and whoever wants the answer can have it later.
 """
 
 from __future__ import annotations
@@ -31,6 +34,14 @@ class ConnectionLost(Exception):
         super().__init__(text)
         self.sent_whole = sent_whole
         self.answered = answered  # some bytes of an answer had come
+
+
+class DeadlinePassed(Exception):
+    """No answer in time. `late` is the answer that may still come; None: the request was not sent whole."""
+
+    def __init__(self, late: LateAnswer | None) -> None:
+        super().__init__("no answer before the deadline")
+        self.late = late
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +75,11 @@ class HttpConnection(asyncio.Protocol):
         self._received = 0
         self._body_bytes = 0
 
-    async def exchange(self, head: bytes, chunks: Iterable[bytes], tail: bytes = b"") -> Answer:
-        """Send head, chunks and tail, return the answer. Raises ConnectionLost, AnswerTooLarge."""
+    async def exchange(self, head: bytes, chunks: Iterable[bytes], tail: bytes, deadline: float) -> Answer:
+        """Send head, chunks and tail, return the answer. `deadline` is on the event loop's clock.
+
+        Raises ConnectionLost, AnswerTooLarge, DeadlinePassed.
+        """
         assert self._transport is not None
         if self._lost:
             raise ConnectionLost("closed while idle", sent_whole=False, answered=False)
@@ -74,13 +88,32 @@ class HttpConnection(asyncio.Protocol):
         self.reusable = False
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answer = answer
+        timer = self._loop.call_at(deadline, self._expire)
         try:
             await self._send(head, chunks, tail, answer)
             return await answer
         finally:
-            self._answer = None
+            timer.cancel()
+            self.forget(answer)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # when we were cancelled, nobody else will look at it
+
+    def _expire(self) -> None:
+        """The deadline has passed."""
+        waiting = self._answer
+        if waiting is None or waiting.done():
+            return
+        if not self._sent_whole:
+            self._fail(DeadlinePassed(None))
+            return
+        self._answer = self._loop.create_future()
+        self._answer.add_done_callback(_seen)
+        waiting.set_exception(DeadlinePassed(LateAnswer(self, self._answer)))
+
+    def forget(self, answer: asyncio.Future[Answer]) -> None:
+        """Nobody waits for this any more; whatever comes now was not asked for."""
+        if self._answer is answer:
+            self._answer = None
 
     async def _send(self, head: bytes, chunks: Iterable[bytes], tail: bytes, answer: asyncio.Future[Answer]) -> None:
         assert self._transport is not None
@@ -185,3 +218,31 @@ class HttpConnection(asyncio.Protocol):
         if self._answer is not None and not self._answer.done():
             status, body = self._parser.get_status_code(), b"".join(self._body)
             self._answer.set_result(Answer(status, self._headers, body, early=not self._sent_whole))
+
+
+class LateAnswer:
+    """The answer to a request whose deadline has passed. Await it or abandon it: the connection waits until then."""
+
+    def __init__(self, connection: HttpConnection, answer: asyncio.Future[Answer]) -> None:
+        self.connection = connection
+        self._answer = answer
+
+    async def answer(self) -> Answer:
+        """Raises ConnectionLost, AnswerTooLarge. When cancelled, the connection is closed."""
+        try:
+            return await self._answer
+        except asyncio.CancelledError:
+            self.abandon()
+            raise
+        finally:
+            self.connection.forget(self._answer)
+
+    def abandon(self) -> None:
+        """A connection whose answer nobody reads must not serve another mail."""
+        self.connection.close()
+
+
+def _seen(answer: asyncio.Future[Answer]) -> None:
+    """When a late answer is abandoned, nobody else looks at the error that ends it."""
+    if not answer.cancelled():
+        answer.exception()

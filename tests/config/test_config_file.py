@@ -180,8 +180,8 @@ nonsense: 1
         (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
         ), "bridge.yml:1: too many values, counting each use of an alias"),
-        (SMALL + "workers: " + "9" * 5000 + "\n", "bridge.yml:9: workers: Unable to parse"),
-        (SMALL + "workers: 2\n", "bridge.yml:9: workers: Input should be less than or equal to 1"),
+        (SMALL + "workers: " + "9" * 5000 + "\n", "bridge.yml:9: workers: a number from 1 to 64 is expected"),
+        (SMALL + "workers: 65\n", "bridge.yml:9: workers: a number from 1 to 64 is expected here, or `auto`"),
     ],
 )  # fmt: skip
 def test_each_kind_of_mistake_has_its_line_and_words(text: str, expected: str) -> None:

@@ -13,7 +13,8 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
-from bridge.testing import RunningBridge
+from bridge.api.scanning import QueueStatus
+from bridge.testing import RunningBridge, answer
 
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 
@@ -80,6 +81,12 @@ def until(condition: Callable[[], Any], what: str, limit_s: float = 10.0) -> Non
     while not condition():
         assert time.monotonic() < end, f"waited in vain for {what}"
         time.sleep(0.002)
+
+
+def say(bridge: RunningBridge, status: QueueStatus) -> None:
+    """The scanner says this of itself, and the bridge has heard it."""
+    bridge.scanner.status = answer(200, b'{"messageQueueStatus": "%b"}' % status.encode())
+    until(lambda: bridge.daemon.scanner.hosts[0].status is status, str(status))
 
 
 class Gate:

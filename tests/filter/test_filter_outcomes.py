@@ -12,6 +12,7 @@ import pytest
 from smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
 
 from bridge.errors import StoreFull
+from bridge.scanner.circuit import Circuit
 from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -24,7 +25,8 @@ def relayed(bridge: RunningBridge) -> list[bytes]:
 
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    with running_bridge(tmp_path_factory.mktemp("bridge"), deadline="2s") as one:
+    off = {"late_decisions": {"store": "off"}}  # every test sends the same mail
+    with running_bridge(tmp_path_factory.mktemp("bridge"), off, deadline="2s") as one:
         yield one
 
 
@@ -38,7 +40,8 @@ def forget(request: pytest.FixtureRequest) -> None:
         bridge.next_hop.replies.clear()
         bridge.next_hop.mails.clear()
         for host in bridge.daemon.scanner.hosts:
-            host.saturated_until = host.shunned_until = 0.0
+            host.saturated_until = 0.0
+            host.circuit = Circuit(0.0)
 
 
 def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:
@@ -364,7 +367,7 @@ def test_fail_open_relays_with_an_unscanned_header(tmp_path: Path) -> None:
         bridge.scanner.reply = answer(500)
         with mail_lines() as lines:
             assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
-        assert b"\r\nX-Scan-Unscanned: unavailable\r\n" in relayed(bridge)[0]
+        assert b"\r\nX-Scan-Unscanned: unreachable\r\n" in relayed(bridge)[0]
         assert b"X-Scan-Decision" not in relayed(bridge)[0]
         assert lines[0]["error"] == "unavailable" and lines[0]["action"] == "relay"
         bridge.scanner.reply = answer(413)

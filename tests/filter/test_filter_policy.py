@@ -68,16 +68,25 @@ def test_each_decision_is_a_case_of_its_own(decision: Decision) -> None:
     assert case_of_decision(decision).value == decision.value
 
 
-def test_only_a_too_large_mail_is_not_unavailable() -> None:
-    """Every other way to have no decision is `unavailable`."""
-    assert case_of_error(MessageTooLarge("x")) is Case.TOO_LARGE
-    for error, _, _ in ERRORS:
-        if not isinstance(error, MessageTooLarge):
-            assert case_of_error(error) is Case.UNAVAILABLE
+CASES = {
+    ScanUnavailable: Case.UNREACHABLE,
+    ScanTimeout: Case.DEADLINE,
+    ScanRefused: Case.REFUSED,
+    ScanMalformed: Case.NONSENSE,
+    Saturated: Case.SATURATED,
+    MessageTooLarge: Case.TOO_LARGE,
+}
+
+
+@pytest.mark.parametrize("error", [error for error, _, _ in ERRORS], ids=lambda error: type(error).__name__)
+def test_each_way_to_have_no_decision_has_its_case(error: Exception) -> None:
+    """An error that policy does not know is `unavailable`."""
+    assert case_of_error(error) is CASES.get(type(error), Case.UNAVAILABLE)
 
 
 def error_of(case: Case) -> BridgeError | None:
-    return {Case.UNAVAILABLE: ScanUnavailable("x"), Case.TOO_LARGE: MessageTooLarge("x")}.get(case)
+    kinds = {case: kind for kind, case in CASES.items()} | {Case.UNAVAILABLE: ScanUnavailable}
+    return kinds[case]("x") if case in kinds else None
 
 
 @pytest.mark.parametrize(("case", "action"), list(itertools.product(Case, (Action.REJECT, Action.TEMPFAIL))))

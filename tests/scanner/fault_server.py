@@ -187,14 +187,19 @@ async def scanner_of(*servers: FaultServer | str, **settings: Any) -> AsyncItera
 
 
 async def submit(
-    scanner: Scanner, content: bytes = MAIL, deadline_s: float = 10.0, request: AnalysisRequest = REQUEST, **spool: Any
+    scanner: Scanner,
+    content: bytes = MAIL,
+    deadline_s: float = 10.0,
+    request: AnalysisRequest = REQUEST,
+    keep_late: bool = False,
+    **spool: Any,
 ) -> AnalysisResult:
     """One mail; its message is closed in the end, as the filter does it."""
     message = Message(Spool(1 << 30, **spool))
     for start in range(0, len(content), 100_000):
         message.write(content[start : start + 100_000])
     try:
-        return await scanner.submit(request, message, asyncio.get_running_loop().time() + deadline_s)
+        return await scanner.submit(request, message, asyncio.get_running_loop().time() + deadline_s, keep_late)
     finally:
         message.close()
 

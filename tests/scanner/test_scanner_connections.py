@@ -26,7 +26,7 @@ from fault_server import (
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
 from bridge.errors import MessageTooLarge, ScanMalformed, ScanTimeout, ScanUnavailable
-from bridge.scanner import client
+from bridge.scanner import host
 
 LARGE = MAIL + b"0123456789abcdef" * 64 * 1024 * 40  # 40 MiB
 
@@ -265,7 +265,7 @@ def test_an_old_idle_connection_is_not_trusted() -> None:
     async def one() -> None:
         async with faults() as server, scanner_of(server) as scanner:
             await submit(scanner)
-            scanner.hosts[0]._idle[0].idle_since -= client._MAX_IDLE_S
+            scanner.hosts[0]._idle[0].idle_since -= host._MAX_IDLE_S
             await submit(scanner)
             assert server.connections == 2
 

@@ -10,6 +10,7 @@ from fault_server import MAIL, Call, answer, closed_port, faults, result, run, s
 
 from bridge.api.scanning import Decision, QueueStatus
 from bridge.errors import Saturated, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
+from bridge.scanner.circuit import State
 from bridge.scanner.client import Scanner
 
 LARGE = MAIL + b"x" * 40 * 1024 * 1024
@@ -45,9 +46,8 @@ def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
             scanner.hosts[1].in_flight = 1  # the dead one would be first
             for _ in range(3):
                 assert (await submit(scanner)).decision is Decision.DELIVER
-            dead = scanner.hosts[0]
-            assert dead.shunned_until > asyncio.get_running_loop().time()
-            assert scanner._by_preference()[0] is scanner.hosts[1]
+            assert scanner.hosts[0].circuit.state is State.OPEN
+            assert scanner._by_preference() == [scanner.hosts[1]]
 
     run(one())
 
@@ -60,7 +60,7 @@ def test_all_hosts_unreachable_is_unavailable() -> None:
         async with scanner_of(*urls) as scanner:
             with pytest.raises(ScanUnavailable):
                 await submit(scanner)
-            assert all(host.shunned_until for host in scanner.hosts)
+            assert all(host.circuit.state is State.OPEN for host in scanner.hosts)
 
     run(one())
 

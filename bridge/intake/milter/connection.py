@@ -54,7 +54,6 @@ class Connection(asyncio.Protocol):
     def __init__(self, server: MilterServer) -> None:
         self._server = server
         self._settings = server.settings
-        self._filter = server.filter
         self._decoder = codec.Decoder()
         self._out: list[bytes] = []
         self._state = State.NEW
@@ -247,7 +246,7 @@ class Connection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif mail.refusal is None and (closed := self._filter.closed()):
+        elif mail.refusal is None and (closed := self._server.filter.closed()):
             mail.refuse(closed)
             self._server.on_saturated("mail")
         self._answer(wire.MAIL, mail.refusal)
@@ -307,7 +306,7 @@ class Connection(asyncio.Protocol):
         mail.end(data)
         session = self._facts.session(self._session_id or new_id(), self._settings.listener, self.peer)
         now = time.monotonic()
-        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + self._filter.deadline_s)
+        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + self._server.filter.deadline_s)
         if mail.refusal is not None:
             self._refuse(tx, mail, mail.refusal)
             return
@@ -316,13 +315,13 @@ class Connection(asyncio.Protocol):
         self._task = self._server.loop.create_task(self._decide(tx, mail))
 
     def _refuse(self, tx: Transaction, mail: Mail, reply: Reply) -> None:
-        outcome = self._filter.refuse(tx, reply, mail.size)
+        outcome = self._server.filter.refuse(tx, reply, mail.size)
         self._finish(codec.reply_code(wire.END_OF_BODY, outcome.reply))
 
     async def _decide(self, tx: Transaction, mail: Mail) -> None:
         self._handed_over = True  # a task that is cancelled before its start never gets here
         try:
-            outcome = await self._filter.process(tx)
+            outcome = await self._server.filter.process(tx)
             answer = self._render(outcome, tx, mail)
         except Exception as error:  # the filter promises none; a promise is no proof
             log.exception("%s the filter failed", tx.id)

@@ -63,18 +63,11 @@ class MilterServer:
         on_refused: Callable[[str], None] = _ignore,  # a connection: untrusted, limit
         on_saturated: Callable[[str], None] = _ignore,  # a mail, at the stage: mail
     ) -> None:
-        self.settings = settings
         self.on_saturated = on_saturated
         self._on_connections = on_connections
         self._on_refused = on_refused
-        self.filter = filter_
         self.spool = spool
-        self.limits = Limits(
-            settings.max_message_size,
-            settings.max_recipients,
-            filter_.header_prefix.lower().encode("ascii"),
-            settings.tenant_by_domain,
-        )
+        self.adopt(settings, filter_)
         self.draining = False
         self.loop: asyncio.AbstractEventLoop
         self._servers: list[asyncio.Server] = []
@@ -84,6 +77,17 @@ class MilterServer:
         self._tick_s = min(1.0, settings.progress_interval_s / 4, settings.read_timeout_s / 4)
         self._warned_at = float("-inf")
         self._unsaid = 0
+
+    def adopt(self, settings: MilterSettings, filter_: Filter) -> None:
+        """Also for a reload: new connections, and the next mail of those that are open, go by these."""
+        self.settings = settings
+        self.filter = filter_
+        self.limits = Limits(
+            settings.max_message_size,
+            settings.max_recipients,
+            filter_.header_prefix.lower().encode("ascii"),
+            settings.tenant_by_domain,
+        )
 
     @property
     def connections(self) -> int:

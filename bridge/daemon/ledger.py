@@ -1,0 +1,93 @@
+"""What all workers together have in processing, exactly: mails and bytes, one row for each worker.
+
+The numbers lie in memory that the workers inherit. Only a row's worker changes the row, and taking
+happens under a lock of the kernel's, so that the sum of the rows cannot pass a limit. Giving back
+needs no lock: a sum that is read meanwhile is at most too high. A worker that dies holds no lock
+(the kernel ends it) and the supervisor clears its row. Knows nothing of mail.
+
+What breaks if this is wrong: the scanner gets more than it was promised, or slots are lost for good.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import mmap
+import os
+
+_CELL = 8  # bytes; written and read whole, because they are aligned
+
+
+class Column:
+    """One kind of number as one worker sees it: its own cell, and the sum of all."""
+
+    __slots__ = ("_cells", "_lock", "_row")
+
+    def __init__(self, cells: memoryview, lock: int, row: int) -> None:
+        self._cells, self._lock, self._row = cells, lock, row
+
+    @property
+    def total(self) -> int:
+        return sum(self._cells)
+
+    @property
+    def own(self) -> int:
+        value: int = self._cells[self._row]
+        return value
+
+    def take(self, count: int, limit: int) -> int | None:
+        """Add to our cell unless the sum would pass the limit: the sum before, or None."""
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            before = sum(self._cells)
+            if before + count > limit:
+                return None
+            self._cells[self._row] += count
+            return before
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+
+    def give_back(self, count: int) -> None:
+        self._cells[self._row] -= count
+
+
+class Ledger:
+    """Made by the supervisor before it forks. `rows` is how many processes can use it at once.
+
+    Locks are POSIX ones (`lockf`), which belong to a process and not to an open file: an inherited
+    descriptor will do, and the death of their holder ends them.
+    """
+
+    def __init__(self, rows: int) -> None:
+        self.rows = rows
+        self._lock = os.memfd_create("scanbridge-ledger", os.MFD_CLOEXEC)
+        self._memory = mmap.mmap(-1, 4 * rows * _CELL)  # anonymous and shared
+        cells = memoryview(self._memory).cast("q")
+        self._mails, self._bytes, self._ready, self._beats = (cells[i * rows : (i + 1) * rows] for i in range(4))
+
+    def mails(self, row: int) -> Column:
+        return Column(self._mails, self._lock, row)
+
+    def bytes(self, row: int) -> Column:
+        return Column(self._bytes, self._lock, row)
+
+    def set_ready(self, row: int) -> None:
+        self._ready[row] = 1
+
+    def is_ready(self, row: int) -> bool:
+        return bool(self._ready[row])
+
+    def ready_rows(self) -> list[int]:
+        return [row for row, ready in enumerate(self._ready) if ready]
+
+    def beat(self, row: int, now_s: float) -> None:
+        """A sign of life."""
+        self._beats[row] = int(now_s * 1000)
+
+    def last_beat(self, row: int) -> float:
+        value: int = self._beats[row]
+        return value / 1000
+
+    def clear(self, row: int) -> None:
+        """Its worker is gone (and must be): what it had in processing is free again."""
+        for column in (self._ready, self._mails, self._bytes, self._beats):
+            column[row] = 0

@@ -1,0 +1,94 @@
+"""What a worker has in common with its siblings: sockets, counts, boards; made by the supervisor.
+
+The two accounts that limit mail in processing look like those of a single process to everything
+that uses them; only here is it known that other processes draw on them too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.daemon.boards import Boards
+from bridge.daemon.ledger import Column, Ledger
+from bridge.daemon.sockets import Sockets
+from bridge.errors import Saturated
+from bridge.filter.admission import Admission, AdmissionSettings
+from bridge.mail.message import Spool
+
+
+class SharedAdmission(Admission):
+    """The slots of all workers together."""
+
+    def __init__(self, settings: AdmissionSettings, slots: Column) -> None:
+        self.settings = settings
+        self._slots = slots
+
+    @property
+    def in_processing(self) -> int:  # type: ignore[override]  # a number of its own costs one process nothing
+        return self._slots.total
+
+    def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
+        before = self._slots.take(1, self.settings.max_in_processing)
+        if before is None:
+            raise Saturated("mail in processing is at its limit")
+        return self.delay_after(before, is_pressed)
+
+    def leave(self) -> None:
+        self._slots.give_back(1)
+
+
+class SharedSpool(Spool):
+    """The bytes of all workers together."""
+
+    def __init__(self, limit: int, memory_per_mail: int, directory: str | None, used: Column) -> None:
+        self.limit, self.memory_per_mail, self.directory = limit, memory_per_mail, directory
+        self._used = used
+
+    @property
+    def in_use(self) -> int:  # type: ignore[override]
+        return self._used.total
+
+    def take(self, count: int) -> None:
+        if self._used.take(count, self.limit) is None:
+            raise Saturated("bytes in processing are at their limit")
+
+    def give_back(self, count: int) -> None:
+        self._used.give_back(count)
+
+
+@dataclass(slots=True)
+class Share:
+    """One worker's place among the others."""
+
+    row: int
+    ledger: Ledger
+    boards: Boards
+    sockets: Sockets
+    supervisor: int  # its process id
+    lifeline: int  # reads as ended when the supervisor is gone
+
+    def admission(self, settings: AdmissionSettings) -> Admission:
+        return SharedAdmission(settings, self.ledger.mails(self.row))
+
+    def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
+        return SharedSpool(limit, memory_per_mail, directory, self.ledger.bytes(self.row))
+
+    @property
+    def is_first(self) -> bool:
+        """Of those that are ready: it does what need be done once only."""
+        return self.ledger.ready_rows()[:1] == [self.row]
+
+    def tell_ready(self) -> None:
+        self.ledger.set_ready(self.row)
+        if os.getppid() == self.supervisor:
+            os.kill(self.supervisor, signal.SIGUSR1)
+
+    def supervisor_says(self) -> dict[str, Any]:
+        """Its phase, its reloads, and the counts of the workers that are gone."""
+        text = self.boards.read(self.boards.supervisor)
+        return dict(json.loads(text)) if text else {}

@@ -1,0 +1,140 @@
+"""What operators see of a running daemon: levels for /metrics, the answer of /status, why it is not ready.
+
+With several workers, the one that is asked answers for all of them.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from prometheus_client import CollectorRegistry
+
+from bridge import __version__
+from bridge.api.scanning import QueueStatus
+from bridge.daemon.siblings import Siblings
+
+if TYPE_CHECKING:
+    from bridge.daemon.run import Daemon
+
+_COLOURS = {None: -1, QueueStatus.GREEN: 0, QueueStatus.YELLOW: 1, QueueStatus.RED: 2}
+
+
+@dataclass(slots=True)
+class Reloads:
+    """How often the configuration was read anew, and how that ended the last time."""
+
+    count: int = 0
+    ok: bool = True
+    problem: str = ""
+    read_at: float = 0.0  # Unix time at which the configuration in force was read
+
+    def succeeded(self) -> None:
+        self.count, self.ok, self.problem, self.read_at = self.count + 1, True, "", time.time()
+
+    def failed(self, problem: str) -> None:
+        self.count, self.ok, self.problem = self.count + 1, False, problem
+
+
+class View:
+    """Of one daemon; `siblings` is None when it is the only process."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        self._daemon = daemon
+        self._share = daemon.share
+        self._started = time.monotonic()
+        self._silent = 0
+        self.siblings = Siblings(daemon.share, self._words) if daemon.share is not None else None
+
+    def watch_levels(self) -> None:
+        """Gauges are read from the parts when somebody asks."""
+        daemon, metrics = self._daemon, self._daemon.metrics
+        admission, spool = daemon.admission, daemon.spool
+        metrics.in_processing.read = lambda: [((), admission.in_processing)]
+        metrics.in_processing_limit.read = lambda: [((), admission.settings.max_in_processing)]
+        metrics.bytes_in_processing.read = lambda: [((), spool.in_use)]
+        metrics.bytes_limit.read = lambda: [((), spool.limit)]
+        metrics.connections.read = lambda: [((name,), count) for name, count in self._connections().items()]
+        metrics.scanner_status.read = lambda: [((host.url,), _COLOURS[host.status]) for host in daemon.scanner.hosts]
+        metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in daemon.scanner.hosts]
+        metrics.workers.read = lambda: [((), 0 if daemon.problem() else 1)]
+        metrics.workers_silent.read = lambda: [((), self._silent)]
+        metrics.reload_success.read = lambda: [((), int(self._reloads()["ok"]))]
+        metrics.reload_time.read = lambda: [((), self._reloads()["read_at"])]
+
+    def _connections(self) -> dict[str, int]:
+        listeners = self._daemon.config.listeners
+        return {one.name: server.connections for one, server in zip(listeners, self._daemon.servers, strict=False)}
+
+    def _reloads(self) -> dict[str, Any]:
+        if self._share is not None:
+            return self._share.supervisor_says().get("reload") or asdict(self._daemon.reloads)
+        return asdict(self._daemon.reloads)
+
+    def _words(self) -> dict[str, Any]:
+        """For the siblings' boards."""
+        return {"pid": os.getpid(), "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
+
+    async def registry(self) -> CollectorRegistry:
+        """Everything, for one scrape."""
+        if self.siblings is None:
+            return self._daemon.metrics.registry
+        others, supervisor, self._silent = await self.siblings.ask()
+        snapshots = [words["metrics"] for words in others] + [supervisor.get("metrics", {})]
+        return self._daemon.metrics.merged(snapshots).registry
+
+    def problem(self) -> str:
+        """Why we are not ready; "" when we are."""
+        own = self._daemon.problem()
+        if own or self._share is None:
+            return own
+        phase = self._share.supervisor_says().get("phase", "starting")
+        return "" if phase == "ready" else str(phase)
+
+    def _own_state(self) -> dict[str, Any]:
+        daemon = self._daemon
+        return {
+            "version": __version__,
+            "pid": os.getpid(),
+            "uptime_s": round(time.monotonic() - self._started),
+            "ready": not daemon.problem(),
+            "in_processing": daemon.admission.in_processing,
+            "max_in_processing": daemon.admission.settings.max_in_processing,
+            "bytes_in_processing": daemon.spool.in_use,
+            "connections": sum(self._connections().values()),
+            "reload": self._reloads(),
+            "listeners": [
+                {"name": one.name, "protocol": one.protocol, "address": str(one.address)}
+                for one in daemon.config.listeners
+            ],
+            "scanner": [
+                {"url": host.url, "status": str(host.status or "unknown"), "in_flight": host.in_flight}
+                for host in daemon.scanner.hosts
+            ],
+        }
+
+    async def state(self) -> dict[str, Any]:
+        """For `scanbridge status`; `pid` is the process that takes the signals."""
+        own = self._own_state()
+        if self.siblings is None or self._share is None:
+            return {**own, "workers": [_worker(own)]}
+        others, supervisor, silent = await self.siblings.ask()
+        states = [own, *(words["state"] for words in others)]
+        flights = [host for state in states for host in state["scanner"]]
+        for host in own["scanner"]:
+            host["in_flight"] = sum(one["in_flight"] for one in flights if one["url"] == host["url"])
+        return {
+            **own,
+            "pid": self._share.supervisor,
+            "uptime_s": round(time.monotonic() - supervisor.get("started", self._started)),
+            "ready": not self.problem(),
+            "connections": sum(state["connections"] for state in states),
+            "workers": sorted(map(_worker, states), key=lambda worker: int(worker["pid"])),
+            "silent_workers": silent,
+        }
+
+
+def _worker(state: dict[str, Any]) -> dict[str, Any]:
+    return {key: state[key] for key in ("pid", "uptime_s", "ready", "connections")}

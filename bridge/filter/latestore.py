@@ -1,0 +1,287 @@
+"""Where late decisions are kept: in memory, or in a database by its URL.
+
+SQLite here, so that all workers share it and it survives a restart; nothing in the statements is
+SQLite's own, so that PostgreSQL can hold it for several machines. Everything is synchronous and
+belongs in a thread. What is in here can be had again by another scan: a damaged file is set aside.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    create_engine,
+    delete,
+    event,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+from sqlalchemy.pool import ConnectionPoolEntry
+
+from bridge.api.scanning import AnalysisResult
+from bridge.errors import BridgeError
+
+_BUSY_S = 2.0
+
+
+class LateStoreError(BridgeError):
+    """The store cannot be used now; mail goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One mail whose scan took longer than its client could wait."""
+
+    key: bytes  # the mail's fingerprint
+    mark: bytes  # its envelope's
+    changed_at: float  # seconds since 1970
+    owner: str = ""  # the process that waits for the scan
+    result: AnalysisResult | None = None  # None: the scan still runs
+
+
+class LateStore(Protocol):
+    """Every method may raise LateStoreError."""
+
+    shared: bool  # other processes write to it too
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def put(self, entry: Entry) -> None:
+        """In place of what was there for this key."""
+
+    def get(self, key: bytes) -> Entry | None: ...
+
+    def remove(self, key: bytes) -> None: ...
+
+    def marks(self, since: float) -> set[bytes]:
+        """Of all entries changed since then."""
+
+    def purge(self, before: float, max_entries: int) -> None:
+        """Remove what is older, and the oldest of too many."""
+
+
+class MemoryStore:
+    """Gone when the process ends."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def close(self) -> None:
+        self._entries.clear()
+
+    def put(self, entry: Entry) -> None:
+        self._entries.pop(entry.key, None)  # the newest is last
+        self._entries[entry.key] = entry
+
+    def get(self, key: bytes) -> Entry | None:
+        return self._entries.get(key)
+
+    def remove(self, key: bytes) -> None:
+        self._entries.pop(key, None)
+
+    def marks(self, since: float) -> set[bytes]:
+        return {entry.mark for entry in self._entries.values() if entry.changed_at >= since}
+
+    def purge(self, before: float, max_entries: int) -> None:
+        too_many = len(self._entries) - max_entries
+        for number, (key, entry) in enumerate(list(self._entries.items())):
+            if number < too_many or entry.changed_at < before:
+                del self._entries[key]
+
+
+metadata = MetaData()
+schema_version = Table("schema_version", metadata, Column("version", Integer, nullable=False))
+late_decision = Table(
+    "late_decision",
+    metadata,
+    Column("key", LargeBinary(32), primary_key=True),
+    Column("mark", LargeBinary(8), nullable=False),
+    Column("changed_at", Float, nullable=False),
+    Column("owner", String(200), nullable=False),
+    Column("result", Text),  # MessageAnalysisResult as JSON; NULL while the scan runs
+    Index("late_decision_changed_at", "changed_at"),
+)
+
+
+def _create(connection: Connection) -> None:
+    late_decision.create(connection)
+
+
+# Number n brings a database from version n to n + 1. Never change one that was released: add one.
+MIGRATIONS: list[Callable[[Connection], None]] = [_create]
+
+
+class SqlStore:
+    """A database; after `open` it is at the newest schema."""
+
+    shared = True
+
+    def __init__(self, url: str) -> None:
+        self._url = url
+        self._engine: Engine | None = None
+
+    def open(self) -> None:
+        try:
+            self._open()
+        except LateStoreError as exc:
+            if not isinstance(exc.__cause__, DatabaseError) or not self._set_aside(exc.__cause__):
+                raise
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            self._engine = _engine(self._url)
+            with self._writing() as connection:
+                _migrate(connection)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_aside(self, exc: DatabaseError) -> bool:
+        """A file that is damaged, or no database at all, must not stop us at every start."""
+        if getattr(exc.orig, "sqlite_errorcode", None) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+            return False
+        path = Path(self._url.partition(":///")[2])
+        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+            if path.with_name(name).exists():
+                path.with_name(name).replace(path.with_name(f"{name}.damaged"))
+        return True
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    def put(self, entry: Entry) -> None:
+        result = None if entry.result is None else json.dumps(entry.result.to_dict())
+        with self._writing() as connection:
+            connection.execute(delete(late_decision).where(late_decision.c.key == entry.key))
+            connection.execute(
+                insert(late_decision).values(
+                    key=entry.key, mark=entry.mark, changed_at=entry.changed_at, owner=entry.owner, result=result
+                )
+            )
+
+    def get(self, key: bytes) -> Entry | None:
+        with self._reading() as connection:
+            row = connection.execute(select(late_decision).where(late_decision.c.key == key)).one_or_none()
+        if row is None:
+            return None
+        try:
+            result = None if row.result is None else AnalysisResult.from_json(row.result.encode())
+        except (ValueError, RecursionError) as exc:
+            raise LateStoreError("an entry cannot be read") from exc
+        return Entry(row.key, row.mark, row.changed_at, row.owner, result)
+
+    def remove(self, key: bytes) -> None:
+        with self._writing() as connection:
+            connection.execute(delete(late_decision).where(late_decision.c.key == key))
+
+    def marks(self, since: float) -> set[bytes]:
+        with self._reading() as connection:
+            rows = connection.execute(select(late_decision.c.mark).where(late_decision.c.changed_at >= since))
+            return set(rows.scalars())
+
+    def purge(self, before: float, max_entries: int) -> None:
+        with self._writing() as connection:
+            connection.execute(delete(late_decision).where(late_decision.c.changed_at < before))
+            count = connection.execute(select(func.count()).select_from(late_decision)).scalar_one()
+            if count > max_entries:
+                ordered = select(late_decision.c.key).order_by(late_decision.c.changed_at).limit(count - max_entries)
+                connection.execute(delete(late_decision).where(late_decision.c.key.in_(ordered)))
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _translated(), self._opened().connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """One transaction that takes the write lock at its start."""
+        with (
+            _translated(),
+            self._opened().connect().execution_options(immediate=True) as connection,
+            connection.begin(),
+        ):
+            yield connection
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise LateStoreError("it is not open")
+        return self._engine
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as exc:  # without the URL: it may hold a password
+        raise LateStoreError(str(getattr(exc, "orig", None) or type(exc).__name__).splitlines()[0]) from exc
+
+
+def _migrate(connection: Connection) -> None:
+    schema_version.create(connection, checkfirst=True)
+    version = connection.execute(select(schema_version.c.version)).scalar()
+    if version is None:
+        connection.execute(insert(schema_version).values(version=0))
+        version = 0
+    if version > len(MIGRATIONS):
+        raise LateStoreError("it was made by a newer version of this program")
+    for step in MIGRATIONS[version:]:
+        step(connection)
+    connection.execute(update(schema_version).values(version=len(MIGRATIONS)))
+
+
+def _engine(url: str) -> Engine:
+    engine = create_engine(url, connect_args={"check_same_thread": False, "timeout": _BUSY_S})
+    event.listen(engine, "connect", _prepare_sqlite)
+    event.listen(engine, "begin", _begin_sqlite)
+    return engine
+
+
+def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
+    """WAL, so that readers never wait. After a power failure the newest entries may be gone: they are scanned again."""
+    connection.isolation_level = None  # we say BEGIN ourselves
+    deadline = time.monotonic() + _BUSY_S
+    while True:  # the change to WAL does not wait for the busy timeout: when two start, one must try again
+        try:
+            connection.execute("PRAGMA journal_mode=WAL")
+            break
+        except sqlite3.OperationalError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    connection.execute("PRAGMA synchronous=NORMAL")
+
+
+def _begin_sqlite(connection: Connection) -> None:
+    immediate = connection.get_execution_options().get("immediate", False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

@@ -1,0 +1,64 @@
+"""What an answer of the scanner means: a decision, or one of a few named errors."""
+
+from __future__ import annotations
+
+from bridge.api.failure import Failure
+from bridge.api.scanning import AnalysisResult, QueueStatus, queue_status_from_json
+from bridge.errors import MessageTooLarge, Saturated, ScanMalformed, ScanRefused, ScanUnavailable
+from bridge.scanner.http import Answer
+
+MAX_RETRY_AFTER_S = 60.0
+
+
+def read_result(url: str, answer: Answer) -> AnalysisResult:
+    """The decision in an answer. Raises ScanError, Saturated."""
+    if answer.status == 200:
+        if answer.early:
+            raise ScanMalformed(f"{url}: a decision before the mail was there")
+        if answer.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+            raise ScanMalformed(f"{url}: a compressed answer was not asked for")
+        try:
+            return AnalysisResult.from_json(answer.body)
+        except (ValueError, RecursionError) as exc:
+            raise ScanMalformed(f"{url}: the answer cannot be read") from exc
+    failure = _failure(answer)
+    text = f"{url}: {answer.status} {failure.error} {failure.message}".strip()[:300]
+    if answer.status == 413:
+        raise MessageTooLarge(text)
+    if answer.status in (401, 403):
+        raise ScanRefused(text)
+    retry_after = _retry_after(answer)
+    if answer.status == 429 or (answer.status == 503 and retry_after is not None):
+        raise Saturated(text, min(retry_after or 0.0, MAX_RETRY_AFTER_S))
+    if answer.status >= 500:
+        raise ScanUnavailable(text)
+    if answer.status >= 400:
+        raise ScanRefused(text)
+    raise ScanMalformed(text)
+
+
+def read_status(url: str, answer: Answer) -> QueueStatus:
+    """What the service says of itself. Raises ScanError."""
+    if answer.status in (401, 403):
+        raise ScanRefused(f"{url}: the token is refused ({answer.status})")
+    if answer.status != 200:
+        raise ScanUnavailable(f"{url}: status answered {answer.status}")
+    try:
+        return queue_status_from_json(answer.body)
+    except (ValueError, RecursionError) as exc:
+        raise ScanMalformed(f"{url}: the status cannot be read") from exc
+
+
+def _failure(answer: Answer) -> Failure:
+    try:
+        return Failure.from_json(answer.body)
+    except RecursionError:  # brackets without end
+        return Failure("")
+
+
+def _retry_after(answer: Answer) -> float | None:
+    """Seconds; a date is taken as one second, since nobody's clock is trusted here."""
+    value = answer.headers.get(b"retry-after")
+    if value is None:
+        return None
+    return float(value) if value.isdigit() and len(value) < 9 else 1.0

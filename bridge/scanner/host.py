@@ -1,0 +1,98 @@
+"""One host of the scanner: its idle connections, how busy and how quick it is, what is known of its health."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from dataclasses import dataclass, field
+from math import frexp
+from urllib.parse import urlsplit
+
+from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, QueueStatus
+from bridge.scanner.circuit import Circuit
+from bridge.scanner.http import HttpConnection
+
+_MAX_ANSWER = 1024 * 1024
+_MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
+_LATENCY_MEMORY_S = 10.0  # then a slow host is worth another try
+
+
+@dataclass(frozen=True, slots=True)
+class ScannerSettings:
+    urls: tuple[str, ...]
+    token: str = field(repr=False)
+    tls: ssl.SSLContext | None = None
+    connect_timeout_s: float = 5.0
+    status_interval_s: float = 5.0
+    resubmit: bool = False  # a mail that was sent whole may be given to another host
+
+
+class Host:
+    """One base URL."""
+
+    def __init__(self, url: str, settings: ScannerSettings) -> None:
+        parts = urlsplit(url)
+        assert parts.hostname is not None
+        self.url = url
+        self.name = parts.hostname
+        self.port = parts.port or (443 if parts.scheme == "https" else 80)
+        self.tls = settings.tls if parts.scheme == "https" else None
+        self.in_flight = 0
+        self.status: QueueStatus | None = None  # None: not known
+        self.silent = False  # its status was asked and did not come
+        self.saturated_until = 0.0
+        self.circuit = Circuit(settings.status_interval_s)
+        self._latency_s = 0.0  # a running average
+        self._latency_at = 0.0
+        self._idle: list[HttpConnection] = []
+        self._closed = False
+        host = f"[{self.name}]" if ":" in self.name else self.name
+        common = f"Host: {host}:{self.port}\r\nAuthorization: Bearer {settings.token}\r\nAccept: application/json\r\n"
+        self.submit_head = f"POST {parts.path}{SUBMIT_PATH} HTTP/1.1\r\n{common}".encode("latin-1")
+        self.status_head = f"POST {parts.path}{STATUS_PATH} HTTP/1.1\r\n{common}Content-Length: 0\r\n\r\n".encode(
+            "latin-1"
+        )
+
+    def is_saturated(self, now: float) -> bool:
+        return self.status is QueueStatus.RED or self.saturated_until > now
+
+    def took(self, seconds: float, now: float) -> None:
+        """It answered a mail."""
+        self._latency_s = seconds if now - self._latency_at > _LATENCY_MEMORY_S else (3 * self._latency_s + seconds) / 4
+        self._latency_at = now
+
+    def slowness(self, now: float) -> int:
+        """Comparable between hosts, in steps of a factor of two: hosts about as quick share the mail."""
+        return -1000 if now - self._latency_at > _LATENCY_MEMORY_S else frexp(self._latency_s)[1]
+
+    def take_idle(self, now: float) -> HttpConnection | None:
+        while self._idle:
+            connection = self._idle.pop()
+            if connection.reusable and now - connection.idle_since < _MAX_IDLE_S:
+                return connection
+            connection.close()
+        return None
+
+    def give_back(self, connection: HttpConnection, now: float) -> None:
+        if connection.reusable and not self._closed:
+            connection.idle_since = now
+            self._idle.append(connection)
+        else:
+            connection.close()
+
+    async def connect(self) -> HttpConnection:
+        loop = asyncio.get_running_loop()
+        _, connection = await loop.create_connection(
+            lambda: HttpConnection(_MAX_ANSWER),
+            self.name,
+            self.port,
+            ssl=self.tls,
+            server_hostname=self.name if self.tls else None,
+        )
+        return connection
+
+    def close(self) -> None:
+        """A mail that is still under way may end; its connection is not kept."""
+        self._closed = True
+        while self._idle:
+            self._idle.pop().close()

@@ -1,0 +1,150 @@
+"""What is done when there is no decision: a key for each reason, per listener and tenant."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from smtp_kit import Client, Gate, mail_lines, say, send
+
+from bridge.api.scanning import QueueStatus
+from bridge.config import Config
+from bridge.daemon import wiring
+from bridge.filter.policy import Case
+from bridge.mail.action import Action
+from bridge.testing import answer, free_port, result, running_bridge
+from bridge.yamlfile import ConfigError, load
+
+TENANT = "123e4567-e89b-12d3-a456-426614174000"
+
+CONFIG = """
+scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
+listeners: [{{name: mx, address: "127.0.0.1:1", policy: {{{listener}}}}}]
+relay: {{next_hop: "127.0.0.1:2"}}
+policy: {{{general}}}
+tenants: [{{uid: {tenant}, recipient_domains: [example.org], policy: {{{of_tenant}}}}}]
+"""
+
+
+def rules(general: str = "", listener: str = "", tenant: str = "") -> tuple[dict[str, str], dict[str, str]]:
+    """Case and action of the listener's policy and of the tenant's."""
+    text = CONFIG.format(general=general, listener=listener, tenant=TENANT, of_tenant=tenant)
+    conf = load(Path("bridge.yml"), Config, text)
+    settings = wiring.filter_settings(conf, conf.listeners[0])
+    both = (settings.policy, settings.tenant_policies[TENANT])
+    first, second = ({case.value: rule.action.value for case, rule in policy.items()} for policy in both)
+    return first, second
+
+
+REASONS = ("unreachable", "deadline", "refused", "nonsense")
+
+
+def test_a_file_that_knows_only_unavailable_means_the_same() -> None:
+    """Every reason follows it; saturation is still a tempfail."""
+    policy, _ = rules()
+    assert {policy[reason] for reason in REASONS} == {"tempfail"}
+    policy, _ = rules("unavailable: relay")
+    assert {policy[reason] for reason in (*REASONS, "unavailable")} == {"relay"}
+    assert policy["saturated"] == "tempfail"
+
+
+def test_a_reason_has_its_own_outcome_per_listener_and_tenant() -> None:
+    """General, listener, tenant: the last one that speaks of a key wins."""
+    policy, of_tenant = rules("deadline: relay", "refused: quarantine, saturated: relay", "deadline: reject")
+    assert (policy["deadline"], policy["refused"], policy["saturated"]) == ("relay", "quarantine", "relay")
+    assert (of_tenant["deadline"], of_tenant["refused"], of_tenant["saturated"]) == ("reject", "quarantine", "relay")
+    assert policy["unreachable"] == of_tenant["nonsense"] == "tempfail"
+
+
+@pytest.mark.parametrize("reason", [*REASONS, "saturated"])
+def test_unscanned_mail_is_not_thrown_away(reason: str) -> None:
+    """`discard` is for the service's own word."""
+    with pytest.raises(ConfigError, match="not thrown away"):
+        rules(f"{reason}: discard")
+
+
+async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+
+
+ANSWERS: dict[str, Any] = {
+    "unreachable": answer(500),
+    "deadline": hang,
+    "refused": answer(401),
+    "nonsense": answer(200, b"<html>"),
+    "saturated": answer(429),
+}
+ACTIONS = {"relay": "250 2.0.0 Ok: queued as NEXT1", "quarantine": "250 2.0.0 Ok: queued as ", "reject": "550 5.7.1 "}
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_each_reason_is_carried_out(tmp_path: Path, action: str) -> None:
+    """What is relayed or kept says in a header why it was not scanned."""
+    policy = dict.fromkeys(ANSWERS, action)
+    with running_bridge(tmp_path, {"policy": policy}, deadline="1s") as bridge, mail_lines() as lines:
+        for reason, reply in ANSWERS.items():
+            bridge.scanner.reply = reply
+            assert send(bridge).startswith(ACTIONS[action])
+            assert lines[-1]["action"] == action
+            if action == "relay":
+                assert f"X-Scan-Unscanned: {reason}\r\n".encode() in bridge.next_hop.mails[-1].content
+        kept = b"".join(path.read_bytes() for path in bridge.quarantined)
+        assert [f"X-Scan-Unscanned: {reason}".encode() in kept for reason in ANSWERS] == [action == "quarantine"] * 5
+
+
+def test_a_listener_that_relays_when_saturated_lets_mail_in(tmp_path: Path) -> None:
+    """It would be refused at MAIL otherwise."""
+    config = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}, "policy": {"saturated": "relay"}}
+    with running_bridge(tmp_path, config) as bridge:
+        gate = Gate(bridge, answer(200, result()))
+        with Client(bridge) as first:
+            first.begin()
+            first.say("DATA")
+            first.content()
+            gate.arrived()
+            assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
+            assert b"X-Scan-Unscanned: saturated\r\n" in bridge.next_hop.mails[0].content
+            gate.open()
+            assert first.read().startswith("250 ")
+        assert bridge.scanner.max_in_flight == 1
+
+
+def test_saturation_in_the_operators_words(tmp_path: Path) -> None:
+    """Code and text of the policy are used at MAIL too."""
+    policy = {"saturated": {"action": "tempfail", "code": 450, "text": "Busy"}}
+    with running_bridge(tmp_path, {"policy": policy, "scanner": {"status_interval": "100ms"}}) as bridge:
+        say(bridge, QueueStatus.RED)
+        with Client(bridge) as client:
+            client.say("EHLO x")
+            assert client.say("MAIL FROM:<a@b>") == "450 4.3.2 Busy"
+
+
+def test_a_yellow_scanner_starts_the_throttle(tmp_path: Path) -> None:
+    """Mail waits a little although the count is far below the threshold, and flows."""
+    for threshold, expected in ((5, 20), (10, 10)):
+        admission = {"max_in_processing": 10, "throttle_threshold": threshold, "throttle_max_delay": "100ms"}
+        config = {"admission": admission, "scanner": {"status_interval": "100ms"}}
+        with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
+            assert send(bridge).startswith("250 ")
+            say(bridge, QueueStatus.YELLOW)
+            assert send(bridge).startswith("250 ")
+            assert [line["wait_ms"] for line in lines] == [0, pytest.approx(expected, abs=9)]
+
+
+def test_an_unreachable_scanner_answers_fast(tmp_path: Path) -> None:
+    """After the first refusal nobody waits; 451 all the same."""
+    config = {"scanner": {"urls": [f"http://127.0.0.1:{free_port()}"]}}
+    with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
+        for _ in range(3):
+            assert send(bridge).startswith("451 4.3.0 ")
+        assert all(line["scan_ms"] < 100 for line in lines)
+        assert all(line["error"] == "unavailable" for line in lines)
+
+
+def test_every_case_has_a_rule() -> None:
+    """A new way to have no decision must be given its place in the configuration."""
+    policy, _ = rules()
+    assert set(policy) == {case.value for case in Case}
+    assert set(policy.values()) <= {action.value for action in Action}

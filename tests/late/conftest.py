@@ -1,0 +1,9 @@
+"""Late decisions use what the tests of the filter and of real mail servers have."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "filter"), str(TESTS / "interop")]

@@ -1,0 +1,130 @@
+"""The stores: what was put in can be found, within bounds, by whoever opens it next."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.filter import latestore
+from bridge.filter.latestore import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
+
+RESULT = AnalysisResult(Decision.BOUNCE, "ggrid", "verdict \u2603", ("a:b", "c"), "2026-01-01T00:00:00Z", "later")
+
+
+def entry(number: int, **changes: object) -> Entry:
+    return replace(Entry(bytes([number]) * 32, bytes([number]) * 8, 1000.0 + number, "here/1/2"), **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LateStore]:
+    one: LateStore = MemoryStore() if request.param == "memory" else SqlStore(f"sqlite:///{tmp_path}/late.sqlite")
+    one.open()
+    yield one
+    one.close()
+
+
+def test_what_was_put_is_found(store: LateStore) -> None:
+    """While the scan runs, and then with its decision, whole."""
+    store.put(entry(1))
+    assert store.get(entry(1).key) == entry(1)
+    done = entry(1, changed_at=2000.0, owner="", result=RESULT)
+    store.put(done)
+    assert store.get(done.key) == done
+    assert store.get(entry(2).key) is None
+
+
+def test_what_was_removed_is_gone(store: LateStore) -> None:
+    """Also when it was never there."""
+    store.put(entry(1))
+    store.remove(entry(1).key)
+    store.remove(entry(2).key)
+    assert store.get(entry(1).key) is None and store.marks(0) == set()
+
+
+def test_marks_are_those_since(store: LateStore) -> None:
+    """For the worker that asks what is new."""
+    for number in (1, 2, 3):
+        store.put(entry(number))
+    assert store.marks(0) == {entry(number).mark for number in (1, 2, 3)}
+    assert store.marks(1002.0) == {entry(2).mark, entry(3).mark}
+
+
+def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
+    """The oldest first."""
+    for number in range(1, 8):
+        store.put(entry(number))
+    store.purge(1003.0, 100)
+    assert store.marks(0) == {entry(number).mark for number in range(3, 8)}
+    store.purge(0.0, 2)
+    assert store.marks(0) == {entry(6).mark, entry(7).mark}
+
+
+def test_a_database_is_shared_and_survives(tmp_path: Path) -> None:
+    """Two processes see each other's entries; so does the one that starts later."""
+    first, second = (SqlStore(f"sqlite:///{tmp_path}/late.sqlite") for _ in range(2))
+    first.open()
+    second.open()
+    first.put(entry(1))
+    assert second.get(entry(1).key) == entry(1)
+    second.put(entry(1, result=RESULT))
+    first.close()
+    second.close()
+    first.open()
+    assert first.get(entry(1).key) == entry(1, result=RESULT)
+    first.close()
+
+
+@pytest.mark.parametrize("content", [b"this is no database, " * 1000, b"SQLite format 3\0" + b"\xff" * 4096])
+def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
+    """It costs some scans, not the start."""
+    path = tmp_path / "late.sqlite"
+    path.write_bytes(content)
+    store = SqlStore(f"sqlite:///{path}")
+    store.open()
+    store.put(entry(1))
+    assert store.get(entry(1).key) == entry(1)
+    store.close()
+    assert path.with_name("late.sqlite.damaged").read_bytes() == content
+
+
+def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
+    """After a downgrade nothing is destroyed."""
+    path = tmp_path / "late.sqlite"
+    store = SqlStore(f"sqlite:///{path}")
+    store.open()
+    store.close()
+    with sqlite3.connect(path) as database:
+        database.execute("UPDATE schema_version SET version = 99")
+    database.close()
+    with pytest.raises(LateStoreError, match="newer version"):
+        store.open()
+    assert path.exists() and not path.with_name("late.sqlite.damaged").exists()
+
+
+def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
+    """And so is a store that was never opened."""
+    with pytest.raises(LateStoreError):
+        SqlStore(f"sqlite:///{tmp_path}/nowhere/late.sqlite").open()
+    with pytest.raises(LateStoreError, match="not open"):
+        SqlStore(f"sqlite:///{tmp_path}/late.sqlite").get(b"x")
+
+
+def test_a_locked_database_is_an_error_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Somebody holds the write lock: reading goes on, writing fails after the busy time."""
+    monkeypatch.setattr(latestore, "_BUSY_S", 0.1)
+    store = SqlStore(f"sqlite:///{tmp_path}/late.sqlite")
+    store.open()
+    other = sqlite3.connect(tmp_path / "late.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(LateStoreError, match="locked"):
+        store.put(entry(1))
+    assert store.get(entry(1).key) is None
+    other.execute("ROLLBACK")
+    store.put(entry(1))
+    other.close()
+    store.close()
