@@ -52,10 +52,9 @@ class Admission:
     def delay_after(self, in_processing: int, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """The same for a mail that finds so many before it."""
         limit, threshold = self.settings.max_in_processing, self.settings.throttle_threshold
-        if threshold >= limit:
-            return 0.0
+        if threshold >= limit:  # no throttle of our own: a pressed scanner gets one from the first mail on
+            threshold = 0 if is_pressed() else limit
         over = in_processing + 1 - threshold
-        if over <= 0 and not is_pressed():
+        if threshold == limit or (over <= 0 and not is_pressed()):
             return 0.0
-        over = max(over, 1)
-        return self.settings.throttle_max_delay_s * min(over / (limit - threshold), 1.0)
+        return self.settings.throttle_max_delay_s * min(max(over, 1) / (limit - threshold), 1.0)
