@@ -47,6 +47,7 @@ class AnalysisQueue:
         return self._jobs.qsize()
 
     async def start(self) -> None:
+        await self._pipeline.start()
         self._workers = [asyncio.create_task(self._work(), name=f"analysis-{i}") for i in range(self._count)]
 
     async def stop(self) -> None:
