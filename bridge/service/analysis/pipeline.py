@@ -88,6 +88,11 @@ class Pipeline:
         for engine in self._engines:
             await engine.analyzer.close()
 
+    @property
+    def ready(self) -> bool:
+        """Whether there are lists to match with: without, what is blocked would be delivered."""
+        return self._follower.loaded
+
     def analyze_now(self, job: Job) -> AnalysisResult | None:
         """The whole analysis, if it is a matter of microseconds; else None."""
         if self._engines:
