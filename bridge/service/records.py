@@ -74,10 +74,14 @@ class Records:
             except TimeoutError:
                 pass
             await self._flush()
+        await self._flush()  # what came while the last write was under way
 
     async def _flush(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        """What is waiting now, and no more: under load there is always one more, and a transaction for each costs."""
+        left = len(self._waiting)
+        while left > 0:
+            batch = [self._waiting.popleft() for _ in range(min(BATCH, left))]
+            left -= BATCH
             try:
                 await asyncio.to_thread(self._write, batch)
             except STORAGE_ERRORS as exc:
