@@ -44,6 +44,10 @@ class Refused(Exception):
             self.headers.append((b"www-authenticate", challenge.encode()))
 
 
+def storage_unavailable() -> Refused:
+    return Refused(503, "storage_unavailable", "the lists cannot be reached now", retry_after_s=5)
+
+
 async def send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
     await _send(send, status, json.dumps(value).encode(), headers or [], more=False)
 

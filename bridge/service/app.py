@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 from collections.abc import AsyncIterator, Callable, Sequence
@@ -51,7 +50,7 @@ def create_app(config: ServiceConfig) -> Starlette:
     store = Store(config.database_url)
     keys = KeyRing(store)
     lists = ListStore(store, config.lists)
-    follower = ListFollower(lists, keys)
+    follower = ListFollower(store, lists, keys)
     records = Records(store, config.records.retention)
     engines = engines_of(config.analyzers)
     metrics = Metrics(engine.name for engine in engines)
@@ -101,8 +100,7 @@ def _lifespan(store: Store, parts: Sequence[_Part]) -> Callable[[Starlette], Abs
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            await asyncio.to_thread(store.open)
-            stack.callback(store.close)
+            stack.callback(store.close)  # the first part opens it
             for part in parts:
                 stack.push_async_callback(part.stop)
                 await part.start()

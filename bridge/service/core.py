@@ -69,6 +69,10 @@ class RemoteCore:
         await self._client.aclose()
 
     @property
+    def ready(self) -> bool:
+        return True  # the nodes have lists of their own
+
+    @property
     def waiting(self) -> int:
         return 0
 

@@ -16,7 +16,7 @@ from starlette.types import Scope
 
 from bridge.api.lists import AUTH_SCHEME
 from bridge.errors import BridgeError
-from bridge.service.answers import Refused
+from bridge.service.answers import Refused, storage_unavailable
 from bridge.service.auth import credentials, digest
 from bridge.service.store import Store, api_key
 
@@ -43,7 +43,7 @@ class KeyRing:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._valid: tuple[bytes, ...] = ()
+        self._valid: tuple[bytes, ...] | None = None  # not known yet
 
     def refresh(self) -> None:
         with self._store.reading() as connection:
@@ -51,8 +51,10 @@ class KeyRing:
             self._valid = tuple(bytes.fromhex(one) for one in connection.execute(query).scalars())
 
     def check(self, scope: Scope) -> None:
-        """Raises Refused with 401 unless the request carries a key that is in use."""
+        """Raises Refused, with 401 unless the request carries a key that is in use."""
         given = digest(credentials(scope, AUTH_SCHEME, CHALLENGE))
+        if self._valid is None:
+            raise storage_unavailable()
         found = False
         for known in self._valid:
             found |= hmac.compare_digest(known, given)

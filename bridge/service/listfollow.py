@@ -1,7 +1,8 @@
 """Keeps the index in memory in step with the database, whoever changes it.
 
 Our own writes wake it at once; those of other processes are seen at the next look, every half
-second. When the database is away the index stays as it was, and scans go on.
+second. When the database is away the index stays as it was, and scans go on. When it was never
+there, nobody knows what is blocked: `loaded` is False, and no mail must be decided.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
-from sqlalchemy.exc import SQLAlchemyError
-
 from bridge.service.keys import KeyRing
 from bridge.service.listindex import ListIndex
 from bridge.service.liststore import REMOVALS_KEPT_S, Change, ListStore
+from bridge.service.store import STORAGE_ERRORS, Store, StoreUnavailable
 
 LOOK_EVERY_S = 0.5
 TIDY_EVERY_S = 3600.0
@@ -29,7 +29,8 @@ log = logging.getLogger("bridge.service")
 
 
 class ListFollower:
-    def __init__(self, lists: ListStore, keys: KeyRing) -> None:
+    def __init__(self, store: Store, lists: ListStore, keys: KeyRing) -> None:
+        self._store = store
         self._lists = lists
         self._keys = keys
         self.index = ListIndex(lists.definitions.values())
@@ -39,11 +40,18 @@ class ListFollower:
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "lists")
+        self._trouble = ""
+        self.loaded = False
         self.current = False
 
     async def start(self) -> None:
-        self.index = await self._in_thread(self._load)
-        self.current = True
+        """Raises StoreUnavailable, unless that may pass: then it is tried until it does."""
+        try:
+            await self._load_all()
+        except StoreUnavailable as exc:
+            if not exc.temporary:
+                raise
+            self._lost(exc)
         self._task = asyncio.create_task(self._follow(), name="lists")
 
     async def stop(self) -> None:
@@ -65,17 +73,29 @@ class ListFollower:
                 pass
             self._wake.clear()
             try:
-                if time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
-                    self.index = await self._in_thread(self._load)
+                if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
+                    await self._load_all()
                 await self._apply(await self._in_thread(self._look))
-            except SQLAlchemyError as exc:
-                if self.current:
-                    log.error("lists: the database cannot be read, going on with what is known: %s", type(exc).__name__)
-                self.current = False
+            except STORAGE_ERRORS as exc:
+                self._lost(exc)
             else:
-                if not self.current:
+                if self._trouble:
                     log.info("lists: the database can be read again")
+                self._trouble = ""
                 self.current = True
+
+    async def _load_all(self) -> None:
+        self.index = await self._in_thread(self._load)
+        self.loaded = self.current = True
+
+    def _lost(self, exc: Exception) -> None:
+        """Once for each reason, not twice a second."""
+        why = str(exc) if isinstance(exc, StoreUnavailable) else type(exc).__name__
+        meanwhile = "going on with what is known" if self.loaded else "no mail is scanned until it can"
+        if why != self._trouble:
+            log.error("lists: the database cannot be read, %s: %s", meanwhile, why)
+        self._trouble = why
+        self.current = False
 
     async def _apply(self, changes: list[Change]) -> None:
         """Here in the event loop, so that no scan sees a set while it changes; in small helpings."""
@@ -88,6 +108,7 @@ class ListFollower:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
     def _load(self) -> ListIndex:
+        self._store.open()
         self._keys.refresh()
         now = self._lists.now()
         index = ListIndex(self._lists.definitions.values())

@@ -14,16 +14,16 @@ from collections.abc import Awaitable, Callable
 from json.encoder import encode_basestring_ascii
 from typing import Any
 
-from sqlalchemy.exc import SQLAlchemyError
 from starlette.types import Receive, Scope, Send
 
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST, NDJSON
 from bridge.service import entries
-from bridge.service.answers import Refused, header, refuse, send_json
+from bridge.service.answers import Refused, header, refuse, send_json, storage_unavailable
 from bridge.service.keys import KeyRing
 from bridge.service.listfollow import ListFollower
 from bridge.service.liststore import GLOBAL, PAGE, Entry, ListFull, ListStore
 from bridge.service.settings import ListDefinition
+from bridge.service.store import STORAGE_ERRORS
 from bridge.service.upload import is_json, tenant
 
 MAX_BODY = 8 * 1024 * 1024  # 500 entries with their comments, every character escaped
@@ -86,7 +86,11 @@ class ListsApi:
                     return  # without its end: the reader sees that it is not whole
             if last is None:
                 break
-            chunks, last = await asyncio.to_thread(self._page, scope, one.name, last)
+            try:
+                chunks, last = await asyncio.to_thread(self._page, scope, one.name, last)
+            except STORAGE_ERRORS as exc:
+                log.error("list=%s the database was lost while its entries were read: %s", one.name, type(exc).__name__)
+                return  # without its end here too
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _page(self, scope: str, name: str, after: str | None) -> tuple[list[bytes], str | None]:
@@ -118,9 +122,8 @@ class Endpoint:
             await self._handler(body, send)
         except Refused as refused:
             await refuse(scope, receive, send, refused)
-        except SQLAlchemyError:
-            unavailable = Refused(503, "storage_unavailable", "the lists cannot be reached now", retry_after_s=5)
-            await refuse(scope, receive, send, unavailable)
+        except STORAGE_ERRORS:
+            await refuse(scope, receive, send, storage_unavailable())
 
 
 async def _read(scope: Scope, receive: Receive) -> Body:

@@ -52,7 +52,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "internal": (500, "An error of the service."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
     "saturated": (503, "maxGuardRequestsInProcessing is reached; see Retry-After."),
-    "storage_unavailable": (503, "The lists cannot be reached now; see Retry-After."),
+    "storage_unavailable": (503, "The lists cannot be reached now, or not yet; see Retry-After."),
     "not_ready": (503, "/readyz: not ready to serve."),
     "analysis_timeout": (504, "The analysis took longer than longRequestTimeout."),
     "storage_full": (507, "The mail cannot be stored for the analysis."),

@@ -21,6 +21,9 @@ class Core(Protocol):
     """Where analyses happen: the queue in this process, or nodes elsewhere (`core`)."""
 
     @property
+    def ready(self) -> bool: ...
+
+    @property
     def waiting(self) -> int: ...
 
     async def start(self) -> None: ...
@@ -43,10 +46,15 @@ class AnalysisQueue:
         self.busy = 0
 
     @property
+    def ready(self) -> bool:
+        return self._pipeline.ready
+
+    @property
     def waiting(self) -> int:
         return self._jobs.qsize()
 
     async def start(self) -> None:
+        await self._pipeline.start()
         self._workers = [asyncio.create_task(self._work(), name=f"analysis-{i}") for i in range(self._count)]
 
     async def stop(self) -> None:
@@ -57,7 +65,7 @@ class AnalysisQueue:
         await self._pipeline.stop()
 
     async def status(self) -> QueueStatus:
-        return QueueStatus.GREEN  # what there is to say, admission says
+        return QueueStatus.GREEN if self.ready else QueueStatus.RED  # the rest admission says
 
     def try_now(self, job: Job) -> AnalysisResult | None:
         """The result, if a worker is free and the analysis is short."""

@@ -16,10 +16,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, insert
-from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.api.scanning import AnalysisResult
-from bridge.service.store import Store, analysis
+from bridge.service.store import STORAGE_ERRORS, Store, analysis
 
 WRITE_EVERY_S = 1.0
 TIDY_EVERY_S = 3600.0
@@ -75,13 +74,17 @@ class Records:
             except TimeoutError:
                 pass
             await self._flush()
+        await self._flush()  # what came while the last write was under way
 
     async def _flush(self) -> None:
-        while self._waiting:
-            batch = [self._waiting.popleft() for _ in range(min(BATCH, len(self._waiting)))]
+        """What is waiting now, and no more: under load there is always one more, and a transaction for each costs."""
+        left = len(self._waiting)
+        while left > 0:
+            batch = [self._waiting.popleft() for _ in range(min(BATCH, left))]
+            left -= BATCH
             try:
                 await asyncio.to_thread(self._write, batch)
-            except SQLAlchemyError as exc:
+            except STORAGE_ERRORS as exc:
                 self._waiting.extendleft(reversed(batch))
                 if not self._failing:
                     log.error("records: the database cannot be written: %s", type(exc).__name__)

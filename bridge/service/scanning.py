@@ -18,7 +18,7 @@ from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.mail.message import Spool
 from bridge.service.admission import Admission
 from bridge.service.analysis.pipeline import Job
-from bridge.service.answers import Refused, header, refuse, send_json
+from bridge.service.answers import Refused, header, refuse, send_json, storage_unavailable
 from bridge.service.auth import StaticTokens
 from bridge.service.metrics import Metrics
 from bridge.service.queue import Core
@@ -81,6 +81,8 @@ class SubmitEmail:
         self._tokens.check(scope, Permission.SCAN)
         if not self._enabled:
             raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
+        if not self._core.ready:
+            raise storage_unavailable()
         check_length(scope)
         return self._admission.enter()
 

@@ -236,6 +236,8 @@ class Plugin(Bounded):
     """An analyzer of one's own, found as an entry point of this name."""
 
     options: dict[str, Any] = Field({}, description="Handed to the analyzer's factory.")
+    memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
+    processes: int = Field(2, ge=1, le=64, description="Mails it looks at at once, unless it is asynchronous.")
     max_size: Size = Field(50 * MiB, description="Larger mail is not shown to it: a limit.")
 
 

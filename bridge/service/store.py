@@ -34,7 +34,7 @@ from sqlalchemy import (
     text,
     update,
 )
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from bridge.errors import BridgeError
@@ -124,6 +124,13 @@ MIGRATIONS: list[Callable[[Connection], None]] = [_create]
 class StoreUnavailable(BridgeError):
     """The database cannot be opened or is newer than this program; the text says what to do."""
 
+    def __init__(self, text: str, *, temporary: bool = False) -> None:
+        super().__init__(text)
+        self.temporary = temporary  # a server that does not answer now; a file never comes back by itself
+
+
+STORAGE_ERRORS = (SQLAlchemyError, StoreUnavailable)  # what work on a database that is away raises
+
 
 class Store:
     """A database; after `open` it is at the newest schema."""
@@ -135,20 +142,24 @@ class Store:
     @property
     def engine(self) -> Engine:
         if self._engine is None:
-            raise StoreUnavailable("the database is not open")
+            raise StoreUnavailable("the database is not open", temporary=True)
         return self._engine
 
     def open(self) -> None:
-        """Connect and migrate. Raises StoreUnavailable."""
-        self._engine = _engine(self._url)
+        """Connect and migrate, if that was not done yet. Raises StoreUnavailable."""
+        if self._engine is not None:
+            return
+        engine = _engine(self._url)
         try:
-            self._migrate()
+            _migrate(engine)
         except SQLAlchemyError as exc:
-            self.close()
-            raise StoreUnavailable(f"the database cannot be used: {_reason(exc)}") from exc
+            engine.dispose()
+            away = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
+            raise StoreUnavailable(f"the database cannot be used: {_reason(exc)}", temporary=away) from exc
         except BaseException:
-            self.close()
+            engine.dispose()
             raise
+        self._engine = engine
 
     def close(self) -> None:
         if self._engine is not None:
@@ -163,23 +174,30 @@ class Store:
     @contextmanager
     def writing(self) -> Iterator[Connection]:
         """One transaction that takes the write lock at its start, so it never fails half way for want of it."""
-        with self.engine.connect().execution_options(immediate=True) as connection, connection.begin():
+        with _writing(self.engine) as connection:
             yield connection
 
-    def _migrate(self) -> None:
-        with self.writing() as connection:
-            if connection.dialect.name == "postgresql":
-                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
-            schema_version.create(connection, checkfirst=True)
-            version = connection.execute(select(schema_version.c.version)).scalar()
-            if version is None:
-                connection.execute(insert(schema_version).values(version=0))
-                version = 0
-            if version > len(MIGRATIONS):
-                raise StoreUnavailable("the database was made by a newer version of this program")
-            for step in MIGRATIONS[version:]:
-                step(connection)
-            connection.execute(update(schema_version).values(version=len(MIGRATIONS)))
+
+@contextmanager
+def _writing(engine: Engine) -> Iterator[Connection]:
+    with engine.connect().execution_options(immediate=True) as connection, connection.begin():
+        yield connection
+
+
+def _migrate(engine: Engine) -> None:
+    with _writing(engine) as connection:
+        if connection.dialect.name == "postgresql":
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+        schema_version.create(connection, checkfirst=True)
+        version = connection.execute(select(schema_version.c.version)).scalar()
+        if version is None:
+            connection.execute(insert(schema_version).values(version=0))
+            version = 0
+        if version > len(MIGRATIONS):
+            raise StoreUnavailable("the database was made by a newer version of this program")
+        for step in MIGRATIONS[version:]:
+            step(connection)
+        connection.execute(update(schema_version).values(version=len(MIGRATIONS)))
 
 
 def next_numbers(connection: Connection, count: int) -> int:

@@ -276,9 +276,14 @@ def _ip(text: str | None) -> str | None:
     if text is None:
         return None
     try:
-        return str(ipaddress.ip_address(text))
+        return _spelt(text) if len(text) < 64 else str(ipaddress.ip_address(text))  # a zone may have any length
     except ValueError:
         raise _invalid("`borderMtaData.remoteAddress` must be an IP address") from None
+
+
+@lru_cache(maxsize=4096)  # the same servers come again and again
+def _spelt(text: str) -> str:
+    return str(ipaddress.ip_address(text))
 
 
 def _no_constant(_name: str) -> None:

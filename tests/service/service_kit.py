@@ -7,7 +7,12 @@ import base64
 import http.client
 import io
 import json
+import select
+import signal
 import socket
+import subprocess
+import sys
+import tempfile
 import threading
 import time
 import zipfile
@@ -51,10 +56,43 @@ class Answer:
         return json.loads(self.body)
 
 
-class Running:
-    """A service that runs until `stop`."""
+class Service:
+    """Somewhere a service listens, at a port or at the path of a unix socket."""
 
+    config: ServiceConfig
+    port = 0
+    path = ""
     key = ""  # of the List API, when one was made before the start
+
+    def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+        if self.path:
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(DEADLINE_S)
+            connection.sock.connect(self.path)
+        try:
+            connection.request(method, path, body, headers or {})
+            response = connection.getresponse()
+            return Answer(response.status, response.headers, response.read())
+        finally:
+            connection.close()
+
+    def submit(self, mail: bytes, token: str = TOKEN, **parameters: Any) -> Answer:
+        return self.upload(multipart(parameters_json(**parameters), mail), token)
+
+    def upload(self, body: bytes, token: str = TOKEN, content_type: str = "") -> Answer:
+        headers = {
+            "Authorization": f"Bearer {token}",
+            "Content-Type": content_type or f"multipart/form-data; boundary={BOUNDARY}",
+        }
+        return self.request("POST", "/v1/messageQueue/submitEmail", body, headers)
+
+    def status(self, token: str = TOKEN) -> Answer:
+        return self.request("POST", "/v1/admin/status", headers={"Authorization": f"Bearer {token}"})
+
+
+class Running(Service):
+    """A service in a thread that runs until `stop`."""
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
@@ -85,27 +123,62 @@ class Running:
         self._thread.join(DEADLINE_S)
         self.loop.close()
 
-    def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
+
+class ServiceProcess(Service):
+    """A service as an operator starts it, with the `service.yml` of `directory`. `wait` until it listens."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.config = yamlfile.load(directory / "service.yml", ServiceConfig)
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "bridge", "service", "-c", "service.yml"],
+            cwd=directory, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=self._log, text=True,
+        )  # fmt: skip
+
+    def wait(self) -> None:
+        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "it does not say where it listens"
+        line = self.process.stdout.readline()
+        assert "listens at" in line, self.log()
+        if self.config.listen.path:
+            self.path = self.config.listen.path
+        else:
+            self.port = int(line.rpartition(":")[2])
+
+    def log(self) -> str:
+        self._log.seek(0)
+        return self._log.read().decode()
+
+    def end(self, how: int = signal.SIGTERM) -> int:
+        self.process.send_signal(how)
         try:
-            connection.request(method, path, body, headers or {})
-            response = connection.getresponse()
-            return Answer(response.status, response.headers, response.read())
+            return self.process.wait(DEADLINE_S)
         finally:
-            connection.close()
+            self.process.kill()
+            self.process.wait()
+            self.process.stdout.close()
+            self._log.close()
 
-    def submit(self, mail: bytes, token: str = TOKEN, **parameters: Any) -> Answer:
-        return self.upload(multipart(parameters_json(**parameters), mail), token)
 
-    def upload(self, body: bytes, token: str = TOKEN, content_type: str = "") -> Answer:
-        headers = {
-            "Authorization": f"Bearer {token}",
-            "Content-Type": content_type or f"multipart/form-data; boundary={BOUNDARY}",
-        }
-        return self.request("POST", "/v1/messageQueue/submitEmail", body, headers)
+@contextmanager
+def service_processes(directory: Path, count: int):
+    """Several at once, on one configuration and one database."""
+    started: list[ServiceProcess] = []
+    try:
+        for _ in range(count):
+            started.append(ServiceProcess(directory))
+        for one in started:
+            one.wait()
+        yield started
+    finally:
+        codes = [one.end() for one in started]
+    assert codes == [0] * count
 
-    def status(self, token: str = TOKEN) -> Answer:
-        return self.request("POST", "/v1/admin/status", headers={"Authorization": f"Bearer {token}"})
+
+def command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """`scanbridge service ...` as an operator types it."""
+    whole = [sys.executable, "-m", "bridge", "service", *arguments]
+    return subprocess.run(whole, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextmanager
@@ -176,7 +249,7 @@ def zipped(*members: tuple[str, bytes]) -> bytes:
 class Lists:
     """A client of the List API that is as plain as curl."""
 
-    def __init__(self, running: Running, key: str | None = None, tenant: str | None = None) -> None:
+    def __init__(self, running: Service, key: str | None = None, tenant: str | None = None) -> None:
         self.running = running
         self.key = key or running.key or make_key(running.config)
         self.scope = {"tenantUid": tenant} if tenant else {}

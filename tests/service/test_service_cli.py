@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
 import socket
 import subprocess
 import sys
 
-from service_kit import CONFIG, DEADLINE_S
+from click.testing import CliRunner
+from service_kit import CONFIG, DEADLINE_S, command
 
+from bridge.cli import main
 from bridge.service import settings
 
 
 def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "bridge", "service", *arguments]
-    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=60, check=False)
+    return command(cwd, *arguments)
+
+
+def call(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
+    """The same without a process of its own, for commands that end by themselves."""
+    with contextlib.chdir(cwd):
+        done = CliRunner().invoke(main, ["service", *arguments])
+    return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
 def test_every_mistake_is_told_at_once(tmp_path):
@@ -38,12 +47,12 @@ def test_every_mistake_is_told_at_once(tmp_path):
     assert "heim" not in done.stderr
     for line in (1, 2, 4, 6, 7, 8, 9, 10, 11):
         assert f"service.yml:{line}:" in done.stderr, done.stderr
-    assert run("-c", "absent.yml", cwd=tmp_path).returncode == 78
+    assert call("-c", "absent.yml", cwd=tmp_path).returncode == 78
 
 
 def test_token_prints_64_hex_digits(tmp_path):
     """A new token every time, ready for the configuration."""
-    one, two = (run("token", cwd=tmp_path).stdout.strip() for _ in range(2))
+    one, two = (do("token", cwd=tmp_path).stdout.strip() for do in (run, call))
     assert re.fullmatch("[0-9a-f]{64}", one)
     assert one != two
 
@@ -53,22 +62,22 @@ def test_the_life_of_an_api_key(tmp_path):
     (tmp_path / "service.yml").write_text(CONFIG)
     key = run("apikey", "create", "automation", cwd=tmp_path).stdout.strip()
     assert re.fullmatch("[0-9a-f]{64}", key)
-    again = run("apikey", "create", "automation", cwd=tmp_path)
+    again = call("apikey", "create", "automation", cwd=tmp_path)
     assert (again.returncode, again.stdout) == (1, "")
-    listed = run("apikey", "list", cwd=tmp_path).stdout
+    listed = call("apikey", "list", cwd=tmp_path).stdout
     assert "automation" in listed
     assert "in use" in listed
     assert key not in listed
-    assert run("apikey", "revoke", "automation", cwd=tmp_path).returncode == 0
-    assert "revoked" in run("apikey", "list", cwd=tmp_path).stdout
-    assert run("apikey", "revoke", "automation", cwd=tmp_path).returncode == 1
+    assert call("apikey", "revoke", "automation", cwd=tmp_path).returncode == 0
+    assert "revoked" in call("apikey", "list", cwd=tmp_path).stdout
+    assert call("apikey", "revoke", "automation", cwd=tmp_path).returncode == 1
 
 
 def test_it_says_where_it_listens_and_ends_on_sigterm(tmp_path):
     """The service runs alone, tells its address, and stops cleanly when told to."""
     (tmp_path / "service.yml").write_text(CONFIG)
-    command = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
-    with subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
+    whole = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
+    with subprocess.Popen(whole, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
         line = process.stdout.readline()
         port = int(re.search(r"http://127\.0\.0\.1:(\d+)", line).group(1))
         with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
@@ -121,9 +130,9 @@ def test_a_token_may_come_from_a_file(tmp_path, monkeypatch):
 def test_without_a_configuration_keys_are_the_embedded_services(tmp_path, monkeypatch):
     """Whoever tries the embedded default can use its lists too."""
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
-    assert run("apikey", "list", cwd=tmp_path).returncode == 78
+    assert call("apikey", "list", cwd=tmp_path).returncode == 78
     (tmp_path / "state").mkdir()
-    assert re.fullmatch("[0-9a-f]{64}\n", run("apikey", "create", "me", cwd=tmp_path).stdout)
+    assert re.fullmatch("[0-9a-f]{64}\n", call("apikey", "create", "me", cwd=tmp_path).stdout)
     assert (tmp_path / "state" / "service.sqlite").exists()
 
 

@@ -1,11 +1,10 @@
-"""Engines: real clamd and rspamd, engines that misbehave, and analyzers of one's own."""
+"""Engines: real clamd and rspamd, and engines that misbehave."""
 
 from __future__ import annotations
 
 import json
 import os
 import socket
-import sys
 import threading
 import time
 from contextlib import contextmanager
@@ -29,7 +28,6 @@ from service_kit import (
 from bridge.service.analysis import clamav
 from bridge.service.analysis import rspamd as rspamd_engine
 from bridge.service.analysis.engine import Findings, LimitReached, as_tag
-from bridge.service.analysis.engines import ENTRY_POINTS
 
 MIB = 1024 * 1024
 
@@ -181,58 +179,3 @@ def test_words_of_others_become_tags():
     """A tag is short and plain, whatever an engine calls its finding."""
     assert as_tag("Win.X_1/ä\n") == "win.x_1"
     assert len(as_tag("x" * 500)) == 100
-
-
-PLUGIN = """
-from bridge.service.analysis.engine import Findings
-
-class Sync:
-    def __init__(self, options):
-        self.word = options["word"].encode()
-    def analyze(self, mail):
-        return Findings(frozenset({"own:word"}), 9.0) if self.word in b"".join(mail.chunks()) else Findings()
-
-class Broken:
-    def __init__(self, options): pass
-    async def analyze(self, mail): return "nothing"
-"""
-
-
-@pytest.fixture
-def installed_plugin(tmp_path, monkeypatch):
-    package = tmp_path / "site" / "own_analyzer-1.dist-info"
-    package.mkdir(parents=True)
-    (tmp_path / "site" / "own_analyzer.py").write_text(PLUGIN)
-    (package / "METADATA").write_text("Metadata-Version: 2.1\nName: own_analyzer\nVersion: 1\n")
-    (package / "entry_points.txt").write_text(
-        f"[{ENTRY_POINTS}]\nword = own_analyzer:Sync\nbroken = own_analyzer:Broken\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    yield
-    sys.modules.pop("own_analyzer", None)
-
-
-def test_an_analyzer_of_ones_own_is_asked(tmp_path, installed_plugin):
-    """An entry point gets its options, sees the mail, and its tags and score count."""
-    text = CONFIG + "analyzers: {plugins: {word: {options: {word: xyzzy}}}}\n"
-    with service(tmp_path, text) as one:
-        assert one.submit(mail(b"xyzzy")).json["tags"] == ["own:word"]
-        assert one.submit(mail(b"xyzzy")).json["decision"] == "quarantine"
-        assert one.submit(mail(b"plugh")).json["decision"] == "deliver"
-
-
-def test_a_broken_analyzer_of_ones_own_is_no_answer(tmp_path, installed_plugin):
-    """It cannot take the service down, only leave its mail undecided."""
-    with service(tmp_path, CONFIG + "analyzers: {plugins: {broken: {}}}\n") as one:
-        assert one.submit(mail()).json["decision"] == "undecided"
-
-
-def test_an_analyzer_that_is_not_installed_is_a_configuration_error(tmp_path):
-    """It is told at the start, not at the first mail."""
-    from bridge.errors import ConfigError
-
-    with (
-        pytest.raises(ConfigError, match=r"plugins\.absent"),
-        service(tmp_path, CONFIG + "analyzers: {plugins: {absent: {}}}\n"),
-    ):
-        pass

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+from uuid import uuid4
 
 from service_kit import CONFIG, GTUBE, mail, service, wait_for
-from sqlalchemy import create_engine, insert, select
+from sqlalchemy import create_engine, event, insert, select
 
-from bridge.service.store import analysis
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.service.records import Records
+from bridge.service.store import Store, analysis
 
 
 def _rows(url: str) -> list[dict[str, object]]:
@@ -46,3 +50,27 @@ def test_old_records_are_forgotten(tmp_path):
     with service(tmp_path) as one:
         one.submit(mail())
     assert [row["ggrid"] == "old" for row in _rows(url)] == [False]
+
+
+def test_a_busy_service_writes_its_records_together(tmp_path):
+    """A record that comes while others are written waits for the next second: no transaction for each."""
+    url = f"sqlite:///{tmp_path / 'x.sqlite'}"
+    store = Store(url)
+    store.open()
+    commits: list[object] = []
+
+    async def scan_until_the_end() -> None:
+        records = Records(store, 3600)
+
+        def one_more(connection: object = None) -> None:
+            commits.append(connection)
+            records.add(AnalysisResult(Decision.DELIVER, str(uuid4()), created="a", completed="9"), None, 0.0, 1)
+
+        one_more()
+        event.listen(store.engine, "commit", one_more)
+        await records.start()
+        await records.stop()
+
+    asyncio.run(asyncio.wait_for(scan_until_the_end(), 20))
+    store.close()
+    assert len(_rows(url)) == len(commits) - 1 <= 3

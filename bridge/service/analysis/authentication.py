@@ -65,6 +65,9 @@ class AuthenticationAnalyzer:
         self._timeout_s = settings.timeout
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
 
+    async def start(self) -> None:
+        return None
+
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > MAX_SIZE:
             raise LimitReached("size")

@@ -26,6 +26,9 @@ class ClamAvAnalyzer:
         self._address = settings.address
         self._max_size = settings.max_size
 
+    async def start(self) -> None:
+        return None
+
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
             raise LimitReached("size")

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisRequest
-from bridge.service.upload import StoredMail
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,24 +25,35 @@ class LimitReached(Exception):
     """The mail is beyond what the analyzer looks at."""
 
 
+class Content(Protocol):
+    """Where the bytes of a mail are."""
+
+    @property
+    def size(self) -> int: ...
+
+    def chunks(self) -> Iterator[bytes]: ...
+
+
 @dataclass(frozen=True, slots=True)
 class Mail:
     """One mail as an analyzer sees it."""
 
     ggrid: str
     request: AnalysisRequest
-    _stored: StoredMail
+    stored: Content  # not for analyzers of one's own: they use what follows
 
     @property
     def size(self) -> int:
-        return self._stored.size
+        return self.stored.size
 
     def chunks(self) -> Iterator[bytes]:
         """The raw mail, in pieces of at most a few hundred KiB."""
-        return self._stored.chunks()
+        return self.stored.chunks()
 
 
 class Analyzer(Protocol):
+    async def start(self) -> None: ...
+
     async def analyze(self, mail: Mail) -> Findings: ...
 
     async def close(self) -> None: ...
@@ -56,7 +66,7 @@ class Engine:
     name: str
     analyzer: Analyzer
     required: bool
-    timeout_s: float
+    timeout_s: float | None  # None: it keeps its own time
 
 
 def as_tag(text: str) -> str:

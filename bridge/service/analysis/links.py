@@ -94,6 +94,8 @@ def host_of(raw: str) -> str:
 
 
 def _is_address(host: str) -> bool:
+    if ":" not in host and not host[-1:].isdigit():
+        return False  # nearly all hosts, and an exception is dear
     try:
         ipaddress.ip_address(host)
     except ValueError:

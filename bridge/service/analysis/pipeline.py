@@ -19,8 +19,10 @@ from bridge.api.scanning import AnalysisRequest, AnalysisResult
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.engine import Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
-from bridge.service.analysis.inspector import InspectionFailed, Inspector
+from bridge.service.analysis.inspector import Inspector
+from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.structure import Bounds
+from bridge.service.analysis.workers import WorkerFailed
 from bridge.service.listfollow import ListFollower
 from bridge.service.listindex import traits_of
 from bridge.service.metrics import Metrics
@@ -76,10 +78,20 @@ class Pipeline:
         self._mime = analyzers.mime or Mime()
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
 
+    async def start(self) -> None:
+        """Raises ConfigError when an analyzer of one's own cannot be made."""
+        for engine in self._engines:
+            await engine.analyzer.start()
+
     async def stop(self) -> None:
         await self._inspector.stop()
         for engine in self._engines:
             await engine.analyzer.close()
+
+    @property
+    def ready(self) -> bool:
+        """Whether there are lists to match with: without, what is blocked would be delivered."""
+        return self._follower.loaded
 
     def analyze_now(self, job: Job) -> AnalysisResult | None:
         """The whole analysis, if it is a matter of microseconds; else None."""
@@ -110,7 +122,7 @@ class Pipeline:
             return inspection, _Answer()
         try:
             return await self._inspector.inspect(job.mail, self._limits, self._mime.timeout), _Answer()
-        except InspectionFailed as exc:
+        except WorkerFailed as exc:
             return Inspection(), self._failure(job.ggrid, "mime", f"failed:mime-{exc}", self._mime.required)
 
     async def _ask(self, engine: Engine, mail: Mail) -> _Answer:
@@ -120,7 +132,8 @@ class Pipeline:
         except LimitReached:
             return self._failure(mail.ggrid, engine.name, f"limit:{engine.name}", engine.required)
         except Exception as exc:  # an engine's own failure is its answer
-            log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, type(exc).__name__)
+            why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed) else type(exc).__name__
+            log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, why)
             return self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required)
 
     def _failure(self, ggrid: str, name: str, tag: str, required: bool) -> _Answer:

@@ -27,6 +27,9 @@ class RspamdAnalyzer:
         # Each step may take the whole time; the pipeline ends the sum of them.
         self._client = httpx2.AsyncClient(trust_env=False, timeout=settings.timeout, limits=limits)
 
+    async def start(self) -> None:
+        return None
+
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._max_size:
             raise LimitReached("size")

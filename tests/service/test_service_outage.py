@@ -1,0 +1,198 @@
+"""The database is away: at the start, in the middle, and back again. And a service on a unix socket."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import stat
+import tempfile
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+from service_kit import (
+    CONFIG,
+    DEADLINE_S,
+    Lists,
+    ServiceProcess,
+    fresh_database,
+    mail,
+    make_key,
+    service,
+    service_processes,
+    wait_for,
+)
+from sqlalchemy import create_engine, text
+
+from bridge import yamlfile
+from bridge.service.liststore import GLOBAL, Entry, ListStore
+from bridge.service.settings import ServiceConfig
+from bridge.service.store import Store, StoreUnavailable
+
+
+def _config(url: str) -> str:
+    return CONFIG.replace("sqlite:///service.sqlite", url)
+
+
+@contextmanager
+def stopped(postgresql):
+    postgresql.stop()
+    try:
+        yield
+    finally:
+        postgresql.start()
+
+
+def _refused(answer) -> None:
+    assert (answer.status, answer.json["error"]) == (503, "storage_unavailable")
+    assert answer.headers["Retry-After"].isdigit()
+
+
+def test_scans_go_on_while_postgresql_is_down(tmp_path, fragile_postgresql):
+    """What is known is matched, list calls read 503, nobody restarts anything, and no record is lost."""
+    url = fresh_database(fragile_postgresql.url)
+    with service(tmp_path, _config(url), with_key=True) as one:
+        lists = Lists(one)
+        lists.add("blocked-senders", "evil@bad.example")
+        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce")
+        with stopped(fragile_postgresql):
+            during = [one.submit(mail(), sender=sender).json for sender in ("evil@bad.example", "a@example.org")]
+            assert [answer["decision"] for answer in during] == ["bounce", "deliver"]
+            _refused(lists.add("blocked-senders", "more@bad.example"))
+            _refused(lists.delete("blocked-senders", "evil@bad.example"))
+            _refused(lists.call("listEntries", {"listName": "blocked-senders"}))
+            assert lists.call("getLists", {}).status == 200
+            assert Lists(one, "f" * 64).call("getLists", {}).status == 401
+            wait_for(lambda: one.request("GET", "/readyz").status == 503)
+            assert one.request("GET", "/livez").status == 200
+            assert b"scanservice_lists_current 0.0" in one.request("GET", "/metrics").body
+            assert one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
+        wait_for(lambda: lists.add("blocked-senders", "more@bad.example").status == 200)
+        wait_for(lambda: one.submit(mail(), sender="more@bad.example").json["decision"] == "bounce")
+        wait_for(lambda: one.request("GET", "/readyz").status == 200)
+        wait_for(lambda: {answer["ggrid"] for answer in during} <= _recorded(url))
+
+
+def _recorded(url: str) -> set[str]:
+    engine = create_engine(url.replace("postgresql:", "postgresql+psycopg:"))
+    try:
+        with engine.connect() as connection:
+            return set(connection.execute(text("SELECT ggrid FROM analysis")).scalars())
+    finally:
+        engine.dispose()
+
+
+def test_a_service_that_starts_before_postgresql_waits_for_it(tmp_path, fragile_postgresql):
+    """Nobody knows what is blocked, so no mail is scanned until the lists are there; then it is, by itself."""
+    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(fresh_database(fragile_postgresql.url)))
+    key, store = make_key(config), Store(config.database_url)
+    store.open()
+    ListStore(store, []).add(GLOBAL, "blocked-senders", [Entry("evil@bad.example", "evil@bad.example")])
+    store.close()
+    with ExitStack() as stack:
+        with stopped(fragile_postgresql):
+            one = stack.enter_context(service(tmp_path, _config(config.database_url)))
+            lists = Lists(one, key)
+            _refused(one.submit(mail(), sender="evil@bad.example"))
+            _refused(lists.add("blocked-senders", "more@bad.example"))
+            _refused(lists.call("getLists", {}))
+            assert one.status().json == {"messageQueueStatus": "RED"}
+            assert one.request("GET", "/readyz").json["error"] == "not_ready"
+            assert one.request("GET", "/livez").status == 200
+        decisions: list[str] = []
+        wait_for(lambda: _decided(one, decisions))
+        assert decisions == ["bounce"]
+        assert lists.add("blocked-senders", "more@bad.example").json == {"modifiedEntries": 1}
+        assert one.status().json == {"messageQueueStatus": "GREEN"}
+        wait_for(lambda: one.request("GET", "/readyz").status == 200)
+
+
+def _decided(one, decisions: list[str]) -> bool:
+    """Whether a scan was answered; the first answer is kept."""
+    answer = one.submit(mail(), sender="evil@bad.example")
+    if answer.status == 200:
+        decisions.append(answer.json["decision"])
+    return answer.status == 200
+
+
+def test_a_service_stops_while_postgresql_is_down(tmp_path, fragile_postgresql):
+    """Also one that never saw its database ends when told to."""
+    url = fresh_database(fragile_postgresql.url)
+    (tmp_path / "service.yml").write_text(_config(url))
+    with stopped(fragile_postgresql), service_processes(tmp_path, 1) as [one]:
+        wait_for(lambda: "no mail is scanned until it can" in one.log())
+        assert "Traceback" not in one.log()
+
+
+def test_a_database_that_cannot_come_back_is_told_at_the_start(tmp_path):
+    """A file that is no database does not become one by waiting."""
+    (tmp_path / "service.sqlite").write_bytes(b"this is no database, and will not be one" * 100)
+    with pytest.raises(StoreUnavailable, match="cannot be used"), service(tmp_path):
+        pass
+
+
+def test_a_stream_that_loses_its_database_is_cut(tmp_path, fragile_postgresql):
+    """The reader sees that it is not whole; no second answer is sent into the first."""
+    url = fresh_database(fragile_postgresql.url)
+    with service(tmp_path, _config(url), with_key=True) as one:
+        lists = Lists(one)
+        for start in range(0, 5000, 500):
+            names = (f"u{i:05}@example.org" for i in range(start, start + 500))
+            lists.add("blocked-senders", *names, comment="x" * 2000)
+        body = json.dumps({"listName": "blocked-senders"}).encode()
+        with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as slow:
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
+            slow.sendall(
+                b"POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
+                b"Content-Type: application/json\r\nAuthorization: apikey %s\r\nContent-Length: %d\r\n\r\n%s"
+                % (lists.key.encode(), len(body), body)
+            )
+            received = slow.recv(20)
+            with stopped(fragile_postgresql):
+                while piece := slow.recv(1 << 20):
+                    received += piece
+        assert received.startswith(b"HTTP/1.1 200 ")
+        assert received.count(b"HTTP/1.1") == 1
+        assert not received.endswith(b"0\r\n\r\n")
+        assert 1000 < received.count(b'"entry"') < 5000
+
+
+@pytest.fixture
+def short_directory():
+    """The path of a unix socket has 107 bytes at most."""
+    with tempfile.TemporaryDirectory(prefix="sb-") as directory:
+        yield Path(directory)
+
+
+def test_a_service_on_a_unix_socket(short_directory):
+    """Both interfaces are served, the group may connect, metrics are local, a second one is refused."""
+    place = short_directory / "service.sock"
+    (short_directory / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"unix:{place}"))
+    key = make_key(yamlfile.load(short_directory / "service.yml", ServiceConfig))
+    with service_processes(short_directory, 1) as [one]:
+        assert stat.S_IMODE(place.stat().st_mode) == 0o660
+        lists = Lists(one, key)
+        assert lists.add("blocked-senders", "evil@bad.example").json == {"modifiedEntries": 1}
+        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce")
+        assert one.submit(mail(b"x" * 1024 * 1024)).json["decision"] == "deliver"
+        assert one.submit(mail(), token="wrong").status == 401
+        assert one.status().json == {"messageQueueStatus": "GREEN"}
+        assert b"scanservice_decisions_total" in one.request("GET", "/metrics").body
+        second = ServiceProcess(short_directory)
+        assert second.process.wait(DEADLINE_S) == 1
+        assert f"cannot listen at unix:{place}" in second.log()
+        second.end()
+        assert one.request("GET", "/livez").status == 200
+
+
+def test_a_unix_socket_that_a_dead_service_left_is_taken(short_directory):
+    """After a crash the next start needs nobody to tidy up."""
+    place = short_directory / "service.sock"
+    (short_directory / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"unix:{place}"))
+    dead = ServiceProcess(short_directory)
+    dead.wait()
+    dead.end(signal.SIGKILL)
+    assert place.exists()
+    with service_processes(short_directory, 1) as [one]:
+        assert one.submit(mail()).json["decision"] == "deliver"
