@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import ssl
 from dataclasses import dataclass, field
 from math import frexp
 from urllib.parse import urlsplit
 
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, QueueStatus
-from bridge.scanner.circuit import Circuit
+from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.http import HttpConnection
+
+log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
@@ -52,6 +55,15 @@ class Host:
         self.status_head = f"POST {parts.path}{STATUS_PATH} HTTP/1.1\r\n{common}Content-Length: 0\r\n\r\n".encode(
             "latin-1"
         )
+
+    def learn(self, event: Event, now: float) -> None:
+        """For the circuit; what it makes of it is worth a line when it opens or closes."""
+        before = self.circuit.state
+        self.circuit.feed(event, now)
+        after = self.circuit.state
+        if after is not before and State.CLOSED in (before, after):
+            level = logging.INFO if after is State.CLOSED else logging.WARNING
+            log.log(level, "scanner %s: its circuit is %s", self.url, after)
 
     def is_saturated(self, now: float) -> bool:
         return self.status is QueueStatus.RED or self.saturated_until > now
