@@ -69,6 +69,7 @@ class Daemon:
         self.view = View(self)
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = AsyncExitStack()  # ends what was started, last first
+        self.retired = False  # another worker has taken our place, and answers for us
         self._told = asyncio.Event()
         self._stopping = False
 
@@ -137,8 +138,6 @@ class Daemon:
         if self.late is not None:
             self._ending.push_async_callback(self.late.stop, 0.0)
             await self.late.start()
-            late = self.late
-            self.metrics.late_running.read = lambda: [((), late.running)]
         if self.share is None and (left := self.parts.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         self._ending.push_async_callback(self._end_tasks)
@@ -240,13 +239,18 @@ class Daemon:
                 log.error("old mail could not be removed from the quarantine: %s", exc)
             await asyncio.sleep(_PURGE_INTERVAL_S)
 
-    async def stop(self, drain_s: float | None = None) -> None:
+    async def stop(self, drain_s: float | None = None, on_closed: Callable[[], None] = lambda: None) -> None:
         """Running mail is finished within the time, everything else ends now."""
         self._stopping = True
+        if self.retired:
+            self.own(asyncio.create_task(self.stop_admin()))
         self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
         drained = time.monotonic() + limit
-        await asyncio.gather(*(server.drain(limit) for server in (*self.servers, *self.leaving)))
+        drains = [asyncio.create_task(server.drain(limit)) for server in (*self.servers, *self.leaving)]
+        await asyncio.sleep(0)  # each of them has closed its listening sockets now
+        on_closed()
+        await asyncio.gather(*drains)
         if self.late is not None:
             await self.late.stop(max(drained - time.monotonic(), 0.0))
         if self.view.siblings is not None:

@@ -31,6 +31,10 @@ class SharedAdmission(Admission):
     def in_processing(self) -> int:  # type: ignore[override]  # a number of its own costs one process nothing
         return self._slots.total
 
+    @property
+    def is_full(self) -> bool:
+        return self._slots.glance() >= self.settings.max_in_processing  # the hot path of a bad day; `enter` is exact
+
     def enter(self) -> float:
         before = self._slots.take(1, self.settings.max_in_processing)
         if before is None:
@@ -83,7 +87,15 @@ class Share:
         return self.ledger.ready_rows()[:1] == [self.row]
 
     def tell_ready(self) -> None:
-        self.ledger.set_ready(self.row)
+        self.ledger.set_ready(self.row, True)
+        self._wake()
+
+    def tell_closed(self) -> None:
+        """We take no connections any more."""
+        self.ledger.set_ready(self.row, False)
+        self._wake()
+
+    def _wake(self) -> None:
         if os.getppid() == self.supervisor:
             os.kill(self.supervisor, signal.SIGUSR1)
 

@@ -4,7 +4,7 @@ The one that is asked rings at the others, waits a moment for them to write thei
 adds everything up. One that does not write in time (it hangs, or the machine is very busy) is counted as silent
 and its last known numbers are used, so that no counter ever goes backwards. What a worker
 counted before it ended is on the supervisor's board; of one that was killed, what it had written
-last, at most a second before.
+last: all that was ever shown, and all but the last second.
 """
 
 from __future__ import annotations
@@ -70,6 +70,7 @@ class Siblings:
         while waiting and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
             waiting = {row: edition for row, edition in waiting.items() if boards.edition(row) == edition}
+        self.write()  # whatever is shown once is kept, should we be killed right after
         found, supervisor = self._read()
         return found, supervisor, len(waiting)
 

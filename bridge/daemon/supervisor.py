@@ -99,6 +99,8 @@ class Supervisor:
             self.start_worker()
             self._await_first()
         self._is_trial = False
+        if self._exit_code is None:
+            self._tend()
         while self._exit_code is None or self.children:
             self._turn()
         log.info("stopped")
