@@ -86,6 +86,8 @@ def worker(conf: Config, share: Share) -> Work:
             loop.add_signal_handler(number, order)
         loop.add_reader(share.lifeline, _on_gone, share.lifeline, daemon.tell_stop)
         await daemon.start()
+        if daemon.view.siblings is not None:
+            daemon.view.siblings.write()  # who asks a sibling now hears of us
         share.tell_ready()
         await daemon.wait_told()
         await daemon.stop(on_closed=share.tell_closed)

@@ -41,6 +41,7 @@ from bridge.service.serve import HttpServer
 log = logging.getLogger(__name__)
 
 HURRIED_DRAIN_S = 2.0  # after a second signal
+_LAST_QUESTIONS_S = 0.5  # at the admin address, by whoever was connected when another worker took over
 _PURGE_INTERVAL_S = 3600.0
 
 
@@ -243,7 +244,7 @@ class Daemon:
         """Running mail is finished within the time, everything else ends now."""
         self._stopping = True
         if self.retired:
-            self.own(asyncio.create_task(self.stop_admin()))
+            self._admin.stop_accepting()
         self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
         drained = time.monotonic() + limit
@@ -253,6 +254,8 @@ class Daemon:
         await asyncio.gather(*drains)
         if self.late is not None:
             await self.late.stop(max(drained - time.monotonic(), 0.0))
+        if self.retired:
+            await asyncio.sleep(_LAST_QUESTIONS_S)
         if self.view.siblings is not None:
             self.view.siblings.write()  # what we have counted outlives us
         await self._ending.aclose()

@@ -21,7 +21,7 @@ from bridge.daemon.share import Share
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-_PATIENCE_S = 0.3
+_PATIENCE_S = 1.0
 _LOOK_S = 0.002
 
 Words = dict[str, Any]
@@ -62,8 +62,8 @@ class Siblings:
     async def ask(self) -> tuple[list[Words], Words, int]:
         """What the others say, what the supervisor says, and how many did not answer in time."""
         boards, own = self._share.boards, self._share.row
-        waiting = {row: boards.edition(row) for row in self._share.ledger.ready_rows() if row != own}
-        waiting = {row: edition for row, edition in waiting.items() if edition}  # the service never writes
+        editions = {row: boards.edition(row) for row in range(boards.rows) if row != own}
+        waiting = {row: edition for row, edition in editions.items() if edition}  # also those that are leaving
         for row in waiting:
             boards.ring(row)
         end = time.monotonic() + _PATIENCE_S

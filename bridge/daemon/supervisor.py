@@ -70,6 +70,7 @@ class Supervisor:
         self.ledger, self._boards = Ledger(rows), Boards(rows)
         self._lifeline, self._lifeline_end = os.pipe()
         self._metrics = Metrics(listener.name for listener in conf.listeners)
+        self.reloads.show(self._metrics)
         self._gone: list[int] = []  # whose numbers are in ours
         self._phase = "starting"
         self._started = time.monotonic()

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from bridge import __version__
 from bridge.api.scanning import QueueStatus
 from bridge.daemon.siblings import Siblings
+from bridge.metrics import Metrics
 from bridge.scanner.circuit import State
 
 if TYPE_CHECKING:
@@ -39,6 +40,10 @@ class Reloads:
 
     def failed(self, problem: str) -> None:
         self.count, self.ok, self.problem = self.count + 1, False, problem
+
+    def show(self, metrics: Metrics) -> None:
+        metrics.reload_success.read = lambda: [((), int(self.ok))]
+        metrics.reload_time.read = lambda: [((), self.read_at)]
 
 
 class View:
@@ -69,8 +74,8 @@ class View:
         metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in daemon.scanner.hosts]
         metrics.workers.read = lambda: [((), 0 if daemon.problem() else 1)]
         metrics.workers_silent.read = lambda: [((), self._silent)]
-        metrics.reload_success.read = lambda: [((), int(self._reloads()["ok"]))]
-        metrics.reload_time.read = lambda: [((), self._reloads()["read_at"])]
+        if self._share is None:  # else the supervisor says it
+            daemon.reloads.show(metrics)
 
     def _connections(self) -> dict[str, int]:
         listeners = self._daemon.config.listeners

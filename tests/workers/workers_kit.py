@@ -34,8 +34,9 @@ class Gate:
 
 
 def state(bridge: Bridge) -> dict[str, Any]:
-    _, text = get(bridge.admin, "/status")
-    return dict(json.loads(text)) if text else {}
+    code, text = get(bridge.admin, "/status")
+    assert code == 200, (code, text, bridge.log)
+    return dict(json.loads(text))
 
 
 def workers(bridge: Bridge) -> list[int]:
