@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import ssl
 from dataclasses import dataclass, field
 from math import frexp
@@ -94,13 +95,14 @@ class Host:
 
     async def connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
+        transport, connection = await loop.create_connection(
             lambda: HttpConnection(_MAX_ANSWER),
             self.name,
             self.port,
             ssl=self.tls,
             server_hostname=self.name if self.tls else None,
         )
+        _notice_death(transport.get_extra_info("socket"))
         return connection
 
     def close(self) -> None:
@@ -108,3 +110,10 @@ class Host:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+def _notice_death(sock: socket.socket) -> None:
+    """A machine that vanished without a word is found out in a minute: a late scan may wait much longer than that."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)
