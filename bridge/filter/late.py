@@ -93,7 +93,7 @@ class LateDecisions:
 
     def is_empty(self) -> bool:
         """Whether there is nothing to look up: the usual case."""
-        return not self._marks and self._store.stamp() == self._stamp
+        return self._stopped or (not self._marks and self._store.stamp() == self._stamp)
 
     async def start(self) -> None:
         """Open the store; one that cannot be opened is replaced by memory."""
@@ -148,7 +148,7 @@ class LateDecisions:
             release()
             raise
         entry = Entry(key, mark(tenant, envelope), time.time(), self._owner)
-        if key in self._running:  # the same mail twice at once: one of the two scans is enough
+        if self._stopped or key in self._running:  # the same mail twice at once: one of the two scans is enough
             scan.abandon()
             release()
             return
@@ -290,8 +290,11 @@ def _this_process() -> str:
 
 def _lives(owner: str) -> bool:
     """Whether the process that waits for a scan is still there. Of another machine nobody knows: yes."""
-    host, pid, started = owner.rsplit("/", 2)
-    return host != socket.gethostname() or _started(int(pid)) == started
+    try:
+        host, pid, started = owner.rsplit("/", 2)
+        return host != socket.gethostname() or _started(int(pid)) == started
+    except ValueError:  # nothing we wrote
+        return False
 
 
 def _started(pid: int) -> str:
