@@ -85,12 +85,13 @@ class Ledger:
     def is_ready(self, row: int) -> bool:
         return bool(self._ready[row])
 
-    def ready_rows(self) -> list[int]:
-        return [row for row, ready in enumerate(self._ready) if ready]
-
     def beat(self, row: int, now_s: float) -> None:
         """A sign of life."""
         self._beats[row] = int(now_s * 1000)
+
+    def first_alive(self) -> int | None:
+        """The lowest row with a worker; the supervisor gives the first sign of life when it forks one."""
+        return next((row for row, beat in enumerate(self._beats) if beat), None)
 
     def last_beat(self, row: int) -> float:
         value: int = self._beats[row]

@@ -76,6 +76,8 @@ class Replacement:
         supervisor = self._supervisor
         supervisor.close_sockets(supervisor.config)
         if self._problem:
+            if supervisor.config is self._conf:
+                self._problem = "only some workers have the new one, others the old one still: " + self._problem
             supervisor.reloads.failed(self._problem)
             log.error("SIGHUP: the old configuration stays: %s", self._problem)
         else:

@@ -74,6 +74,7 @@ class Share:
     sockets: Sockets
     supervisor: int  # its process id
     lifeline: int  # reads as ended when the supervisor is gone
+    life: int = 0  # which worker this is: a process id may come again
 
     def admission(self, settings: AdmissionSettings) -> Admission:
         return SharedAdmission(settings, self.ledger.mails(self.row))
@@ -83,8 +84,8 @@ class Share:
 
     @property
     def is_first(self) -> bool:
-        """Of those that are ready: it does what need be done once only."""
-        return self.ledger.ready_rows()[:1] == [self.row]
+        """Of those that live: it does what need be done once only."""
+        return self.ledger.first_alive() == self.row
 
     def tell_ready(self) -> None:
         self.ledger.set_ready(self.row, True)

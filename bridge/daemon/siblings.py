@@ -82,7 +82,7 @@ class Siblings:
             supervisor = self._share.supervisor_says()
             texts = [boards.read(row) for row in range(boards.rows) if row != self._share.row]
             gone = set(supervisor.get("gone", ()))
-            found = [words for words in map(json.loads, filter(None, texts)) if words["pid"] not in gone]
+            found = [words for words in map(json.loads, filter(None, texts)) if words["life"] not in gone]
             if boards.edition(boards.supervisor) == edition:
                 break
         return found, supervisor

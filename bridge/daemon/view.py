@@ -88,7 +88,8 @@ class View:
 
     def _words(self) -> dict[str, Any]:
         """For the siblings' boards."""
-        return {"pid": os.getpid(), "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
+        life = self._share.life if self._share is not None else 0
+        return {"life": life, "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
 
     async def registry(self) -> CollectorRegistry:
         """Everything, for one scrape."""
