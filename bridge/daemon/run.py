@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 
 HURRIED_DRAIN_S = 2.0  # after a second signal
 _LAST_QUESTIONS_S = 0.5  # at the admin address, by whoever was connected when another worker took over
+_FIRST_PURGE_S = 10.0
 _PURGE_INTERVAL_S = 3600.0
 
 
@@ -231,7 +232,8 @@ class Daemon:
         self.leaving.discard(server)
 
     async def _purge(self) -> None:
-        """Quarantined mail beyond its retention, once an hour."""
+        """Quarantined mail beyond its retention, once an hour, and not in the rush of the start."""
+        await asyncio.sleep(_FIRST_PURGE_S)
         while True:
             try:
                 if self.share is None or self.share.is_first:
