@@ -201,12 +201,20 @@ class Metrics(Collector):
         self.connections = Level("scanbridge_connections", "Open connections.", ("listener",), added_up=True)
         self.in_processing = Level("scanbridge_in_processing", "Mails in processing.")
         self.in_processing_limit = Level("scanbridge_in_processing_limit", "Where saturation begins.")
+        self.adaptive_limit = Level(
+            "scanbridge_in_processing_adaptive_limit", "Where the adaptive limit is now; absent when it is not in use."
+        )
         self.late_running = Level("scanbridge_late_scans_running", "Scans that went on and still run.", added_up=True)
         self.bytes_in_processing = Level("scanbridge_bytes_in_processing", "Bytes of the mails held.")
         self.bytes_limit = Level("scanbridge_bytes_in_processing_limit", "Where saturation begins.")
         self.scanner_status = Level(
             "scanbridge_scanner_status",
             "What the service says of itself: 0 GREEN, 1 YELLOW, 2 RED, -1 unknown.",
+            ("host",),
+        )
+        self.scanner_circuit = Level(
+            "scanbridge_scanner_circuit",
+            "Whether this host gets mail: 0 closed (it does), 1 half open (one mail tries it), 2 open (it does not).",
             ("host",),
         )
         self.scanner_in_flight = Level(

@@ -33,7 +33,8 @@ with file and line, and the exit code is then 78.
 - Sizes and times carry their unit: `50MiB`, `256B`, `90s`, `5m`, `30d`, `500ms`.
 - Secrets are in files, never in the configuration. A relative file name is looked for in `$CREDENTIALS_DIRECTORY` if
   that is set (systemd's `LoadCredential=`), else, or if it is not there, in the directory of the configuration file.
-- A changed file is read at the next start: there is no reload.
+- A changed file is read at the next start, or by `scanbridge reload` (SIGHUP) without one: see
+  [workers and reload](workers.md).
 - `scanbridge config show` prints what is in force, `scanbridge config schema` a JSON Schema for editors,
   `scanbridge check` tries it out.
 

@@ -77,22 +77,20 @@ def worker(conf: Config, share: Share) -> Work:
         loop = asyncio.get_running_loop()
         share.sockets.keep_only(wiring.addresses(conf))  # also what a reload is about to close
         daemon = Daemon(conf, writer, share)
-        retired = False
 
         def retire() -> None:
-            nonlocal retired
-            retired = True
+            daemon.retired = True
             daemon.tell_stop()
 
         for number, order in ((STOP, daemon.tell_stop), (HURRY, daemon.hurry), (RETIRE, retire)):
             loop.add_signal_handler(number, order)
         loop.add_reader(share.lifeline, _on_gone, share.lifeline, daemon.tell_stop)
         await daemon.start()
+        if daemon.view.siblings is not None:
+            daemon.view.siblings.write()  # who asks a sibling now hears of us
         share.tell_ready()
         await daemon.wait_told()
-        if retired:  # the next worker answers for us from now on
-            await daemon.stop_admin()
-        await daemon.stop()
+        await daemon.stop(on_closed=share.tell_closed)
 
     return work
 

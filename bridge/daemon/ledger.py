@@ -27,6 +27,15 @@ class Column:
 
     @property
     def total(self) -> int:
+        """The sum, exactly. Writes nothing: our cell may be another process' to change."""
+        fcntl.lockf(self._lock, fcntl.LOCK_EX)
+        try:
+            return sum(self._cells)
+        finally:
+            fcntl.lockf(self._lock, fcntl.LOCK_UN)
+
+    def glance(self) -> int:
+        """The sum for almost nothing; off by what moves from one worker to another at this very moment."""
         return sum(self._cells)
 
     @property
@@ -70,18 +79,19 @@ class Ledger:
     def bytes(self, row: int) -> Column:
         return Column(self._bytes, self._lock, row)
 
-    def set_ready(self, row: int) -> None:
-        self._ready[row] = 1
+    def set_ready(self, row: int, ready: bool) -> None:
+        self._ready[row] = ready
 
     def is_ready(self, row: int) -> bool:
         return bool(self._ready[row])
 
-    def ready_rows(self) -> list[int]:
-        return [row for row, ready in enumerate(self._ready) if ready]
-
     def beat(self, row: int, now_s: float) -> None:
         """A sign of life."""
         self._beats[row] = int(now_s * 1000)
+
+    def first_alive(self) -> int | None:
+        """The lowest row with a worker; the supervisor gives the first sign of life when it forks one."""
+        return next((row for row, beat in enumerate(self._beats) if beat), None)
 
     def last_beat(self, row: int) -> float:
         value: int = self._beats[row]

@@ -87,7 +87,7 @@ class Parts:
         self.quarantine = Quarantine(wiring.quarantine_directory(conf, common.state))
         self.relay = wiring.relay(conf)
         self.scanner = wiring.scanner(conf)
-        self._limit = wiring.limit(conf)
+        self.limit = wiring.limit(conf)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         self.plans = [Plan(self, listener) for listener in conf.listeners]
 
@@ -101,7 +101,7 @@ class Parts:
             relay=None if listener.protocol == "milter" else self.relay,
             report=self.common.report,
             late=self.common.late,
-            limit=self._limit,
+            limit=self.limit,
         )
 
     @property

@@ -32,6 +32,7 @@ class Replacement:
         self._conf: Config | None = None
         self._old = supervisor.workers()
         self._new: Child | None = None
+        self._retired: list[Child] = []
         self._problem = ""
         notify_reloading()
         try:
@@ -65,8 +66,9 @@ class Replacement:
             old = self._old.pop(0)
             if old.pid in supervisor.children:
                 supervisor.retire(old)
-        if not self._old:
-            return self._end()
+                self._retired.append(old)
+        if not self._old:  # over when no old worker takes connections any more
+            return not any(map(supervisor.is_ready, self._retired)) and self._end()
         self._new = supervisor.start_worker(self._conf)
         return False
 
@@ -74,6 +76,8 @@ class Replacement:
         supervisor = self._supervisor
         supervisor.close_sockets(supervisor.config)
         if self._problem:
+            if supervisor.config is self._conf:
+                self._problem = "only some workers have the new one, others the old one still: " + self._problem
             supervisor.reloads.failed(self._problem)
             log.error("SIGHUP: the old configuration stays: %s", self._problem)
         else:

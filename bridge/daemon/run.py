@@ -41,6 +41,8 @@ from bridge.service.serve import HttpServer
 log = logging.getLogger(__name__)
 
 HURRIED_DRAIN_S = 2.0  # after a second signal
+_LAST_QUESTIONS_S = 0.5  # at the admin address, by whoever was connected when another worker took over
+_FIRST_PURGE_S = 10.0
 _PURGE_INTERVAL_S = 3600.0
 
 
@@ -69,6 +71,7 @@ class Daemon:
         self.view = View(self)
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = AsyncExitStack()  # ends what was started, last first
+        self.retired = False  # another worker has taken our place, and answers for us
         self._told = asyncio.Event()
         self._stopping = False
 
@@ -137,8 +140,6 @@ class Daemon:
         if self.late is not None:
             self._ending.push_async_callback(self.late.stop, 0.0)
             await self.late.start()
-            late = self.late
-            self.metrics.late_running.read = lambda: [((), late.running)]
         if self.share is None and (left := self.parts.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         self._ending.push_async_callback(self._end_tasks)
@@ -231,7 +232,8 @@ class Daemon:
         self.leaving.discard(server)
 
     async def _purge(self) -> None:
-        """Quarantined mail beyond its retention, once an hour."""
+        """Quarantined mail beyond its retention, once an hour, and not in the rush of the start."""
+        await asyncio.sleep(_FIRST_PURGE_S)
         while True:
             try:
                 if self.share is None or self.share.is_first:
@@ -240,15 +242,22 @@ class Daemon:
                 log.error("old mail could not be removed from the quarantine: %s", exc)
             await asyncio.sleep(_PURGE_INTERVAL_S)
 
-    async def stop(self, drain_s: float | None = None) -> None:
+    async def stop(self, drain_s: float | None = None, on_closed: Callable[[], None] = lambda: None) -> None:
         """Running mail is finished within the time, everything else ends now."""
         self._stopping = True
+        if self.retired:
+            self._admin.stop_accepting()
         self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
         drained = time.monotonic() + limit
-        await asyncio.gather(*(server.drain(limit) for server in (*self.servers, *self.leaving)))
+        drains = [asyncio.create_task(server.drain(limit)) for server in (*self.servers, *self.leaving)]
+        await asyncio.sleep(0)  # each of them has closed its listening sockets now
+        on_closed()
+        await asyncio.gather(*drains)
         if self.late is not None:
             await self.late.stop(max(drained - time.monotonic(), 0.0))
+        if self.retired:
+            await asyncio.sleep(_LAST_QUESTIONS_S)
         if self.view.siblings is not None:
             self.view.siblings.write()  # what we have counted outlives us
         await self._ending.aclose()

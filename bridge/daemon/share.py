@@ -32,6 +32,10 @@ class SharedAdmission(Admission):
     def in_processing(self) -> int:  # type: ignore[override]  # a number of its own costs one process nothing
         return self._slots.total
 
+    @property
+    def is_full(self) -> bool:
+        return self._slots.glance() >= self.settings.max_in_processing  # the hot path of a bad day; `enter` is exact
+
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         before = self._slots.take(1, self.settings.max_in_processing)
         if before is None:
@@ -71,6 +75,7 @@ class Share:
     sockets: Sockets
     supervisor: int  # its process id
     lifeline: int  # reads as ended when the supervisor is gone
+    life: int = 0  # which worker this is: a process id may come again
 
     def admission(self, settings: AdmissionSettings) -> Admission:
         return SharedAdmission(settings, self.ledger.mails(self.row))
@@ -80,11 +85,19 @@ class Share:
 
     @property
     def is_first(self) -> bool:
-        """Of those that are ready: it does what need be done once only."""
-        return self.ledger.ready_rows()[:1] == [self.row]
+        """Of those that live: it does what need be done once only."""
+        return self.ledger.first_alive() == self.row
 
     def tell_ready(self) -> None:
-        self.ledger.set_ready(self.row)
+        self.ledger.set_ready(self.row, True)
+        self._wake()
+
+    def tell_closed(self) -> None:
+        """We take no connections any more."""
+        self.ledger.set_ready(self.row, False)
+        self._wake()
+
+    def _wake(self) -> None:
         if os.getppid() == self.supervisor:
             os.kill(self.supervisor, signal.SIGUSR1)
 

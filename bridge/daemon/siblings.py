@@ -4,7 +4,7 @@ The one that is asked rings at the others, waits a moment for them to write thei
 adds everything up. One that does not write in time (it hangs, or the machine is very busy) is counted as silent
 and its last known numbers are used, so that no counter ever goes backwards. What a worker
 counted before it ended is on the supervisor's board; of one that was killed, what it had written
-last, at most a second before.
+last: all that was ever shown, and all but the last second.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from bridge.daemon.share import Share
 log = logging.getLogger(__name__)
 
 _INTERVAL_S = 1.0
-_PATIENCE_S = 0.3
+_PATIENCE_S = 1.0
 _LOOK_S = 0.002
 
 Words = dict[str, Any]
@@ -62,14 +62,15 @@ class Siblings:
     async def ask(self) -> tuple[list[Words], Words, int]:
         """What the others say, what the supervisor says, and how many did not answer in time."""
         boards, own = self._share.boards, self._share.row
-        waiting = {row: boards.edition(row) for row in self._share.ledger.ready_rows() if row != own}
-        waiting = {row: edition for row, edition in waiting.items() if edition}  # the service never writes
+        editions = {row: boards.edition(row) for row in range(boards.rows) if row != own}
+        waiting = {row: edition for row, edition in editions.items() if edition}  # also those that are leaving
         for row in waiting:
             boards.ring(row)
         end = time.monotonic() + _PATIENCE_S
         while waiting and time.monotonic() < end:
             await asyncio.sleep(_LOOK_S)
             waiting = {row: edition for row, edition in waiting.items() if boards.edition(row) == edition}
+        self.write()  # whatever is shown once is kept, should we be killed right after
         found, supervisor = self._read()
         return found, supervisor, len(waiting)
 
@@ -81,7 +82,7 @@ class Siblings:
             supervisor = self._share.supervisor_says()
             texts = [boards.read(row) for row in range(boards.rows) if row != self._share.row]
             gone = set(supervisor.get("gone", ()))
-            found = [words for words in map(json.loads, filter(None, texts)) if words["pid"] not in gone]
+            found = [words for words in map(json.loads, filter(None, texts)) if words["life"] not in gone]
             if boards.edition(boards.supervisor) == edition:
                 break
         return found, supervisor

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from bridge.address import Address
 from bridge.config import Config
 from bridge.daemon import children, embedded, files, wiring
 from bridge.daemon.boards import Boards
@@ -46,6 +47,7 @@ class Child:
 
     pid: int
     row: int
+    life: int
     started: float
     conf: Config
     is_service: bool = False
@@ -70,7 +72,9 @@ class Supervisor:
         self.ledger, self._boards = Ledger(rows), Boards(rows)
         self._lifeline, self._lifeline_end = os.pipe()
         self._metrics = Metrics(listener.name for listener in conf.listeners)
-        self._gone: list[int] = []  # whose numbers are in ours
+        self.reloads.show(self._metrics)
+        self._lives = 0
+        self._gone: list[int] = []  # lives whose numbers are in ours
         self._phase = "starting"
         self._started = time.monotonic()
         self._failures = 0  # workers that died at once, in a row
@@ -99,6 +103,8 @@ class Supervisor:
             self.start_worker()
             self._await_first()
         self._is_trial = False
+        if self._exit_code is None:
+            self._tend()
         while self._exit_code is None or self.children:
             self._turn()
         log.info("stopped")
@@ -123,8 +129,8 @@ class Supervisor:
             self._hold(one.name, one.address, one.unix_mode, one.unix_owner)
         self._hold("admin", conf.admin.address)
 
-    def _hold(self, *what: object) -> None:
-        for sock in self.sockets.open(*what):  # type: ignore[arg-type]
+    def _hold(self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> None:
+        for sock in self.sockets.open(name, address, unix_mode, unix_owner):
             sock.close()  # a copy
 
     def close_sockets(self, conf: Config) -> None:
@@ -138,22 +144,24 @@ class Supervisor:
             self._turn()
 
     def _share(self, row: int) -> Share:
-        return Share(row, self.ledger, self._boards, self.sockets, os.getpid(), self._lifeline)
+        self._lives += 1
+        return Share(row, self.ledger, self._boards, self.sockets, os.getpid(), self._lifeline, self._lives)
 
     def start_worker(self, conf: Config | None = None) -> Child:
         conf = conf or self.config
         taken = {child.row for child in self.children.values()}
         row = next(row for row in range(self.ledger.rows - 1) if row not in taken)
         self.ledger.beat(row, time.monotonic())
-        pid = children.fork(conf, self._lifeline_end, children.worker(conf, self._share(row)))
-        child = self.children[pid] = Child(pid, row, time.monotonic(), conf)
+        share = self._share(row)
+        pid = children.fork(conf, self._lifeline_end, children.worker(conf, share))
+        child = self.children[pid] = Child(pid, row, share.life, time.monotonic(), conf)
         return child
 
     def _start_service(self) -> None:
         row = self.ledger.rows - 1
-        work = children.service(self.config, self._share(row), self._state)
-        pid = children.fork(self.config, self._lifeline_end, work)
-        self.children[pid] = Child(pid, row, time.monotonic(), self.config, is_service=True)
+        share = self._share(row)
+        pid = children.fork(self.config, self._lifeline_end, children.service(self.config, share, self._state))
+        self.children[pid] = Child(pid, row, share.life, time.monotonic(), self.config, is_service=True)
 
     # The loop
 
@@ -253,7 +261,7 @@ class Supervisor:
         self.ledger.clear(child.row)
         if text := self._boards.read(child.row):
             self._metrics.add(json.loads(text)["metrics"])
-        self._gone = [*self._gone[-self.ledger.rows :], child.pid]
+        self._gone = [*self._gone[-self.ledger.rows :], child.life]
         if not child.leaving and self._exit_code is None:
             self._mourn(child, code, was_ready)
         self._post()

@@ -15,11 +15,15 @@ from prometheus_client import CollectorRegistry
 from bridge import __version__
 from bridge.api.scanning import QueueStatus
 from bridge.daemon.siblings import Siblings
+from bridge.metrics import Metrics
+from bridge.scanner.circuit import State
 
 if TYPE_CHECKING:
     from bridge.daemon.run import Daemon
 
 _COLOURS = {None: -1, QueueStatus.GREEN: 0, QueueStatus.YELLOW: 1, QueueStatus.RED: 2}
+
+_CIRCUITS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 
 
 @dataclass(slots=True)
@@ -36,6 +40,10 @@ class Reloads:
 
     def failed(self, problem: str) -> None:
         self.count, self.ok, self.problem = self.count + 1, False, problem
+
+    def show(self, metrics: Metrics) -> None:
+        metrics.reload_success.read = lambda: [((), int(self.ok))]
+        metrics.reload_time.read = lambda: [((), self.read_at)]
 
 
 class View:
@@ -58,11 +66,16 @@ class View:
         metrics.bytes_limit.read = lambda: [((), spool.limit)]
         metrics.connections.read = lambda: [((name,), count) for name, count in self._connections().items()]
         metrics.scanner_status.read = lambda: [((host.url,), _COLOURS[host.status]) for host in daemon.scanner.hosts]
+        metrics.scanner_circuit.read = lambda: [
+            ((host.url,), _CIRCUITS[host.circuit.state]) for host in daemon.scanner.hosts
+        ]
+        metrics.late_running.read = lambda: [((), daemon.late.running if daemon.late else 0)]
+        metrics.adaptive_limit.read = lambda: [((), daemon.parts.limit.current)] if daemon.parts.limit else []
         metrics.scanner_in_flight.read = lambda: [((host.url,), host.in_flight) for host in daemon.scanner.hosts]
         metrics.workers.read = lambda: [((), 0 if daemon.problem() else 1)]
         metrics.workers_silent.read = lambda: [((), self._silent)]
-        metrics.reload_success.read = lambda: [((), int(self._reloads()["ok"]))]
-        metrics.reload_time.read = lambda: [((), self._reloads()["read_at"])]
+        if self._share is None:  # else the supervisor says it
+            daemon.reloads.show(metrics)
 
     def _connections(self) -> dict[str, int]:
         listeners = self._daemon.config.listeners
@@ -75,7 +88,8 @@ class View:
 
     def _words(self) -> dict[str, Any]:
         """For the siblings' boards."""
-        return {"pid": os.getpid(), "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
+        life = self._share.life if self._share is not None else 0
+        return {"life": life, "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
 
     async def registry(self) -> CollectorRegistry:
         """Everything, for one scrape."""
@@ -87,7 +101,7 @@ class View:
 
     def problem(self) -> str:
         """Why we are not ready; "" when we are."""
-        own = self._daemon.problem()
+        own = "" if self._daemon.retired else self._daemon.problem()
         if own or self._share is None:
             return own
         phase = self._share.supervisor_says().get("phase", "starting")

@@ -39,6 +39,7 @@ _REFRESH_S = 1.0  # how soon one worker learns of another's late mail
 _OVERLAP_S = 5.0  # clocks and commits of several processes are never quite in order
 _PURGE_S = 60.0
 _ASK_S = 2.0  # a store that takes longer is passed over: the mail is scanned
+_WRITE_S = 1.0  # so long the 451 waits for the store to know of the scan
 _CLOSE_S = 5.0
 
 
@@ -76,6 +77,7 @@ class LateDecisions:
         self._on_end = on_end
         self._owner = ""
         self._marks: set[bytes] = set()  # of every envelope the store may know; a few too many do no harm
+        self._stamp = 0  # the store's, when its marks were last read
         self._new_marks: set[bytes] = set()  # since they were last read from the store
         self._running: dict[bytes, bytes] = {}  # key: mark
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +93,7 @@ class LateDecisions:
 
     def is_empty(self) -> bool:
         """Whether there is nothing to look up: the usual case."""
-        return not self._marks
+        return self._stopped or (not self._marks and self._store.stamp() == self._stamp)
 
     async def start(self) -> None:
         """Open the store; one that cannot be opened is replaced by memory."""
@@ -106,13 +108,15 @@ class LateDecisions:
 
     async def look_up(self, tenant: str | None, envelope: Envelope, message: Message) -> AnalysisResult | Late | None:
         """The decision on this very mail, RUNNING while it is being made, None when nothing is known."""
-        if mark(tenant, envelope) not in self._marks:
-            return None
-        key = await fingerprint(tenant, envelope, message)
-        if key in self._running:
-            return Late.RUNNING
         try:
             async with asyncio.timeout(_ASK_S):
+                if self._store.stamp() != self._stamp:  # another worker has put something in
+                    await self._read_new(_OVERLAP_S + _REFRESH_S)
+                if mark(tenant, envelope) not in self._marks:
+                    return None
+                key = await fingerprint(tenant, envelope, message)
+                if key in self._running:
+                    return Late.RUNNING
                 entry = await self._in_thread(self._get, key)
         except TimeoutError:
             log.warning("late decisions: no answer from the store in time")
@@ -133,7 +137,10 @@ class LateDecisions:
         scan: RunningScan,
         release: Callable[[], None],
     ) -> None:
-        """Wait for this scan in the background. `release` is called when it has ended, however."""
+        """Wait for this scan in the background. `release` is called when it has ended, however.
+
+        Returns when all workers can know of it: the client has not got its 451 before that.
+        """
         try:
             key = await fingerprint(tenant, envelope, message)
         except BaseException:
@@ -141,17 +148,18 @@ class LateDecisions:
             release()
             raise
         entry = Entry(key, mark(tenant, envelope), time.time(), self._owner)
-        if key in self._running:  # the same mail twice at once: one of the two scans is enough
+        if self._stopped or key in self._running:  # the same mail twice at once: one of the two scans is enough
             scan.abandon()
             release()
             return
         self._running[key] = entry.mark
         self._marks.add(entry.mark)
         self._new_marks.add(entry.mark)
-        self._thread.submit(self._put, entry)
+        written = asyncio.wrap_future(self._thread.submit(self._put, entry))
         task = asyncio.create_task(self._await(entry, scan, release))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        await asyncio.wait([written], timeout=_WRITE_S)
 
     async def _await(self, entry: Entry, scan: RunningScan, release: Callable[[], None]) -> None:
         result: AnalysisResult | None = None
@@ -211,13 +219,20 @@ class LateDecisions:
                 await self._in_thread(self._purge)
                 await self._reread()
             elif self._store.shared:
-                since = time.time() - (now - read) - _OVERLAP_S
-                found = await self._in_thread(self._read_marks, since)
-                self._marks.update(found or ())
+                await self._read_new(now - read + _OVERLAP_S)
             read = now
+
+    async def _read_new(self, seconds: float) -> None:
+        """What was put into the store in the last seconds."""
+        stamp = self._store.stamp()
+        found = await self._in_thread(self._read_marks, time.time() - seconds)
+        if found is not None:
+            self._marks |= found
+            self._stamp = stamp
 
     async def _reread(self) -> None:
         self._new_marks = set()
+        self._stamp = self._store.stamp()
         found = await self._in_thread(self._read_marks, 0.0)
         if found is not None:
             self._marks = found | self._new_marks | set(self._running.values())
@@ -275,8 +290,11 @@ def _this_process() -> str:
 
 def _lives(owner: str) -> bool:
     """Whether the process that waits for a scan is still there. Of another machine nobody knows: yes."""
-    host, pid, started = owner.rsplit("/", 2)
-    return host != socket.gethostname() or _started(int(pid)) == started
+    try:
+        host, pid, started = owner.rsplit("/", 2)
+        return host != socket.gethostname() or _started(int(pid)) == started
+    except ValueError:  # nothing we wrote
+        return False
 
 
 def _started(pid: int) -> str:

@@ -8,6 +8,8 @@ belongs in a thread. What is in here can be had again by another scan: a damaged
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
@@ -82,6 +84,9 @@ class LateStore(Protocol):
     def purge(self, before: float, max_entries: int) -> None:
         """Remove what is older, and the oldest of too many."""
 
+    def stamp(self) -> int:
+        """Another number after each `put`, of any process on this machine. Quick, and for any thread."""
+
 
 class MemoryStore:
     """Gone when the process ends."""
@@ -116,6 +121,9 @@ class MemoryStore:
             if number < too_many or entry.changed_at < before:
                 del self._entries[key]
 
+    def stamp(self) -> int:
+        return 0
+
 
 metadata = MetaData()
 schema_version = Table("schema_version", metadata, Column("version", Integer, nullable=False))
@@ -147,6 +155,7 @@ class SqlStore:
     def __init__(self, url: str) -> None:
         self._url = url
         self._engine: Engine | None = None
+        self._stamp: mmap.mmap | None = None  # eight bytes that all processes share
 
     def open(self) -> None:
         try:
@@ -161,15 +170,21 @@ class SqlStore:
             self._engine = _engine(self._url)
             with self._writing() as connection:
                 _migrate(connection)
+            with _translated():
+                self._stamp = _open_stamp(self._path.with_name(f"{self._path.name}-stamp"))
         except BaseException:
             self.close()
             raise
+
+    @property
+    def _path(self) -> Path:
+        return Path(self._url.partition(":///")[2])
 
     def _set_aside(self, exc: DatabaseError) -> bool:
         """A file that is damaged, or no database at all, must not stop us at every start."""
         if getattr(exc.orig, "sqlite_errorcode", None) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
             return False
-        path = Path(self._url.partition(":///")[2])
+        path = self._path
         for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
             if path.with_name(name).exists():
                 path.with_name(name).replace(path.with_name(f"{name}.damaged"))
@@ -179,6 +194,9 @@ class SqlStore:
         if self._engine is not None:
             self._engine.dispose()
             self._engine = None
+        if self._stamp is not None:
+            self._stamp.close()
+            self._stamp = None
 
     def put(self, entry: Entry) -> None:
         result = None if entry.result is None else json.dumps(entry.result.to_dict())
@@ -189,6 +207,11 @@ class SqlStore:
                     key=entry.key, mark=entry.mark, changed_at=entry.changed_at, owner=entry.owner, result=result
                 )
             )
+        if self._stamp is not None:
+            self._stamp[:8] = time.monotonic_ns().to_bytes(8, "little")
+
+    def stamp(self) -> int:
+        return int.from_bytes(self._stamp[:8], "little") if self._stamp is not None else 0
 
     def get(self, key: bytes) -> Entry | None:
         with self._reading() as connection:
@@ -245,6 +268,15 @@ def _translated() -> Iterator[None]:
         yield
     except (SQLAlchemyError, OSError) as exc:  # without the URL: it may hold a password
         raise LateStoreError(str(getattr(exc, "orig", None) or type(exc).__name__).splitlines()[0]) from exc
+
+
+def _open_stamp(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, 8)
+        return mmap.mmap(fd, 8)
+    finally:
+        os.close(fd)
 
 
 def _migrate(connection: Connection) -> None:

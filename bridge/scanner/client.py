@@ -105,14 +105,15 @@ class Scanner:
         began = loop.time()
         try:
             answer = await self._exchange(host, head, chunks, tail, deadline)
-            host.took(loop.time() - began, loop.time())
-            return _learn(host, answer)
+            now = loop.time()
+            host.took(now - began, now)
+            return _learn(host, answer, now)
         except (_NotReached, ScanUnavailable) as exc:
             unreached = isinstance(exc, _NotReached)
-            host.circuit.feed(Event.UNREACHABLE if unreached else Event.FAILURE, loop.time())
+            host.learn(Event.UNREACHABLE if unreached else Event.FAILURE, loop.time())
             raise
         except ScanMalformed:
-            host.circuit.feed(Event.FAILURE, loop.time())
+            host.learn(Event.FAILURE, loop.time())
             raise
         finally:
             host.in_flight -= 1
@@ -121,6 +122,8 @@ class Scanner:
 
     def _by_preference(self) -> list[Host]:
         """Those whose circuit admits a mail: with room, then a probe, then the least busy, then the quickest."""
+        if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
+            return self.hosts
         now = asyncio.get_running_loop().time()
         hosts = [host for host in self.hosts if host.circuit.admits(now)]
         if len(hosts) > 1:
@@ -141,13 +144,13 @@ class Scanner:
     ) -> Answer:
         """Over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
         loop = asyncio.get_running_loop()
-        connection = None if fresh else host.take_idle(loop.time())
+        now = loop.time()
+        if now >= deadline:
+            raise DeadlinePassed(None)
+        connection = None if fresh else host.take_idle(now)
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        if loop.time() >= deadline:
-            host.give_back(connection, loop.time())
-            raise DeadlinePassed(None)
         try:
             answer = await connection.exchange(head, chunks(), tail, deadline)
         except ConnectionLost as exc:
@@ -193,11 +196,11 @@ class Scanner:
             raise ScanTimeout(f"{host.url}: no status in time") from None
         except _NotReached as exc:
             host.silent = True
-            host.circuit.feed(Event.UNREACHABLE, loop.time())
+            host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         host.silent = False
         status = read_status(host.url, answer)
-        host.circuit.feed(Event.STATUS, loop.time())
+        host.learn(Event.STATUS, loop.time())
         return status
 
     async def watch(self) -> None:
@@ -239,9 +242,9 @@ class LateScan:
         try:
             answer = await late.answer()
             host.give_back(late.connection, loop.time())
-            return _learn(host, answer)
+            return _learn(host, answer, loop.time())
         except ConnectionLost as exc:
-            host.circuit.feed(Event.FAILURE, loop.time())
+            host.learn(Event.FAILURE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         except AnswerTooLarge as exc:
             raise ScanMalformed(f"{host.url}: the answer is too large") from exc
@@ -272,19 +275,18 @@ def _give_up(host: Host, late: LateAnswer | None, keep_late: bool) -> Never:
     raise ScanTimeout("no answer before the deadline", LateScan(host, late) if late else None) from None
 
 
-def _learn(host: Host, answer: Answer) -> AnalysisResult:
+def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
     """The decision in an answer, or the error it means; the host's circuit learns what is no failure."""
-    now = asyncio.get_running_loop().time()
     try:
         result = read_result(host.url, answer)
     except (MessageTooLarge, ScanRefused):
-        host.circuit.feed(Event.ALIVE, now)
+        host.learn(Event.ALIVE, now)
         raise
     except Saturated as exc:
-        host.circuit.feed(Event.ALIVE, now)
+        host.learn(Event.ALIVE, now)
         host.saturated_until = now + (exc.retry_after_s or 0.0)
         raise
-    host.circuit.feed(Event.SUCCESS, now)
+    host.learn(Event.SUCCESS, now)
     return result
 
 

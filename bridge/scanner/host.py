@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import socket
 import ssl
 from dataclasses import dataclass, field
 from math import frexp
 from urllib.parse import urlsplit
 
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, QueueStatus
-from bridge.scanner.circuit import Circuit
+from bridge.scanner.circuit import Circuit, Event, State
 from bridge.scanner.http import HttpConnection
+
+log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
@@ -53,6 +57,15 @@ class Host:
             "latin-1"
         )
 
+    def learn(self, event: Event, now: float) -> None:
+        """For the circuit; what it makes of it is worth a line when it opens or closes."""
+        before = self.circuit.state
+        self.circuit.feed(event, now)
+        after = self.circuit.state
+        if after is not before and State.CLOSED in (before, after):
+            level = logging.INFO if after is State.CLOSED else logging.WARNING
+            log.log(level, "scanner %s: its circuit is %s", self.url, after)
+
     def is_saturated(self, now: float) -> bool:
         return self.status is QueueStatus.RED or self.saturated_until > now
 
@@ -82,13 +95,14 @@ class Host:
 
     async def connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(
+        transport, connection = await loop.create_connection(
             lambda: HttpConnection(_MAX_ANSWER),
             self.name,
             self.port,
             ssl=self.tls,
             server_hostname=self.name if self.tls else None,
         )
+        _notice_death(transport.get_extra_info("socket"))
         return connection
 
     def close(self) -> None:
@@ -96,3 +110,10 @@ class Host:
         self._closed = True
         while self._idle:
             self._idle.pop().close()
+
+
+def _notice_death(sock: socket.socket) -> None:
+    """A machine that vanished without a word is found out in a minute: a late scan may wait much longer than that."""
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
+        sock.setsockopt(socket.IPPROTO_TCP, option, value)

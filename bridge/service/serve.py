@@ -77,6 +77,11 @@ class HttpServer:
             self._task.result()
             raise CannotListen("the HTTP server ended before it began")
 
+    def stop_accepting(self) -> None:
+        """Others serve these sockets from now on; whoever is connected may still ask."""
+        for server in self._server.servers:
+            server.close()
+
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         """Accept nothing more, finish what runs, then end; what is left after `drain_s` is cancelled."""
         if self._task is None:

@@ -33,7 +33,7 @@ def test_the_delay_grows_linearly_from_the_threshold_to_the_limit(
 
 
 def test_a_pressed_scanner_starts_the_throttle_at_once() -> None:
-    """YELLOW is as if the threshold were reached; where there is none below the limit, it begins with the first mail."""
+    """YELLOW is as if the threshold were reached; where none is below the limit, it begins with the first mail."""
     admission = Admission(AdmissionSettings(6, 2, 10.0))
     assert [admission.enter(lambda: True) for _ in range(6)] == pytest.approx([2.5, 2.5, 2.5, 5, 7.5, 10])
     admission = Admission(AdmissionSettings(4, 4, 10.0))

@@ -90,7 +90,9 @@ def scripted_bridge(ports, tmp_path_factory):
         {"name": "hurried", "address": f"127.0.0.1:{ports.hurried}", "deadline": "1s"},
     ]
     relay = {"next_hop": f"smtp://127.0.0.1:{ports.reinjection}"}
-    with running_bridge(tmp_path_factory.mktemp("scripted"), {"listeners": listeners, "relay": relay}) as bridge:
+    late = {"store": "off"}  # a scan that one test left hanging would hold a slot in the next
+    config = {"listeners": listeners, "relay": relay, "late_decisions": late}
+    with running_bridge(tmp_path_factory.mktemp("scripted"), config) as bridge:
         yield bridge
 
 

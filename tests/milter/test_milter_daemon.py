@@ -148,5 +148,5 @@ def test_own_quarantine_and_fail_open_are_a_matter_of_policy(marker, tmp_path):
         assert marker.encode() in kept.read_bytes()
         bridge.scanner.reply = answer(500)
         assert send(postfix.port("mx"), marker + "open").startswith("250")
-        assert sink.arrived(marker + "open").fields("X-Scan-Unscanned") == ["unavailable"]
+        assert sink.arrived(marker + "open").fields("X-Scan-Unscanned") == ["unreachable"]
         assert len(sink.find(marker)) == 1

@@ -1,0 +1,78 @@
+"""Processes that take and give back at random, some killed at random; prints what was seen as JSON.
+
+A program of its own, because it forks: `hammer.py SECONDS WORKERS LIMIT BYTES_LIMIT`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+
+from bridge.daemon.ledger import Ledger
+
+TOO_MANY = 3  # exit code of a worker that saw a limit passed
+
+
+def work(ledger: Ledger, row: int, limit: int, bytes_limit: int) -> None:
+    mails, room = ledger.mails(row), ledger.bytes(row)
+    held: list[int] = []
+    ending = []
+    signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
+    while not ending:
+        if len(held) < 8 and random.random() < 0.6:
+            size = random.randrange(1, bytes_limit // 4)
+            if room.take(size, bytes_limit) is not None:
+                if mails.take(1, limit) is None:
+                    room.give_back(size)
+                else:
+                    held.append(size)
+        elif held:
+            mails.give_back(1)
+            room.give_back(held.pop(random.randrange(len(held))))
+        if mails.total > limit or room.total > bytes_limit:
+            os._exit(TOO_MANY)
+    while held:
+        mails.give_back(1)
+        room.give_back(held.pop())
+    os._exit(0)
+
+
+def start(ledger: Ledger, row: int, limit: int, bytes_limit: int) -> int:
+    pid = os.fork()
+    if pid == 0:
+        random.seed()
+        work(ledger, row, limit, bytes_limit)
+    return pid
+
+
+def hammer(seconds: float, workers: int, limit: int, bytes_limit: int) -> dict[str, int]:
+    ledger = Ledger(workers)
+    mails, room = ledger.mails(0), ledger.bytes(0)
+    pids = [start(ledger, row, limit, bytes_limit) for row in range(workers)]
+    seen = {"most": 0, "most_bytes": 0, "killed": 0, "wrong": 0, "fullest_deaths": 0}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        next_kill = time.monotonic() + random.uniform(0.001, 0.02)
+        while time.monotonic() < next_kill:
+            seen["most"] = max(seen["most"], mails.total)
+            seen["most_bytes"] = max(seen["most_bytes"], room.total)
+        row = random.randrange(workers)
+        os.kill(pids[row], signal.SIGKILL)
+        seen["wrong"] += os.waitstatus_to_exitcode(os.waitpid(pids[row], 0)[1]) == TOO_MANY
+        seen["killed"] += 1
+        seen["fullest_deaths"] = max(seen["fullest_deaths"], ledger.mails(row).own)
+        ledger.clear(row)
+        pids[row] = start(ledger, row, limit, bytes_limit)
+    for pid in pids:
+        os.kill(pid, signal.SIGTERM)
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        seen["wrong"] += code not in (0, -signal.SIGTERM)
+    return {**seen, "left": mails.total, "left_bytes": room.total}
+
+
+if __name__ == "__main__":
+    print(json.dumps(hammer(float(sys.argv[1]), *map(int, sys.argv[2:5]))))

@@ -1,0 +1,96 @@
+"""Counts over several processes: exact, whatever happens to the processes."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from process_kit import ROOT, environment
+
+from bridge.daemon.boards import Boards
+from bridge.daemon.ledger import Ledger
+from bridge.daemon.share import SharedAdmission, SharedSpool
+from bridge.errors import Saturated
+from bridge.filter.admission import AdmissionSettings
+
+
+def test_random_deaths_neither_pass_the_limit_nor_lose_a_slot() -> None:
+    """Four processes take and give back for two seconds, about a hundred are killed; the sums hold and end at 0."""
+    hammer = [sys.executable, str(Path(__file__).with_name("hammer.py")), "2", "4", "7", "100000"]
+    done = subprocess.run(
+        hammer, env=environment(PYTHONPATH=str(ROOT)), capture_output=True, text=True, timeout=30, check=True
+    )
+    seen = json.loads(done.stdout)
+    assert seen["wrong"] == 0 and seen["most"] == 7 and seen["most_bytes"] <= 100_000
+    assert seen["killed"] > 20 and seen["fullest_deaths"] > 0  # some died with slots in their hands
+    assert (seen["left"], seen["left_bytes"]) == (0, 0)
+
+
+def test_a_process_that_dies_with_the_lock_blocks_nobody() -> None:
+    """The kernel ends the lock with the process."""
+    ledger = Ledger(2)
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        fcntl.lockf(ledger._lock, fcntl.LOCK_EX)
+        os.write(writing, b"locked")
+        signal.pause()
+    assert os.read(reading, 6) == b"locked"
+    with pytest.raises(BlockingIOError):
+        fcntl.lockf(ledger._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert ledger.mails(1).take(1, 1) == 0
+    for fd in (reading, writing):
+        os.close(fd)
+
+
+def test_admission_counts_all_rows() -> None:
+    """Two workers share slots and throttle; a dead one's are free at once."""
+    ledger = Ledger(2)
+    one, two = (SharedAdmission(AdmissionSettings(6, 2, 10.0), ledger.mails(row)) for row in range(2))
+    assert [one.enter(), two.enter(), one.enter(), two.enter(), one.enter()] == pytest.approx([0, 0, 2.5, 5, 7.5])
+    assert one.delay() == two.delay() == 10 and one.in_processing == 5 and not two.is_full
+    assert two.enter() == 10 and one.is_full
+    with pytest.raises(Saturated):
+        one.enter()
+    ledger.clear(1)
+    assert one.in_processing == 3
+    for _ in range(3):
+        one.leave()
+    assert two.in_processing == 0
+
+
+def test_bytes_count_in_all_rows() -> None:
+    """What one worker holds is not there for the other."""
+    ledger = Ledger(2)
+    one, two = (SharedSpool(100, 10, None, ledger.bytes(row)) for row in range(2))
+    one.take(60)
+    with pytest.raises(Saturated):
+        two.take(41)
+    two.take(40)
+    assert one.in_use == 100
+    one.give_back(60)
+    assert two.in_use == 40
+
+
+def test_a_board_shows_the_last_whole_edition() -> None:
+    """Also when its writer was killed in the middle of the next one."""
+    boards = Boards(2)
+    assert boards.read(0) == b""
+    for text in (b"one", b"two", b"three" * 1000):
+        boards.write(0, text)
+        assert boards.read(0) == text and boards.read(1) == b""
+    half = boards._half(0, boards.edition(0) + 1)
+    boards._memory[half : half + 100] = b"x" * 100  # the death in the middle
+    assert boards.read(0) == b"three" * 1000
+    with pytest.raises(ValueError, match="do not fit"):
+        boards.write(0, b"x" * 2_000_000)
+    boards.clear(0)
+    assert boards.read(0) == b""
