@@ -87,7 +87,7 @@ def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     bridge = Program(directory, [ports["admin"], ports["bridge"]], "run", "-c", str(config))
     with Destination() as destination:
         services = SERVICES.format(**ports)
-        with Postfix(tmp_path_factory.mktemp("postfix"), services, destination.port) as postfix:
+        with Postfix(services, destination.port) as postfix:
             bridge.start()
             try:
                 yield Chain(ports["front"], postfix, bridge, scanner, destination)
