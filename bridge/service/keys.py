@@ -6,6 +6,7 @@ key itself is shown once, when it is made. Revoked keys keep their row, for the 
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import secrets
 from dataclasses import dataclass
@@ -18,8 +19,9 @@ from bridge.api.lists import AUTH_SCHEME
 from bridge.errors import BridgeError
 from bridge.service.answers import Refused, storage_unavailable
 from bridge.service.auth import credentials, digest
-from bridge.service.store import Store, api_key
+from bridge.service.store import STORAGE_ERRORS, Store, api_key
 
+LOOK_EVERY_S = 0.2
 CHALLENGE = f'{AUTH_SCHEME} realm="lists"'
 
 
@@ -39,27 +41,50 @@ class ApiKey:
 
 
 class KeyRing:
-    """The keys of one database; `check` never asks it, `refresh` does."""
+    """The keys of one database, kept in memory by `refresh`."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._valid: tuple[bytes, ...] | None = None  # not known yet
+        self._looking: asyncio.Task[None] | None = None
+        self._looked_at = float("-inf")
 
     def refresh(self) -> None:
         with self._store.reading() as connection:
             query = select(api_key.c.digest).where(api_key.c.revoked_at.is_(None))
             self._valid = tuple(bytes.fromhex(one) for one in connection.execute(query).scalars())
 
-    def check(self, scope: Scope) -> None:
-        """Raises Refused, with 401 unless the request carries a key that is in use."""
+    async def check(self, scope: Scope) -> None:
+        """Raises Refused, with 401 unless the request carries a key that is in use.
+
+        A key made a moment ago works at once: before one is called unknown, the database is asked,
+        for all who wait together and a few times a second at most.
+        """
         given = digest(credentials(scope, AUTH_SCHEME, CHALLENGE))
+        if self._knows(given):
+            return
+        if self._looking is None or self._looking.done():
+            self._looking = asyncio.create_task(self._look_again())
+        await asyncio.shield(self._looking)
+        if not self._knows(given):
+            raise Refused(401, "unauthorized", "the API key is not known", challenge=CHALLENGE)
+
+    def _knows(self, given: bytes) -> bool:
         if self._valid is None:
             raise storage_unavailable()
         found = False
         for known in self._valid:
             found |= hmac.compare_digest(known, given)
-        if not found:
-            raise Refused(401, "unauthorized", "the API key is not known", challenge=CHALLENGE)
+        return found
+
+    async def _look_again(self) -> None:
+        loop = asyncio.get_running_loop()
+        await asyncio.sleep(self._looked_at + LOOK_EVERY_S - loop.time())
+        self._looked_at = loop.time()
+        try:
+            await asyncio.to_thread(self.refresh)
+        except STORAGE_ERRORS:  # what is known stays
+            pass
 
     def create(self, name: str) -> str:
         """Make a key and return it, for the only time. Raises KeyExists."""

@@ -117,7 +117,7 @@ class Endpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            self._keys.check(scope)
+            await self._keys.check(scope)
             body = await _read(scope, receive)
             await self._handler(body, send)
         except Refused as refused:

@@ -165,6 +165,14 @@ def test_tokens_and_keys_never_work_for_each_other(module_lists):
     assert module_lists.call("getLists", {}, Authorization=f"ApiKey {key}").status == 200
 
 
+def test_a_new_key_works_at_once(tmp_path):
+    """Who makes a key and uses it in the next moment is let in; the first look is not held against it."""
+    with service(tmp_path, with_key=True) as running:
+        for _ in range(5):
+            assert Lists(running, key=make_key(running.config)).call("getLists", {}).status == 200
+        assert Lists(running, key="0" * 64).call("getLists", {}).status == 401
+
+
 def test_keys_are_stored_as_hashes_and_can_be_revoked(running, tmp_path):
     """The database never holds a key, and a revoked one is refused within a second."""
     from bridge.service.keys import KeyExists, KeyRing
