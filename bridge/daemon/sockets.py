@@ -24,15 +24,27 @@ class Sockets:
 
     def __init__(self) -> None:
         self._held: dict[str, list[socket.socket]] = {}
+        self._lent: set[str] = set()
+
+    def hold(self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> str:
+        """Open the sockets of this address if they are not open. Raises as `open_listening`."""
+        key = _key(name, address)
+        if any(sock.fileno() < 0 for sock in self._held.get(key, [])):  # whoever had borrowed them has closed them
+            del self._held[key]
+        if key not in self._held:
+            self._lent.discard(key)
+            self._held[key] = open_listening(address, unix_mode, unix_owner)
+        return key
 
     def open(
         self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None
     ) -> list[socket.socket]:
-        """Copies of the sockets of this address, which are opened if they are not there. Raises as `open_listening`."""
-        key = _key(name, address)
-        if key not in self._held:
-            self._held[key] = open_listening(address, unix_mode, unix_owner)
-        return [sock.dup() for sock in self._held[key]]
+        """The sockets of this address for one server, which closes them; for the next one, copies."""
+        key = self.hold(name, address, unix_mode, unix_owner)
+        if key in self._lent:
+            return [sock.dup() for sock in self._held[key]]
+        self._lent.add(key)
+        return list(self._held[key])
 
     def keep_only(self, wanted: Iterable[tuple[str, Address]]) -> None:
         """Close the others."""

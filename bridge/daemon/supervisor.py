@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
-from bridge.address import Address
 from bridge.config import Config
 from bridge.daemon import children, embedded, files, wiring
 from bridge.daemon.boards import Boards
@@ -116,7 +115,7 @@ class Supervisor:
         self._state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
         if conf.embedded_service:
             embedded.make_token(conf)
-            self._hold("service", wiring.service_address(conf))
+            self.sockets.hold("service", wiring.service_address(conf))
         wiring.token(conf)
         self.open_sockets(conf)
         quarantine = Quarantine(wiring.quarantine_directory(conf, self._state))
@@ -126,12 +125,8 @@ class Supervisor:
     def open_sockets(self, conf: Config) -> None:
         """Those that are not open yet. Raises CannotListen, ConfigError."""
         for one in conf.listeners:
-            self._hold(one.name, one.address, one.unix_mode, one.unix_owner)
-        self._hold("admin", conf.admin.address)
-
-    def _hold(self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> None:
-        for sock in self.sockets.open(name, address, unix_mode, unix_owner):
-            sock.close()  # a copy
+            self.sockets.hold(one.name, one.address, one.unix_mode, one.unix_owner)
+        self.sockets.hold("admin", conf.admin.address)
 
     def close_sockets(self, conf: Config) -> None:
         """Those that `conf` does not name."""
