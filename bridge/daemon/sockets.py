@@ -34,6 +34,8 @@ class Sockets:
         if key not in self._held:
             self._lent.discard(key)
             self._held[key] = open_listening(address, unix_mode, unix_owner)
+            for sock in self._held[key]:
+                sock.setblocking(False)  # for good: a copy would make it blocking again, for all processes
         return key
 
     def open(
