@@ -111,7 +111,8 @@ class SmtpRelay:
         if self._finishing:
             self._all_finished.clear()
             try:
-                async with asyncio.timeout(self._settings.timeout_s):
+                # A little longer than the answer itself may take, so that its own timer ends first.
+                async with asyncio.timeout(self._settings.timeout_s + 1.0):
                     await self._all_finished.wait()
             except TimeoutError:
                 log.warning("%d mails were still without the next hop's answer", len(self._finishing))

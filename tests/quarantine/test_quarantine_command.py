@@ -51,7 +51,7 @@ def test_a_person_reads_a_table(here: Desk) -> None:
     assert [line.split()[0] for line in lines[1:]] == here.ids[::-1]
     assert "c@example.org" not in lines[2] and "b@example.org and 1 more" in lines[2]
     assert "malware:eicar,spam" in lines[2] and lines[2].split()[-1] == "kept"
-    assert "unavailable" in lines[1] and "<>" in lines[3]
+    assert "unreachable" in lines[1] and "<>" in lines[3]
 
 
 def test_nothing_a_stranger_wrote_reaches_the_terminal_as_a_command(here: Desk) -> None:
@@ -95,7 +95,7 @@ def test_a_script_gets_json(here: Desk) -> None:
     [
         (["--sender", ""], [0]),
         (["--tag", "malware:*"], [1, 0]),
-        (["--decision", "unavailable"], [2]),
+        (["--decision", "unreachable"], [2]),
         (["--listener", "test", "--subject", "NOT"], [2]),
         (["--state", "released"], []),
         (["--until", "1h"], []),
@@ -206,7 +206,7 @@ def test_over_the_size_limit_the_client_reads_452_and_nothing_is_removed(tmp_pat
             assert client.mail(large).startswith(b"452 4.3.1")
         assert here.ids == sorted([first, second])
         assert here.call("delete", first).exit_code == 0
-        here.bridge.daemon.quarantine._space.recount()  # a second later
+        here.bridge.daemon.parts.quarantine._space.recount()  # a second later
         here.send(large)
 
 
