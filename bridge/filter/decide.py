@@ -43,6 +43,8 @@ from bridge.scanner.client import Scanner
 
 log = logging.getLogger(__name__)
 
+_dice = random.Random()  # noqa: S311 - a share of the mail, not a secret
+
 # What delivery says in its own words, and so with our id; a next hop's reply goes on as it is.
 _OURS = frozenset(
     value
@@ -197,7 +199,7 @@ class Filter:
 
     def _is_shadow(self) -> bool:
         percent = self._settings.shadow_percent
-        return percent > 0 and random.random() * 100 < percent  # noqa: S311 - a share, not a secret
+        return percent > 0 and _dice.random() * 100 < percent
 
     def _tenant(self, tx: Transaction) -> str | None:
         """By the first recipient's domain; the intake keeps tenants apart."""

@@ -14,6 +14,8 @@ import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
+_dice = random.Random()  # noqa: S311 - nothing secret
+
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
@@ -36,7 +38,7 @@ class Patience:
             self._until = now + self._settings.patience_s
         ceiling = min(self._settings.max_delay_s, self._settings.first_delay_s * 2.0 ** min(self._failures, 30))
         self._failures += 1
-        jitter = random.random()  # noqa: S311 (nothing secret)
+        jitter = _dice.random()
         delay = ceiling * jitter
         if retry_after_s is not None:
             delay = max(retry_after_s * (1 + jitter / 10), delay)
