@@ -26,7 +26,7 @@ from pydantic import (
 from bridge import units, yamlfile
 from bridge.address import Address, NextHop
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
-from bridge.fields import AddressField, Network, NextHopField, Section, TenantUid, base_url
+from bridge.fields import AddressField, DatabaseUrl, Network, NextHopField, Section, TenantUid, base_url
 from bridge.policies import Policy
 from bridge.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.units import Duration, Size
@@ -372,6 +372,16 @@ class Config(Section):
     state_directory: str | None = Field(
         None, description="Default: $STATE_DIRECTORY, else the XDG state folder (~/.local/state/scanbridge)."
     )
+    state_database: DatabaseUrl | None = Field(
+        None,
+        description="The database of everything that is to be found again: `postgresql://user@host/name` when several "
+        "machines share it, or `sqlite:///file`. Default: SQLite files in the state directory.",
+    )
+    state_database_password_file: str | None = Field(
+        None,
+        validate_default=True,
+        description="File with its password. Looked for in $CREDENTIALS_DIRECTORY, then beside this file.",
+    )
     drain_timeout: Duration = Field(60.0, description="Longest wait for running mail when told to stop.")
     embedded_service: bool = Field(
         False, description="Run the scanning service beside the bridge, at the first scanner URL."
@@ -394,6 +404,13 @@ class Config(Section):
         if len({tenant.uid for tenant in tenants}) != len(tenants):
             raise ValueError("two tenants have the same uid; give one of them all the domains")
         return tenants
+
+    @field_validator("state_database_password_file")
+    @classmethod
+    def _for_a_server(cls, name: str | None, info: ValidationInfo) -> str | None:
+        if name and not (info.data.get("state_database") or "").startswith("postgresql:"):
+            raise ValueError("only a PostgreSQL database has a password: set state_database to its URL")
+        return name
 
     @field_validator("relay")
     @classmethod

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from typing import Annotated, Any
-from urllib.parse import urlsplit
+from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
@@ -69,3 +69,26 @@ def base_url(url: str, allow_plain_http: bool) -> str:
             "use https://, or set allow_plain_http: true"
         )
     return url.rstrip("/")
+
+
+def _database_url(value: str) -> str:
+    """Raises ValueError, never with the address in it."""
+    try:
+        parts = urlsplit(value)
+        _ = parts.port
+    except ValueError:
+        parts = urlsplit("")
+    if parts.scheme == "sqlite":
+        if parts.netloc or len(parts.path) < 2 or parts.query or parts.fragment:
+            raise ValueError(
+                "an SQLite database is sqlite:///file, relative to the state directory, or sqlite:////path"
+            )
+        return value
+    if parts.scheme != "postgresql" or len(parts.path) < 2 or parts.fragment:
+        raise ValueError("a database is postgresql://user@host:port/name, or sqlite:///file")
+    if parts.password is not None or "password" in parse_qs(parts.query):
+        raise ValueError("it must not hold a password; that has a file of its own: state_database_password_file")
+    return value
+
+
+DatabaseUrl = Annotated[str, AfterValidator(_database_url)]

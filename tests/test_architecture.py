@@ -12,7 +12,7 @@ import pytest
 import bridge
 
 ROOT = Path(bridge.__file__).parent
-SMALL = {"errors", "units", "yamlfile", "address"}  # top-level modules that any part may use
+SMALL = {"errors", "units", "yamlfile", "address", "database"}  # top-level modules that any part may use
 
 # Part -> the other parts it may import. A part is a package or a top-level module of `bridge`.
 ARROWS: dict[str, set[str]] = {
@@ -21,15 +21,16 @@ ARROWS: dict[str, set[str]] = {
     "errors": {"mail", "api"},  # for types only
     "units": set(),
     "address": set(),
+    "database": {"errors"},
     "profiles": set(),
     "policies": {"mail", "fields"},
     "yamlfile": {"errors"},
     "fields": {"address"},
     "config": {"api", "mail", "address", "fields", "policies", "profiles", "units", "yamlfile", "errors"},
     "scanner": {"api", "mail", "errors"},
-    "delivery": {"api", "mail", "errors", "address"},
+    "delivery": {"api", "mail", "errors", "address", "database"},
     "lists": {"api", "mail", *SMALL},
-    "filter": {"scanner", "delivery", "api", "mail", "errors"},
+    "filter": {"scanner", "delivery", "api", "mail", "errors", "database"},
     "intake": {"filter", "api", "mail", "errors"},
     "metrics": {"filter", "api", "mail", "errors"},
     "maillog": {"filter", "metrics"},
@@ -58,7 +59,8 @@ HOMES: dict[str, set[str]] = {
     "prometheus_client": {"metrics", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "sqlalchemy": {"service", "filter"},
+    "sqlalchemy": {"database", "service", "filter", "delivery"},
+    "obstore": {"delivery"},
     "starlette": {"service", "daemon"},
     "uvicorn": {"service"},
     "python_multipart": {"service"},

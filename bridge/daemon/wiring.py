@@ -6,6 +6,7 @@ import ipaddress
 import os
 import socket
 from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -13,6 +14,7 @@ from bridge import config, policies
 from bridge.address import Address, NextHop
 from bridge.config import Config
 from bridge.daemon import files
+from bridge.database import Database
 from bridge.delivery.maildir import Maildir
 from bridge.delivery.quarantine import Place
 from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
@@ -112,6 +114,20 @@ def _next_hop(conf: Config, settings: config.Relay, hop: NextHop) -> Relay:
             max_connections=settings.max_connections,
         )
     )
+
+
+def state_database(conf: Config, state: Path, default: str) -> Database:
+    """The one that the configuration names, else the file `default` in the state directory. Raises ConfigError."""
+    url = conf.state_database or f"sqlite:///{default}"
+    if url.startswith("sqlite:"):
+        return Database.file(state / url.removeprefix("sqlite:///"))
+    password = None
+    if conf.state_database_password_file:
+        path = files.locate(conf.state_database_password_file, conf.directory)
+        password = files.read_secret(path, "state_database_password_file")
+    if find_spec("psycopg") is None:
+        raise ConfigError("state_database: PostgreSQL needs its driver: pip install 'scanbridge[postgresql]'")
+    return Database(url, password)
 
 
 def quarantine_directory(conf: Config, state: Path) -> Place:

@@ -12,11 +12,11 @@ import mmap
 import os
 import sqlite3
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from sqlalchemy import (
     Column,
@@ -24,24 +24,21 @@ from sqlalchemy import (
     Engine,
     Float,
     Index,
-    Integer,
     LargeBinary,
     MetaData,
     String,
     Table,
     Text,
-    create_engine,
     delete,
-    event,
     func,
     insert,
     select,
-    update,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
-from sqlalchemy.pool import ConnectionPoolEntry
 
+from bridge import database
 from bridge.api.scanning import AnalysisResult
+from bridge.database import Database
 from bridge.errors import BridgeError
 
 _BUSY_S = 2.0
@@ -126,7 +123,6 @@ class MemoryStore:
 
 
 metadata = MetaData()
-schema_version = Table("schema_version", metadata, Column("version", Integer, nullable=False))
 late_decision = Table(
     "late_decision",
     metadata,
@@ -140,11 +136,12 @@ late_decision = Table(
 
 
 def _create(connection: Connection) -> None:
-    late_decision.create(connection)
+    late_decision.create(connection, checkfirst=True)  # the version was once remembered elsewhere
 
 
 # Number n brings a database from version n to n + 1. Never change one that was released: add one.
-MIGRATIONS: list[Callable[[Connection], None]] = [_create]
+MIGRATIONS: list[database.Step] = [_create]
+VERSION_TABLE = "late_schema"  # others may keep theirs in the same database
 
 
 class SqlStore:
@@ -167,9 +164,10 @@ class SqlStore:
 
     def _open(self) -> None:
         try:
-            self._engine = _engine(self._url)
+            # After a power failure the newest entries may be gone: they are scanned again.
+            self._engine = Database(self._url).engine(wait_s=_BUSY_S, synchronous="NORMAL")
             with self._writing() as connection:
-                _migrate(connection)
+                database.migrate(connection, MIGRATIONS, VERSION_TABLE)
             with _translated():
                 self._stamp = _open_stamp(self._path.with_name(f"{self._path.name}-stamp"))
         except BaseException:
@@ -249,11 +247,7 @@ class SqlStore:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """One transaction that takes the write lock at its start."""
-        with (
-            _translated(),
-            self._opened().connect().execution_options(immediate=True) as connection,
-            connection.begin(),
-        ):
+        with _translated(), database.writing(self._opened()) as connection:
             yield connection
 
     def _opened(self) -> Engine:
@@ -266,8 +260,10 @@ class SqlStore:
 def _translated() -> Iterator[None]:
     try:
         yield
-    except (SQLAlchemyError, OSError) as exc:  # without the URL: it may hold a password
-        raise LateStoreError(str(getattr(exc, "orig", None) or type(exc).__name__).splitlines()[0]) from exc
+    except (SQLAlchemyError, OSError) as exc:
+        raise LateStoreError(database.reason(exc)) from exc
+    except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
+        raise LateStoreError(str(exc)) from exc
 
 
 def _open_stamp(path: Path) -> mmap.mmap:
@@ -277,43 +273,3 @@ def _open_stamp(path: Path) -> mmap.mmap:
         return mmap.mmap(fd, 8)
     finally:
         os.close(fd)
-
-
-def _migrate(connection: Connection) -> None:
-    schema_version.create(connection, checkfirst=True)
-    version = connection.execute(select(schema_version.c.version)).scalar()
-    if version is None:
-        connection.execute(insert(schema_version).values(version=0))
-        version = 0
-    if version > len(MIGRATIONS):
-        raise LateStoreError("it was made by a newer version of this program")
-    for step in MIGRATIONS[version:]:
-        step(connection)
-    connection.execute(update(schema_version).values(version=len(MIGRATIONS)))
-
-
-def _engine(url: str) -> Engine:
-    engine = create_engine(url, connect_args={"check_same_thread": False, "timeout": _BUSY_S})
-    event.listen(engine, "connect", _prepare_sqlite)
-    event.listen(engine, "begin", _begin_sqlite)
-    return engine
-
-
-def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry) -> None:
-    """WAL, so that readers never wait. After a power failure the newest entries may be gone: they are scanned again."""
-    connection.isolation_level = None  # we say BEGIN ourselves
-    deadline = time.monotonic() + _BUSY_S
-    while True:  # the change to WAL does not wait for the busy timeout: when two start, one must try again
-        try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            break
-        except sqlite3.OperationalError:
-            if time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-    connection.execute("PRAGMA synchronous=NORMAL")
-
-
-def _begin_sqlite(connection: Connection) -> None:
-    immediate = connection.get_execution_options().get("immediate", False)
-    connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")

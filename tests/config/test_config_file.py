@@ -258,6 +258,9 @@ SECRET = "s3cr3t-s3cr3t-s3cr3t"
         SMALL + f"lists: {{url: 'http://{SECRET}@h:1', api_key_file: k}}\n",
         SMALL + f"policy: {{bounce: {SECRET}}}\n",
         SMALL + f"headers: {{prefix: {SECRET}}}\n",
+        SMALL + f"state_database: {SECRET}\n",
+        SMALL + f"state_database: postgresql://user:{SECRET}@host/name\n",
+        SMALL + f"state_database: postgresql://host/name?password={SECRET}\n",
         SMALL.replace("    address: 127.0.0.1:10025", f"    address: 127.0.0.1:1\n    trusted_clients: [{SECRET}]"),
     ],
 )
@@ -308,6 +311,11 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
         (changed(lists={"url": "http://scan.example.org", "api_key_file": "k"}), "allow_plain_http"),
         (changed(lists={"url": "file:///x", "api_key_file": "k"}), "https://host:port"),
+        (changed(state_database="mysql://h/x"), "postgresql://user@host:port/name"),
+        (changed(state_database="postgresql://h"), "postgresql://user@host:port/name"),
+        (changed(state_database="sqlite://file"), "sqlite:///file"),
+        (changed(state_database="postgresql://u:p@h/x"), "state_database_password_file"),
+        (changed(state_database_password_file="p"), "only a PostgreSQL database has a password"),
         (changed(drain_timeout="soon"), "a time needs a number and a unit"),
     ],
 )  # fmt: skip
@@ -327,6 +335,8 @@ def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> N
         listener(protocol="lmtp", profile="exim-queue"),
         changed(relay={"next_hop": "lmtp+unix:/run/dovecot/lmtp"}),
         changed(relay={"next_hop": "lmtp://[::1]:24"}),
+        changed(state_database="postgresql://u@h:5432/x?sslmode=require", state_database_password_file="p"),
+        changed(state_database="sqlite:////var/lib/x.sqlite"),
         changed(listeners=[{"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}], relay=None),
     ],
 )
