@@ -4,26 +4,24 @@ Names and labels are an interface; `docs/metrics.md` is made from this file. Lab
 from closed sets (listener names, actions, decisions, reasons), never from mail or strangers, and
 every combination starts at 0, so that a rate over it works from the first scrape.
 
-Counting happens in plain numbers (one thread, no locks), because it happens for every mail;
-they become Prometheus families only when somebody scrapes. With several workers each counts for
-itself; `snapshot` and `add` carry the numbers to whichever of them is scraped.
+With several workers each counts for itself (`bridge.counting`); `snapshot` and `add` carry the
+numbers to whichever of them is scraped.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import accumulate, product
+from collections.abc import Iterable, Iterator, Sequence
+from time import process_time
 from typing import Any
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, InfoMetricFamily
+from prometheus_client.core import InfoMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.api.scanning import Decision
+from bridge.counting import Count, Level, Times
 from bridge.errors import (
     MessageTooLarge,
     NextHopError,
@@ -38,7 +36,6 @@ from bridge.filter.decide import Record
 from bridge.filter.late import Late, Scan
 from bridge.mail.action import Action
 
-BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 45, 60, 90, 120, 300)
 DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision could be had
 ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client went away
 CODES = ("2xx", "4xx", "5xx")
@@ -55,103 +52,14 @@ FAILURES: tuple[tuple[type[BaseException], str], ...] = (
 )
 REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
-
-
-@dataclass(slots=True)
-class Count:
-    """A counter: `values[labels] += 1`."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...]
-    values: dict[tuple[str, ...], float] = field(default_factory=dict)
-
-    def start(self, *label_values: Iterable[str]) -> None:
-        """Every combination of these starts at 0, unless it has begun to count."""
-        for labels in product(*label_values):
-            self.values.setdefault(labels, 0.0)
-
-    def dump(self) -> list[Any]:
-        return [[*labels, value] for labels, value in self.values.items() if value]
-
-    def add(self, dumped: list[Any]) -> None:
-        for *labels, value in dumped:
-            self.values[tuple(labels)] = self.values.get(tuple(labels), 0.0) + value
-
-    def family(self) -> Metric:
-        family = CounterMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, value in self.values.items():
-            family.add_metric(labels, value)
-        return family
-
-
-@dataclass(slots=True)
-class Times:
-    """A histogram of seconds, one row of buckets per listener."""
-
-    name: str
-    text: str
-    rows: dict[str, list[float]] = field(default_factory=dict)  # counts per bucket, +Inf, then the sum
-
-    def start(self, listeners: Iterable[str]) -> None:
-        for name in listeners:
-            self.rows.setdefault(name, [0.0] * (len(BUCKETS) + 2))
-
-    def observe(self, listener: str, seconds: float) -> None:
-        row = self.rows[listener]
-        row[bisect_left(BUCKETS, seconds)] += 1
-        row[-1] += seconds
-
-    def dump(self) -> dict[str, list[float]]:
-        return {listener: row for listener, row in self.rows.items() if any(row)}
-
-    def add(self, dumped: dict[str, list[float]]) -> None:
-        self.start(dumped)
-        for listener, row in dumped.items():
-            self.rows[listener] = [a + b for a, b in zip(self.rows[listener], row, strict=True)]
-
-    def family(self) -> Metric:
-        family = HistogramMetricFamily(self.name, self.text, labels=["listener"])
-        bounds = [*(str(float(bound)) for bound in BUCKETS), "+Inf"]
-        for listener, row in self.rows.items():
-            buckets = list(zip(bounds, accumulate(row[:-1]), strict=True))
-            family.add_metric([listener], buckets, sum_value=row[-1])
-        return family
-
-
-@dataclass(slots=True)
-class Level:
-    """A gauge, read from the parts when somebody scrapes: `read` gives (label values, value)."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...] = ()
-    read: Callable[[], Iterable[tuple[tuple[str, ...], float]]] = tuple
-    added_up: bool = False  # over all workers; else the highest is the value of all
-
-    def dump(self) -> list[Any]:
-        return [[*labels, value] for labels, value in self.read()]
-
-    def show(self, dumps: Iterable[list[Any]]) -> None:
-        """From now on, what these workers said."""
-        found: dict[tuple[str, ...], float] = {}
-        for *labels, value in (row for dumped in dumps for row in dumped):
-            key = tuple(labels)
-            known = found.get(key)
-            found[key] = value if known is None else known + value if self.added_up else max(known, value)
-        self.read = found.items
-
-    def family(self) -> Metric:
-        family = GaugeMetricFamily(self.name, self.text, labels=self.labels)
-        for labels, value in self.read():
-            family.add_metric(labels, value)
-        return family
+SATURATION = ("limit", "scanner")
 
 
 class Metrics(Collector):
     """All of them. The daemon tells the levels where to look."""
 
     def __init__(self, listeners: Iterable[str] = ()) -> None:
+        self._is_sum = False
         self.mails = Count(
             "scanbridge_mails",
             "Mails that came to their end, by the service's decision and our action.",
@@ -189,24 +97,43 @@ class Metrics(Collector):
         )
         self.log_lines_lost = Count("scanbridge_log_lines_lost", "Log lines that could not be written in time.", ())
         self.log_lines_lost.start()
+        self.log_lines_held_back = Count(
+            "scanbridge_log_lines_held_back", "Log lines left out because many like them came at once.", ()
+        )
+        self.log_lines_held_back.start()
+        self.next_hop_mails = Count(
+            "scanbridge_next_hop_mails",
+            "Mails given to a next hop: taken, deferred (its 4xx) or refused (its 5xx) by it, unreachable (no "
+            "connection), lost (no answer, or not in time).",
+            ("next_hop", "result"),
+        )
         self.wait = Times("scanbridge_wait_seconds", "Time a mail waited in the throttle.")
         self.scan = Times("scanbridge_scan_seconds", "Time the scanner took.")
         self.relay = Times("scanbridge_relay_seconds", "Time the next hop took.")
         self._declare_levels()
+        self._declare_process()
         self.registry = CollectorRegistry(auto_describe=True)
         self.registry.register(self)
         self.start(listeners)
 
     def _declare_levels(self) -> None:
-        self.connections = Level("scanbridge_connections", "Open connections.", ("listener",), added_up=True)
+        self.connections = Level("scanbridge_connections", "Open connections.", ("listener",), together=sum)
         self.in_processing = Level("scanbridge_in_processing", "Mails in processing.")
         self.in_processing_limit = Level("scanbridge_in_processing_limit", "Where saturation begins.")
         self.adaptive_limit = Level(
             "scanbridge_in_processing_adaptive_limit", "Where the adaptive limit is now; absent when it is not in use."
         )
-        self.late_running = Level("scanbridge_late_scans_running", "Scans that went on and still run.", added_up=True)
+        self.late_running = Level("scanbridge_late_scans_running", "Scans that went on and still run.", together=sum)
         self.bytes_in_processing = Level("scanbridge_bytes_in_processing", "Bytes of the mails held.")
         self.bytes_limit = Level("scanbridge_bytes_in_processing_limit", "Where saturation begins.")
+        self.throttle_delay = Level(
+            "scanbridge_throttle_delay_seconds", "What the next mail would wait in the throttle."
+        )
+        self.saturated = Level(
+            "scanbridge_saturated",
+            "1 while new mail is refused with 451 4.3.2, by cause: our limit, or the scanner said that it has no room.",
+            ("cause",),
+        )
         self.scanner_status = Level(
             "scanbridge_scanner_status",
             "What the service says of itself: 0 GREEN, 1 YELLOW, 2 RED, -1 unknown.",
@@ -218,9 +145,42 @@ class Metrics(Collector):
             ("host",),
         )
         self.scanner_in_flight = Level(
-            "scanbridge_scanner_in_flight", "Requests at this scanner host now.", ("host",), added_up=True
+            "scanbridge_scanner_in_flight", "Requests at this scanner host now.", ("host",), together=sum
         )
-        self.workers = Level("scanbridge_workers", "Processes that take mail.", added_up=True)
+        self.next_hop_up = Level(
+            "scanbridge_next_hop_up",
+            "0 if the last try to connect, within the last minute, failed; else 1.",
+            ("next_hop",),
+            together=min,
+        )
+        self.next_hop_connections = Level(
+            "scanbridge_next_hop_connections", "Connections to a next hop.", ("next_hop", "state"), together=sum
+        )
+        self.quarantine_mails = Level("scanbridge_quarantine_mails", "Mails in the quarantine.")
+        self.quarantine_bytes = Level("scanbridge_quarantine_bytes", "Bytes of the files in the quarantine.")
+        self.quarantine_limit = Level(
+            "scanbridge_quarantine_limit_bytes",
+            "Above it mail is refused with 452; absent without quarantine.max_size.",
+        )
+        self.quarantine_age = Level(
+            "scanbridge_quarantine_oldest_age_seconds", "Age of the oldest mail in the quarantine, 0 when it is empty."
+        )
+        self.quarantine_disk_free = Level(
+            "scanbridge_quarantine_disk_free_bytes", "What we could still write to the quarantine's disk."
+        )
+        self.quarantine_disk_size = Level("scanbridge_quarantine_disk_size_bytes", "Size of the quarantine's disk.")
+        self.certificate_expiry = Level(
+            "scanbridge_tls_certificate_expiry_time_seconds",
+            "When a certificate ends, Unix time; of a chain, the first that ends. Those of scanner and next_hop as "
+            "last seen on a connection.",
+            ("role", "name"),
+            together=min,
+        )
+        self.loop_lag = Level(
+            "scanbridge_event_loop_lag_seconds",
+            "How late the event loop turned, the worst of the last 15 to 30 s.",
+        )
+        self.workers = Level("scanbridge_workers", "Processes that take mail.", together=sum)
         self.workers_silent = Level(
             "scanbridge_workers_silent", "Workers that did not answer this scrape; their last known numbers are in it."
         )
@@ -233,6 +193,18 @@ class Metrics(Collector):
         )
         self.reload_time = Level(
             "scanbridge_config_reload_time_seconds", "When the configuration in force was read, Unix time."
+        )
+
+    def _declare_process(self) -> None:
+        """The names that every Prometheus client has, for all workers together."""
+        self.cpu = Count("process_cpu_seconds", "User and system CPU time of all workers.", ())
+        self.cpu.start()
+        self._cpu_counted = 0.0
+        self.memory = Level("process_resident_memory_bytes", "Resident memory of all workers.", together=sum)
+        self.open_fds = Level("process_open_fds", "Open file descriptors of all workers.", together=sum)
+        self.max_fds = Level("process_max_fds", "The limit for them, of all workers together.", together=sum)
+        self.start_time = Level(
+            "process_start_time_seconds", "When the oldest of the processes began, Unix time.", together=min
         )
 
     def start(self, listeners: Iterable[str]) -> None:
@@ -249,6 +221,7 @@ class Metrics(Collector):
 
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers, for another process."""
+        self._count_cpu()
         return {name: part.dump() for name, part in self._parts()}
 
     def add(self, snapshot: dict[str, Any]) -> None:
@@ -260,7 +233,12 @@ class Metrics(Collector):
     def merged(self, others: Sequence[dict[str, Any]]) -> Metrics:
         """These numbers and the others', as one."""
         whole, snapshots = Metrics(), [self.snapshot(), *others]
-        whole.start(labels[0] for labels in self.mail_bytes.values)
+        whole._is_sum = True
+        for name, part in whole._parts():
+            if isinstance(part, Count):
+                part.start_like(getattr(self, name))
+            elif isinstance(part, Times):
+                part.start(getattr(self, name).rows)
         for snapshot in snapshots:
             whole.add(snapshot)
         for name, part in whole._parts():
@@ -273,9 +251,17 @@ class Metrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Everything declared above, in that order, and the version."""
+        self._count_cpu()
         for _, part in self._parts():
             yield part.family()
         yield InfoMetricFamily("scanbridge_build", "The running version.", value={"version": __version__})
+
+    def _count_cpu(self) -> None:
+        """What this process used since the last time; a sum of several has no processor of its own."""
+        if not self._is_sum:
+            now = process_time()
+            self.cpu.values[()] += now - self._cpu_counted
+            self._cpu_counted = now
 
     def record(self, record: Record) -> None:
         """Count one mail that came to its end."""

@@ -19,6 +19,8 @@ clamd        clamav-daemon
 rspamd       rspamd
 mmdebstrap   mmdebstrap
 curl         curl
+prometheus   prometheus
+promtool     prometheus
 unshare      util-linux
 '
 

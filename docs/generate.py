@@ -12,8 +12,9 @@ from typing import Any
 
 from bridge.cli.configuration import json_schema
 from bridge.config import EMBEDDED
+from bridge.counting import BUCKETS
 from bridge.mail.action import Action
-from bridge.metrics import BUCKETS, Metrics
+from bridge.metrics import Metrics
 from bridge.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.units import show_duration
 
@@ -54,7 +55,16 @@ for. Label values come from closed sets, never from mail. Every combination of t
 """
 
 # Values that depend on the configuration.
-LABELS = {"listener": "name of the listener", "host": "URL of the scanner"}
+LABELS = {
+    "listener": "name of the listener",
+    "host": "URL of the scanner",
+    "next_hop": "as configured",
+    "state": "busy, idle",
+    "result": "taken, deferred, refused, unreachable, lost",
+    "role": "listener, scanner, scanner_client, next_hop",
+    "name": "name of the listener, URL of the scanner, next hop",
+    "cause": "limit, scanner",
+}
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 

@@ -21,6 +21,7 @@ PACKAGES = {
     "nsenter": "util-linux",
     "pg_ctl": "postgresql",
     "postconf": "postfix",
+    "promtool": "prometheus",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
     "unshare": "util-linux",

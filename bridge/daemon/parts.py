@@ -12,7 +12,9 @@ from pathlib import Path
 from bridge import config
 from bridge.config import Config
 from bridge.daemon import wiring
+from bridge.delivery.hop import Hop
 from bridge.delivery.quarantine import Quarantine
+from bridge.delivery.relay import Relay
 from bridge.filter.admission import Admission
 from bridge.filter.decide import Filter, Record
 from bridge.filter.headers import HeaderEditor
@@ -36,6 +38,7 @@ class Common:
     report: Callable[[Record], None]
     on_refused: Callable[[str, str], None]  # listener, reason
     on_saturated: Callable[[str, str], None]  # listener, stage
+    on_handed: Callable[[str, str], None]  # next hop, result
 
 
 class Plan:
@@ -85,11 +88,16 @@ class Parts:
         self.config = conf
         self.common = common
         self.quarantine = Quarantine(wiring.quarantine_directory(conf, common.state))
-        self.relay = wiring.relay(conf)
+        self.hops: list[Hop] = []
+        self.relay = wiring.relay(conf, self._watched)
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         self.plans = [Plan(self, listener) for listener in conf.listeners]
+
+    def _watched(self, name: str, relay: Relay) -> Relay:
+        self.hops.append(Hop(name, relay, self.common.on_handed))
+        return self.hops[-1]
 
     def filter(self, listener: config.Listener) -> Filter:
         return Filter(

@@ -20,21 +20,25 @@ from pathlib import Path
 
 from bridge import config
 from bridge.config import Config
+from bridge.counting import Count
 from bridge.daemon import files, wiring
 from bridge.daemon.admin import create_admin
 from bridge.daemon.embedded import start_service
+from bridge.daemon.lag import Lag
+from bridge.daemon.levels import Levels
 from bridge.daemon.notify import feed_watchdog, notify
 from bridge.daemon.parts import Common, ListenerKey, Parts, Plan, Server
 from bridge.daemon.reload import Reloading
 from bridge.daemon.share import Share
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.view import Reloads, View
+from bridge.delivery.hop import RESULTS
 from bridge.errors import ConfigError, StoreError
 from bridge.filter.admission import Admission
 from bridge.filter.decide import Record
 from bridge.mail.message import Spool
 from bridge.maillog import LineWriter, MailLog
-from bridge.metrics import Count, Metrics
+from bridge.metrics import Metrics
 from bridge.scanner.client import Scanner
 from bridge.service.serve import HttpServer
 
@@ -69,6 +73,8 @@ class Daemon:
         self.reloads.succeeded()
         self.reloads.count = 0
         self.view = View(self)
+        self.lag = Lag()
+        self._levels = Levels(self)
         self._tasks: list[asyncio.Task[None]] = []
         self._ending = AsyncExitStack()  # ends what was started, last first
         self.retired = False  # another worker has taken our place, and answers for us
@@ -133,9 +139,11 @@ class Daemon:
         if self.config.embedded_service and self.share is None:
             service = await start_service(self.config, self.state)
             self._ending.push_async_callback(service.stop, 1)
-        self.parts = Parts(self.config, self._common())
+        self.parts = self.make_parts(self.config)
+        self._levels.adopt(self.parts)
         self._ending.push_async_callback(self._close_parts)
         self.view.watch_levels()
+        self._levels.watch()
         await self._start_admin()
         if self.late is not None:
             self._ending.push_async_callback(self.late.stop, 0.0)
@@ -144,7 +152,7 @@ class Daemon:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         self._ending.push_async_callback(self._end_tasks)
         self.servers = await self.listen(self.parts.plans)
-        for task in (feed_watchdog(), self._purge()):
+        for task in (feed_watchdog(), self._purge(), self.lag.watch(), self._levels.take_stock()):
             self.own(asyncio.create_task(task))
         if self.view.siblings is not None:
             self.own(asyncio.create_task(self.view.siblings.write_always()))
@@ -179,6 +187,7 @@ class Daemon:
             report=self._report,
             on_refused=lambda listener, reason: _count(self.metrics.refused_connections, listener, reason),
             on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
+            on_handed=lambda next_hop, result: _count(self.metrics.next_hop_mails, next_hop, result),
         )
 
     def _on_lost_line(self) -> None:
@@ -204,12 +213,15 @@ class Daemon:
         return "" if self.servers else "starting"
 
     def make_parts(self, conf: Config) -> Parts:
-        """For a reload: all that `conf` names, beside what runs. Raises ConfigError."""
-        return Parts(conf, self._common())
+        """All that `conf` names, for a reload beside what runs. Raises ConfigError."""
+        parts = Parts(conf, self._common())
+        self.metrics.next_hop_mails.start([hop.name for hop in parts.hops], RESULTS)
+        return parts
 
     def swap(self, parts: Parts, fresh: Mapping[ListenerKey, Server]) -> None:
         """For a reload: from now on these parts, with `fresh` servers for the listeners that are new."""
         old, self.parts, self.config = self.parts, parts, parts.config
+        self._levels.adopt(parts)
         running = dict(zip((plan.key for plan in old.plans), self.servers, strict=True))
         self.servers = []
         for plan in parts.plans:

@@ -84,18 +84,26 @@ def service_address(conf: Config) -> Address:
     return Address(parts.hostname or "127.0.0.1", parts.port or 80)
 
 
-def relay(conf: Config) -> Relay | None:
+Watch = Callable[[str, Relay], Relay]
+
+
+def _unwatched(name: str, relay: Relay) -> Relay:
+    return relay
+
+
+def relay(conf: Config, watch: Watch = _unwatched) -> Relay | None:
+    """`watch` gets the name and the relay of every next hop, and gives what stands in its place."""
     if conf.relay is None:
         return None
-    default = _failover(conf, conf.relay, conf.relay)
+    default = _failover(conf, conf.relay, conf.relay, watch)
     if not conf.relay.routes:
         return default
-    routes = [(route.recipient_domains, _failover(conf, conf.relay, route)) for route in conf.relay.routes]
+    routes = [(route.recipient_domains, _failover(conf, conf.relay, route, watch)) for route in conf.relay.routes]
     return Routes({domain.lower(): hop for domains, hop in routes for domain in domains}, default)
 
 
-def _failover(conf: Config, settings: config.Relay, hops: config.NextHops) -> Relay:
-    relays = [(str(hop), _next_hop(conf, settings, hop)) for hop in hops.hops]
+def _failover(conf: Config, settings: config.Relay, hops: config.NextHops, watch: Watch) -> Relay:
+    relays = [(str(hop), watch(str(hop), _next_hop(conf, settings, hop))) for hop in hops.hops]
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 

@@ -47,6 +47,7 @@ class Connection(asyncio.Protocol):
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
         self._expects_tls = False
+        self.certificate: bytes | None = None  # the peer's, as DER, when there is TLS
         self.ended: End | None = None
         self.unasked: Reply | None = None  # the reply that nobody awaited, if that ended it
         self.capabilities = Capabilities()
@@ -89,6 +90,7 @@ class Connection(asyncio.Protocol):
         if transport is None:  # lost while the handshake ran
             raise ConnectionResetError("lost during the TLS handshake")
         self._transport = transport
+        self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         self._expects_tls = False
 
     def quit(self) -> None:

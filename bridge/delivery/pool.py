@@ -33,6 +33,13 @@ class Pool:
         self._line: deque[asyncio.Future[Connection | None]] = deque()  # None: a slot, open one yourself
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
+        self.certificate: bytes | None = None  # of the last connection with TLS, as DER
+
+    @property
+    def connections(self) -> tuple[int, int]:
+        """Those in use or being opened, and those that rest."""
+        idle = len(self._idle)
+        return self._settings.max_connections - self._slots - idle, idle
 
     async def take(self, until: float) -> Connection:
         """A connection ready for MAIL. Raises NextHopError."""
@@ -77,7 +84,9 @@ class Pool:
     async def _open(self, until: float) -> Connection:
         """The caller holds a slot; it is passed on if this fails."""
         try:
-            return await open_connection(self._settings, until)
+            conn = await open_connection(self._settings, until)
+            self.certificate = conn.certificate or self.certificate
+            return conn
         except BaseException:
             self._pass_on(None)
             raise

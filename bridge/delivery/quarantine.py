@@ -33,6 +33,7 @@ from bridge.delivery import durable, kept
 from bridge.delivery.index import Index, IndexFailed, Item, Query
 from bridge.delivery.kept import Kept, Release
 from bridge.delivery.space import Space
+from bridge.delivery.stock import Stock, take_stock
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.transaction import Transaction
 
@@ -88,6 +89,13 @@ class Quarantine:
         """Remove mail kept longer ago than this; how many. Raises StoreError."""
         try:
             return await durable.in_thread(lambda stop: len(self.purge_now(older_than_s)), math.inf)
+        except OSError as exc:
+            raise _store_error(exc) from exc
+
+    async def stock(self) -> Stock:
+        """What is kept, counted now. Raises StoreError."""
+        try:
+            return await durable.in_thread(lambda stop: take_stock(self._directory), math.inf)
         except OSError as exc:
             raise _store_error(exc) from exc
 

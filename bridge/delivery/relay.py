@@ -81,7 +81,7 @@ class SmtpRelay:
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
         self._lmtp = settings.next_hop.protocol == "lmtp"
-        self._pool = Pool(settings)
+        self.pool = Pool(settings)
         self._finishing: set[Connection] = set()  # the dot is written, the answer is not here yet
         self._late: set[asyncio.Task[None]] = set()  # those of them that nobody awaits any more
         self._all_finished = asyncio.Event()
@@ -89,11 +89,11 @@ class SmtpRelay:
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         if asyncio.get_running_loop().time() >= deadline:
             raise NextHopError(replies.LATE)
-        conn = await self._pool.take(deadline)
+        conn = await self.pool.take(deadline)
         try:
             await self._hand_over(conn, tx, head, deadline)
         except _Stale:
-            conn = await self._pool.renew(conn, deadline)
+            conn = await self.pool.renew(conn, deadline)
             await self._hand_over(conn, tx, head, deadline)
         return await self._finish(conn, tx)
 
@@ -107,7 +107,7 @@ class SmtpRelay:
             conn.abort()
 
     async def close(self) -> None:
-        self._pool.close()
+        self.pool.close()
         if self._finishing:
             self._all_finished.clear()
             try:
@@ -132,11 +132,11 @@ class SmtpRelay:
         except _Stale:
             raise
         except NextHopError:
-            self._pool.give_back(conn)
+            self.pool.give_back(conn)
             raise
         except BaseException:  # cancelled, most of all
             conn.abort()
-            self._pool.give_back(conn)
+            self.pool.give_back(conn)
             raise
 
     async def _envelope(self, conn: Connection, batch: Commands, deadline: float) -> None:
@@ -222,7 +222,7 @@ class SmtpRelay:
             conn.abort()
         if refusal is None:
             conn.errors = 0
-        self._pool.give_back(conn)
+        self.pool.give_back(conn)
         complete = len(answers) == (recipients if self._lmtp else 1)
         if not complete and (refusal is None or not refusal.is_temporary):
             raise _failure(conn)

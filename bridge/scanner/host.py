@@ -45,6 +45,7 @@ class Host:
         self.status: QueueStatus | None = None  # None: not known
         self.silent = False  # its status was asked and did not come
         self.saturated_until = 0.0
+        self.certificate: bytes | None = None  # of the last connection, as DER
         self.circuit = Circuit(settings.status_interval_s)
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
@@ -103,6 +104,8 @@ class Host:
             server_hostname=self.name if self.tls else None,
         )
         _notice_death(transport.get_extra_info("socket"))
+        if self.tls is not None:
+            self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return connection
 
     def close(self) -> None:

@@ -31,7 +31,7 @@ def test_every_combination_starts_at_zero() -> None:
 def test_every_metric_has_a_name_and_a_sentence() -> None:
     """They are an interface."""
     for family in Metrics(["a"]).registry.collect():
-        assert family.name.startswith("scanbridge_") and family.documentation.endswith(".")
+        assert family.name.startswith(("scanbridge_", "process_")) and family.documentation.endswith(".")
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,21 @@
+"""One bridge with two workers under a real Prometheus, for all tests that only look."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent.parent
+sys.path[:0] = [str(TESTS), str(TESTS / "daemon"), str(TESTS / "interop")]
+
+
+@pytest.fixture(scope="session")
+def scene(tmp_path_factory):
+    """Mail of every kind has gone through, and Prometheus has seen it."""
+    from observe_kit import watched_bridge
+
+    with watched_bridge(tmp_path_factory.mktemp("observe")) as found:
+        found.every_kind_of_mail()
+        yield found

@@ -1,0 +1,154 @@
+"""A bridge with two workers, and Debian's own Prometheus that scrapes it several times a second."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import subprocess
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import trustme
+from process_kit import Bridge, get, parts, start, until, write_config
+from requirements import find, need
+
+from bridge import yamlfile
+from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result
+
+ROOT = Path(__file__).parents[2]
+MIXIN = ROOT / "deploy" / "mixin"
+SCRAPE = "200ms"
+DECISIONS = ("deliver", "quarantine", "bounce", "drop", "undecided")
+
+
+def promtool(*arguments: str | Path, stdin: str | None = None) -> str:
+    """What it says; it must find nothing wrong."""
+    need("promtool")
+    done = subprocess.run([str(find("promtool")), *map(str, arguments)], input=stdin, capture_output=True, text=True)
+    assert done.returncode == 0 and not done.stderr.strip(), done.stdout + done.stderr
+    return done.stdout
+
+
+class Prometheus:
+    """Scrapes one bridge; its rules are optional."""
+
+    def __init__(self, directory: Path, target: int, rules: dict[str, Any] | None = None) -> None:
+        self._port = free_port()
+        config: dict[str, Any] = {
+            "global": {"scrape_interval": SCRAPE, "evaluation_interval": SCRAPE},
+            "scrape_configs": [{"job_name": "scanbridge", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
+        }
+        if rules is not None:
+            (directory / "rules.yml").write_text(yamlfile.dump(rules))
+            config["rule_files"] = ["rules.yml"]
+        file = directory / "prometheus.yml"
+        file.write_text(yamlfile.dump(config))
+        command = [str(find("prometheus")), f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
+        with (directory / "prometheus.log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [*command, f"--web.listen-address=127.0.0.1:{self._port}"], stdout=log, stderr=log
+            )
+        until(lambda: get(self._port, "/-/ready")[0] == 200, "Prometheus to be ready", 30)
+
+    def ask(self, path: str, **parameters: str) -> Any:
+        """Data of its HTTP API."""
+        address = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
+        with urllib.request.urlopen(address, timeout=10) as reply:
+            return json.load(reply)["data"]
+
+    def query(self, expression: str) -> list[dict[str, Any]]:
+        return list(self.ask("query", query=expression)["result"])
+
+    def alerts(self) -> dict[str, str]:
+        """Names and states."""
+        return {alert["labels"]["alertname"]: alert["state"] for alert in self.ask("alerts")["alerts"]}
+
+    def end(self) -> None:
+        self._process.kill()
+        self._process.wait(10)
+
+
+@dataclass
+class Scene:
+    bridge: Bridge
+    scanner: FakeScanner
+    next_hop: NextHop
+    background: Background
+    prometheus: Prometheus
+    ends: dict[str, float]  # when the listener's certificate ends
+
+    def send(self, decision: str = "deliver") -> str:
+        with self.bridge.client() as client:
+            return client.mail(f"Subject: {decision}\r\n\r\nx\r\n".encode()).decode()
+
+    def every_kind_of_mail(self) -> None:
+        """Each decision, two strangers' tries, and time for Prometheus to see numbers before and after."""
+        self._seen("scanbridge_mails_total")
+        for decision in DECISIONS * 2:
+            self.send(decision)
+        with SmtpClient(self.bridge.port) as client:
+            client.say(b"NOOP")
+        self._seen('scanbridge_mails_total{action="discard"} > 0')
+        self._seen("scanbridge_quarantine_mails")
+
+    def _seen(self, expression: str) -> None:
+        until(lambda: self.prometheus.query(expression), expression)
+
+
+def decide_by_subject(scanner: FakeScanner) -> None:
+    """The scanner's word is the mail's own subject."""
+
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        word = scanner.submissions[-1].email.split(b"Subject: ", 1)[-1].split(b"\r\n", 1)[0].decode()
+        writer.write(answer(200, result(word if word in DECISIONS else "deliver")))
+
+    scanner.reply = reply
+
+
+def certificate(directory: Path) -> dict[str, str]:
+    """Files for a listener's STARTTLS."""
+    authority = trustme.CA()
+    own = authority.issue_cert("bridge.example")
+    own.private_key_pem.write_to_path(directory / "key.pem")
+    with (directory / "cert.pem").open("wb") as file:
+        for pem in own.cert_chain_pems:
+            file.write(pem.bytes())
+    return {"cert_file": "cert.pem", "key_file": "key.pem"}
+
+
+@contextmanager
+def watched_bridge(directory: Path, rules: dict[str, Any] | None = None, **sections: Any) -> Iterator[Scene]:
+    need("prometheus", "promtool")
+    with parts() as (background, scanner, next_hop):
+        decide_by_subject(scanner)
+        tls = certificate(directory)
+        more: dict[str, Any] = {
+            "workers": 2,
+            "admission": {"limit": "adaptive"},
+            "quarantine": {"max_size": "1GiB"},
+            **sections,
+        }
+        config, port, admin = write_config(directory, scanner.url, next_hop.url, **more)
+        data, _ = yamlfile.read(config, config.read_text())
+        data["listeners"][0]["tls"] = tls
+        config.write_text(yamlfile.dump(data))
+        prometheus = Prometheus(directory, admin, rules)  # first: it looks for new targets every 5 s only
+        try:
+            bridge = start(config, port, admin)
+            try:
+                yield Scene(bridge, scanner, next_hop, background, prometheus, {"mx": _end(directory / "cert.pem")})
+            finally:
+                bridge.end()
+        finally:
+            prometheus.end()
+
+
+def _end(path: Path) -> float:
+    """As the standard library's own decoder reads it."""
+    return float(ssl.cert_time_to_seconds(ssl._ssl._test_decode_cert(path)["notAfter"]))  # type: ignore[attr-defined]

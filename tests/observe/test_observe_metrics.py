@@ -1,0 +1,192 @@
+"""What a scrape of several workers shows: complete, well formed, and true."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from pathlib import Path
+
+import pytest
+from observe_kit import Scene, certificate, promtool
+from process_kit import get, until
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridge.counting import Level
+from bridge.daemon import certificates
+from bridge.daemon.lag import Lag
+from bridge.delivery.stock import take_stock
+from bridge.metrics import Metrics
+from bridge.testing import running_bridge
+
+
+def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
+    _, text = get(port, "/metrics")
+    return {
+        (sample.name, frozenset(sample.labels.items())): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, /, **labels: str) -> float:
+    """The one sample of this name with these labels among its own."""
+    (one,) = [number for (n, have), number in found.items() if n == name and labels.items() <= dict(have).items()]
+    return one
+
+
+def test_promtool_finds_nothing_wrong(scene: Scene) -> None:
+    """Names, units, help: as Prometheus' own linter wants them."""
+    promtool("check", "metrics", stdin=get(scene.bridge.admin, "/metrics")[1])
+
+
+def test_every_declared_metric_is_in_one_scrape_of_two_workers(scene: Scene) -> None:
+    """Nothing is declared that never appears."""
+    _, text = get(scene.bridge.admin, "/metrics")
+    shown = {family.name for family in text_string_to_metric_families(text) if family.samples}
+    declared = {family.name for family in Metrics(["mx"]).registry.collect()}
+    declared = declared - {"scanbridge_build"} | {"scanbridge_build_info"}  # the parser takes it for a gauge
+    assert declared <= shown, declared - shown
+
+
+def test_two_workers_are_one_whole(scene: Scene) -> None:
+    """Counts are added up; so are processor, memory and descriptors of both processes."""
+    found = scrape(scene.bridge.admin)
+    mails = sum(number for (name, _), number in found.items() if name == "scanbridge_mails_total")
+    assert mails == value(found, "scanbridge_scan_seconds_count") == 10
+    assert value(found, "scanbridge_workers") == 2
+    assert value(found, "process_resident_memory_bytes") > 2 * 20e6
+    assert value(found, "process_max_fds") == 2 * os_limit(scene.bridge.process.pid)
+    assert 0 < value(found, "process_open_fds") < 500
+    assert 0 < value(found, "process_cpu_seconds_total") < 100
+
+
+def os_limit(pid: int) -> int:
+    (line,) = [one for one in Path(f"/proc/{pid}/limits").read_text().splitlines() if one.startswith("Max open files")]
+    return int(line.split()[3])
+
+
+def test_next_hops_show_what_became_of_their_mail(scene: Scene) -> None:
+    """Two mails were handed on; nobody had to wait for a connection."""
+    found, hop = scrape(scene.bridge.admin), scene.next_hop.url
+    assert value(found, "scanbridge_next_hop_mails_total", next_hop=hop, result="taken") == 2
+    assert value(found, "scanbridge_next_hop_mails_total", next_hop=hop, result="unreachable") == 0
+    assert value(found, "scanbridge_next_hop_up", next_hop=hop) == 1
+    assert value(found, "scanbridge_next_hop_connections", next_hop=hop, state="busy") == 0
+
+
+def test_a_listeners_certificate_shows_its_end(scene: Scene) -> None:
+    found = scrape(scene.bridge.admin)
+    shown = value(found, "scanbridge_tls_certificate_expiry_time_seconds", role="listener", name="mx")
+    assert shown == scene.ends["mx"]
+
+
+@pytest.mark.parametrize(
+    ("replies", "result", "up"),
+    [
+        ({b".": b"451 4.0.0 later"}, "deferred", 1),
+        ({b"RCPT": b"550 5.1.1 nobody"}, "refused", 1),
+        ({b"CONNECT": b"554 5.0.0 closed"}, "unreachable", 0),
+        ({b".": b""}, "lost", 1),
+    ],
+)
+def test_a_failing_next_hop_is_counted_by_how_it_fails(tmp_path, replies, result, up) -> None:
+    """And only one that cannot be connected to is down."""
+    with running_bridge(tmp_path) as bridge:
+        bridge.next_hop.replies = replies
+        with bridge.client() as client:
+            client.open()
+            client.mail()
+        found = scrape(bridge.admin_port)
+        assert value(found, "scanbridge_next_hop_mails_total", result=result) == 1
+        assert sum(n for (name, _), n in found.items() if name == "scanbridge_next_hop_mails_total") == 1
+        assert value(found, "scanbridge_next_hop_up") == up
+
+
+def test_saturation_and_throttle_show_while_they_last(tmp_path) -> None:
+    """A scanner that says RED is a cause of its own."""
+    with running_bridge(tmp_path, {"admission": {"max_in_processing": 4, "throttle_threshold": 1}}) as bridge:
+        for _ in range(3):
+            bridge.daemon.admission.enter()
+        found = scrape(bridge.admin_port)
+        assert value(found, "scanbridge_throttle_delay_seconds") == 5.0
+        assert value(found, "scanbridge_saturated", cause="limit") == 0
+        bridge.daemon.admission.enter()
+        bridge.daemon.scanner.hosts[0].saturated_until = float("inf")
+        found = scrape(bridge.admin_port)
+        assert value(found, "scanbridge_saturated", cause="limit") == 1
+        assert value(found, "scanbridge_saturated", cause="scanner") == 1
+        for _ in range(4):
+            bridge.daemon.admission.leave()
+
+
+def test_stock_counts_whole_mails_and_their_age(tmp_path) -> None:
+    """What is still being written is not in it."""
+    for name, size in (("A1.eml", 100), ("A1.json", 10), ("B2.eml", 50), ("B2.json", 5), (".tmp-C3.eml", 999)):
+        (tmp_path / name).write_bytes(b"x" * size)
+    old = time.time() - 1000
+    os.utime(tmp_path / "A1.json", (old, old))
+    stock = take_stock(tmp_path)
+    assert (stock.mails, stock.size_bytes) == (2, 165)
+    assert stock.oldest_at == pytest.approx(old, abs=1)
+    assert 0 < stock.disk_free_bytes < stock.disk_size_bytes
+
+
+def test_the_scrape_never_counts_the_quarantine(tmp_path) -> None:
+    """It is counted once a minute in a thread; a scrape tells what was counted last."""
+    with running_bridge(tmp_path) as bridge:
+        until(lambda: scrape_has(bridge.admin_port, "scanbridge_quarantine_mails"), "the first count")
+        (tmp_path / "state" / "quarantine" / "X.json").write_text("{}")
+        assert value(scrape(bridge.admin_port), "scanbridge_quarantine_mails") == 0
+
+
+def scrape_has(port: int, name: str) -> bool:
+    return any(have == name for have, _ in scrape(port))
+
+
+def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
+    """Of a chain the first end counts; rubbish has none."""
+    from observe_kit import _end
+
+    certificate(tmp_path)
+    assert certificates.first_end(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
+    assert certificates.first_end(tmp_path / "key.pem") is None
+    assert certificates.first_end(tmp_path / "missing.pem") is None
+    for rubbish in (b"", b"\x30", b"\x30\x84\xff\xff\xff\xff", b"\x30\x03\x30\x01\x02", os.urandom(200)):
+        assert certificates.end_of(rubbish) is None
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "end"),
+    [(0x17, "491231235959Z", 2524607999), (0x17, "700101000000Z", 0), (0x18, "20500101000000Z", 2524608000)],
+)
+def test_the_two_forms_of_time_in_a_certificate(kind, text, end) -> None:
+    assert certificates._time(kind, text) == end
+
+
+def test_a_blocked_event_loop_shows() -> None:
+    async def main() -> float:
+        lag = Lag()
+        task = asyncio.create_task(lag.watch())
+        await asyncio.sleep(0.05)
+        time.sleep(0.4)
+        await asyncio.sleep(0.01)
+        task.cancel()
+        return lag.worst_s
+
+    assert 0.1 < asyncio.run(main()) < 2
+
+
+@pytest.mark.parametrize(("together", "whole"), [(max, 3), (sum, 5), (min, 2)])
+def test_levels_of_several_workers_make_one(together, whole) -> None:
+    level = Level("x", "x.", ("host",), together=together)
+    level.show([[["a", 2]], [["a", 3]], []])
+    assert list(level.read()) == [(("a",), whole)]
+
+
+def test_processor_time_is_counted_once() -> None:
+    """Also over snapshots, and what a worker used stays when it is gone."""
+    one, gone = Metrics(["a"]), {"cpu": [[100.0]]}
+    first = one.merged([gone]).snapshot()["cpu"][0][0]
+    second = one.merged([gone]).snapshot()["cpu"][0][0]
+    assert 100 < first <= second < first + 1
