@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editab
 RUN_READY := $(VENV)/.run-ready
 DEV_READY := $(VENV)/.dev-ready
 
-.PHONY: help run test lint format docs bench-service bench-lists clean
+.PHONY: help run test test-faults lint format docs bench-service bench-lists clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -18,6 +18,10 @@ run: $(RUN_READY)               ## start the embedded default: bridge and scanni
 test: $(DEV_READY)              ## all tests, with the real servers they talk to
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q
+
+test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/faults.md
+	deploy/test-servers.sh
+	$(BIN)/python tests/faults/rig.py --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 lint: $(DEV_READY)              ## style and types
 	$(BIN)/ruff check .

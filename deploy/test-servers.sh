@@ -21,6 +21,7 @@ mmdebstrap   mmdebstrap
 curl         curl
 prometheus   prometheus
 promtool     prometheus
+strace       strace
 unshare      util-linux
 '
 

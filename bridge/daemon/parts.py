@@ -118,6 +118,8 @@ class Parts:
         return max(listener.deadline for listener in self.config.listeners) + 10.0
 
     async def close(self) -> None:
-        if self.relay is not None:
-            await self.relay.close()
-        self.scanner.close()
+        try:
+            if self.relay is not None:
+                await self.relay.close()
+        finally:
+            self.scanner.close()

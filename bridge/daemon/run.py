@@ -14,7 +14,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, ExitStack
+from contextlib import AsyncExitStack, ExitStack, suppress
 from itertools import chain
 from pathlib import Path
 
@@ -46,6 +46,7 @@ log = logging.getLogger(__name__)
 
 HURRIED_DRAIN_S = 2.0  # after a second signal
 _LAST_QUESTIONS_S = 0.5  # at the admin address, by whoever was connected when another worker took over
+_LAST_ANSWERS_S = 1.0  # of next hops, when all other time is over
 _FIRST_PURGE_S = 10.0
 _PURGE_INTERVAL_S = 3600.0
 
@@ -80,6 +81,8 @@ class Daemon:
         self.retired = False  # another worker has taken our place, and answers for us
         self._told = asyncio.Event()
         self._stopping = False
+        self._ends_by = 0.0  # when stopping: beyond this nobody waits for running mail
+        self._last_wait: asyncio.Timeout | None = None  # for answers of the next hop
 
     @property
     def scanner(self) -> Scanner:
@@ -116,6 +119,9 @@ class Daemon:
     def hurry(self) -> None:
         """Running mail is given up soon: its client keeps it."""
         log.warning("told to stop again: running mail has %.0f s left", HURRIED_DRAIN_S)
+        self._ends_by = min(self._ends_by, time.monotonic() + HURRIED_DRAIN_S)
+        if self._last_wait is not None:
+            self._last_wait.reschedule(asyncio.get_running_loop().time() + HURRIED_DRAIN_S)
         if self.late is not None:
             self.late.give_up()
         for server in (*self.servers, *self.leaving):
@@ -261,13 +267,13 @@ class Daemon:
             self._admin.stop_accepting()
         self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
-        drained = time.monotonic() + limit
+        self._ends_by = time.monotonic() + limit
         drains = [asyncio.create_task(server.drain(limit)) for server in (*self.servers, *self.leaving)]
         await asyncio.sleep(0)  # each of them has closed its listening sockets now
         on_closed()
         await asyncio.gather(*drains)
         if self.late is not None:
-            await self.late.stop(max(drained - time.monotonic(), 0.0))
+            await self.late.stop(max(self._ends_by - time.monotonic(), 0.0))
         if self.retired:
             await asyncio.sleep(_LAST_QUESTIONS_S)
         if self.view.siblings is not None:
@@ -281,7 +287,14 @@ class Daemon:
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     async def _close_parts(self) -> None:
-        await self.parts.close()
+        """Mail whose final dot is written may still be answered. It is the next hop's in any case."""
+        try:
+            async with asyncio.timeout(max(self._ends_by - time.monotonic(), _LAST_ANSWERS_S)) as self._last_wait:
+                await self.parts.close()
+        except TimeoutError:
+            log.warning("stopped without the next hop's answer to some mails: their clients send them again")
+        finally:
+            self._last_wait = None
 
 
 def _count(counter: Count, *labels: str) -> None:
@@ -292,8 +305,12 @@ async def _close_later(parts: Parts) -> None:
     """When the last mail that began with them is over; at the latest when we end."""
     try:
         await asyncio.sleep(parts.longest_s)
-    finally:
-        await parts.close()
+    except asyncio.CancelledError:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_LAST_ANSWERS_S):
+                await parts.close()
+        raise
+    await parts.close()
 
 
 def load(path: Path | None) -> Config:

@@ -108,17 +108,24 @@ class SmtpRelay:
 
     async def close(self) -> None:
         self.pool.close()
-        if self._finishing:
-            self._all_finished.clear()
-            try:
-                # A little longer than the answer itself may take, so that its own timer ends first.
-                async with asyncio.timeout(self._settings.timeout_s + 1.0):
-                    await self._all_finished.wait()
-            except TimeoutError:
-                log.warning("%d mails were still without the next hop's answer", len(self._finishing))
-        for conn in list(self._finishing):
-            conn.abort()
-        await asyncio.gather(*self._late)
+        try:
+            await self._answers()
+        finally:  # also when whoever closes us has no more time
+            for conn in list(self._finishing):
+                conn.abort()
+            await asyncio.gather(*self._late)
+
+    async def _answers(self) -> None:
+        """Of those that have the dot."""
+        if not self._finishing:
+            return
+        self._all_finished.clear()
+        try:
+            # A little longer than the answer itself may take, so that its own timer ends first.
+            async with asyncio.timeout(self._settings.timeout_s + 1.0):
+                await self._all_finished.wait()
+        except TimeoutError:
+            log.warning("%d mails were still without the next hop's answer", len(self._finishing))
 
     # Before the dot.
 

@@ -130,7 +130,7 @@ def parts() -> Iterator[tuple[Background, FakeScanner, NextHop]]:
         background.close()
 
 
-def write_config(directory: Path, scanner: str, next_hop: str, **sections: Any) -> tuple[Path, int, int]:
+def write_config(directory: Path, scanner: str, next_hop: str, /, **sections: Any) -> tuple[Path, int, int]:
     """The file, the SMTP port and the admin port."""
     (directory / "token").write_text(TOKEN + "\n")
     port, admin = free_port(), free_port()

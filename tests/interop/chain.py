@@ -112,6 +112,10 @@ class Destination:
     def port(self) -> int:
         return self._hop.port
 
+    @property
+    def mails(self) -> list[Received]:
+        return list(self._hop.mails)
+
     def find(self, marker: str) -> list[Received]:
         return [mail for mail in self._hop.mails if marker.encode() in mail.content]
 
@@ -142,12 +146,18 @@ class Postfix:
         (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
 
     def __enter__(self) -> Postfix:
-        self.run("postfix", "start")
+        self.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.run("postfix", "stop")
+        self.stop()
         shutil.rmtree(self.directory, ignore_errors=True)
+
+    def start(self) -> None:
+        self.run("postfix", "start")
+
+    def stop(self) -> None:
+        self.run("postfix", "stop")
 
     def run(self, program: str, *arguments: str) -> str:
         """One of Postfix's own programs on this instance."""

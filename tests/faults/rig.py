@@ -1,0 +1,207 @@
+"""The fault rig: mail flows through real servers while they are killed, and then every mail is looked for.
+
+    python tests/faults/rig.py [--minutes 20] [--seed N]
+
+is the long form, `make test-faults`: its result becomes the table in docs/faults.md. `test_fault_rig.py` is the short
+form. Needs root, for Postfix and for a small disk.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__":
+    import conftest  # noqa: F401 - the paths of the other kits
+
+import account as accounts
+from account import Account
+from chain import Postfix, until
+from senders import WAYS, Senders
+from troubles import Troubles
+from world import DEADLINE_S, World, resident
+
+SETTLED_S = 120.0
+
+
+@dataclass
+class Result:
+    seed: int
+    seconds: float
+    account: Account
+    troubles: Troubles
+    starts: int
+    exit_codes: list[int]
+    left: dict[str, int]  # what the bridge still holds in the end
+    highest: int  # memory of one process while things went wrong
+    calm: tuple[int, int]  # and of all after them, before and after mail without trouble
+
+
+def run(directory: Path, seed: int, seconds: float, rate: float, calm_s: float, pace: float = 1.0) -> Result:
+    """A whole run. Raises AssertionError when something does not come to its end."""
+    began = time.monotonic()
+    with World(directory) as world:
+        world.bridge.start(1 + seed % 2)
+        senders = Senders(world.ports, seed, rate, late_s=DEADLINE_S + 1.0)
+        troubles = Troubles(world, seed, pace)
+        senders.start()
+        troubles.start()
+        time.sleep(seconds)
+        troubles.heal()
+        calm = _calm(world, calm_s)
+        senders.stop(SETTLED_S)
+        for postfix in (world.front, world.behind):
+            _flush(postfix)
+        world.bridge.await_orphans()
+        left = _left(world)
+        account = accounts.make(world, senders.mails, troubles)
+        return Result(
+            seed=seed,
+            seconds=time.monotonic() - began,
+            account=account,
+            troubles=troubles,
+            starts=world.bridge.starts,
+            exit_codes=world.bridge.exit_codes,
+            left=left,
+            highest=world.bridge.highest,
+            calm=calm,
+        )
+
+
+def _calm(world: World, seconds: float) -> tuple[int, int]:
+    """Mail goes on without trouble: memory must stay where it is."""
+    time.sleep(seconds / 2)
+    before = sum(map(resident, world.bridge.pids()))
+    time.sleep(seconds / 2)
+    return before, sum(map(resident, world.bridge.pids()))
+
+
+def _flush(postfix: Postfix) -> None:
+    def is_empty() -> bool:
+        if not postfix.queue():
+            return True
+        postfix.run("postqueue", "-f")
+        time.sleep(0.5)
+        return False
+
+    until(is_empty, "the queue to be empty", SETTLED_S)
+
+
+def _left(world: World) -> dict[str, int]:
+    """What is still held once all is over; it may take a moment until the last session has ended."""
+    keys = ("in_processing", "bytes_in_processing", "connections")
+
+    def held() -> dict[str, int]:
+        state = world.bridge.status()
+        return {key: state[key] for key in keys}
+
+    end = time.monotonic() + 15
+    while any((now := held()).values()) and time.monotonic() < end:
+        time.sleep(0.1)
+    return now
+
+
+# The result, as a table
+
+
+def table(result: Result) -> str:
+    account = result.account
+    rows: list[tuple[str, object]] = [
+        ("date", time.strftime("%Y-%m-%d")),
+        ("seed", result.seed),
+        ("length", f"{result.seconds / 60:.1f} min"),
+        ("mails", len(account.mails)),
+    ]
+    for way in WAYS:
+        mine = [mail for mail in account.mails if mail.way == way]
+        tries = sum(len(mail.tries) for mail in mine)
+        accepted, refused = sum(mail.accepted for mail in mine), sum(mail.refused for mail in mine)
+        rows.append((f"by `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
+    answers = Counter(word[:9] or "none" for mail in account.mails for _, word in mail.tries[:-1])
+    rows.append(("answers that made clients try again", ", ".join(f"{word} {n}" for word, n in answers.most_common())))
+    kinds = {
+        "arrived behind": sum(any(copy.where == "behind" for copy in one) for one in account.copies.values()),
+        "in the quarantine, file and row": sum(
+            any(copy.where == "quarantine" for copy in one) for one in account.copies.values()
+        ),
+        "bounced by Postfix to the sender": len(account.notices),
+        "dropped as decided": sum(mail.accepted and mail.decision == "drop" for mail in account.mails),
+    }
+    rows += kinds.items()
+    rows.append(("**accepted and never arrived**", f"**{len(account.lost)}**"))
+    rows += [("where no decision sent them", len(account.astray)), ("with changed bytes", len(account.damaged))]
+    rows.append(("without a final word in the end", len(account.open)))
+    rows.append(("half files in the quarantine", len(account.partial)))
+    rows.append(("mails that came twice or more", sum(map(len, account.duplicates.values()))))
+    rows += [(f"... {cause}", len(ids)) for cause, ids in sorted(account.duplicates.items())]
+    rows.append(("starts of the bridge", result.starts))
+    rows.append(("exit codes after SIGTERM", ", ".join(map(str, sorted(set(result.exit_codes)))) or "-"))
+    rows.append(("held in the end", ", ".join(f"{key} {value}" for key, value in result.left.items())))
+    rows.append(("memory of a process, highest", f"{result.highest >> 20} MiB"))
+    rows.append(("memory of all, calm: middle, end", " MiB, ".join(str(one >> 20) for one in result.calm) + " MiB"))
+    faults = ", ".join(f"{name} {count}" for name, count in sorted(result.troubles.counts().items()))
+    rows.append(("faults", faults))
+    return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows) + "\n"
+
+
+def check(result: Result) -> None:
+    """What must hold whatever happened."""
+    account = result.account
+    assert not account.lost, _story(result, account.lost)
+    assert not account.astray, _story(result, account.astray)
+    assert not account.damaged, _story(result, account.damaged)
+    assert not account.open, _story(result, account.open)
+    assert not account.partial, account.partial
+    assert not [cause for cause in account.duplicates if cause.startswith("unexplained")], account.duplicates
+    assert not any(result.left.values()), result.left
+    assert set(result.exit_codes) <= {0, -9}, result.exit_codes  # -9: killed by another fault at that moment
+    before, after = result.calm
+    assert after < before * 1.1 + (8 << 20), result.calm
+
+
+def _story(result: Result, ids: list[str]) -> str:
+    mails = {mail.id: mail for mail in result.account.mails}
+    lines = [f"{mails[one]} {result.account.copies.get(one)} {result.account.notices[one]}" for one in ids[:10]]
+    return f"seed {result.seed}, {len(ids)} mails:\n" + "\n".join(lines)
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+BEGIN, END = "<!-- last run: begin -->\n", "<!-- last run: end -->\n"
+
+
+def publish(text: str) -> None:
+    before, _, rest = PAGE.read_text().partition(BEGIN)
+    PAGE.write_text(before + BEGIN + "\n" + text + "\n" + END + rest.partition(END)[2])
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--minutes", type=float, default=20.0)
+    parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1_000_000))
+    parser.add_argument("--rate", type=float, default=12.0, help="mails a second")
+    chosen = parser.parse_args()
+    if os.geteuid() != 0:
+        sys.exit("only root can do this: Postfix, and a disk of its own")
+    print(f"seed {chosen.seed}", flush=True)
+    directory = Path(tempfile.mkdtemp(prefix="faults-"))  # stays when something is wrong: the logs are in it
+    seconds = chosen.minutes * 60
+    result = run(directory, chosen.seed, seconds, chosen.rate, calm_s=min(60.0, seconds / 5))
+    text = table(result)
+    print(text, flush=True)
+    check(result)
+    if chosen.minutes >= 10:
+        publish(text)
+    shutil.rmtree(directory)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""Clients that send mail without pause, each mail with an id of its own, and write down what they were told.
+
+Three ways in: `queue` (Postfix has the mail, and filters after its queue), `proxy` (Postfix passes our word on to the
+client) and `raw` (no Postfix in front: it would hide a loss by trying again). A client keeps what it got no final
+word for, and tries again a little later, as a mail server does.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+import time
+from dataclasses import dataclass, field
+
+from bridge.testing import SmtpClient
+
+WAYS = ("queue", "proxy", "raw")
+DECISIONS = {"deliver": 60, "late": 2, "large": 5, "quarantine": 15, "bounce": 9, "drop": 9}
+RETRY_S = 0.7
+REPLY_S = 25.0
+
+
+@dataclass
+class Mail:
+    """One id: what it asks for, and what its client knows of it."""
+
+    id: str
+    way: str
+    kind: str
+    late_s: float
+    tries: list[tuple[float, str]] = field(default_factory=list)  # when each began; its reply, "" for none
+    not_before: float = 0.0
+
+    @property
+    def decision(self) -> str:
+        return {"late": "deliver", "large": "deliver"}.get(self.kind, self.kind)
+
+    @property
+    def last(self) -> str:
+        return self.tries[-1][1] if self.tries else ""
+
+    @property
+    def accepted(self) -> bool:
+        return self.last.startswith("250")
+
+    @property
+    def refused(self) -> bool:
+        return self.last.startswith("5")
+
+    def body(self) -> bytes:
+        line = f"{self.id} {self.id * 4}\r\n".encode()
+        return line * (4000 if self.kind == "large" else 12) + f"end of {self.id}\r\n".encode()
+
+    def content(self) -> bytes:
+        seconds = self.late_s if self.kind == "late" else 0.01
+        head = f"Subject: fault {self.id}\r\nX-Fault: {self.decision} {seconds} {self.id}\r\n"
+        return head.encode() + b"\r\n" + self.body()
+
+
+class Senders:
+    """All clients; `stop` makes no new mail, and waits until each mail has had a final word."""
+
+    def __init__(self, ports: dict[str, int], seed: int, rate: float, late_s: float, each: int = 2) -> None:
+        self.mails: list[Mail] = []
+        self._late_s, self._chance = late_s, random.Random(seed)
+        self._lock, self._numbers = threading.Lock(), itertools.count(1)
+        self._making, self._given_up = threading.Event(), threading.Event()
+        self._making.set()
+        self._pause_s = len(WAYS) * each / rate
+        doors = {"queue": ports["front_queue"], "proxy": ports["front_proxy"], "raw": ports["raw"]}
+        self._threads = [
+            threading.Thread(target=self._work, args=(way, doors[way]), daemon=True)
+            for way in WAYS
+            for _ in range(each)
+        ]
+
+    def start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self, limit_s: float) -> None:
+        self._making.clear()
+        end = time.monotonic() + limit_s
+        for thread in self._threads:
+            thread.join(max(end - time.monotonic(), 0))
+        self._given_up.set()
+
+    def _new(self, way: str) -> Mail:
+        with self._lock:
+            number = next(self._numbers)
+            (kind,) = self._chance.choices(list(DECISIONS), DECISIONS.values())
+            mail = Mail(f"m{number:06d}x", way, kind, self._late_s)
+            self.mails.append(mail)
+        return mail
+
+    def _work(self, way: str, port: int) -> None:
+        waiting: list[Mail] = []
+        door = _Door(port)
+        due = time.monotonic()
+        while self._making.is_set() or (waiting and not self._given_up.is_set()):
+            now = time.monotonic()
+            if waiting and waiting[0].not_before <= now:
+                mail = waiting.pop(0)
+            elif self._making.is_set() and now >= due:
+                mail, due = self._new(way), max(due + self._pause_s, now - 2.0)
+            else:
+                time.sleep(0.01)
+                continue
+            began = time.time()
+            mail.tries.append((began, door.send(mail)))
+            if not (mail.accepted or mail.refused):
+                mail.not_before = time.monotonic() + RETRY_S
+                waiting.append(mail)
+        door.close()
+
+
+class _Door:
+    """One connection after the other to one port."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self._client: SmtpClient | None = None
+
+    def send(self, mail: Mail) -> str:
+        """The reply that was last; "" when the connection ended before the dot was answered."""
+        try:
+            reply = self._send(mail)
+        except OSError:
+            reply = ""
+        if not reply.startswith("250"):  # also after a refusal: whatever state it is in, a new one is better
+            self.close()
+        return reply
+
+    def _send(self, mail: Mail) -> str:
+        if self._client is None:
+            self._client = SmtpClient(self._port, timeout_s=REPLY_S)
+            hello = self._client.open()
+            if not hello.startswith(b"250"):
+                return _word(hello)
+        client = self._client
+        sender, recipient = f"s-{mail.id}@example.org", f"r-{mail.id}@example.net"
+        for command in (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA"):
+            (reply,) = client.say(command.encode())
+            if reply[:1] not in b"23":
+                return _word(reply)
+        client.send(mail.content() + b".\r\n")
+        return client.reply().decode()
+
+    def close(self) -> None:
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+
+def _word(reply: bytes) -> str:
+    """Before the dot nothing is final but a refusal of this mail: no 250 may count as one here."""
+    return reply.decode() if reply.startswith((b"4", b"5")) else ""

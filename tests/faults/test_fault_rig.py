@@ -1,0 +1,21 @@
+"""The short form of `make test-faults`: some 300 mails, real servers, every fault that fits into the time."""
+
+from __future__ import annotations
+
+import os
+import random
+from pathlib import Path
+
+import rig
+from requirements import need
+
+
+def test_every_mail_that_was_accepted_has_arrived(tmp_path: Path) -> None:
+    """Whatever was killed, frozen, stopped, reloaded or full meanwhile."""
+    need("postfix", "strace", "mount", root=True)
+    seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1_000_000)))
+    print(f"FAULT_SEED={seed}")
+    result = rig.run(tmp_path, seed, seconds=15.0, rate=25.0, calm_s=1.0, pace=0.3)
+    print(rig.table(result))
+    rig.check(result)
+    assert len(result.account.mails) >= 300

@@ -1,0 +1,151 @@
+"""Restart and reload while mail comes without pause, on a socket that somebody else holds, as systemd does.
+
+No connection is refused: while no bridge runs, clients wait in the socket's queue. No mail is lost, and since nothing
+is killed here, none comes twice.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import sys
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from chain import free_port
+from process_kit import ROOT, Bridge, environment, parts, until, write_config
+from workers_kit import state
+
+from bridge.testing import SmtpClient
+
+CLIENTS = 4
+PATIENCE_S = 60.0
+_NUMBER = re.compile(rb"Subject: (\d+-\d+)\r\n")
+
+
+class Manager:
+    """Holds the listening socket, and starts the bridge on it."""
+
+    def __init__(self, config: Path, admin: int, listening: socket.socket) -> None:
+        self._config, self._admin, self._listening = config, admin, listening
+        self.port = listening.getsockname()[1]
+        self.start()
+
+    def start(self) -> None:
+        env = environment(PYTHONPATH=str(ROOT), LISTEN_FDS="1", LISTEN_FDNAMES="smtp")
+        # The shell's process becomes the bridge, so that LISTEN_PID is right.
+        command = ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$0" -m bridge run -c "$1"', sys.executable, str(self._config)]
+        fd = self._listening.fileno()
+        self.bridge = Bridge(
+            self._config.parent, self.port, self._admin, command, env,
+            close_fds=False, preexec_fn=lambda: os.dup2(fd, 3, inheritable=True),
+        )  # fmt: skip
+        self.bridge.wait_ready()
+
+    def restart(self) -> None:
+        self.bridge.signal(signal.SIGTERM)
+        assert self.bridge.wait(PATIENCE_S) == 0, self.bridge.log
+        self.start()
+
+    def reload(self) -> None:
+        before = state(self.bridge)["reload"]["count"]
+        self.bridge.signal(signal.SIGHUP)
+        until(lambda: state(self.bridge)["reload"]["count"] > before, "the reload", PATIENCE_S)
+        assert state(self.bridge)["reload"]["ok"]
+
+
+class Load:
+    """Clients that send one mail after the other; what no final word came for is sent again."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+        self.accepted: Counter[str] = Counter()
+        self.errors: list[str] = []
+        self.cut = 0  # sessions that the bridge ended
+        self._go_on = True
+        self._threads = [threading.Thread(target=self._client, args=(n,), daemon=True) for n in range(CLIENTS)]
+        for thread in self._threads:
+            thread.start()
+
+    def _client(self, number: int) -> None:
+        try:
+            mail = 0
+            while self._go_on:
+                with SmtpClient(self._port, timeout_s=PATIENCE_S) as client:
+                    is_open = client.open().startswith(b"250")
+                    while is_open and self._go_on:
+                        is_open = self._send(client, f"{number}-{mail}")
+                        mail += is_open
+                    self.cut += not is_open
+        except Exception as exc:  # a refused connection is one
+            self.errors.append(repr(exc))
+
+    def _send(self, client: SmtpClient, name: str) -> bool:
+        """Whether it was accepted; if not, the session is over and the mail is still ours."""
+        try:
+            if not client.begin().startswith(b"354"):
+                return False
+            reply = client.say(b"Subject: %b\r\n\r\nhello\r\n." % name.encode())[0]
+        except (BrokenPipeError, ConnectionResetError):  # it had hung up: we spoke into nothing
+            return False
+        if reply.startswith(b"250"):
+            self.accepted[name] += 1
+            return True
+        assert reply[:3] in (b"", b"421"), reply
+        return False
+
+    def more(self) -> None:
+        """Wait until every client has had some more mail accepted."""
+        before = Counter(name.partition("-")[0] for name in self.accepted)
+
+        def moved() -> bool:
+            now = Counter(name.partition("-")[0] for name in list(self.accepted))
+            return bool(self.errors) or all(now[str(n)] >= before[str(n)] + 5 for n in range(CLIENTS))
+
+        until(moved, "mail to be accepted again", PATIENCE_S)
+
+    def end(self) -> None:
+        self._go_on = False
+        for thread in self._threads:
+            thread.join(PATIENCE_S)
+        assert not any(thread.is_alive() for thread in self._threads)
+
+
+@contextmanager
+def managed(directory: Path, workers: int) -> Iterator[tuple[Manager, Counter[str]]]:
+    """The manager, and how often each mail has come to the next hop."""
+    arrived: Counter[str] = Counter()
+    with parts() as (_, scanner, next_hop), socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
+        listeners = [{"name": "mx", "address": "systemd:smtp"}]
+        admin = free_port()  # it must be free again when the next one starts
+        sections = {"listeners": listeners, "workers": workers, "admin": {"address": f"127.0.0.1:{admin}"}}
+        config, _, _ = write_config(directory, scanner.url, next_hop.url, **sections)
+        manager = Manager(config, admin, listening)
+        try:
+            yield manager, arrived
+            arrived.update(_NUMBER.search(mail.content)[1].decode() for mail in next_hop.mails)  # type: ignore[index]
+        finally:
+            manager.bridge.end()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_nothing_is_refused_lost_or_doubled(tmp_path: Path, workers: int) -> None:
+    """Two restarts and a reload; every 250 is true, and each mail arrives exactly once."""
+    with managed(tmp_path, workers) as (manager, arrived):
+        load = Load(manager.port)
+        for disturb in (manager.restart, manager.reload, manager.restart):
+            load.more()
+            disturb()
+        load.more()
+        load.end()
+        assert manager.bridge.process.poll() is None
+    assert not load.errors
+    assert load.cut >= CLIENTS  # the restarts were felt
+    assert load.accepted.keys() <= arrived.keys(), "accepted and not arrived"
+    assert set(arrived.values()) == {1} == set(load.accepted.values())

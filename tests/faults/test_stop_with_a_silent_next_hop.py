@@ -1,0 +1,105 @@
+"""Stopping while the next hop has a whole mail and has not answered: the limit holds, and nothing is lost.
+
+The mail is the next hop's once the dot is written, so waiting longer saves nobody a duplicate: the client that was
+told 421 sends it again either way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from process_kit import MAIL, Bridge, get, parts, start, until, write_config
+
+from bridge.testing import NextHop
+
+
+class SilentHop(NextHop):
+    """Has the mail, and answers when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = threading.Semaphore(0)
+        self.go_on = asyncio.Event()
+
+    def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
+        if verb != b"." or self.go_on.is_set():
+            return super()._say(writer, verb, text)
+        self.heard.release()
+        self._later = asyncio.get_running_loop().create_task(self._answer(writer, text))
+        return True
+
+    async def _answer(self, writer: asyncio.StreamWriter, text: bytes) -> None:
+        await self.go_on.wait()
+        writer.write(text + b"\r\n")
+
+
+@contextmanager
+def silent(directory: Path, **sections: Any) -> Iterator[tuple[Bridge, SilentHop, Any]]:
+    with parts() as (background, scanner, _):
+        hop = SilentHop()
+        background.run(hop.start())
+        config, port, admin = write_config(directory, scanner.url, hop.url, **sections)
+        bridge = start(config, port, admin)
+        try:
+            yield bridge, hop, lambda: background.loop.call_soon_threadsafe(hop.go_on.set)
+        finally:
+            bridge.end()
+            background.run(hop.stop())
+
+
+def test_the_answer_is_awaited_when_the_client_is_gone(tmp_path: Path) -> None:
+    """After the dot the mail is finished whatever the client does, also by a daemon that is told to stop."""
+    with silent(tmp_path) as (bridge, hop, answer):
+        with bridge.client() as client:
+            client.begin()
+            client.send(MAIL + b".\r\n")
+            assert hop.heard.acquire(timeout=10)
+        until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+        bridge.signal()
+        until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+        assert bridge.process.poll() is None
+        answer()
+        assert bridge.wait() == 0
+        assert "the client is gone, the next hop took the mail" in bridge.log and len(hop.mails) == 1
+
+
+@pytest.mark.parametrize(("workers", "is_gone"), [(1, False), (1, True), (2, False)])
+def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, workers: int, is_gone: bool) -> None:
+    """Not for the relay's own timeout of a minute; the client reads 421 and keeps the mail."""
+    with silent(tmp_path, drain_timeout="50s", workers=workers) as (bridge, hop, _):
+        with bridge.client() as client:
+            client.begin()
+            client.send(MAIL + b".\r\n")
+            assert hop.heard.acquire(timeout=10)
+            if is_gone:
+                client.close()
+                until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+            bridge.signal()
+            until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+            began = time.monotonic()
+            bridge.signal()
+            assert is_gone or client.reply().startswith(b"421 4.3.2 ")
+        assert bridge.wait() == 0
+        assert time.monotonic() - began < 12 and "told to stop again" in bridge.log
+
+
+def test_the_drain_time_is_kept_with_a_silent_next_hop(tmp_path: Path) -> None:
+    """One signal is enough for that."""
+    with silent(tmp_path, drain_timeout="500ms") as (bridge, hop, _):
+        with bridge.client() as client:
+            client.begin()
+            client.send(MAIL + b".\r\n")
+            assert hop.heard.acquire(timeout=10)
+            began = time.monotonic()
+            bridge.signal()
+            assert client.reply().startswith(b"421 4.3.2 ")
+        assert bridge.wait() == 0
+        assert time.monotonic() - began < 10
+        assert "without the next hop's answer" in bridge.log

@@ -1,0 +1,26 @@
+"""strace on running processes: system calls that fail, or kill, from now on."""
+
+from __future__ import annotations
+
+import subprocess
+
+from requirements import find
+
+
+def tracer_of(pids: list[int], how: str, *, threads: bool = True) -> subprocess.Popen[bytes]:
+    """`how` as in strace's `inject=`: `fsync:error=EIO`. It counts for each thread apart."""
+    follow = ["-f"] if threads else []
+    which = [word for pid in pids for word in ("-p", str(pid))]
+    calls = how.partition(":")[0]
+    command = [str(find("strace")), *follow, "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={how}"]
+    return subprocess.Popen([*command, *which], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def end_tracer(tracer: subprocess.Popen[bytes]) -> None:
+    """strace may wait for ever for a process that was killed; killed itself, it lets go of all."""
+    tracer.terminate()
+    try:
+        tracer.wait(2)
+    except subprocess.TimeoutExpired:
+        tracer.kill()
+        tracer.wait(10)
