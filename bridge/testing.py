@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from email import message_from_bytes, policy
+from functools import cache
+from itertools import cycle, islice
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -368,9 +372,49 @@ def configuration(
     return data
 
 
+PORTS = range(12_000, 32_000)  # below those that the kernel gives to outgoing connections
+_SHARE = 500
+
+
 def free_port() -> int:
-    """A port that was free a moment ago."""
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
+    """A port that nobody listens at, and that no other process which asks here is given."""
+    for port in islice(_own_ports(os.getpid()).numbers, _SHARE):
+        with socket.socket() as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                sock.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise OSError("no port is free")
+
+
+@dataclass(frozen=True)
+class _Share:
+    """Ports of one process. An abstract socket is the claim to them: the kernel ends it with the process."""
+
+    numbers: Iterator[int]
+    claim: socket.socket
+
+
+@cache
+def _own_ports(pid: int) -> _Share:
+    """A share for this process; a fork gets its own."""
+    for first in PORTS[::_SHARE]:
+        claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claim.bind(f"\0scanbridge-test-ports-{first}")
+        except OSError:
+            claim.close()
+        else:
+            return _Share(cycle(range(first, first + _SHARE)), claim)
+    raise OSError("other test runs have taken all ports")
+
+
+def until(condition: Callable[[], T], what: str, limit_s: float = 30.0) -> T:
+    """Ask again and again until there is an answer: for what another thread or process brings about."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited in vain for {what}"
+        time.sleep(0.005)
+    return found

@@ -8,16 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
 from bridge import yamlfile
-from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, free_port
+from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, free_port, until
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
@@ -35,15 +34,6 @@ def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 30, **streams}
     return subprocess.run(command, text=True, check=False, **{**defaults, **options})
-
-
-def until(condition: Callable[[], Any], what: str, limit_s: float = 15.0) -> Any:
-    """Wait for what another process brings about."""
-    end = time.monotonic() + limit_s
-    while not (found := condition()):
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.005)
-    return found
 
 
 def get(port: int, path: str) -> tuple[int, str]:

@@ -7,14 +7,13 @@ import json
 import logging
 import re
 import socket
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 from bridge.api.scanning import QueueStatus
-from bridge.testing import RunningBridge, answer
+from bridge.testing import RunningBridge, answer, until
 
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 
@@ -73,14 +72,6 @@ def send(port: int | RunningBridge, content: bytes = MAIL, **envelope: Any) -> s
             return reply
         client.content(content)
         return client.read()
-
-
-def until(condition: Callable[[], Any], what: str, limit_s: float = 10.0) -> None:
-    """Wait for something that another thread or process brings about."""
-    end = time.monotonic() + limit_s
-    while not condition():
-        assert time.monotonic() < end, f"waited in vain for {what}"
-        time.sleep(0.002)
 
 
 def say(bridge: RunningBridge, status: QueueStatus) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import re
@@ -12,41 +11,15 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from requirements import find
 
-from bridge.testing import Background, NextHop, Received
+from bridge.testing import Background, NextHop, Received, free_port, until  # noqa: F401 (for the tests)
 
 DEADLINE_S = 30.0
-_PORTS = itertools.count(20_000 + os.getpid() % 100 * 90)  # below the ports the kernel gives to outgoing connections
-
-
-def free_port() -> int:
-    """A port that nobody listens at; several test runs may share the machine."""
-    for port in _PORTS:
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError
-
-
-def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Ask again and again until there is an answer: for programs that tell us nothing when they are done."""
-    end = time.monotonic() + deadline_s
-    pause = threading.Event()
-    while not (answer := condition()):
-        assert time.monotonic() < end, f"still waiting for {what}"
-        pause.wait(0.02)
-    return answer
 
 
 def is_listening(port: int) -> bool:

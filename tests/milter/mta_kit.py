@@ -13,8 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,33 +23,7 @@ from milter_kit import DEADLINE_S, SETTINGS, ScriptedFilter, Seen, as_wanted
 
 from bridge.intake.milter.transport import MilterServer
 from bridge.mail.message import Spool
-
-
-def free_port() -> int:
-    """A port of 12600 to 12699 that nobody listens at; several test runs may share the machine."""
-    for offset in range(100):
-        port = 12600 + (os.getpid() * 7 + offset + next(_PORTS)) % 100
-        with socket.socket() as sock:
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                sock.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError("no free port between 12600 and 12699")
-
-
-_PORTS: Iterator[int] = iter(range(10**9))
-
-
-def until(condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> Any:
-    """Ask again and again until there is an answer: for programs that tell us nothing when they are done."""
-    end = time.monotonic() + deadline_s
-    pause = threading.Event()
-    while not (answer := condition()):
-        assert time.monotonic() < end, f"still waiting for {what}"
-        pause.wait(0.02)
-    return answer
+from bridge.testing import free_port, until
 
 
 class Bridge:

@@ -14,8 +14,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from mta_kit import DEADLINE_S, Sink, free_port, until
+from mta_kit import DEADLINE_S, Sink
 from requirements import need, unavailable
+
+from bridge.testing import free_port, until
 
 PACKAGES = "sendmail-bin,sendmail-base,sensible-mda,m4,make"
 SOURCES = "/etc/apt/sources.list.d/debian.sources"

@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import zipfile
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from bridge.service.keys import KeyRing
 from bridge.service.serve import ServiceServer
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
+from bridge.testing import free_port, until  # noqa: F401 (for the tests)
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
@@ -286,15 +286,7 @@ def make_key(config: ServiceConfig, name: str = "") -> str:
 
 
 def wait_for(condition: Any, deadline_s: float = DEADLINE_S) -> None:
-    deadline = time.monotonic() + deadline_s
-    while not condition():
-        assert time.monotonic() < deadline, "did not happen in time"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    until(condition, "this", deadline_s)
 
 
 def submit_head(length: int | None) -> bytes:
