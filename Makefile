@@ -6,6 +6,8 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable
 RUN_READY := $(VENV)/.run-ready
 DEV_READY := $(VENV)/.dev-ready
+# One more than there are processors: many tests wait for something.
+TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
 .PHONY: help run test test-faults lint format docs bench-service bench-lists clean
 
@@ -17,7 +19,7 @@ run: $(RUN_READY)               ## start the embedded default: bridge and scanni
 
 test: $(DEV_READY)              ## all tests, with the real servers they talk to
 	deploy/test-servers.sh
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal
 
 test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/faults.md
 	deploy/test-servers.sh

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from sweeper import Sweeper
 
 from bridge.testing import RunningBridge, running_bridge
 
@@ -15,3 +16,16 @@ def bridge(tmp_path: Path) -> Iterator[RunningBridge]:
     """A daemon with one SMTP listener; the scanner says deliver, the next hop takes everything."""
     with running_bridge(tmp_path) as running:
         yield running
+
+
+SWEEPER = pytest.StashKey[Sweeper]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # that is, not in a process that pytest-xdist has started
+        config.stash[SWEEPER] = Sweeper()
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if sweeper := config.stash.get(SWEEPER, None):
+        sweeper.sweep()

@@ -45,7 +45,16 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 def start(name: str, modules: tuple[str, ...], directory: Path) -> subprocess.Popen[str]:
     """A part of the suite, with a port of its own and none of our settings for pytest."""
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-c", os.devnull, "--rootdir", str(directory)]
-    command += ["-p", "swap", "-p", "no:cacheprovider", "--pyargs", *(f"aiosmtpd.tests.{one}" for one in modules)]
+    command += [
+        "-p",
+        "swap",
+        "-p",
+        "no:xdist",
+        "-p",
+        "no:cacheprovider",
+        "--pyargs",
+        *(f"aiosmtpd.tests.{one}" for one in modules),
+    ]
     env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}", "SUITE_REPORT": str(directory / f"{name}.json")}
     for name in ("SUITE_RAW", "PYTEST_ADDOPTS"):
         env.pop(name, None)

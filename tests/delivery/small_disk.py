@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import resource
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +16,7 @@ def small_disk(place: Path, size: int = 64 * 1024, inodes: int = 0) -> Iterator[
     """A directory that holds `size` bytes (or, for root, `inodes` files)."""
     place.mkdir(exist_ok=True)
     options = f"size={size},mode=0700" + (f",nr_inodes={inodes}" if inodes else "")
-    if os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, "none", str(place)):
+    if os.geteuid() == 0 and _run("mount", "-t", "tmpfs", "-o", options, tempfile.gettempdir(), str(place)):
         try:
             yield place
         finally:

@@ -7,6 +7,7 @@ directories are temporary: several test runs can share the root, and nothing is 
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import socket
@@ -28,17 +29,23 @@ def cached_root() -> Path:
     need("mmdebstrap", "unshare", "nsenter", root=True)
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
     root = cache / "sendmail-bookworm"
-    if not root.exists():
-        cache.mkdir(parents=True, exist_ok=True)
-        building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
-        command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={PACKAGES}", "bookworm", str(building)]
-        sources = [SOURCES] if Path(SOURCES).exists() else []
-        done = subprocess.run([*command, *sources], capture_output=True, text=True, timeout=600)
-        if done.returncode != 0:
-            shutil.rmtree(building, ignore_errors=True)
-            unavailable(f"the root for Sendmail cannot be built: {done.stderr[-400:]}")
-        building.rename(root)
+    cache.mkdir(parents=True, exist_ok=True)
+    with (cache / "lock").open("w") as lock:  # one of several processes builds it
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            _build(root)
     return root
+
+
+def _build(root: Path) -> None:
+    building = Path(tempfile.mkdtemp(dir=root.parent, prefix="building-"))
+    command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={PACKAGES}", "bookworm", str(building)]
+    sources = [SOURCES] if Path(SOURCES).exists() else []
+    done = subprocess.run([*command, *sources], capture_output=True, text=True, timeout=600)
+    if done.returncode != 0:
+        shutil.rmtree(building, ignore_errors=True)
+        unavailable(f"the root for Sendmail cannot be built: {done.stderr[-400:]}")
+    building.rename(root)
 
 
 class Sendmail:
