@@ -22,7 +22,7 @@ from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer,
 MiB = 1024 * 1024
 
 
-def eventually(condition: Callable[[], object], timeout_s: float = 10.0) -> bool:
+def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> bool:
     """Whether the condition comes true within the time."""
     pause, deadline = threading.Event(), time.monotonic() + timeout_s
     while not condition():
