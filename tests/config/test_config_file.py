@@ -342,7 +342,7 @@ def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> N
 )
 def test_what_can_work_is_taken(text: str) -> None:
     """The forms the documentation names."""
-    load(text)
+    assert len(load(text).listeners) == 1
 
 
 def test_a_profile_brings_its_deadline_and_its_outcomes() -> None:

@@ -143,5 +143,6 @@ def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
 
 
 def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
-    with Space(tmp_path / "nowhere", None).taken(1 << 40):
-        pass
+    space = Space(tmp_path / "nowhere", None)
+    with space.taken(1 << 40), space.taken(1 << 40):
+        assert not (tmp_path / "nowhere").exists()

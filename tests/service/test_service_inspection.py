@@ -7,6 +7,7 @@ import bz2
 import gzip
 import hashlib
 import io
+import json
 import lzma
 import os
 import signal
@@ -36,7 +37,7 @@ from bridge.api.scanning import Decision
 from bridge.service.analysis import kinds
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.headers import check
-from bridge.service.analysis.inspect import Limits, NeedsProcess, inspect
+from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.links import Links
 from bridge.service.analysis.structure import Bounds, TooMuch, decoded, parse_value, walk
 from bridge.service.settings import DEFAULT_RULES, Decisions, Rule
@@ -380,7 +381,8 @@ FRAGMENTS = [
 @hypothesis_settings(max_examples=400, deadline=None)
 def test_no_bytes_whatever_break_the_inspection(pieces):
     """Hostile mail is looked at or refused by a bound; it never raises."""
-    inspect(b"".join(pieces), Limits())
+    found = inspect(b"".join(pieces), Limits())
+    assert Inspection.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path):
