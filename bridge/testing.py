@@ -411,7 +411,7 @@ def _own_ports(pid: int) -> _Share:
     raise OSError("other test runs have taken all ports")
 
 
-def until(condition: Callable[[], T], what: str, limit_s: float = 30.0) -> T:
+def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
     """Ask again and again until there is an answer: for what another thread or process brings about."""
     end = time.monotonic() + limit_s
     while not (found := condition()):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -16,7 +17,7 @@ from typing import Any
 from urllib.error import HTTPError
 
 from bridge import yamlfile
-from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, free_port, until
+from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result, until
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
@@ -104,6 +105,24 @@ class Bridge:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait(10)
+
+
+class Gate:
+    """Keeps every mail at the scanner until it is let go."""
+
+    def __init__(self, scanner: FakeScanner) -> None:
+        self.let_go = False
+        self._scanner = scanner
+        scanner.reply = self._reply
+
+    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while not self.let_go:
+            await asyncio.sleep(0.005)
+        writer.write(answer(200, result()))
+
+    def arrived(self, count: int = 1) -> None:
+        for _ in range(count):
+            assert self._scanner.arrived.acquire(timeout=10)
 
 
 @contextmanager

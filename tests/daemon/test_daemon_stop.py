@@ -2,31 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import signal
 from pathlib import Path
 
 import pytest
-from process_kit import MAIL, get, running, until
-
-from bridge.testing import FakeScanner, answer, result
-
-
-class Gate:
-    """Keeps every mail at the scanner until it is let go."""
-
-    def __init__(self, scanner: FakeScanner) -> None:
-        self.let_go = False
-        self._scanner = scanner
-        scanner.reply = self._reply
-
-    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while not self.let_go:
-            await asyncio.sleep(0.005)
-        writer.write(answer(200, result()))
-
-    def arrived(self) -> None:
-        assert self._scanner.arrived.acquire(timeout=10)
+from process_kit import MAIL, Gate, get, running, until
 
 
 def test_sigterm_finishes_running_mail_and_sends_the_idle_home(tmp_path: Path) -> None:

@@ -5,21 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import smtplib
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from requirements import find
+import postfix_kit
 
 from bridge.testing import Background, NextHop, Received, free_port, until  # noqa: F401 (for the tests)
 
-DEADLINE_S = 30.0
+DEADLINE_S = 60.0
 
 
 def is_listening(port: int) -> bool:
@@ -99,114 +97,24 @@ class Destination:
         return found[0]
 
 
-class Postfix:
-    """A Postfix in a directory of its own; nothing of the machine's is touched."""
+class Postfix(postfix_kit.Postfix):
+    """A Postfix that changes no byte by itself."""
 
     def __init__(self, services: str, destination: int, settings: str = "") -> None:
-        """`services`: what master.cf has beside the usual; `settings`: the same for main.cf."""
-        directory = self.directory = Path(tempfile.mkdtemp(prefix="interop-postfix-"))
-        directory.chmod(0o755)  # Postfix's own user must get here: pytest's directories are for us alone
-        self._config = directory / "etc"
-        for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
-            (directory / name).mkdir(parents=True)
-        shutil.chown(directory / "data", "postfix")
-        for file in Path("/etc/postfix").glob("postfix-files*"):
-            if file.is_file():
-                shutil.copy(file, self._config)
-        (self._config / "dynamicmaps.cf").touch()
-        main = _MAIN_CF.format(directory=directory, destination=destination)
-        (self._config / "main.cf").write_text(main + settings)
-        (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
-
-    def __enter__(self) -> Postfix:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def start(self) -> None:
-        self.run("postfix", "start")
-
-    def stop(self) -> None:
-        self.run("postfix", "stop")
-
-    def run(self, program: str, *arguments: str) -> str:
-        """One of Postfix's own programs on this instance."""
-        command = [str(find(program)), "-c", str(self._config), *arguments]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
-        return done.stdout
+        super().__init__(services, destination, _FAITHFUL + settings)
 
     def queue(self) -> list[dict[str, Any]]:
         """What is queued now, as `postqueue -j` says it."""
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
-    def log(self) -> str:
-        path = self.directory / "maillog"
-        return path.read_text(errors="replace") if path.exists() else "(no log)"
 
-    def logged(self, pattern: str) -> re.Match[str]:
-        """Wait for a line in the log."""
-        found: re.Match[str] = until(lambda: re.search(pattern, self.log()), f"{pattern} in Postfix's log")
-        return found
-
-
-# `local_header_rewrite_clients` and `smtp_line_length_limit`: Postfix changes no byte by itself here.
-_MAIN_CF = """\
-compatibility_level = 3.6
-queue_directory = {directory}/spool
-data_directory = {directory}/data
-command_directory = /usr/sbin
-daemon_directory = /usr/lib/postfix/sbin
-maillog_file = {directory}/maillog
-maillog_file_prefixes = {directory}
-inet_interfaces = 127.0.0.1
-inet_protocols = all
-myhostname = front.example
-mydestination =
-mynetworks = 127.0.0.0/8
+_FAITHFUL = """\
 relay_domains = example.net, xn--bcher-kva.example, b\u00fccher.example
-smtpd_relay_restrictions = permit_mynetworks, reject_unauth_destination
-default_transport = smtp:[127.0.0.1]:{destination}
-relay_transport = smtp:[127.0.0.1]:{destination}
-disable_dns_lookups = yes
-smtp_host_lookup = native
-smtp_tls_security_level = none
 smtp_line_length_limit = 0
 local_header_rewrite_clients =
-alias_maps =
-alias_database =
 message_size_limit = 62914560
 smtputf8_enable = yes
-smtpd_peername_lookup = no
-smtpd_client_connection_count_limit = 0
-smtpd_authorized_xclient_hosts = 127.0.0.0/8
 smtpd_forbid_bare_newline = no
-"""
-
-_MASTER_CF = """\
-pickup unix n - n 60 1 pickup
-cleanup unix n - n - 0 cleanup
-qmgr unix n - n 300 1 qmgr
-rewrite unix - - n - - trivial-rewrite
-bounce unix - - n - 0 bounce
-defer unix - - n - 0 bounce
-trace unix - - n - 0 bounce
-verify unix - - n - 1 verify
-flush unix n - n 1000? 0 flush
-proxymap unix - - n - - proxymap
-smtp unix - - n - - smtp
-relay unix - - n - - smtp
-error unix - - n - - error
-retry unix - - n - - error
-discard unix - - n - - discard
-showq unix n - n - - showq
-anvil unix - - n - 1 anvil
-scache unix - - n - 1 scache
-tlsmgr unix - - n 1000? 1 tlsmgr
-postlog unix-dgram n - n - 1 postlogd
 """
 
 

@@ -21,7 +21,7 @@ from bridge.mail.transaction import Transaction
 
 ALL_ACTIONS = 0x1FF
 ALL_STEPS = 0x1FFFFF
-DEADLINE_S = 20.0  # longest wait for anything that should happen at once
+DEADLINE_S = 60.0  # longest wait for anything that should happen at once
 
 SETTINGS = MilterSettings(listener="milter")
 

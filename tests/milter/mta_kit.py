@@ -5,25 +5,24 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-import shutil
 import smtplib
 import socket
 import socketserver
 import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import postfix_kit
 import uvloop
 from milter_kit import DEADLINE_S, SETTINGS, ScriptedFilter, Seen, as_wanted
 
 from bridge.intake.milter.transport import MilterServer
 from bridge.mail.message import Spool
-from bridge.testing import free_port, until
+from bridge.testing import free_port
 
 
 class Bridge:
@@ -203,111 +202,24 @@ def big_mail(port: int, marker: str, size: int) -> str:
     return f"{code} {text.decode()}"
 
 
-class Postfix:
-    """A Postfix of our own: its own directories, ports and log, nothing of the machine's touched."""
+class Postfix(postfix_kit.Postfix):
+    """A Postfix with a listener per filter."""
 
     def __init__(self, services: dict[str, str], sink: Sink, settings: str = "") -> None:
         """`services`: the options of each SMTP listener, by name; its port is `port(name)`."""
-        self.directory = Path(tempfile.mkdtemp(prefix="milter-postfix-"))
-        self._config = self.directory / "etc"
         self._ports = {name: free_port() for name in services}
-        self._write(services, sink, settings)
+        listeners = "".join(f"127.0.0.1:{self._ports[n]} inet n - n - 250 smtpd\n{o}" for n, o in services.items())
+        super().__init__(listeners, sink.port, _MILTERS + settings)
 
     def port(self, service: str) -> int:
         return self._ports[service]
 
-    def _write(self, services: dict[str, str], sink: Sink, settings: str) -> None:
-        for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
-            (self.directory / name).mkdir()
-        self.directory.chmod(0o755)
-        shutil.chown(self.directory / "data", "postfix")
-        shutil.copy("/etc/postfix/postfix-files", self._config)
-        (self._config / "dynamicmaps.cf").touch()
-        (self._config / "main.cf").write_text(
-            MAIN_CF.format(directory=self.directory, sink=sink.port, settings=settings)
-        )
-        listeners = "".join(f"127.0.0.1:{self._ports[n]} inet n - n - 250 smtpd\n{o}" for n, o in services.items())
-        (self._config / "master.cf").write_text(listeners + MASTER_CF)
 
-    def __enter__(self) -> Postfix:
-        self.run("postfix", "start")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.run("postfix", "stop")
-        self.remove()
-
-    def remove(self) -> None:
-        shutil.rmtree(self.directory, ignore_errors=True)
-
-    def run(self, program: str, *arguments: str, text: str | None = None) -> str:
-        """One of Postfix's own programs on this instance."""
-        command = [f"/usr/sbin/{program}", "-C" if program == "sendmail" else "-c", str(self._config), *arguments]
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
-        return done.stdout
-
-    def log(self) -> str:
-        path = self.directory / "maillog"
-        return path.read_text(errors="replace") if path.exists() else "(no log)"
-
-    def logged(self, pattern: str) -> re.Match[str]:
-        """Wait for a line in the log."""
-        return until(lambda: re.search(pattern, self.log()), f"{pattern} in the log of Postfix")  # type: ignore[no-any-return]
-
-
-MAIN_CF = """\
-compatibility_level = 3.6
-queue_directory = {directory}/spool
-data_directory = {directory}/data
-command_directory = /usr/sbin
-daemon_directory = /usr/lib/postfix/sbin
-maillog_file = {directory}/maillog
-maillog_file_prefixes = {directory}
-inet_interfaces = 127.0.0.1
-inet_protocols = all
-myhostname = front.example
-mydestination =
-mynetworks = 127.0.0.0/8
+_MILTERS = """\
 relay_domains = example.net
-smtpd_relay_restrictions = permit_mynetworks, reject_unauth_destination
-default_transport = smtp:[127.0.0.1]:{sink}
-relay_transport = smtp:[127.0.0.1]:{sink}
-disable_dns_lookups = yes
-smtp_host_lookup = native
-smtp_tls_security_level = none
-alias_maps =
-alias_database =
 message_size_limit = 104857600
-smtpd_peername_lookup = no
-smtpd_client_connection_count_limit = 0
-smtpd_authorized_xclient_hosts = 127.0.0.0/8
 milter_default_action = tempfail
 milter_protocol = 6
-{settings}
-"""
-
-MASTER_CF = """\
-pickup unix n - n 60 1 pickup
-cleanup unix n - n - 0 cleanup
-qmgr unix n - n 300 1 qmgr
-rewrite unix - - n - - trivial-rewrite
-bounce unix - - n - 0 bounce
-defer unix - - n - 0 bounce
-trace unix - - n - 0 bounce
-verify unix - - n - 1 verify
-flush unix n - n 1000? 0 flush
-proxymap unix - - n - - proxymap
-smtp unix - - n - - smtp
-relay unix - - n - - smtp
-error unix - - n - - error
-retry unix - - n - - error
-discard unix - - n - - discard
-showq unix n - n - - showq
-anvil unix - - n - 1 anvil
-scache unix - - n - 1 scache
-tlsmgr unix - - n 1000? 1 tlsmgr
-postlog unix-dgram n - n - 1 postlogd
 """
 
 

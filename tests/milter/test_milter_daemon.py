@@ -10,10 +10,10 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
-from mta_kit import Postfix, Sink, send, send_on, until
+from mta_kit import Postfix, Sink, send, send_on
 from requirements import need
 
-from bridge.testing import answer, result, running_bridge
+from bridge.testing import answer, result, running_bridge, until
 
 _NUMBERS = itertools.count(1)
 

@@ -21,15 +21,14 @@ from mta_kit import (
     Postfix,
     Sink,
     big_mail,
-    free_port,
     send,
     send_on,
-    until,
 )
 from requirements import need
 
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
+from bridge.testing import free_port, until
 
 MiB = 1024 * 1024
 _NUMBERS = itertools.count(1)

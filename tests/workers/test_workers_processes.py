@@ -8,8 +8,8 @@ import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from process_kit import parts, running, scanbridge, start, until, write_config
-from workers_kit import Gate, children, clients_of_all, is_alive, number, owner, send, state, workers
+from process_kit import Gate, parts, running, scanbridge, start, until, write_config
+from workers_kit import children, clients_of_all, is_alive, number, owner, send, state, workers
 
 from bridge.testing import SmtpClient, free_port
 

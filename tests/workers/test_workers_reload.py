@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 import trustme
-from process_kit import Bridge, busy, running, scanbridge, until
-from workers_kit import Gate, clients_of_all, is_alive, number, send, state, workers
+from process_kit import Bridge, Gate, busy, running, scanbridge, until
+from workers_kit import clients_of_all, is_alive, number, send, state, workers
 
 from bridge import yamlfile
 from bridge.testing import SmtpClient, answer, free_port, result

@@ -9,8 +9,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from process_kit import ROOT, environment, get, parts, running, start, until, write_config
-from workers_kit import Gate, clients_of_all, is_alive, send, workers
+from process_kit import ROOT, Gate, environment, get, parts, running, start, until, write_config
+from workers_kit import clients_of_all, is_alive, send, workers
 
 
 def test_sigterm_drains_all_workers_at_once(tmp_path: Path) -> None:

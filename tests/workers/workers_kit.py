@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 from contextlib import ExitStack
@@ -12,25 +11,7 @@ from typing import Any
 from process_kit import MAIL, Bridge, get, until
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.testing import FakeScanner, SmtpClient, answer, result
-
-
-class Gate:
-    """Keeps every mail at the scanner until it is let go."""
-
-    def __init__(self, scanner: FakeScanner) -> None:
-        self.let_go = False
-        self._scanner = scanner
-        scanner.reply = self._reply
-
-    async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while not self.let_go:
-            await asyncio.sleep(0.005)
-        writer.write(answer(200, result()))
-
-    def arrived(self, count: int = 1) -> None:
-        for _ in range(count):
-            assert self._scanner.arrived.acquire(timeout=10)
+from bridge.testing import SmtpClient
 
 
 def state(bridge: Bridge) -> dict[str, Any]:

@@ -1,0 +1,118 @@
+"""A Postfix of our own: its own directories, ports and log; nothing of the machine's is touched."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Self
+
+from requirements import find
+
+from bridge.testing import until
+
+
+class Postfix:
+    """Sends everything on to one port of this machine."""
+
+    def __init__(self, services: str, destination: int, settings: str = "") -> None:
+        """`services`: what master.cf has beside the usual; `settings`: the same for main.cf."""
+        directory = self.directory = Path(tempfile.mkdtemp(prefix="postfix-"))
+        directory.chmod(0o755)  # Postfix's own user must get here: pytest's directories are for us alone
+        self._config = directory / "etc"
+        for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
+            (directory / name).mkdir()
+        shutil.chown(directory / "data", "postfix")
+        for file in Path("/etc/postfix").glob("postfix-files*"):
+            if file.is_file():
+                shutil.copy(file, self._config)
+        (self._config / "dynamicmaps.cf").touch()
+        main = _MAIN_CF.format(directory=directory, destination=destination)
+        (self._config / "main.cf").write_text(main + settings)
+        (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+        self.remove()
+
+    def start(self) -> None:
+        self.run("postfix", "start")
+
+    def stop(self) -> None:
+        self.run("postfix", "stop")
+
+    def remove(self) -> None:
+        shutil.rmtree(self.directory, ignore_errors=True)
+
+    def run(self, program: str, *arguments: str, text: str | None = None) -> str:
+        """One of Postfix's own programs on this instance."""
+        command = [str(find(program)), "-C" if program == "sendmail" else "-c", str(self._config), *arguments]
+        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
+        return done.stdout
+
+    def log(self) -> str:
+        path = self.directory / "maillog"
+        return path.read_text(errors="replace") if path.exists() else "(no log)"
+
+    def logged(self, pattern: str) -> re.Match[str]:
+        """Wait for a line in the log."""
+        found = until(lambda: re.search(pattern, self.log()), f"{pattern} in Postfix's log")
+        assert found
+        return found
+
+
+_MAIN_CF = """\
+compatibility_level = 3.6
+queue_directory = {directory}/spool
+data_directory = {directory}/data
+command_directory = /usr/sbin
+daemon_directory = /usr/lib/postfix/sbin
+maillog_file = {directory}/maillog
+maillog_file_prefixes = {directory}
+inet_interfaces = 127.0.0.1
+inet_protocols = all
+myhostname = front.example
+mydestination =
+mynetworks = 127.0.0.0/8
+smtpd_relay_restrictions = permit_mynetworks, reject_unauth_destination
+default_transport = smtp:[127.0.0.1]:{destination}
+relay_transport = smtp:[127.0.0.1]:{destination}
+disable_dns_lookups = yes
+smtp_host_lookup = native
+smtp_tls_security_level = none
+alias_maps =
+alias_database =
+smtpd_peername_lookup = no
+smtpd_client_connection_count_limit = 0
+smtpd_authorized_xclient_hosts = 127.0.0.0/8
+"""
+
+_MASTER_CF = """\
+pickup unix n - n 60 1 pickup
+cleanup unix n - n - 0 cleanup
+qmgr unix n - n 300 1 qmgr
+rewrite unix - - n - - trivial-rewrite
+bounce unix - - n - 0 bounce
+defer unix - - n - 0 bounce
+trace unix - - n - 0 bounce
+verify unix - - n - 1 verify
+flush unix n - n 1000? 0 flush
+proxymap unix - - n - - proxymap
+smtp unix - - n - - smtp
+relay unix - - n - - smtp
+error unix - - n - - error
+retry unix - - n - - error
+discard unix - - n - - discard
+showq unix n - n - - showq
+anvil unix - - n - 1 anvil
+scache unix - - n - 1 scache
+tlsmgr unix - - n 1000? 1 tlsmgr
+postlog unix-dgram n - n - 1 postlogd
+"""
