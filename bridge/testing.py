@@ -53,7 +53,7 @@ class Background:
         self._thread = threading.Thread(target=self.loop.run_forever, daemon=True)
         self._thread.start()
 
-    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 30.0) -> T:
+    def run(self, work: Coroutine[Any, Any, T], timeout_s: float = 60.0) -> T:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(timeout_s)
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ async def _read_content(reader: asyncio.StreamReader) -> bytes:
 class SmtpClient:
     """Says to 127.0.0.1 exactly what it is told to, and reads whole replies. A context manager."""
 
-    def __init__(self, port: int, source: str = "127.0.0.1", timeout_s: float = 10.0) -> None:
+    def __init__(self, port: int, source: str = "127.0.0.1", timeout_s: float = 30.0) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0))
         self._read = b""
 

@@ -33,7 +33,7 @@ def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
     """One command, to its end."""
     command = [sys.executable, "-m", "bridge", *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
-    defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 30, **streams}
+    defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 90, **streams}
     return subprocess.run(command, text=True, check=False, **{**defaults, **options})
 
 
@@ -98,7 +98,7 @@ class Bridge:
     def signal(self, number: int = signal.SIGTERM) -> None:
         self.process.send_signal(number)
 
-    def wait(self, limit_s: float = 20.0) -> int:
+    def wait(self, limit_s: float = 60.0) -> int:
         return self.process.wait(limit_s)
 
     def end(self) -> None:
@@ -122,7 +122,7 @@ class Gate:
 
     def arrived(self, count: int = 1) -> None:
         for _ in range(count):
-            assert self._scanner.arrived.acquire(timeout=10)
+            assert self._scanner.arrived.acquire(timeout=60)
 
 
 @contextmanager

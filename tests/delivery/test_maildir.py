@@ -117,7 +117,7 @@ def test_cancelled_while_writing_leaves_no_half_mail(run: Run, tmp_path: Path, m
 
     def slow_disk(fd: int) -> None:
         writing.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         fsync(fd)
 
     async def main() -> None:

@@ -207,7 +207,7 @@ def test_cancelled_while_writing_nothing_is_kept(run: Run, tmp_path: Path, monke
 
     def slow_disk(fd: int) -> None:
         writing.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
 
     async def main() -> None:
         quarantine = Quarantine(tmp_path)

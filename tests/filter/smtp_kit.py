@@ -95,7 +95,7 @@ class Gate:
         writer.write(self._answer)
 
     def arrived(self) -> None:
-        assert self._bridge.scanner.arrived.acquire(timeout=10)
+        assert self._bridge.scanner.arrived.acquire(timeout=60)
 
     def open(self) -> None:
         self._bridge.background.loop.call_soon_threadsafe(self._open.set)

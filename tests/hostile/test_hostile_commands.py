@@ -142,7 +142,7 @@ def test_saturated_session_is_not_blamed_for_pipelining(tmp_path: Path) -> None:
             second.open()
             first.begin()
             first.send(b"x\r\n.\r\n")
-            assert bridge.scanner.arrived.acquire(timeout=10)
+            assert bridge.scanner.arrived.acquire(timeout=60)
             for _ in range(5):
                 replies = second.say(b"MAIL FROM:<>", *[b"RCPT TO:<b@example.org>"] * 50, b"DATA", b"RSET")
                 assert [reply[:3] for reply in replies] == [b"451"] + [b"503"] * 51 + [b"250"]
@@ -162,7 +162,7 @@ def test_saturation_is_said_at_mail_and_before_354(tmp_path: Path) -> None:
             second.say(b"MAIL FROM:<a@client.example>", b"RCPT TO:<b@example.org>")
             first.begin()
             first.send(b"x\r\n.\r\n")
-            assert bridge.scanner.arrived.acquire(timeout=10)
+            assert bridge.scanner.arrived.acquire(timeout=60)
             assert second.say(b"DATA")[0].startswith(b"451 4.3.2 ")
             assert second.say(b"MAIL FROM:<a@client.example>")[0].startswith(b"451 4.3.2 ")
             bridge.background.loop.call_soon_threadsafe(hang.release.set)

@@ -74,7 +74,7 @@ def test_many_large_mails_at_once_stay_on_disk(tmp_path: Path) -> None:
                     client.send(block)
                 client.send(b".\r\n")
             for _ in clients:
-                assert bridge.scanner.arrived.acquire(timeout=20)
+                assert bridge.scanner.arrived.acquire(timeout=60)
         bridge.background.loop.call_soon_threadsafe(hang.release.set)
         assert [client.reply()[:3] for client in clients] == [b"250"] * 20
 
@@ -90,7 +90,7 @@ def test_bytes_in_processing_over_the_limit_are_451(tmp_path: Path) -> None:
             client.begin()
             client.send((b"x" * 1022 + b"\r\n") * 120 + b".\r\n")
             if client is not clients[2]:
-                assert bridge.scanner.arrived.acquire(timeout=10)
+                assert bridge.scanner.arrived.acquire(timeout=60)
         assert clients[2].reply().startswith(b"451 4.3.2 ")
         bridge.background.loop.call_soon_threadsafe(hang.release.set)
         assert [client.reply()[:3] for client in clients[:2]] == [b"250", b"250"]
@@ -122,7 +122,7 @@ def test_pipelined_flood_while_a_mail_is_scanned_is_not_read(tmp_path: Path) -> 
         client.open()
         client.begin()
         client.send(b"x\r\n.\r\n")
-        assert bridge.scanner.arrived.acquire(timeout=10)
+        assert bridge.scanner.arrived.acquire(timeout=60)
         with bridge.growing_at_most(6 * MiB):
             client.sock.settimeout(0.5)
             sent = 0

@@ -26,7 +26,7 @@ def play(bridge, name):
     script = (SCRIPTS / "common.lua").read_text() + (SCRIPTS / f"{name}.lua").read_text()
     done = subprocess.run(
         ["miltertest", "-v", "-D", f"port={bridge.port}", "-D", "marker=mark"],
-        input=script, capture_output=True, text=True, timeout=30,
+        input=script, capture_output=True, text=True, timeout=90,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout + done.stderr
 

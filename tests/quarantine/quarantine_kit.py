@@ -26,7 +26,7 @@ from bridge.testing import RunningBridge, answer, result, running_bridge
 
 HEAD = b"X-Scan-Id: 1\r\n"
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
-SOON_S = 20.0
+SOON_S = 60.0
 
 
 @dataclass

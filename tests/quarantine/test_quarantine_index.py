@@ -194,7 +194,7 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
     )
     command = [sys.executable, "-c", program, str(where.directory), str(where.index)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
-    assert [process.communicate(timeout=20)[0] for process in processes] == [b"20 20\n"] * 3
+    assert [process.communicate(timeout=60)[0] for process in processes] == [b"20 20\n"] * 3
     assert where.index is not None
     assert len(in_index(where.index)) == 20
 
