@@ -221,14 +221,6 @@ class Spool(Section):
     directory: str | None = Field(None, description="Where; the system's temporary directory when absent.")
 
 
-class Tenant(Section):
-    uid: TenantUid = Field(description="The service's tenantUid.")
-    recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
-        min_length=1, description="Mail to these domains belongs to the tenant."
-    )
-    policy: Policy = Field(Policy(), description="Overrides of the listener's policy.")
-
-
 def _either_hop(schema: dict[str, Any]) -> None:
     """For editors: `next_hops` alone will do."""
     schema["required"].remove("next_hop")
@@ -264,6 +256,22 @@ class NextHops(BaseModel):
     def hops(self) -> list[NextHop]:
         """All of them, in the order of preference."""
         return self.next_hops or [self.next_hop]
+
+
+class TenantRelay(NextHops, Section):
+    """Where one tenant's mail goes."""
+
+
+class Tenant(Section):
+    uid: TenantUid = Field(description="The service's tenantUid.")
+    recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
+        min_length=1, description="Mail to these domains belongs to the tenant."
+    )
+    policy: Policy = Field(Policy(), description="Overrides of the listener's policy.")
+    relay: TenantRelay | None = Field(
+        None,
+        description="The tenant's own next hop, before any of `relay.routes`; the settings of `relay` hold for it.",
+    )
 
 
 class Route(NextHops, Section):
@@ -417,6 +425,8 @@ class Config(Section):
     def _next_hop(cls, relay: Relay | None, info: ValidationInfo) -> Relay | None:
         if relay is None and any(one.protocol != "milter" for one in info.data.get("listeners", [])):
             raise ValueError("an SMTP or LMTP listener needs a next hop: set relay.next_hop")
+        if relay is None and any(tenant.relay for tenant in info.data.get("tenants", [])):
+            raise ValueError("a tenant has a next hop of its own, but there is none for all others: set relay.next_hop")
         return relay
 
     @model_validator(mode="after")

@@ -19,7 +19,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.filter.decide import Record
+from bridge.filter.decide import Outcome, Record
+from bridge.mail.reply import Reply
 from bridge.metrics import reason_of
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+")
@@ -33,7 +34,7 @@ _BATCH_S = 0.05
 _OURS = frozenset(
     (
         *("id", "session", "listener", "nrcpt", "size", "tenant", "decision", "action"),
-        *("late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls"),
+        *("accepted", "late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls"),
     )
 )
 
@@ -72,6 +73,8 @@ def _fields(record: Record) -> dict[str, Any]:
         "would": record.would,
         "late": record.late,
         "reply": str(outcome.reply) if outcome else None,
+        "accepted": _accepted(outcome) if outcome and outcome.replies else None,
+        "refused": _refused(tx.envelope.addresses, outcome.replies) if outcome and outcome.replies else None,
         "ggrid": (result.ggrid or None) if result else None,
         "wait_ms": round(record.wait_s * 1000, 1),
         "scan_ms": round(record.scan_s * 1000, 1),
@@ -89,6 +92,20 @@ def _fields(record: Record) -> dict[str, Any]:
 def _recipients(addresses: tuple[str, ...]) -> str:
     shown = ",".join(f"<{address}>" for address in addresses[:_MAX_RECIPIENTS])
     return shown if len(addresses) <= _MAX_RECIPIENTS else f"{shown},..."
+
+
+def _accepted(outcome: Outcome) -> int | None:
+    """How many recipients have it, if some do and some do not."""
+    accepted = sum(reply.is_success for reply in outcome.replies)
+    return accepted if 0 < accepted < len(outcome.replies) else None
+
+
+def _refused(addresses: tuple[str, ...], replies: tuple[Reply, ...]) -> str | None:
+    """Who was refused, and how, unless it is the same for all."""
+    if len(set(replies)) == 1:
+        return None
+    refusals = [f"<{to}> {reply}" for to, reply in zip(addresses, replies, strict=True) if not reply.is_success]
+    return "; ".join(refusals[:_MAX_RECIPIENTS]) or None
 
 
 def _key_value(fields: dict[str, Any]) -> str:

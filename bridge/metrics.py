@@ -53,6 +53,7 @@ FAILURES: tuple[tuple[type[BaseException], str], ...] = (
 REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
 SATURATION = ("limit", "scanner")
+TOLD = ("each", "one")
 
 
 class Metrics(Collector):
@@ -66,7 +67,15 @@ class Metrics(Collector):
             ("listener", "decision", "action"),
         )
         self.replies = Count(
-            "scanbridge_replies", "Replies to mails, by the first digit of the code.", ("listener", "code")
+            "scanbridge_replies",
+            "Replies to mails, by the first digit of the code; where recipients are answered apart, the weightiest.",
+            ("listener", "code"),
+        )
+        self.mixed_mails = Count(
+            "scanbridge_mixed_mails",
+            "Mails that the next hop took for some recipients only, by how the client was told: each recipient's own "
+            "reply (LMTP, PRDR), or one for all, so that those who have it may get it twice.",
+            ("listener", "told"),
         )
         self.mail_bytes = Count("scanbridge_mail_bytes", "Bytes of the mails that came to their end.", ("listener",))
         self.failures = Count(
@@ -212,6 +221,7 @@ class Metrics(Collector):
         names = tuple(listeners)
         self.mails.start(names, DECISIONS, ACTIONS)
         self.replies.start(names, CODES)
+        self.mixed_mails.start(names, TOLD)
         self.mail_bytes.start(names)
         self.shadow_mails.start(names, [a.value for a in Action])
         self.refused_early.start(names, STAGES)
@@ -269,6 +279,8 @@ class Metrics(Collector):
         self.mail_bytes.values[listener,] += record.size
         if record.error is not None:
             self.failures.values[reason_of(record.error),] += 1
+        if record.is_mixed:
+            self.mixed_mails.values[listener, "each" if record.tx.each else "one"] += 1
         if record.late is not None:
             self.late_mails.values[record.late.value,] += 1
         if outcome is None:

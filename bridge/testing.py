@@ -162,19 +162,22 @@ class Received:
 
     commands: list[bytes]
     content: bytes
+    recipients: list[bytes]  # whom the next hop accepted it for
 
 
 @dataclass
 class NextHop:
-    """An SMTP server on loopback that records mail and says what it is told to.
+    """An SMTP or LMTP server on loopback that records mail and says what it is told to.
 
     `replies` maps a verb (b"MAIL", b"RCPT", b"DATA", b".", b"EHLO", b"CONNECT") to what it answers;
-    b"" closes the connection instead. `extensions` are announced.
+    b"" closes the connection instead. b"RCPT <b@example.org>" is for one recipient, and so is
+    b". <b@example.org>" where it speaks LMTP. `extensions` are announced.
     """
 
     replies: dict[bytes, bytes] = field(default_factory=dict)
     extensions: tuple[str, ...] = ("PIPELINING", "8BITMIME", "SIZE 60000000", "DSN", "SMTPUTF8")
     mails: list[Received] = field(default_factory=list)
+    lmtp: bool = False
     port: int = 0
     _server: asyncio.Server | None = None
 
@@ -188,43 +191,66 @@ class NextHop:
 
     @property
     def url(self) -> str:
-        return f"smtp://127.0.0.1:{self.port}"
+        return f"{'lmtp' if self.lmtp else 'smtp'}://127.0.0.1:{self.port}"
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         commands: list[bytes] = []
+        accepted: list[bytes] = []
         with closing(writer), suppress(asyncio.IncompleteReadError, ConnectionError):
             if self._say(writer, b"CONNECT", b"220 next.example ESMTP"):
                 while line := (await reader.readuntil(b"\r\n"))[:-2]:
                     verb = line.split(b" ", 1)[0].upper()
                     commands.append(line)
-                    if not await self._command(verb, reader, writer, commands):
+                    if not await self._command(verb, reader, writer, commands, accepted):
                         break
 
     async def _command(
-        self, verb: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, commands: list[bytes]
+        self,
+        verb: bytes,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        commands: list[bytes],
+        accepted: list[bytes],
     ) -> bool:
-        if verb == b"EHLO":
+        if verb == (b"LHLO" if self.lmtp else b"EHLO"):
             lines = ["next.example", *self.extensions]
             text = "\r\n".join(f"250-{line}" for line in lines[:-1]) + f"\r\n250 {lines[-1]}"
             return self._say(writer, verb, text.encode())
         if verb == b"QUIT":
             self._say(writer, verb, b"221 2.0.0 Bye")
             return False
+        if verb == b"RCPT":
+            address = commands[-1].partition(b"<")[2].partition(b">")[0]
+            reply = self._reply(verb, address, b"250 2.0.0 Ok")
+            accepted += [address] if reply.startswith(b"2") else []
+            return self._write(writer, reply)
+        if verb in (b"RSET", b"MAIL"):
+            accepted.clear()
         if verb != b"DATA":
             return self._say(writer, verb, b"250 2.0.0 Ok")
         if not self._say(writer, verb, b"354 Go on"):
             return False
         if verb in self.replies:
             return True
-        mail = Received(list(commands), await _read_content(reader))
+        mail = Received(list(commands), await _read_content(reader), [])
         commands.clear()
-        accepted = self._say(writer, b".", b"250 2.0.0 Ok: queued as NEXT1")
-        if b"." not in self.replies:
+        answers = accepted if self.lmtp else [b""]
+        replies = [self._reply(b".", address, b"250 2.0.0 Ok: queued as NEXT1") for address in answers]
+        for number, address in enumerate(accepted):
+            if replies[number if self.lmtp else 0].startswith(b"2"):
+                mail.recipients.append(address)
+        if mail.recipients:
             self.mails.append(mail)
-        return accepted
+        accepted.clear()
+        return all(self._write(writer, reply) for reply in replies)
 
     def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:
-        text = self.replies.get(verb, text)
+        return self._write(writer, self.replies.get(verb, text))
+
+    def _reply(self, verb: bytes, address: bytes, text: bytes) -> bytes:
+        return self.replies.get(b"%b <%b>" % (verb, address), self.replies.get(verb, text))
+
+    def _write(self, writer: asyncio.StreamWriter, text: bytes) -> bool:
         if not text:
             return False
         writer.write(text + b"\r\n")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ssl
 import sys
 from collections.abc import AsyncIterator
+from itertools import chain
 from pathlib import Path
 
 import click
@@ -72,7 +73,7 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
     elif token:
         async for finding in _scanner(conf, token):
             yield finding
-    async for finding in _next_hop(conf):
+    async for finding in _next_hops(conf):
         yield finding
 
 
@@ -139,15 +140,16 @@ async def _scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
     scanner.close()
 
 
-async def _next_hop(conf: Config) -> AsyncIterator[Finding]:
+async def _next_hops(conf: Config) -> AsyncIterator[Finding]:
+    """Every one of them: the general ones, those of routes and those of tenants."""
     if conf.relay is None:
         return
-    what = f"next hop {conf.relay.next_hop}"
-    try:
-        relay = wiring.relay(conf)
-        assert relay is not None
-        extensions = await relay.probe()
-        await relay.close()
-        yield Finding(what, detail=" ".join(extensions))
-    except (ConfigError, NextHopError) as exc:
-        yield Finding(what, str(exc))
+    for hop in dict.fromkeys([*conf.relay.hops, *chain(*wiring.hops_by_domain(conf).values())]):
+        what = f"next hop {hop}"
+        try:
+            relay = wiring.next_hop(conf, conf.relay, hop)
+            extensions = await relay.probe()
+            await relay.close()
+            yield Finding(what, detail=" ".join(extensions))
+        except (ConfigError, NextHopError) as exc:
+            yield Finding(what, str(exc))

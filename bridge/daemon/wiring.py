@@ -28,7 +28,7 @@ from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.connection import SessionLimits
 from bridge.intake.milter.transport import MilterSettings
-from bridge.intake.server import SmtpSettings
+from bridge.intake.server import Kinds, SmtpSettings
 from bridge.scanner.client import Scanner, ScannerSettings
 
 
@@ -95,19 +95,31 @@ def relay(conf: Config, watch: Watch = _unwatched) -> Relay | None:
     """`watch` gets the name and the relay of every next hop, and gives what stands in its place."""
     if conf.relay is None:
         return None
-    default = _failover(conf, conf.relay, conf.relay, watch)
-    if not conf.relay.routes:
-        return default
-    routes = [(route.recipient_domains, _failover(conf, conf.relay, route, watch)) for route in conf.relay.routes]
-    return Routes({domain.lower(): hop for domains, hop in routes for domain in domains}, default)
+    default = tuple(conf.relay.hops)
+    by_domain = hops_by_domain(conf)
+    relays = {hops: _failover(conf, conf.relay, hops, watch) for hops in (default, *by_domain.values())}
+    if len(relays) == 1:
+        return relays[default]
+    return Routes({domain: relays[hops] for domain, hops in by_domain.items()}, relays[default])
 
 
-def _failover(conf: Config, settings: config.Relay, hops: config.NextHops, watch: Watch) -> Relay:
-    relays = [(str(hop), watch(str(hop), _next_hop(conf, settings, hop))) for hop in hops.hops]
+def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
+    """Next hops of the recipient domains that have their own; a tenant's come before a route's."""
+    found: dict[str, tuple[NextHop, ...]] = {}
+    for route in conf.relay.routes if conf.relay else ():
+        found |= {domain.lower(): tuple(route.hops) for domain in route.recipient_domains}
+    for tenant in conf.tenants:
+        if tenant.relay is not None:
+            found |= {domain.lower(): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
+    return found
+
+
+def _failover(conf: Config, settings: config.Relay, hops: tuple[NextHop, ...], watch: Watch) -> Relay:
+    relays = [(str(hop), watch(str(hop), next_hop(conf, settings, hop))) for hop in hops]
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 
-def _next_hop(conf: Config, settings: config.Relay, hop: NextHop) -> Relay:
+def next_hop(conf: Config, settings: config.Relay, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
         return Maildir(files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     return SmtpRelay(
@@ -185,6 +197,17 @@ def tenants_by_domain(conf: Config) -> dict[str, str]:
     return {domain.lower(): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
 
 
+def _kinds(conf: Config) -> Kinds:
+    tenants, hops = tenants_by_domain(conf), hops_by_domain(conf)
+    default = tuple(conf.relay.hops) if conf.relay else ()
+    numbers = {hops: number for number, hops in enumerate(dict.fromkeys((default, *hops.values())))}
+    by_domain = {
+        domain: (tenants.get(domain, conf.scanner.tenant_uid), numbers[hops.get(domain, default)])
+        for domain in {**tenants, **hops}
+    }
+    return Kinds(by_domain, (conf.scanner.tenant_uid, 0))
+
+
 def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
     assert listener.protocol != "milter"
     limits = conf.limits
@@ -206,7 +229,7 @@ def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
             max_recipients=limits.max_recipients,
             max_errors=limits.max_errors,
         ),
-        tenant_by_domain=tenants_by_domain(conf),
+        kinds=_kinds(conf),
     )
 
 

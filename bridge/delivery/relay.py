@@ -1,13 +1,18 @@
 """Relay: hands one mail to the next hop over SMTP or LMTP, and brings back its answer.
 
-There is no queue behind this: the client's 250 is the next hop's 250. So the whole mail is
-handed over or nothing of it:
+There is no queue behind this: the client's 250 is the next hop's 250. A client that reads one
+reply for each recipient (`Transaction.each`: LMTP, PRDR) gets each one's own: the mail goes to those
+the next hop accepts, the others have their refusal. For a client that reads one reply for all, the
+whole mail is handed over or nothing of it:
 
 - If some recipients are refused, none gets the mail: it stops before the final dot, and the
-  weightiest refusal (`replies.weightiest`: 4xx before 5xx) is the answer for all.
+  weightiest refusal (`weightiest`: 4xx before 5xx) is the answer for all.
 - LMTP answers for each recipient after the dot, when it is too late for that. If they differ, a
   4xx wins here too: the mail comes again, and those who have it get it twice rather than one of
   them never.
+
+For both:
+
 - Before the dot a cancelled or failed relay drops the connection, so the next hop has no mail.
   Once the dot is written it cannot be taken back: whatever becomes of the caller, the answer is
   awaited (up to `timeout_s`, deadline or not) and, if nobody is left to hear it, logged.
@@ -22,6 +27,7 @@ import asyncio
 import itertools
 import logging
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,13 +37,16 @@ from bridge.delivery.connection import Connection, End
 from bridge.delivery.opening import RelaySettings, open_connection
 from bridge.delivery.pool import Pool
 from bridge.errors import NextHopError
-from bridge.mail.reply import Reply
+from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
 
 __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
 log = logging.getLogger("bridge.delivery")
 
+Refused = Mapping[int, Reply]  # the answers to those, by their number, whom the next hop refused at RCPT
+
+_NOBODY: Refused = {}
 _NOT_RESET = Reply(250, "", "RSET was refused")  # out of place: what MAIL is told then says nothing of this mail
 
 
@@ -51,11 +60,15 @@ class Delivered:
 
 
 class Mixed(NextHopError):
-    """LMTP: some recipients have the mail and some do not. `reply` speaks for all, `replies` for each."""
+    """Not every recipient has the mail, and their answers differ. `reply` speaks for all, `replies` for each."""
 
-    def __init__(self, reply: Reply, each: tuple[Reply, ...]) -> None:
-        super().__init__(reply, f"{sum(one.is_success for one in each)} of {len(each)} recipients have it; {reply}")
+    def __init__(self, each: tuple[Reply, ...], queue_id: str = "") -> None:
+        reply = weightiest(each)
+        assert reply is not None
+        self.accepted = sum(one.is_success for one in each)
+        super().__init__(reply, f"{self.accepted} of {len(each)} recipients have it; {reply}")
         self.replies = each
+        self.queue_id = queue_id or next((replies.queue_id(one) for one in each if one.is_success), "")
 
 
 class Relay(Protocol):
@@ -91,11 +104,11 @@ class SmtpRelay:
             raise NextHopError(replies.LATE)
         conn = await self.pool.take(deadline)
         try:
-            await self._hand_over(conn, tx, head, deadline)
+            refused = await self._hand_over(conn, tx, head, deadline)
         except _Stale:
             conn = await self.pool.renew(conn, deadline)
-            await self._hand_over(conn, tx, head, deadline)
-        return await self._finish(conn, tx)
+            refused = await self._hand_over(conn, tx, head, deadline)
+        return await self._finish(conn, tx, refused)
 
     async def probe(self) -> tuple[str, ...]:
         conn = await open_connection(self._settings, math.inf)
@@ -129,13 +142,14 @@ class SmtpRelay:
 
     # Before the dot.
 
-    async def _hand_over(self, conn: Connection, tx: Transaction, head: bytes, deadline: float) -> None:
+    async def _hand_over(self, conn: Connection, tx: Transaction, head: bytes, deadline: float) -> Refused:
         """Everything up to and with the dot. If it fails the connection is back in the pool, or dropped."""
         try:
             batch = commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
             conn.needs_reset = False
-            await self._envelope(conn, batch, deadline)
-            await self._content(conn, tx, head, deadline)
+            refused = await self._envelope(conn, batch, tx.each, deadline)
+            await self._content(conn, tx, head, self._expected(tx, refused), deadline)
+            return refused
         except _Stale:
             raise
         except NextHopError:
@@ -146,45 +160,59 @@ class SmtpRelay:
             self.pool.give_back(conn)
             raise
 
-    async def _envelope(self, conn: Connection, batch: Commands, deadline: float) -> None:
+    async def _envelope(self, conn: Connection, batch: Commands, each: bool, deadline: float) -> Refused:
         if "PIPELINING" in conn.capabilities.names:
             conn.send(batch.wire, batch.count)
             answers = await conn.replies(batch.count, self._settings.timeout_s, deadline)
         else:
-            answers = await self._step_by_step(conn, batch, deadline)
+            answers = await self._step_by_step(conn, batch, each, deadline)
         if not conn.reused and any(answer.code >= 400 for answer in answers[: batch.ahead]):
             log.warning("next hop %s refused XFORWARD; the mail goes on without", self._settings.next_hop)
         refusal = judge(answers, batch)
         complete = len(answers) == batch.count
         if refusal is None and complete:
-            return
+            return _NOBODY
         if conn.reused and conn.ended is End.LOST and _before_mail_was_answered(answers, batch):
             raise _Stale
         if refusal is None:
             raise _failure(conn)
+        own = apart(answers, batch) if each else None
+        if own is not None and complete and answers[-1].code == 354 and any(one.is_success for one in own):
+            return {number: one for number, one in enumerate(own) if not one.is_success}
         if refusal.code < 400 or (complete and answers[-1].code < 400):
             conn.abort()  # it awaits content, or who knows what: only hanging up stops it
         conn.needs_reset = True
-        raise NextHopError(replies.passed_on(refusal))
+        if own is None:
+            raise NextHopError(replies.passed_on(refusal))
+        rest = replies.passed_on(answers[-1]) if complete else _failure(conn).reply
+        raise Mixed(tuple(rest if one.is_success else one for one in own))
 
-    async def _step_by_step(self, conn: Connection, batch: Commands, deadline: float) -> list[Reply]:
+    async def _step_by_step(self, conn: Connection, batch: Commands, each: bool, deadline: float) -> list[Reply]:
         """One command at a time; DATA is not said if it would have to be taken back."""
         answers: list[Reply] = []
         for number, line in enumerate(batch.wire.splitlines(keepends=True)):
             if number == batch.count - 1 and judge(answers, batch) is not None:
-                break
+                own = apart(answers, batch) if each else None
+                if own is None or not any(one.is_success for one in own):
+                    break
             conn.send(line, 1)
             answer = await conn.replies(1, self._settings.timeout_s, deadline)
             if not answer:
                 break
             answers += answer
             if not answer[0].is_success and (
-                number == batch.ahead or (number > batch.ahead and answer[0].is_temporary)
+                number == batch.ahead or (number > batch.ahead and answer[0].is_temporary and not each)
             ):
                 break
         return answers
 
-    async def _content(self, conn: Connection, tx: Transaction, head: bytes, deadline: float) -> None:
+    def _expected(self, tx: Transaction, refused: Refused) -> int:
+        """How many answers the dot gets."""
+        return len(tx.envelope.recipients) - len(refused) if self._lmtp else 1
+
+    async def _content(
+        self, conn: Connection, tx: Transaction, head: bytes, expected: int, deadline: float
+    ) -> None:  # fmt: skip
         timeout_s = self._settings.timeout_s
         block = b""
         for following in content.blocks(itertools.chain((head,), tx.message.chunks())):
@@ -195,50 +223,74 @@ class SmtpRelay:
                     raise _failure(conn)
             block = following
         # No await between here and the caller's: from this write on the mail may be delivered.
-        conn.send(block, len(tx.envelope.recipients) if self._lmtp else 1)
+        conn.send(block, expected)
         self._finishing.add(conn)
 
     # After the dot. Nothing here needs the message, which the caller may close.
 
-    async def _finish(self, conn: Connection, tx: Transaction) -> Delivered:
-        recipients = len(tx.envelope.recipients)
+    async def _finish(self, conn: Connection, tx: Transaction, refused: Refused) -> Delivered:
+        asked = _Asked(tx.id, len(tx.envelope.recipients), self._expected(tx, refused), tx.each, refused)
         try:
-            answers = await conn.replies(recipients if self._lmtp else 1, self._settings.timeout_s)
+            answers = await conn.replies(asked.expected, self._settings.timeout_s)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._finish_late(conn, tx.id, recipients))
+            task = asyncio.create_task(self._finish_late(conn, asked))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
             raise
-        return self._conclude(conn, answers, recipients)
+        return self._conclude(conn, answers, asked)
 
-    async def _finish_late(self, conn: Connection, mail_id: str, recipients: int) -> None:
-        answers = await conn.replies(recipients if self._lmtp else 1, self._settings.timeout_s)
+    async def _finish_late(self, conn: Connection, asked: _Asked) -> None:
+        answers = await conn.replies(asked.expected, self._settings.timeout_s)
         try:
-            delivered = self._conclude(conn, answers, recipients)
+            delivered = self._conclude(conn, answers, asked)
         except NextHopError as exc:
-            log.warning("%s: the client is gone, and the next hop did not take the mail: %s", mail_id, exc)
+            log.warning("%s: the client is gone, and the next hop did not take the mail: %s", asked.mail_id, exc)
         else:
-            log.info("%s: the client is gone, the next hop took the mail: %s", mail_id, delivered.reply)
+            log.info("%s: the client is gone, the next hop took the mail: %s", asked.mail_id, delivered.reply)
 
-    def _conclude(self, conn: Connection, answers: list[Reply], recipients: int) -> Delivered:
+    def _conclude(self, conn: Connection, answers: list[Reply], asked: _Asked) -> Delivered:
         self._finishing.discard(conn)
         if not self._finishing:
             self._all_finished.set()
-        refusal = replies.weightiest(answers)
+        refusal = weightiest(answers)
         if refusal is not None and refusal.code < 400:
             conn.abort()
         if refusal is None:
             conn.errors = 0
         self.pool.give_back(conn)
-        complete = len(answers) == (recipients if self._lmtp else 1)
+        complete = len(answers) == asked.expected
+        if refusal is None and complete and not asked.refused:
+            each = tuple(answers) if self._lmtp else (answers[0],) * asked.recipients
+            return Delivered(answers[0], replies.queue_id(answers[0]), each)
+        if asked.each or (complete and len(answers) > 1):
+            raise _mixed(self._own(conn, answers, asked))
         if not complete and (refusal is None or not refusal.is_temporary):
             raise _failure(conn)
-        if refusal is not None and complete and len(answers) > 1:
-            raise Mixed(replies.passed_on(refusal), tuple(map(_for_one, answers)))
-        if refusal is not None:
-            raise NextHopError(replies.passed_on(refusal))
-        each = tuple(answers) if self._lmtp else (answers[0],) * recipients
-        return Delivered(answers[0], replies.queue_id(answers[0]), each)
+        assert refusal is not None
+        raise NextHopError(replies.passed_on(refusal))
+
+    def _own(self, conn: Connection, answers: list[Reply], asked: _Asked) -> tuple[Reply, ...]:
+        """What became of each recipient: refused at RCPT, answered after the dot, or left without an answer."""
+        own = [_for_one(answer) for answer in answers]
+        if len(own) < asked.expected:
+            own += [_failure(conn).reply] * (asked.expected - len(own))
+        rest = iter(own if self._lmtp else own * asked.recipients)
+        return tuple(asked.refused.get(number) or next(rest) for number in range(asked.recipients))
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """All that is needed of a mail once its dot is written."""
+
+    mail_id: str
+    recipients: int
+    expected: int  # answers
+    each: bool
+    refused: Refused
+
+
+def _mixed(own: tuple[Reply, ...]) -> NextHopError:
+    return Mixed(own) if len(set(own)) > 1 else NextHopError(own[0])
 
 
 def _for_one(answer: Reply) -> Reply:
@@ -257,12 +309,22 @@ def judge(answers: list[Reply], batch: Commands) -> Reply | None:
     mail = answers[batch.ahead]
     if not mail.is_success:
         return mail
-    refusal = replies.weightiest(answers[batch.ahead + 1 : batch.count - 1])
+    refusal = weightiest(answers[batch.ahead + 1 : batch.count - 1])
     if len(answers) < batch.count - 1:  # a 5xx is not the whole truth while a 4xx may follow
         return refusal if refusal is not None and refusal.is_temporary else None
     if refusal is None and len(answers) == batch.count and answers[-1].code != 354:
         return answers[-1]
     return refusal
+
+
+def apart(answers: list[Reply], batch: Commands) -> tuple[Reply, ...] | None:
+    """Each recipient's own answer to RCPT; None when there is one for all, or doubt."""
+    own = answers[batch.ahead + 1 : batch.count - 1]
+    if judge(answers[: batch.ahead + 1], batch) is not None or len(answers) < batch.count - 1:
+        return None
+    if any(300 <= one.code < 400 for one in own):
+        return None
+    return tuple(map(_for_one, own))
 
 
 def _before_mail_was_answered(answers: list[Reply], batch: Commands) -> bool:

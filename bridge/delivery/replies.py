@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
@@ -96,19 +96,6 @@ def passed_on(refusal: Reply) -> Reply:
     if refusal.code in (421, 521):
         return Reply(451, "4" + refusal.status[1:] if refusal.status else "", refusal.text)
     return refusal
-
-
-def weightiest(replies: Iterable[Reply]) -> Reply | None:
-    """The refusal that speaks for several recipients: none is lost if the client heeds it.
-
-    A temporary one wins, since a mail that is tried again reaches whom it still can; else the
-    first. A reply that neither accepts nor refuses (3xx) is in doubt, hence temporary.
-    """
-    refusals = [reply for reply in replies if not reply.is_success]
-    for reply in refusals:
-        if reply.code < 500:
-            return reply
-    return refusals[0] if refusals else None
 
 
 def queue_id(reply: Reply) -> str:

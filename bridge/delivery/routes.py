@@ -6,10 +6,10 @@ down is left alone for `SHUN_S`, then one mail tries it again; when all are down
 nothing is refused untried.
 
 `Routes` sends each recipient to the next hop of his domain. A mail for several of them is handed
-over to one after the other, and the first failure is the answer for the whole mail: a 4xx brings it
+over to all at once if the client reads a reply for each recipient (`Transaction.each`). Else it goes
+to one after the other, and the first failure is the answer for the whole mail: a 4xx brings it
 again, and who has it then gets it twice; a 5xx goes back to the sender. Nobody is left out in
-silence. An intake that keeps recipients of different routes apart (`Routes.route`) avoids the
-duplicates.
+silence. The SMTP intake avoids the duplicates: it has recipients of different next hops come apart.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bridge.delivery.opening import CannotConnect
-from bridge.delivery.relay import Delivered, Relay
+from bridge.delivery.relay import Delivered, Mixed, Relay
 from bridge.delivery.replies import LATE
 from bridge.errors import NextHopError
 from bridge.mail.envelope import Recipient
@@ -105,21 +105,17 @@ class Routes:
         self._default = default
         self._relays = list(dict.fromkeys([default, *by_domain.values()]))
 
-    def route(self, address: str) -> int:
-        """A number that recipients of the same next hop share."""
-        return self._relays.index(self._relay(address))
-
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         groups = self._groups(tx.envelope.recipients)
         if len(groups) == 1:
             return await next(iter(groups)).deliver(tx, head, deadline)
+        if tx.each:
+            return await _at_once(groups, tx, head, deadline)
         done: list[Delivered] = []
         each: dict[int, Reply] = {}
         for relay, numbers in groups.items():
-            recipients = tuple(tx.envelope.recipients[number] for number in numbers)
-            part = replace(tx, envelope=replace(tx.envelope, recipients=recipients))
             try:
-                delivered = await relay.deliver(part, head, deadline)
+                delivered = await relay.deliver(_part(tx, numbers), head, deadline)
             except NextHopError as exc:
                 if done:
                     log.warning("%s: %d of its recipients have it, and then: %s", tx.id, len(each), exc)
@@ -145,3 +141,40 @@ class Routes:
         for number, recipient in enumerate(recipients):
             groups.setdefault(self._relay(recipient.address), []).append(number)
         return groups
+
+
+def _part(tx: Transaction, numbers: list[int]) -> Transaction:
+    """The same mail for these recipients only."""
+    recipients = tuple(tx.envelope.recipients[number] for number in numbers)
+    return replace(tx, envelope=replace(tx.envelope, recipients=recipients))
+
+
+async def _at_once(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, deadline: float) -> Delivered:
+    """Each recipient gets his own next hop's answer, whatever the others said."""
+    async with asyncio.TaskGroup() as tasks:
+        running = [
+            (numbers, tasks.create_task(_answers(relay, _part(tx, numbers), head, deadline)))
+            for relay, numbers in groups.items()
+        ]
+    each: dict[int, Reply] = {}
+    ids = []
+    for numbers, task in running:
+        own, queue_id = task.result()
+        each.update(zip(numbers, own, strict=True))
+        ids += [queue_id] if queue_id else []
+    own = tuple(each[number] for number in sorted(each))
+    if all(one.is_success for one in own):
+        return Delivered(own[0], ",".join(ids), own)
+    raise Mixed(own, ",".join(ids))
+
+
+async def _answers(relay: Relay, part: Transaction, head: bytes, deadline: float) -> tuple[tuple[Reply, ...], str]:
+    """What each recipient of this part is told, and the next hop's id."""
+    try:
+        delivered = await relay.deliver(part, head, deadline)
+    except Mixed as exc:
+        return exc.replies, exc.queue_id
+    except NextHopError as exc:
+        log.warning("%s: not handed on to %d of its recipients: %s", part.id, len(part.envelope.recipients), exc)
+        return (exc.reply,) * len(part.envelope.recipients), ""
+    return delivered.replies, delivered.queue_id

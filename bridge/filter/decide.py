@@ -10,13 +10,13 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.delivery import commands, maildir, replies
 from bridge.delivery.quarantine import Quarantine
-from bridge.delivery.relay import Relay
+from bridge.delivery.relay import Mixed, Relay
 from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
 from bridge.filter.admission import Admission
 from bridge.filter.headers import Fields, HeaderEditor, count_received
@@ -37,11 +37,13 @@ from bridge.filter.policy import (
 )
 from bridge.mail.action import Action
 from bridge.mail.message import HEAD_LIMIT
-from bridge.mail.reply import Reply
-from bridge.mail.transaction import Transaction
+from bridge.mail.reply import Reply, weightiest
+from bridge.mail.transaction import Transaction, new_id
 from bridge.scanner.client import Scanner
 
 log = logging.getLogger(__name__)
+
+_PARTS_AT_ONCE = 4  # of one mail for several tenants; each takes a slot, and others want some too
 
 _dice = random.Random()  # noqa: S311 - a share of the mail, not a secret
 
@@ -62,6 +64,7 @@ class Outcome:
     reply: Reply  # what an SMTP client reads; a milter uses it for reject and tempfail
     result: AnalysisResult | None = None  # None: no decision could be had
     stamp: Fields = ()  # header fields to add, in order (a milter has the mail server add them)
+    replies: tuple[Reply, ...] = ()  # for each recipient his own, where the client reads them; else `reply` is for all
 
 
 @dataclass(slots=True)
@@ -77,6 +80,7 @@ class Record:
     scan_s: float = 0.0
     relay_s: float = 0.0
     next_id: str = ""  # the next hop's queue id
+    is_mixed: bool = False  # the next hop took it for some recipients only
     late: Late | None = None
     would: Action | None = None  # shadow mode: what would have been done
 
@@ -144,6 +148,13 @@ class Filter:
 
     async def process(self, tx: Transaction) -> Outcome:
         """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
+        try:
+            parts = self._parts(tx) if tx.each else []
+            return await (self._process_one(tx) if len(parts) < 2 else self._process_apart(tx, parts))
+        finally:
+            tx.message.close()
+
+    async def _process_one(self, tx: Transaction) -> Outcome:
         record = Record(tx, tx.message.size)
         try:
             record.outcome = await self._process(tx, record)
@@ -152,9 +163,36 @@ class Filter:
             record.error = exc
             record.outcome = Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
         finally:
-            tx.message.close()
             self._tell(record)
         return record.outcome
+
+    def _parts(self, tx: Transaction) -> list[list[int]]:
+        """The numbers of the recipients, by tenant."""
+        parts: dict[str | None, list[int]] = {}
+        for number, address in enumerate(tx.envelope.addresses):
+            parts.setdefault(self._tenant_of(address), []).append(number)
+        return list(parts.values())
+
+    async def _process_apart(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
+        """One transaction for each tenant, with the same message: its own scan, policy, id and line in the log."""
+        few = asyncio.Semaphore(_PARTS_AT_ONCE)
+
+        async def process(part: Transaction) -> Outcome:
+            async with few:
+                return await self._process_one(part)
+
+        async with asyncio.TaskGroup() as tasks:
+            running = []
+            for place, numbers in enumerate(parts):
+                envelope = replace(tx.envelope, recipients=tuple(tx.envelope.recipients[n] for n in numbers))
+                part = replace(tx, id=new_id() if place else tx.id, envelope=envelope)
+                running.append((numbers, tasks.create_task(process(part))))
+        own: dict[int, Reply] = {}
+        for numbers, task in running:
+            outcome = task.result()
+            own.update(zip(numbers, outcome.replies or (outcome.reply,) * len(numbers), strict=True))
+        replies = tuple(own[number] for number in sorted(own))
+        return Outcome(running[0][1].result().action, weightiest(replies) or replies[0], replies=replies)
 
     def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
         """A mail that cannot be taken (too large, not clean SMTP): no scan, but a line in the log."""
@@ -202,8 +240,11 @@ class Filter:
         return percent > 0 and _dice.random() * 100 < percent
 
     def _tenant(self, tx: Transaction) -> str | None:
-        """By the first recipient's domain; the intake keeps tenants apart."""
-        domain = tx.envelope.recipients[0].address.rpartition("@")[2].lower()
+        """The first recipient's; the intake and `process` keep tenants apart."""
+        return self._tenant_of(tx.envelope.recipients[0].address)
+
+    def _tenant_of(self, address: str) -> str | None:
+        domain = address.rpartition("@")[2].lower()
         return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
 
     async def _decision(
@@ -310,13 +351,15 @@ class Filter:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
         except NextHopError as exc:
             record.error = exc
-            ggrid = result.ggrid if result else ""
-            reply = with_id(exc.reply, tx.id, ggrid) if exc.reply in _OURS else exc.reply
-            return Outcome(Action.RELAY, reply, result, stamp)
+            each: tuple[Reply, ...] = ()
+            if isinstance(exc, Mixed):
+                record.next_id, record.is_mixed = exc.queue_id, exc.accepted > 0
+                each = tuple(_with_our_id(one, tx, result) for one in exc.replies) if tx.each else ()
+            return Outcome(Action.RELAY, _with_our_id(exc.reply, tx, result), result, stamp, each)
         finally:
             record.relay_s = monotonic() - began
         record.next_id = delivered.queue_id
-        return Outcome(Action.RELAY, delivered.reply, result, stamp)
+        return Outcome(Action.RELAY, delivered.reply, result, stamp, delivered.replies if tx.each else ())
 
     async def _keep(self, tx: Transaction, case: Case, stamp: Fields, result: AnalysisResult | None) -> None:
         facts: dict[str, object] = {"reason": str(case)}
@@ -327,6 +370,10 @@ class Filter:
 
 
 _SHADOW = Rule(Action.RELAY)
+
+
+def _with_our_id(reply: Reply, tx: Transaction, result: AnalysisResult | None) -> Reply:
+    return with_id(reply, tx.id, result.ggrid if result else "") if reply in _OURS else reply
 
 
 def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:

@@ -12,7 +12,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -38,7 +38,22 @@ _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server takes mail from its mail servers only")
 _TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
+_TWO_WAYS = Reply(452, "4.5.3", "Recipients that go another way: send them in another transaction")
 GOODBYE = Reply(421, "4.3.2", "Service shutting down")
+
+
+Kind = tuple[str | None, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Kinds:
+    """Which recipients may share a mail that has one reply for all: those of one tenant and one next hop."""
+
+    by_domain: Mapping[str, Kind] = field(default_factory=dict)  # (tenant, number of the next hop)
+    default: Kind = (None, 0)
+
+    def of(self, address: str) -> Kind:
+        return self.by_domain.get(address.rpartition("@")[2].lower(), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +71,7 @@ class SmtpSettings:
     max_connections: int = 2000
     max_connections_per_client: int = 500
     session: SessionLimits = field(default_factory=SessionLimits)
-    tenant_by_domain: dict[str, str] | None = None
+    kinds: Kinds = field(default_factory=lambda: Kinds())
 
 
 def _ignore(*_: object) -> None:
@@ -243,12 +258,14 @@ class SmtpServer:
     async def handle_RCPT(
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        """A transaction belongs to one tenant."""
-        tenants = self.settings.tenant_by_domain
-        if not tenants or not envelope.rcpt_tos:
+        """A transaction belongs to one tenant and goes to one next hop, unless its recipients are answered apart."""
+        kinds = self.settings.kinds
+        if not kinds.by_domain or not envelope.rcpt_tos or server.answers_each:
             return MISSING
-        same = tenants.get(_domain(address)) == tenants.get(_domain(envelope.rcpt_tos[0]))
-        return MISSING if same else _TWO_TENANTS
+        first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
+        if first == this:
+            return MISSING
+        return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
 
     async def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
         return self._admit("data")
@@ -260,9 +277,9 @@ class SmtpServer:
         self._on_saturated(stage)
         return refusal
 
-    async def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Reply:
+    async def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Reply | tuple[Reply, ...]:
         outcome = await self._filter.process(self._transaction(server, session, envelope))
-        return outcome.reply
+        return outcome.replies or outcome.reply
 
     async def handle_REFUSED(
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, reply: Reply, size: int
@@ -284,6 +301,7 @@ class SmtpServer:
             message=envelope.message,
             received_at=now,
             deadline=now + self._filter.deadline_s,
+            each=server.answers_each,
         )
 
     def _describe(self, server: BridgeSMTP, session: Any) -> Session:
@@ -321,7 +339,3 @@ def _peer_address(peer: Any) -> str | None:
     ip = ipaddress.ip_address(peer[0].partition("%")[0])
     mapped = getattr(ip, "ipv4_mapped", None)
     return str(mapped or ip)
-
-
-def _domain(address: str) -> str:
-    return address.rpartition("@")[2].lower()

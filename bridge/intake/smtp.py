@@ -3,7 +3,8 @@
 Addresses are parsed on the raw bytes, replies carry enhanced status codes, XFORWARD and XCLIENT
 are believed from trusted clients only. Which mail is wanted is not known here: the handler's
 hooks say so (`handle_CONNECT`, `handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`). A hook that
-returns MISSING leaves it to the default; anything else is the reply.
+returns MISSING leaves it to the default; anything else is the reply. Where `answers_each`, `handle_DATA` may
+return a tuple of replies, one for each recipient.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from bridge.intake.address import Path, parse_path
 from bridge.intake.connection import Connection
 from bridge.intake.data import DataReader, Fault
 from bridge.mail.message import Message
-from bridge.mail.reply import Reply
+from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client
 
 _EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
+_PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
 
 _FAULTS = {
     Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
@@ -39,6 +41,7 @@ class SmtpEnvelope(StockEnvelope):
         self.mail_from: str | None = None
         self.mail_options: list[str] = []
         self.smtp_utf8 = False
+        self.prdr = False
         self.rcpt_tos: list[str] = []
         self.rcpt_options: list[str] = []
         self.rcpt_params: list[tuple[str, ...]] = []
@@ -59,6 +62,12 @@ class BridgeSMTP(Connection):
     """The commands of one SMTP session."""
 
     greeting = "HELO"  # the word of the reply that asks for one
+    offers_prdr = True
+
+    @property
+    def answers_each(self) -> bool:
+        """Whether the final dot of the mail in progress has one reply for each recipient."""
+        return self.envelope.prdr
 
     def _create_envelope(self) -> SmtpEnvelope:
         envelope = SmtpEnvelope()
@@ -119,6 +128,8 @@ class BridgeSMTP(Connection):
             lines.append("8BITMIME")
         if self.enable_SMTPUTF8:
             lines.append("SMTPUTF8")
+        if self.offers_prdr:
+            lines.append("PRDR")
         if self.tls_context and self.session.ssl is None:
             lines.append("STARTTLS")
         if self._has_auth and (not self._auth_require_tls or self.session.ssl is not None):
@@ -178,7 +189,8 @@ class BridgeSMTP(Connection):
         status = await self._call_handler_hook("MAIL", path.address, list(path.as_sent))
         if status is MISSING:
             self.envelope.mail_from = path.address
-            self.envelope.mail_options.extend(path.as_sent)
+            sent = [one for one in path.as_sent if one.upper() != "PRDR"] if self.envelope.prdr else path.as_sent
+            self.envelope.mail_options.extend(sent)  # PRDR is between this client and us
             status = "250 2.1.0 OK"
         elif isinstance(status, Reply) and status.is_temporary:
             self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
@@ -201,6 +213,7 @@ class BridgeSMTP(Connection):
     def _refuse_mail_params(self, path: Path) -> Reply | None:
         params = dict(path.params)
         self.envelope.smtp_utf8 = "SMTPUTF8" in params
+        self.envelope.prdr = self.offers_prdr and "PRDR" in params
         for name, value in params.items():
             match name:
                 case "SIZE" if value is None or not (value.isascii() and value.isdigit()) or len(value) > 20:
@@ -217,7 +230,11 @@ class BridgeSMTP(Connection):
                     return Reply(501, "5.5.4", "Error: RET can only be one of FULL, HDRS")
                 case "ENVID" | "AUTH" if value is None:
                     return Reply(501, "5.5.4", f"Error: {name} needs a value")
+                case "PRDR" if self.offers_prdr and value is not None:
+                    return Reply(501, "5.5.4", "Error: PRDR takes no arguments")
                 case "SIZE" | "BODY" | "SMTPUTF8" | "RET" | "ENVID" | "AUTH":
+                    continue
+                case "PRDR" if self.offers_prdr:
                     continue
                 case _:
                     return Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
@@ -276,19 +293,31 @@ class BridgeSMTP(Connection):
         message = Message(self._spool)
         try:
             reader = await self._receive(message)
-            recipients = len(self.envelope.rcpt_tos)
+            recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
             self.envelope.message = message
             status = await self._process() if reader.fault is None else await self._refuse_content(reader)
         finally:
             message.close()
             self._busy = False
             self._set_rset_state()
-        await self._answer_data(status, recipients)
+        if prdr:
+            await self._answer_prdr(status, recipients)
+        else:
+            await self._answer_data(status, recipients)
         if self._farewell is not None:
             self.goodbye(self._farewell)
 
-    async def _answer_data(self, status: str | Reply, recipients: int) -> None:
+    async def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
+        assert not isinstance(status, tuple)
         await self.push(status)
+
+    async def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
+        """draft-hall-prdr: 353, one reply for each accepted recipient, one for the mail as a whole."""
+        each = status if isinstance(status, tuple) else (status,) * recipients
+        self._reply(_PRDR_BEGINS)
+        for one in each:
+            await self.push(one)
+        await self.push(_as_a_whole(status) if isinstance(status, tuple) else status)
 
     async def _refuse_content(self, reader: DataReader) -> Any:
         assert reader.fault is not None
@@ -399,10 +428,20 @@ class BridgeSMTP(Connection):
         return await self.start_tls()
 
 
+def _as_a_whole(each: tuple[Reply, ...]) -> Reply:
+    """For PRDR's last reply. Exim takes a refusal here as one of all recipients, so one acceptance is enough."""
+    accepted = sum(one.is_success for one in each)
+    if 0 < accepted < len(each):
+        return Reply(250, "2.0.0", f"Ok: accepted for {accepted} of {len(each)} recipients")
+    return weightiest(each) or each[0]
+
+
 class BridgeLMTP(BridgeSMTP):
     """LMTP (RFC 2033): LHLO greets, and the final dot has one reply per accepted recipient."""
 
     greeting = "LHLO"
+    offers_prdr = False
+    answers_each = True
 
     @syntax("LHLO hostname")
     async def smtp_LHLO(self, hostname: str | None) -> None:
@@ -414,6 +453,6 @@ class BridgeLMTP(BridgeSMTP):
     async def smtp_EHLO(self, hostname: str | None) -> None:
         self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
 
-    async def _answer_data(self, status: str | Reply, recipients: int) -> None:
-        for _ in range(recipients):
-            await self.push(status)
+    async def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
+        for one in status if isinstance(status, tuple) else (status,) * recipients:
+            await self.push(one)

@@ -7,6 +7,7 @@ The enhanced status must agree with the code in its first digit; that rule lives
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|$)")
@@ -58,3 +59,16 @@ class Reply:
             return cls(code, "", "\n".join(lines))
         status = match.group(1)
         return cls(code, status, "\n".join(line.removeprefix(status).lstrip(" ") for line in lines))
+
+
+def weightiest(replies: Iterable[Reply]) -> Reply | None:
+    """The refusal that speaks for several recipients: none is lost if the client heeds it.
+
+    A temporary one wins, since a mail that is tried again reaches whom it still can; else the
+    first. A reply that neither accepts nor refuses (3xx) is in doubt, hence temporary.
+    """
+    refusals = [reply for reply in replies if not reply.is_success]
+    for reply in refusals:
+        if reply.code < 500:
+            return reply
+    return refusals[0] if refusals else None

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bridge.delivery import replies
-from bridge.delivery.replies import ReplyReader, passed_on, queue_id, weightiest
+from bridge.delivery.replies import ReplyReader, passed_on, queue_id
 from bridge.errors import ProtocolError
-from bridge.mail.reply import Reply
+from bridge.mail.reply import Reply, weightiest
 
 WIRE = b"220 x\r\n250-a\r\n250-SIZE 1\r\n250 B\r\n250 2.1.0 Ok\r\n250\r\n354 go\r\n"
 READ = [

@@ -183,7 +183,6 @@ def test_each_recipient_goes_the_way_of_his_domain(run: Run) -> None:
             assert one.contents == default.contents != []
             assert [reply.text[-4:] for reply in delivered.replies] == ["ONE1", "C123", "ONE1", "C123"]
             assert delivered.queue_id == "ONE1,4ABC123"
-            assert [relay.route(address) for address in PEOPLE] == [1, 0, 1, 0]
             await relay.close()
 
     run(main())

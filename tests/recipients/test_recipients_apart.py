@@ -1,0 +1,186 @@
+"""Recipients that do not belong together: of several tenants, and of several next hops."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from recipients_kit import CONTENT, ONE, TWO, arrived, bridge_before, converse, decide, next_hop, send
+from smtp_kit import Gate, counted, mail_lines, until
+
+from bridge.testing import NextHop, answer, result, running_bridge
+
+TENANTS: list[dict[str, Any]] = [
+    {"uid": ONE, "recipient_domains": ["one.example"]},
+    {"uid": TWO, "recipient_domains": ["two.example"], "policy": {"bounce": "quarantine"}},
+]
+PEOPLE = ("b@one.example", "c@two.example", "d@ONE.example", "e@example.org")
+EACH = pytest.mark.parametrize("protocol", ["lmtp", "prdr"])
+
+
+@pytest.fixture
+def hop() -> Iterator[NextHop]:
+    with next_hop() as running:
+        yield running
+
+
+def own(protocol: str, replies: list[bytes]) -> list[bytes]:
+    return replies if protocol == "lmtp" else replies[1:-1]
+
+
+@EACH
+def test_each_tenant_has_a_scan_of_his_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
+    """The same bytes, his own recipients, his own tenantUid, his own line in the log, an answer in order."""
+    with mail_lines() as lines, bridge_before(hop, tmp_path, protocol, tenants=TENANTS) as bridge:
+        replies = own(protocol, send(bridge, protocol, *PEOPLE))
+        assert [reply[:3] for reply in replies] == [b"250"] * 4
+        sent = {
+            one.parameters.get("tenantUid"): one.parameters["borderMtaData"]["envelopeRecipients"]
+            for one in bridge.scanner.submissions
+        }
+        assert sent == {ONE: ["b@one.example", "d@ONE.example"], TWO: ["c@two.example"], None: ["e@example.org"]}
+        assert {one.email for one in bridge.scanner.submissions} == {CONTENT}
+        assert sorted(arrived(hop)) == [["b", "d"], ["c"], ["e"]]
+        assert all(mail.content.endswith(CONTENT) for mail in hop.mails)
+        assert len({line["id"] for line in lines}) == 3
+        assert {line.get("tenant") for line in lines} == {ONE, TWO, None}
+        assert sum(line["nrcpt"] for line in lines) == 4
+        assert counted(bridge, "in_processing") == counted(bridge, "bytes_in_processing") == 0
+
+
+@EACH
+def test_each_tenant_has_a_decision_and_a_policy_of_his_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
+    """One's mail is refused, the other's is quarantined, the rest is delivered: in one transaction."""
+    with bridge_before(hop, tmp_path, protocol, tenants=TENANTS) as bridge:
+        decide(bridge, b="bounce", c="bounce")
+        replies = own(protocol, send(bridge, protocol, *PEOPLE))
+        assert [reply[:9] for reply in replies] == [b"550 5.7.1", b"250 2.0.0", b"550 5.7.1", b"250 2.0.0"]
+        assert replies[0] == replies[2]
+        assert arrived(hop) == [["e"]]
+        (kept,) = bridge.quarantined
+        assert replies[1] == f"250 2.0.0 Ok: queued as {kept.stem}".encode()
+        assert kept.read_bytes().endswith(CONTENT)
+
+
+def test_forged_fields_of_ours_are_gone_from_every_part(tmp_path: Path, hop: NextHop) -> None:
+    content = b"X-Scan-Decision: deliver\r\n" + CONTENT
+    with bridge_before(hop, tmp_path, "lmtp", tenants=TENANTS) as bridge:
+        send(bridge, "lmtp", *PEOPLE, content=content)
+        assert {one.email for one in bridge.scanner.submissions} == {CONTENT}
+        assert all(mail.content.count(b"X-Scan-Decision") == 1 for mail in hop.mails)
+
+
+def test_each_part_takes_a_slot_and_who_has_none_comes_again(tmp_path: Path, hop: NextHop) -> None:
+    """The limit holds for scans, not for transactions; the others of the mail are served."""
+    config = {"tenants": TENANTS, "admission": {"max_in_processing": 2, "throttle_threshold": 2}}
+    with bridge_before(hop, tmp_path, "lmtp", **config) as bridge:
+        gate = Gate(bridge, answer(200, result()))
+        with bridge.client() as client:
+            client.open(b"LHLO x")
+            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % one.encode() for one in PEOPLE), b"DATA")
+            client.send(CONTENT + b".\r\n")
+            gate.arrived()
+            gate.arrived()
+            assert counted(bridge, "in_processing") == 2
+            gate.open()
+            replies = [client.reply() for _ in PEOPLE]
+        assert [reply[:9] for reply in replies] == [b"250 2.0.0", b"250 2.0.0", b"250 2.0.0", b"451 4.3.2"]
+        assert bridge.scanner.max_in_flight == 2
+        assert counted(bridge, "in_processing") == counted(bridge, "bytes_in_processing") == 0
+
+
+def test_one_mail_for_many_tenants_leaves_slots_for_others(tmp_path: Path, hop: NextHop) -> None:
+    """At most four of its scans run at once, and all are made."""
+    uids = [f"123e4567-e89b-12d3-a456-4266141740{number:02}" for number in range(10)]
+    tenants = [{"uid": uid, "recipient_domains": [f"t{number}.example"]} for number, uid in enumerate(uids)]
+    with bridge_before(hop, tmp_path, "lmtp", tenants=tenants) as bridge:
+
+        async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            await asyncio.sleep(0.01)
+            writer.write(answer(200, result()))
+
+        bridge.scanner.reply = slow
+        replies = send(bridge, "lmtp", *(f"b@t{number}.example" for number in range(10)))
+        assert [reply[:3] for reply in replies] == [b"250"] * 10
+        assert bridge.scanner.max_in_flight == 4
+
+
+def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) -> None:
+    with mail_lines() as lines, bridge_before(hop, tmp_path, "lmtp", tenants=TENANTS) as bridge:
+        gate = Gate(bridge, answer(200, result()))
+        with bridge.client() as client:
+            client.open(b"LHLO x")
+            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % one.encode() for one in PEOPLE), b"DATA")
+            client.send(CONTENT + b".\r\n")
+            for _ in range(3):
+                gate.arrived()
+        until(lambda: len(lines) == 3, "three lines")
+        assert [line["action"] for line in lines] == ["cancelled"] * 3
+        assert counted(bridge, "in_processing") == counted(bridge, "bytes_in_processing") == 0
+        gate.open()
+        assert hop.mails == []
+
+
+def test_a_tenant_that_is_the_default_one_is_no_other(tmp_path: Path) -> None:
+    """`scanner.tenant_uid` and an entry of `tenants` with the same uid may share a mail."""
+    with running_bridge(tmp_path, {"tenants": TENANTS, "scanner": {"tenant_uid": ONE}}) as bridge:
+        assert send(bridge, "smtp", "b@one.example", "e@example.org")[0].startswith(b"250")
+        assert arrived(bridge.next_hop) == [["b", "e"]]
+
+
+# Next hops
+
+
+def test_plain_smtp_recipients_of_another_next_hop_come_in_another_transaction(tmp_path: Path, hop: NextHop) -> None:
+    with next_hop() as other:
+        routes = [{"recipient_domains": ["own.example"], "next_hop": other.url}]
+        with bridge_before(hop, tmp_path, "smtp", relay={"routes": routes}) as bridge, bridge.client() as client:
+            people = ("b@example.org", "c@own.example", "d@example.com", "e@Own.Example")
+            at_rcpt, replies = converse(client, "smtp", *people)
+            assert [reply[:9] for reply in at_rcpt] == [b"250 2.1.5", b"452 4.5.3", b"250 2.1.5", b"452 4.5.3"]
+            assert replies[0].startswith(b"250")
+            assert (arrived(hop), arrived(other)) == ([["b", "d"]], [])
+        send_again = ("c@own.example", "e@Own.Example")
+        with bridge_before(hop, tmp_path, "smtp", relay={"routes": routes}) as bridge:
+            assert send(bridge, "smtp", *send_again)[0].startswith(b"250")
+            assert arrived(other) == [["c", "e"]]
+
+
+def test_two_routes_to_one_next_hop_are_one_way(tmp_path: Path, hop: NextHop) -> None:
+    """Also a route that names the general next hop."""
+    with next_hop() as other:
+        routes = [
+            {"recipient_domains": ["x.example"], "next_hop": other.url},
+            {"recipient_domains": ["y.example"], "next_hop": other.url},
+            {"recipient_domains": ["z.example"], "next_hop": hop.url},
+        ]
+        with bridge_before(hop, tmp_path, "smtp", relay={"routes": routes}) as bridge:
+            assert send(bridge, "smtp", "b@x.example", "c@y.example")[0].startswith(b"250")
+            assert send(bridge, "smtp", "b@z.example", "c@example.org")[0].startswith(b"250")
+            assert (arrived(other), arrived(hop)) == ([["b", "c"]], [["b", "c"]])
+
+
+@EACH
+def test_each_next_hop_is_asked_and_answers_for_its_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
+    """One scan, a delivery to each; one in trouble does not keep the mail from the other's."""
+    with next_hop(DOT=b"452 4.3.1 Full") as other:
+        routes = [{"recipient_domains": ["own.example"], "next_hop": other.url}]
+        with bridge_before(hop, tmp_path, protocol, relay={"routes": routes}) as bridge:
+            replies = own(protocol, send(bridge, protocol, "c@own.example", "b@example.org", "d@own.example"))
+            assert replies == [b"452 4.3.1 Full", b"250 2.0.0 Ok: queued as NEXT1", b"452 4.3.1 Full"]
+            assert len(bridge.scanner.submissions) == 1
+            assert arrived(hop) == [["b"]]
+
+
+@pytest.mark.parametrize("form", ["next_hop", "next_hops"])
+def test_a_tenants_own_next_hop_comes_before_a_route(tmp_path: Path, hop: NextHop, form: str) -> None:
+    with next_hop() as routed, next_hop() as owned:
+        tenant = {**TENANTS[0], "relay": {form: owned.url if form == "next_hop" else [owned.url]}}
+        routes = [{"recipient_domains": ["one.example", "own.example"], "next_hop": routed.url}]
+        with bridge_before(hop, tmp_path, "lmtp", tenants=[tenant], relay={"routes": routes}) as bridge:
+            replies = send(bridge, "lmtp", "b@one.example", "c@own.example", "d@example.org")
+            assert [reply[:3] for reply in replies] == [b"250"] * 3
+            assert (arrived(owned), arrived(routed), arrived(hop)) == ([["b"]], [["c"]], [["d"]])
