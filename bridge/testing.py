@@ -242,6 +242,8 @@ class NextHop:
         if mail.recipients:
             self.mails.append(mail)
         accepted.clear()
+        if not self.lmtp:
+            return self._say(writer, b".", replies[0])
         return all(self._write(writer, reply) for reply in replies)
 
     def _say(self, writer: asyncio.StreamWriter, verb: bytes, text: bytes) -> bool:

@@ -97,7 +97,7 @@ def relay(conf: Config, watch: Watch = _unwatched) -> Relay | None:
         return None
     default = tuple(conf.relay.hops)
     by_domain = hops_by_domain(conf)
-    relays = {hops: _failover(conf, conf.relay, hops, watch) for hops in (default, *by_domain.values())}
+    relays = {hops: _failover(conf, conf.relay, hops, watch) for hops in dict.fromkeys((default, *by_domain.values()))}
     if len(relays) == 1:
         return relays[default]
     return Routes({domain: relays[hops] for domain, hops in by_domain.items()}, relays[default])
