@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults lint format docs bench-service bench-lists clean
+.PHONY: help run test test-faults lint format docs dashboard-picture bench-service bench-lists clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -36,7 +36,12 @@ format: $(DEV_READY)            ## put the code into its style
 
 docs: $(DEV_READY)              ## the references that are made from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python deploy/mixin/dashboard.py
 	$(BIN)/python -m bridge.service.openapi > docs/openapi.json
+
+dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minutes
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
+	$(BIN)/python docs/draw_dashboard.py
 
 bench-service: $(DEV_READY)     ## what the scanning service can do
 	$(BIN)/python bench/service.py

@@ -20,6 +20,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.filter.decide import Outcome, Record
+from bridge.flood import Flood
 from bridge.mail.reply import Reply
 from bridge.metrics import reason_of
 
@@ -29,6 +30,8 @@ _MAX_RECIPIENTS = 20
 _MAX_LINES = 20_000
 _MAX_WRITE = 64 * 1024
 _BATCH_S = 0.05
+_LEFTOVERS_S = 1.0  # how long the end of a flood may go unsaid
+_SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # as in syslog; info is 6
 
 # Ours, and plain by construction: never quoted.
 _OURS = frozenset(
@@ -66,6 +69,7 @@ def _fields(record: Record) -> dict[str, Any]:
         "to": _recipients(tx.envelope.addresses),
         "nrcpt": len(tx.envelope.recipients),
         "size": record.size,
+        "message_id": record.message_id or None,
         "tenant": record.tenant,
         "decision": str(result.decision) if result else None,
         "verdict": (result.verdict or None) if result else None,
@@ -160,6 +164,9 @@ class LineWriter(logging.Handler):
     def __init__(self, fd: int, on_lost: Callable[[], None] = lambda: None, max_write: int = _MAX_WRITE) -> None:
         super().__init__()
         self._max_write = max_write
+        self.flood = Flood()
+        self.addFilter(self.flood)
+        self._to_journal = is_journal(fd)
         self._fd = fd
         self._lines: deque[str] = deque()
         self._some = threading.Event()
@@ -174,20 +181,22 @@ class LineWriter(logging.Handler):
         except Exception:  # a log call with a mistake in it must not end what it reports on
             self.on_lost()
         else:
-            self.put(line)
+            self.put(line, _SEVERITIES.get(record.levelno, 6))
 
-    def put(self, line: str) -> None:
+    def put(self, line: str, severity: int = 6) -> None:
         if len(self._lines) >= _MAX_LINES:
             self.on_lost()
             return
-        self._lines.append(line)
+        self._lines.append(f"<{severity}>{line}" if self._to_journal else line)
         if not self._some.is_set():
             self._some.set()
 
     def _write(self) -> None:
         while not (self._ended and not self._lines):
-            self._some.wait()
-            if not self._ended:
+            self._some.wait(_LEFTOVERS_S)
+            for record in self.flood.leftovers():
+                self.emit(record)
+            if not self._ended and self._lines:
                 time.sleep(_BATCH_S)  # a thread woken per line would take the event loop's turn each time
             self._some.clear()
             while self._lines:
@@ -216,12 +225,22 @@ class LineWriter(logging.Handler):
             super().close()
 
 
+def is_journal(fd: int) -> bool:
+    """Whether journald reads this: then each line begins with its severity, which journald takes off again."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return False
+    return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
+
+
 class PlainWriter(logging.Handler):
     """Writes each line at once, or drops it when nobody would read it: a blocked log must not block us."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            line = self.format(record).encode("utf-8", "backslashreplace") + b"\n"
+            severity = f"<{_SEVERITIES.get(record.levelno, 6)}>" if is_journal(2) else ""
+            line = f"{severity}{self.format(record)}\n".encode("utf-8", "backslashreplace")
             if select.select([], [2], [], 0)[1]:
                 os.write(2, line)
         except (OSError, ValueError):

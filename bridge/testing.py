@@ -103,8 +103,8 @@ class FakeScanner:
         self.port = 0
         self._server: asyncio.Server | None = None
 
-    async def start(self, tls: Any = None) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, ssl=tls)
+    async def start(self, tls: Any = None, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=tls)
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def stop(self) -> None:

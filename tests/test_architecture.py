@@ -34,7 +34,8 @@ ARROWS: dict[str, set[str]] = {
     "intake": {"filter", "api", "mail", "errors"},
     "counting": set(),
     "metrics": {"counting", "filter", "api", "mail", "errors"},
-    "maillog": {"filter", "metrics", "mail"},
+    "flood": set(),
+    "maillog": {"filter", "flood", "metrics", "mail"},
     "service": {"api", "mail", *SMALL},
     "daemon": {
         *("intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),

@@ -63,6 +63,7 @@ class Daemon:
         self._mail_log = MailLog(put, as_json=conf.log.format == "json")
         if writer is not None:
             writer.on_lost = self._on_lost_line
+            writer.flood.on_held = lambda: _count(self.metrics.log_lines_held_back)
         slots, room = wiring.admission_settings(conf), wiring.spool_settings(conf)
         self.admission = Admission(slots) if share is None else share.admission(slots)
         self.spool = Spool(*room) if share is None else share.spool(*room)

@@ -19,7 +19,7 @@ from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Mixed, Relay
 from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
 from bridge.filter.admission import Admission
-from bridge.filter.headers import Fields, HeaderEditor, count_received
+from bridge.filter.headers import Fields, HeaderEditor, count_received, message_id
 from bridge.filter.late import Late, LateDecisions
 from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import (
@@ -81,6 +81,7 @@ class Record:
     relay_s: float = 0.0
     next_id: str = ""  # the next hop's queue id
     is_mixed: bool = False  # the next hop took it for some recipients only
+    message_id: str = ""  # as the mail's own header has it
     late: Late | None = None
     would: Action | None = None  # shadow mode: what would have been done
 
@@ -210,6 +211,7 @@ class Filter:
 
     async def _process(self, tx: Transaction, record: Record) -> Outcome:
         head = tx.message.head()
+        record.message_id = message_id(head)
         if count_received(head) > self._settings.max_received:
             return Outcome(Action.REJECT, with_id(LOOP, tx.id))
         if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):

@@ -17,6 +17,7 @@ from bridge.mail.transaction import Transaction
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 _COMMENT = re.compile(r"[^\x21-\x27\x2a-\x5b\x5d-\x7e]")  # printable, without ( ) and backslash
+_MESSAGE_ID = re.compile(rb"message-id:(?:\r\n[ \t]|[ \t])*([^\r\n]*?)[ \t]*(?:\r\n|$)", re.IGNORECASE)
 _MAX_VALUE = 900  # RFC 5322 2.1.1: a line has at most 998 characters
 
 Fields = tuple[tuple[str, str], ...]
@@ -97,6 +98,14 @@ def count_received(head: bytes) -> int:
     """How many servers this mail has been through."""
     lower = head.lower()
     return lower.count(b"\nreceived:") + lower.startswith(b"received:")
+
+
+def message_id(head: bytes) -> str:
+    """The first Message-ID, as mail servers log it; "" when there is none."""
+    lower = head.lower()
+    start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
+    found = _MESSAGE_ID.match(head, start)
+    return "" if found is None else found[1].decode("utf-8", "replace")
 
 
 def _clean(value: str) -> str:

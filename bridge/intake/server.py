@@ -170,11 +170,12 @@ class SmtpServer:
 
     def handle_OPEN(self, server: BridgeSMTP) -> bool:
         """Whether to wait for a PROXY header at all (called without await)."""
-        if not self._is_trusted(_peer_address(server.session.peer)):
-            self._on_refused("untrusted")
+        peer = _peer_address(server.session.peer)
+        if not self._is_trusted(peer):
+            self._refused(peer, "untrusted")
             return False
         if self.draining or len(self._sessions) + len(self._expected) >= self.settings.max_connections:
-            self._on_refused("limit")
+            self._refused(peer, "limit")
             return False
         self._expected.add(server)
         return True
@@ -193,10 +194,10 @@ class SmtpServer:
         if len(self._sessions) >= settings.max_connections or (
             stranger and self._strangers >= max(settings.max_connections // _UNTRUSTED_SHARE, 5)
         ):
-            self._on_refused("limit")
+            self._refused(address, "limit")
             return _FULL
         if address is not None and self._per_client[address] >= settings.max_connections_per_client:
-            self._on_refused("client_limit")
+            self._refused(address, "client_limit")
             return _CLIENT_FULL
         self._sessions.add(server)
         self._empty.clear()
@@ -205,6 +206,10 @@ class SmtpServer:
             self._per_client[address] += 1
         server.counted_as = address
         return GOODBYE if self.draining else None
+
+    def _refused(self, address: str | None, reason: str) -> None:
+        self._on_refused(reason)
+        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason)
 
     def handle_CLOSE(self, server: BridgeSMTP) -> None:
         """The connection is gone (called without await)."""
@@ -236,7 +241,7 @@ class SmtpServer:
         """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
         peer = _peer_address(session.peer)
         if not proxy.valid or not self._is_trusted(peer):
-            self._on_refused("untrusted")
+            self._refused(peer, "untrusted")
             return False
         source = str(proxy.src_addr) if proxy.src_addr else None
         try:
@@ -250,7 +255,7 @@ class SmtpServer:
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not server.trusted:
-            self._on_refused("untrusted")
+            self._refused(server.client.address, "untrusted")
             server.strike()
             return _NOT_ALLOWED
         return self._admit("mail")

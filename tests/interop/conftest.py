@@ -34,11 +34,13 @@ class Ports:
     hurried_front: int
     proxy_front: int
     queue_front: int
+    milter_front: int
     reinjection: int
     scripted: int
     hurried: int
     proxy: int
     queue: int
+    milter: int
     service: int
     admin: int
 
@@ -67,6 +69,8 @@ SERVICES = """\
 127.0.0.1:{ports.hurried_front} inet n - n - 100 smtpd -o smtpd_proxy_filter=127.0.0.1:{ports.hurried}
 127.0.0.1:{ports.proxy_front} inet n - n - 100 smtpd -o smtpd_proxy_filter=127.0.0.1:{ports.proxy}
 127.0.0.1:{ports.queue_front} inet n - n - 100 smtpd -o content_filter=scan:[127.0.0.1]:{ports.queue}
+127.0.0.1:{ports.milter_front} inet n - n - 100 smtpd
+    -o smtpd_milters=inet:127.0.0.1:{ports.milter} -o milter_default_action=tempfail
 scan unix - - n - 10 smtp -o smtp_send_xforward_command=yes -o disable_mime_output_conversion=yes
 127.0.0.1:{ports.reinjection} inet n - n - 100 smtpd
     -o smtpd_authorized_xforward_hosts=127.0.0.0/8
@@ -123,7 +127,9 @@ def installed(ports, postfix, tmp_path_factory):
     (directory / "service.yml").write_text(SERVICE.format(ports=ports, token=TOKEN))
     (directory / "bridge.yml").write_text(BRIDGE.format(ports=ports))
     service = Program(directory, [ports.service], "service", "-c", str(directory / "service.yml"))
-    bridge = Program(directory, [ports.admin, ports.proxy, ports.queue], "run", "-c", str(directory / "bridge.yml"))
+    bridge = Program(
+        directory, [ports.admin, ports.proxy, ports.queue, ports.milter], "run", "-c", str(directory / "bridge.yml")
+    )
     try:
         service.start()
         bridge.start()
@@ -147,6 +153,7 @@ scanner: {{urls: ["http://127.0.0.1:{ports.service}"], token_file: token}}
 listeners:
   - {{name: proxy, address: "127.0.0.1:{ports.proxy}", profile: postfix-proxy}}
   - {{name: queue, address: "127.0.0.1:{ports.queue}", profile: postfix-content-filter}}
+  - {{name: milter, protocol: milter, address: "127.0.0.1:{ports.milter}", profile: postfix-milter}}
 relay: {{next_hop: "smtp://127.0.0.1:{ports.reinjection}"}}
 admin: {{address: "127.0.0.1:{ports.admin}"}}
 """

@@ -14,8 +14,8 @@ sys.path[:0] = [str(TESTS), str(TESTS / "daemon"), str(TESTS / "interop")]
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory):
     """Mail of every kind has gone through, and Prometheus has seen it."""
-    from observe_kit import watched_bridge
+    from observe_kit import hurried_rules, watched_bridge
 
-    with watched_bridge(tmp_path_factory.mktemp("observe")) as found:
+    with watched_bridge(tmp_path_factory.mktemp("observe"), hurried_rules()) as found:
         found.every_kind_of_mail()
         yield found

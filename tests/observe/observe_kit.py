@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
+import re
 import ssl
 import subprocess
+import threading
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +42,10 @@ def promtool(*arguments: str | Path, stdin: str | None = None) -> str:
 class Prometheus:
     """Scrapes one bridge; its rules are optional."""
 
-    def __init__(self, directory: Path, target: int, rules: dict[str, Any] | None = None) -> None:
+    def __init__(self, directory: Path, target: int, rules: dict[str, Any] | None, scrape: str) -> None:
         self._port = free_port()
         config: dict[str, Any] = {
-            "global": {"scrape_interval": SCRAPE, "evaluation_interval": SCRAPE},
+            "global": {"scrape_interval": scrape, "evaluation_interval": scrape},
             "scrape_configs": [{"job_name": "scanbridge", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
         }
         if rules is not None:
@@ -97,8 +101,61 @@ class Scene:
         self._seen('scanbridge_mails_total{action="discard"} > 0')
         self._seen("scanbridge_quarantine_mails")
 
+    @contextmanager
+    def load(self, clients: int = 4, pause_s: float = 0.0) -> Iterator[None]:
+        """Mail of several clients at once, until the block ends."""
+        over = threading.Event()
+
+        def keep_sending() -> None:
+            decisions = itertools.cycle((*DECISIONS, *("deliver",) * 15))
+            while not over.wait(pause_s):
+                self.send(next(decisions))
+
+        threads = [threading.Thread(target=keep_sending) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(20)
+
+    def kill_scanner(self) -> None:
+        """Nobody listens any more, and what is open breaks."""
+        self.scanner.status = None
+        self.scanner.reply = _hang_up
+        self.background.run(self.scanner.stop())
+
+    def revive_scanner(self) -> None:
+        """At the same port."""
+        self.scanner.status = answer(200, b'{"messageQueueStatus": "GREEN"}')
+        decide_by_subject(self.scanner)
+        self.background.run(self.scanner.start(port=self.scanner.port))
+
     def _seen(self, expression: str) -> None:
         until(lambda: self.prometheus.query(expression), expression)
+
+
+async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+HURRY = 300  # five minutes become a second
+
+
+def hurried_rules() -> dict[str, Any]:
+    """The alerts as they are, but for the time they wait and look back."""
+
+    def shorter(match: re.Match[str]) -> str:
+        return f"{int(match[1]) * 60_000 // HURRY}ms"
+
+    rules, _ = yamlfile.read(MIXIN / "alerts.yml", (MIXIN / "alerts.yml").read_text())
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        rule["expr"] = re.sub(r"(?<=\[)(\d+)m(?=\])", shorter, rule["expr"])
+        if "for" in rule:
+            rule["for"] = re.sub(r"(\d+)m", shorter, rule["for"])
+    return dict(rules)
 
 
 def decide_by_subject(scanner: FakeScanner) -> None:
@@ -114,7 +171,7 @@ def decide_by_subject(scanner: FakeScanner) -> None:
 def certificate(directory: Path) -> dict[str, str]:
     """Files for a listener's STARTTLS."""
     authority = trustme.CA()
-    own = authority.issue_cert("bridge.example")
+    own = authority.issue_cert("bridge.example", not_after=datetime.now(UTC) + timedelta(days=60))
     own.private_key_pem.write_to_path(directory / "key.pem")
     with (directory / "cert.pem").open("wb") as file:
         for pem in own.cert_chain_pems:
@@ -123,7 +180,9 @@ def certificate(directory: Path) -> dict[str, str]:
 
 
 @contextmanager
-def watched_bridge(directory: Path, rules: dict[str, Any] | None = None, **sections: Any) -> Iterator[Scene]:
+def watched_bridge(
+    directory: Path, rules: dict[str, Any] | None = None, scrape: str = SCRAPE, **sections: Any
+) -> Iterator[Scene]:
     need("prometheus", "promtool")
     with parts() as (background, scanner, next_hop):
         decide_by_subject(scanner)
@@ -138,7 +197,7 @@ def watched_bridge(directory: Path, rules: dict[str, Any] | None = None, **secti
         data, _ = yamlfile.read(config, config.read_text())
         data["listeners"][0]["tls"] = tls
         config.write_text(yamlfile.dump(data))
-        prometheus = Prometheus(directory, admin, rules)  # first: it looks for new targets every 5 s only
+        prometheus = Prometheus(directory, admin, rules, scrape)  # first: it looks for new targets every 5 s only
         try:
             bridge = start(config, port, admin)
             try:

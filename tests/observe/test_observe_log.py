@@ -1,0 +1,163 @@
+"""The log: bounded under attack, friendly to journald, and every mail in it can be found by its Message-ID."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from observe_kit import certificate
+from process_kit import running, until
+from test_observe_metrics import scrape, value
+
+from bridge import flood, maillog
+from bridge.filter.headers import message_id
+from bridge.flood import Flood
+from bridge.testing import SmtpClient, free_port
+
+
+def line(text: str = "%s came", *arguments: object, place: int = 1) -> logging.LogRecord:
+    return logging.LogRecord("bridge.x", logging.WARNING, "file.py", place, text, arguments or ("a stranger",), None)
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_a_flood_is_a_few_lines_and_a_count() -> None:
+    """Twenty at once, then one a second that speaks for all the others; the last word comes when it is over."""
+    clock, held = Clock(), []
+    limit = Flood(clock)
+    limit.on_held = lambda: held.append(1)
+    passed = [record for record in (line() for _ in range(1000)) if limit.filter(record)]
+    assert len(passed) == flood.BURST and len(held) == 1000 - flood.BURST
+    assert not list(limit.leftovers())
+    clock.now += 1
+    after = line()
+    assert limit.filter(after) and after.getMessage() == "a stranger came (and 980 more like it)"
+    assert not limit.filter(line()) and not limit.filter(line("%s%%", "50"))
+    clock.now += 1
+    assert [record.getMessage() for record in limit.leftovers()] == ["50% (and 1 more like it)"]
+    clock.now += 100
+    assert not list(limit.leftovers())
+
+
+def test_a_flood_of_one_kind_hides_no_other() -> None:
+    limit = Flood(Clock())
+    assert sum(limit.filter(line(place=1)) for _ in range(100)) == flood.BURST
+    assert limit.filter(line(place=2))
+
+
+def test_several_threads_lose_no_line_from_the_count() -> None:
+    limit, held = Flood(Clock()), []
+    limit.on_held = lambda: held.append(1)
+    passed: list[bool] = []
+    threads = [
+        threading.Thread(target=lambda: passed.extend(limit.filter(line()) for _ in range(500))) for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(passed) == flood.BURST and len(held) == 2000 - flood.BURST
+
+
+def test_the_writer_says_the_last_word_of_a_flood_by_itself(tmp_path: Path) -> None:
+    """Also when no such line comes any more."""
+    with (tmp_path / "log").open("wb") as file:
+        writer = maillog.LineWriter(file.fileno())
+        writer.setFormatter(maillog.KeyValue())
+        for _ in range(100):
+            writer.handle(line())
+        until(lambda: "and 79 more like it" in (tmp_path / "log").read_text(), "the count")
+        writer.close()
+    assert len((tmp_path / "log").read_text().splitlines()) == flood.BURST + 1
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_journald_gets_the_severity_of_each_line(tmp_path: Path, monkeypatch, as_json) -> None:
+    """`journalctl -p warning` works; journald takes the mark off. Elsewhere there is none."""
+    for journal in (True, False):
+        with (tmp_path / "log").open("wb") as file:
+            found = os.fstat(file.fileno())
+            stream = f"{found.st_dev}:{found.st_ino}" if journal else "1:2"
+            monkeypatch.setenv("JOURNAL_STREAM", stream)
+            writer = maillog.LineWriter(file.fileno())
+            writer.setFormatter(maillog.Json() if as_json else maillog.KeyValue())
+            writer.handle(line())
+            writer.put("id=1")
+            writer.close()
+        first, second = (tmp_path / "log").read_text().splitlines()
+        assert second == ("<6>id=1" if journal else "id=1")
+        assert first.startswith("<4>") == journal
+        assert not as_json or json.loads(first.removeprefix("<4>"))["level"] == "warning"
+
+
+@pytest.mark.parametrize(
+    ("head", "found"),
+    [
+        (b"Message-ID: <a@b>\r\nX: y\r\n\r\n", "<a@b>"),
+        (b"X: y\r\nMESSAGE-ID:<a@b>  \r\n\r\n", "<a@b>"),
+        (b"X: y\r\nMessage-Id:\r\n <a@b>\r\nMessage-ID: <second@b>\r\n\r\n", "<a@b>"),
+        (b"X: y\r\nX-Message-ID: <a@b>\r\n\r\n", ""),
+        (b"Message: x\r\n\r\n", ""),
+        (b"Message-ID:\r\n\r\n", ""),
+        (b"Message-ID: \xff\x1b[2J\r\n\r\n", "\ufffd\x1b[2J"),
+        (b"", ""),
+    ],
+)
+def test_message_id_is_found_as_mail_servers_find_it(head: bytes, found: str) -> None:
+    assert message_id(head) == found
+
+
+BAD_SESSIONS = 2000
+
+
+def test_thousands_of_bad_sessions_cost_a_handful_of_lines(tmp_path: Path) -> None:
+    """Strangers, and handshakes that break; each is counted, few are written, a mail's own line is always there."""
+    tls = certificate(tmp_path)
+    port = free_port()
+    listener = {"name": "mx", "address": f"127.0.0.1:{port}", "trusted_clients": ["127.0.0.1/32"], "tls": tls}
+    with running(tmp_path, listeners=[listener]) as (bridge, *_):
+        bridge.port = port
+        with ThreadPoolExecutor(8) as pool:
+            list(pool.map(stranger, [port] * BAD_SESSIONS))
+            list(pool.map(broken_handshake, [port] * 100))
+        bridge.send()
+        until(lambda: said(bridge.log, "refused: untrusted") == BAD_SESSIONS, "the last count of strangers")
+        until(lambda: said(bridge.log, "TLS handshake failed") == 100, "the last count of handshakes")
+        lines = bridge.log.splitlines()
+        assert len(bridge.mail_lines(1)) == 1
+        assert len(lines) < 2 * flood.BURST + 100, len(lines)
+        held = value(scrape(bridge.admin), "scanbridge_log_lines_held_back_total")
+        assert BAD_SESSIONS + 100 - len(lines) <= held < BAD_SESSIONS + 100
+
+
+def said(log: str, words: str) -> int:
+    """How many events the lines with these words speak of."""
+    lines = [one for one in log.splitlines() if words in one]
+    return len(lines) + sum(int(count) for one in lines for count in re.findall(r"and (\d+) more like it", one))
+
+
+def stranger(port: int) -> None:
+    with SmtpClient(port, "127.0.0.2") as client:
+        client.open()
+        client.say(b"MAIL FROM:<a@b.example>")
+
+
+def broken_handshake(port: int) -> None:
+    with SmtpClient(port) as client:
+        client.open()
+        client.say(b"STARTTLS")
+        client.send(b"GET / HTTP/1.1\r\n\r\n")
+        client.sock.shutdown(socket.SHUT_WR)
+        client.is_cut()
