@@ -85,6 +85,11 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
             ("Decisions", "ops", [rate("scanbridge_mails_total", "decision")]),
             ("Replies", "ops", [rate("scanbridge_replies_total", "code"), (total(_EARLY), "451 at MAIL")]),
             ("What went wrong", "ops", [rate("scanbridge_failures_total", "reason")]),
+            (
+                "Taken for some recipients only",
+                "ops",
+                [(f"sum(rate(scanbridge_mixed_mails_total{{{HERE}}}[{WINDOW}]))", "mixed")],
+            ),
             ("By listener", "ops", [rate("scanbridge_mails_total", "listener")]),
             ("Bytes", "Bps", [rate("scanbridge_mail_bytes_total", "listener")]),
             ("Shadow mode: what would be done", "ops", [rate("scanbridge_shadow_mails_total", "would")]),

@@ -86,15 +86,6 @@ def test_dashboard_is_one_that_grafana_takes() -> None:
         assert panel["fieldConfig"]["defaults"]["unit"] in ("none", "ops", "s", "bytes", "Bps", "percentunit")
 
 
-def test_every_metric_is_on_the_dashboard() -> None:
-    """Declared and never looked at would be one too many; the build's version is on it as well."""
-    from bridge.metrics import Metrics
-
-    queries = " ".join(target["expr"] for panel in PANELS for target in panel["targets"])
-    names = {family.name for family in Metrics(["mx"]).registry.collect()} - {"process_start_time_seconds"}
-    assert not {name for name in names if not re.search(rf"\b{name}(_total|_info|_bucket)?\b", queries)}
-
-
 def for_now(expression: str) -> str:
     """As Grafana would fill it in."""
     return expression.replace("$__rate_interval", "5m").replace("$instance", ".+")
