@@ -134,11 +134,15 @@ class Connection(SMTP):
             hook(self)
 
     def eof_received(self) -> bool | None:
-        """The client is gone, or says no more: what runs for it is cancelled, what it said is answered."""
+        """The client is gone, or says no more: what runs for it is cancelled, what it said is answered.
+
+        Exim (4.96) sends QUIT right behind the final dot, ends its half of the connection and reads on: who has
+        said goodbye is not gone.
+        """
         assert self._handler_coroutine is not None
         if not self._is_handled:
             self._hang_up()  # cancelled before its first step, the handler would not do it
-        elif not self._inbox.is_awaited:
+        elif not self._inbox.is_awaited and not self._inbox.says_goodbye:
             self._handler_coroutine.cancel()
         self._inbox.close()
         return self.session.ssl is None

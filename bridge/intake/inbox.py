@@ -40,6 +40,11 @@ class Inbox:
     def is_awaited(self) -> bool:
         return self._waiter is not None
 
+    @property
+    def says_goodbye(self) -> bool:
+        """Whether QUIT is the next command."""
+        return self._buffer[:6].upper() == b"QUIT\r\n"
+
     def feed(self, data: bytes) -> None:
         self._buffer += data
         self._wake()

@@ -89,6 +89,21 @@ def test_replies_owed_are_given_to_a_client_that_says_no_more(shared: RunningBri
     assert eventually(lambda: is_idle(shared))
 
 
+@pytest.mark.parametrize("quit_", [b"QUIT\r\n", b"quit\r\n"])
+def test_client_that_said_quit_behind_its_mail_has_its_answer(shared: RunningBridge, quit_: bytes) -> None:
+    """Exim does so with its last mail: dot, QUIT, the end of its half; then it reads."""
+    with shared.client() as client:
+        client.open()
+        client.begin()
+        client.send(b"x\r\n.\r\n" + quit_)
+        half_close(client)
+        assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
+        assert client.reply() == b"221 2.0.0 Bye"
+        assert client.is_cut()
+    assert eventually(lambda: is_idle(shared))
+    assert len(shared.next_hop.mails) == 1
+
+
 def test_mail_of_a_client_that_is_already_gone_is_not_begun(shared: RunningBridge) -> None:
     """A whole mail and the end of the connection in one breath: the client will never know, so it comes again."""
     for _ in range(5):
