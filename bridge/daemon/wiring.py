@@ -26,9 +26,9 @@ from bridge.filter.late import LateDecisions, LateSettings, Scan
 from bridge.filter.latestore import MemoryStore, SqlStore
 from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import Case, Policy, Rule
-from bridge.intake.connection import SessionLimits
 from bridge.intake.milter.transport import MilterSettings
 from bridge.intake.server import Kinds, SmtpSettings
+from bridge.intake.wire import SessionLimits
 from bridge.scanner.client import Scanner, ScannerSettings
 
 

@@ -1,27 +1,30 @@
-"""One SMTP connection: bytes in, command lines out, replies back, every phase within its time.
+"""One SMTP connection: bytes in, command lines out, each answered at once or by a task.
 
 aiosmtpd's server class, with its stream loop replaced: commands are taken as whole lines from what
-has arrived and answered with one write; content goes block by block from the socket into the
-message, with no task woken in between. What the commands mean is in `smtp`.
+has arrived and answered with one write, at once; a task is made only for what must wait (content and
+its processing, TLS, a hook that is a coroutine), because on a bad day nearly all that clients get is
+a quick no. Content goes block by block from the socket into the message, with no task woken in
+between. What the commands mean is in `smtp`.
 If this is wrong, clients hang, sessions leak, or one client's bytes become another's commands.
 """
 
 from __future__ import annotations
 
 import asyncio
-import collections
 import logging
 import re
 import ssl
-from asyncio.streams import FlowControlMixin
-from dataclasses import dataclass, replace
-from typing import Any, Self
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from types import CoroutineType
+from typing import Any, Self, TypeVar
 
 from aiosmtpd.proxy_protocol import get_proxy
-from aiosmtpd.smtp import MISSING, SMTP, TLSSetupException
+from aiosmtpd.smtp import MISSING, TLSSetupException
 
 from bridge.intake.data import DataReader
 from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong
+from bridge.intake.wire import SessionLimits, Wire
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
@@ -30,29 +33,27 @@ from bridge.mail.transaction import new_id
 log = logging.getLogger(__name__)
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
-_RATE_WINDOW_S = 30.0
 _TLS_HANDSHAKE_S = 30.0
-_LAST_WORDS_S = 5.0  # for a client to read what we said before we hang up
 _IDLE_COMMANDS = frozenset(
     ["NOOP", "RSET", "VRFY", "EXPN", "HELP", "HELO", "EHLO", "LHLO", "STARTTLS", "AUTH", "XFORWARD", "XCLIENT"]
 )
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
+_EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
+_IN_A_TASK = frozenset({"DATA", "REFUSED", "PROXY"})  # hooks that are called from one in any case
+_NOBODY = Client()
+
+Work = Callable[..., Coroutine[Any, Any, None]]
+Method = TypeVar("Method", bound=Work)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionLimits:
-    """What one session may cost. Times in seconds."""
-
-    command_timeout_s: float | None = None  # None: aiosmtpd's `timeout`
-    data_timeout_s: float = 180.0
-    min_data_rate: int = 256  # bytes per second over 30 s
-    max_recipients: int = 1000
-    max_errors: int = 20
-    max_idle_commands: int = 100  # commands in a row that bring no mail nearer
+def at_once(method: Method) -> Method:
+    """A command that waits for nothing but its hook: if that is a plain function, no task is needed for it."""
+    method.__dict__["at_once"] = True
+    return method
 
 
-class Connection(SMTP):
+class Connection(Wire):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
     peer_address: str | None = None  # of the connection's other end; None on a unix socket
@@ -62,13 +63,23 @@ class Connection(SMTP):
     def __init__(
         self, handler: Any, *, limits: SessionLimits | None = None, spool: Spool | None = None, **stock: Any
     ) -> None:
-        super().__init__(handler, **stock)
-        self._limits = limits or SessionLimits()
+        super().__init__(handler, limits or SessionLimits(), **stock)
         self._spool = spool or Spool(1 << 30)
         self._has_auth = self._auth_required or not self._auth_require_tls or self._has_authenticator(stock)
         self._ehlo_replies: dict[tuple[bool, bool], bytes] = {}  # shared by all connections
+        self._banner = f"220 {self.hostname} {self.__ident__}".encode()
+        self.command_size_limits = dict.fromkeys(("MAIL", "RCPT"), self.command_size_limit + _EXTENDED)
         self._commands = {name: getattr(type(self), "smtp_" + name, None) for name in self._smtp_methods}
+        waits = any(self._waits(name) for name in self._handle_hooks)
+        self._opens_at_once = self._proxy_timeout is None and not waits
+        quick = (name for name, method in self._commands.items() if hasattr(method, "at_once"))
+        self._at_once = frozenset(() if waits else quick)
+        self._set_fresh()
         self._renew()
+
+    def _waits(self, name: str) -> bool:
+        """Whether this hook needs a task that is not there in any case."""
+        return name not in _IN_A_TASK and asyncio.iscoroutinefunction(self._handle_hooks[name])
 
     @staticmethod
     def _has_authenticator(stock: dict[str, Any]) -> bool:
@@ -81,30 +92,21 @@ class Connection(SMTP):
         twin._renew()
         return twin
 
-    def _renew(self) -> None:
-        """All that belongs to one connection."""
-        FlowControlMixin.__init__(self, loop=self.loop)
-        self._closed = self.loop.create_future()
-        self._inbox = self._reader = Inbox(self.loop, self._before_wait)
-        self._out: list[bytes] = []
-        self._data: DataReader | None = None
+    def _set_fresh(self) -> None:
+        super()._set_fresh()
         self._data_ended: asyncio.Future[None] | None = None
-        self._busy = False
-        self._is_handled = False
-        self._reading_paused = False
-        self._farewell: Reply | None = None  # said when the running mail is over
-        self._silent_s = 0.0
-        self._errors = 0
-        self._excused = 0  # 503s that a pipelining client could not avoid
+        self._task: asyncio.Task[None] | None = None  # what runs for this client and must wait
+        self._is_lost = False
         self._idle_commands = 0
         self._argument = b""
-        self.command_size_limits: dict[str, int] = collections.defaultdict(lambda: self.command_size_limit)
-        self.client = Client()  # what we believe of the client behind this connection
+        self.client = _NOBODY  # what we believe of the client behind this connection
         self.forwarded: Client | None = None  # XFORWARD's word, for one mail
         self.described: tuple[Any, Session] | None = None  # what was said, and the session made of it
+
+    def _renew(self) -> None:
+        super()._renew()
+        self._inbox = self._reader = Inbox(self.loop, self._before_wait)
         self._call_limit: dict[str, int] = dict(self._call_limit_base) if self._enforce_call_limit else {}
-        self._transport: Any = None
-        self.transport: Any = None
 
     # The connection's life
 
@@ -117,34 +119,38 @@ class Connection(SMTP):
         self._set_rset_state()
         self._phase_began = self.loop.time()
         self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)
-        self._handler_coroutine = self.loop.create_task(self._handle_client())
+        if self._opens_at_once:
+            self._open_now()
+        else:
+            self._start(self._open)
 
     def connection_lost(self, error: Exception | None) -> None:
-        if self._closed.done():
+        if self._is_lost:
             return
+        self._is_lost = True
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
-        FlowControlMixin.connection_lost(self, error)
-        self._closed.set_result(None)
         self._inbox.close()
+        self._writer.close()
         self.transport = None
-        if self._handler_coroutine is not None:
-            self._handler_coroutine.cancel()
+        if self._task is not None:
+            self._task.cancel()
         if (hook := self._handle_hooks.get("CLOSE")) is not None:
             hook(self)
 
     def eof_received(self) -> bool | None:
-        """The client is gone, or says no more: what runs for it is cancelled, what it said is answered.
+        """The client is gone, or says no more: what runs for it is cancelled, what it said was answered.
 
         Exim (4.96) sends QUIT right behind the final dot, ends its half of the connection and reads on: who has
         said goodbye is not gone.
         """
-        assert self._handler_coroutine is not None
-        if not self._is_handled:
-            self._hang_up()  # cancelled before its first step, the handler would not do it
-        elif not self._inbox.is_awaited and not self._inbox.says_goodbye:
-            self._handler_coroutine.cancel()
+        is_expected = self._inbox.is_awaited or self._inbox.says_goodbye  # what runs goes on, and sees the end
         self._inbox.close()
+        if self._task is None:
+            self._hang_up()
+        elif not is_expected:
+            self._task.cancel()
+            self.loop.call_soon(self._hang_up)  # cancelled before its first step, it would not do it
         return self.session.ssl is None
 
     def data_received(self, data: bytes) -> None:
@@ -155,118 +161,17 @@ class Connection(SMTP):
             data = self._end_data(rest)
         if data:
             self._inbox.feed(data)
+            if self._task is None:
+                self._work()
             if len(self._inbox) > PAUSE_AT and not self._reading_paused:
                 self._reading_paused = True
                 self._transport.pause_reading()
 
-    def _timeout(self) -> float:
-        if self._data is not None:
-            return min(_RATE_WINDOW_S, self._limits.data_timeout_s)
-        return self._limits.command_timeout_s or float(self._timeout_duration)
-
-    def _tick(self) -> None:
-        """One timer per connection, looking back at its phase instead of being set anew per command."""
-        if self.transport is None:
-            return
-        waited = self.loop.time() - self._phase_began
-        left = self._timeout() - (0.0 if self._busy else waited)
-        if left <= 0 and self._data is not None and self._is_alive(self._data, waited):
-            self._begin_phase()
-            left = self._timeout()
-        if left > 0:
-            self._timeout_handle = self.loop.call_later(max(left, 0.01), self._tick)
-            return
-        self._say(b"421 4.4.2 Error: timeout exceeded")
-        self._hang_up()
-
-    def _is_alive(self, data: DataReader, waited: float) -> bool:
-        """Whether the client may go on: silent not for too long, and when it speaks not too slowly."""
-        received, data.received = data.received, 0
-        if not received:
-            self._silent_s += waited
-            return self._silent_s < self._limits.data_timeout_s
-        self._silent_s = 0.0
-        return received >= self._limits.min_data_rate * waited
-
-    def _begin_phase(self) -> None:
-        self._phase_began = self.loop.time()
-
-    # Replies: collected, and written when nothing more can be answered
-
-    def _say(self, line: bytes) -> None:
-        self._out.append(line + b"\r\n")
-        if line[:2] == b"50":  # 500 to 504: the client's mistake
-            self._errors += 1
-
-    def _reply(self, reply: Reply) -> None:
-        self._out.append(reply.to_bytes())
-        if 500 <= reply.code <= 504:
-            self._errors += 1
-
-    async def push(self, status: str | bytes | Reply) -> None:
-        """aiosmtpd's way to answer; hooks may return a Reply as well as text."""
-        if isinstance(status, Reply):
-            self._reply(status)
-        else:
-            self._say(status.encode("utf-8") if isinstance(status, str) else status)
-
-    def _flush(self) -> None:
-        if self._out and self.transport is not None:
-            self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
-        self._out.clear()
-
-    def _before_wait(self) -> None:
-        self._flush()
-        if self._reading_paused:
-            self._resume_reading()
-
-    def _resume_reading(self) -> None:
-        self._reading_paused = False
-        if self.transport is not None:
-            self._transport.resume_reading()
-
-    def _hang_up(self) -> None:
-        """No command is taken after this; a client that does not read our last words is cut."""
-        if self.transport is None:
-            return
-        self._flush()
-        self._writer.close()
-        if self._transport.get_write_buffer_size():
-            self._timeout_handle.cancel()
-            self._timeout_handle = self.loop.call_later(min(_LAST_WORDS_S, self._timeout()), self._transport.abort)
-        self.transport = None
-
-    @property
-    def in_mail(self) -> bool:
-        """Whether content is on its way or in processing: not to be disturbed."""
-        return self._busy or self._data is not None
-
-    def goodbye(self, reply: Reply) -> None:
-        """Say this last word and hang up."""
-        if self.transport is not None:
-            self._reply(reply)
-            self._hang_up()
-
-    def goodbye_after_mail(self, reply: Reply) -> None:
-        """Say this last word when the mail in processing has its answer."""
-        self._farewell = reply
-
-    def _out_of_order(self, line: bytes) -> None:
-        """Refuse what needs an earlier command; no mistake if that was refused and this already on its way."""
-        self._say(line)
-        if self._excused:
-            self._excused -= 1
-            self._errors -= 1
-
-    def strike(self) -> None:
-        """One more mistake of the client's; too many end the session."""
-        self._errors += 1
-
-    async def _more(self) -> None:
-        """Wait for the client: first to read what we said, then to say more."""
-        if self._paused:
-            await self._drain_helper()
-        await self._inbox.more()
+    def resume_writing(self) -> None:
+        """The client reads again: it may be answered again."""
+        super().resume_writing()
+        if self._task is None:
+            self._work()
 
     async def handle_exception(self, error: Exception) -> str | Reply:
         if hasattr(self.event_handler, "handle_exception"):
@@ -276,44 +181,87 @@ class Connection(SMTP):
             log.exception("session %s: unexpected error", self.session.id)
         return _INTERNAL
 
-    # The command loop
+    # What a client says is answered at once, or by a task
 
-    async def _handle_client(self) -> None:
-        self._is_handled = True
+    def _work(self) -> None:
+        """Answer what has come, with one write, until something must wait."""
         try:
-            if self._proxy_timeout is not None and not await self._read_proxy():
-                return
-            status = await self._call_handler_hook("CONNECT")
-            if status is not MISSING:
-                await self.push(status)
-                return self._hang_up()
-            self._say(f"220 {self.hostname} {self.__ident__}".encode())
-            while self.transport is not None:
+            while self._task is None and self.transport is not None and not self._paused:
                 try:
                     line = self._inbox.take_line()
                 except LineTooLong:
                     self._say(b"500 5.5.2 Command line too long")
                 else:
                     if line is None:
-                        await self._more()
-                        continue
-                    await self._execute(line)
-                self._begin_phase()
-                if self._errors >= self._limits.max_errors or self._idle_commands > self._limits.max_idle_commands:
-                    self._say(b"421 4.7.0 Error: too many errors or idle commands")
-                    return self._hang_up()
+                        break
+                    self._execute(line)
+                self._end_command()
+        except Exception:
+            self._break_down()
+        if self._task is not None or self._paused:
+            self._flush()
+        elif self._inbox.at_eof:
+            self._hang_up()
+        else:
+            self._before_wait()
+
+    def _end_command(self) -> None:
+        self._begin_phase()
+        if self._errors >= self._limits.max_errors or self._idle_commands > self._limits.max_idle_commands:
+            self._say(b"421 4.7.0 Error: too many errors or idle commands")
+            self._hang_up()
+
+    def _now(self, work: Work, *arguments: Any) -> None:
+        """For what waits for nothing."""
+        try:
+            work(*arguments).send(None)
+        except StopIteration:
+            return
+        raise RuntimeError("a hook that waits must be a coroutine function")
+
+    def _start(self, work: Work, *arguments: Any) -> None:
+        """For what must wait. What the client says meanwhile is answered after that."""
+        self._task = self.loop.create_task(self._run(work, *arguments))
+
+    async def _run(self, work: Work, *arguments: Any) -> None:
+        try:
+            await work(*arguments)
         except asyncio.CancelledError:
             self._hang_up()
-            self._writer.close()
             raise
         except ConnectionError:
             self._hang_up()
         except Exception:
-            log.exception("session %s: ended by an unexpected error", self.session.id)
-            self._say(b"421 4.3.0 Error: internal problem, try again later")
+            self._break_down()
+        if self._task is asyncio.current_task():  # else it has started another, and that goes on
+            self._task = None
+            self._end_command()
+            self._work()
+
+    def _break_down(self) -> None:
+        log.exception("session %s: ended by an unexpected error", self.session.id)
+        self._say(b"421 4.3.0 Error: internal problem, try again later")
+        self._hang_up()
+
+    def _open_now(self) -> None:
+        try:
+            self._now(self._open)
+        except Exception:
+            self._break_down()
+        self._flush()
+
+    async def _open(self) -> None:
+        """The greeting, or what is said in place of it."""
+        if self._proxy_timeout is not None and not await self._read_proxy():
+            return
+        status = await self._call_handler_hook("CONNECT")
+        if status is MISSING:
+            self._say(self._banner)
+        else:
+            await self.push(status)
             self._hang_up()
 
-    async def _execute(self, line: bytes) -> None:
+    def _execute(self, line: bytes) -> None:
         """One command line, CRLF cut off."""
         verb_bytes, _, argument = line.partition(b" ")
         verb = verb_bytes.upper().decode("ascii", "replace")
@@ -328,9 +276,17 @@ class Connection(SMTP):
             return self._unknown(line)
         self._idle_commands = self._idle_commands + 1 if verb in _IDLE_COMMANDS else 0
         self._argument = argument.strip(b" \t")
+        argument_text = self._argument.decode("utf-8", "replace") or None
+        if verb in self._at_once:
+            self._now(self._obey, method, argument_text)
+        else:
+            self._start(self._obey, method, argument_text)
+        return None
+
+    async def _obey(self, method: Work, *arguments: Any) -> None:
+        """Carry out a command; what goes wrong in it is temporary, and ends the mail but not the session."""
         try:
-            argument_text = self._argument.decode("utf-8", "replace") or None
-            await method(self, argument_text)
+            await method(self, *arguments)
         except Exception as error:
             if isinstance(error, ConnectionError) and self._inbox.at_eof:
                 raise  # the client's own, not a hook's
@@ -347,6 +303,14 @@ class Connection(SMTP):
             log.exception("session %s: the exception handler failed", self.session.id)
             self._reply(_INTERNAL)
 
+    async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
+        """aiosmtpd's, for hooks that are plain functions, too."""
+        hook = self._handle_hooks.get(command)
+        if hook is None:
+            return MISSING
+        status = hook(self, self.session, self.envelope, *arguments)
+        return await status if isinstance(status, CoroutineType) else status
+
     def _refuse_line(self, verb: str, line: bytes) -> bytes | None:
         if not line.isascii() and not self.enable_SMTPUTF8:
             return b"500 5.5.2 Error: strict ASCII mode" if verb.isascii() else b"500 5.5.2 Error: bad syntax"
@@ -354,7 +318,9 @@ class Connection(SMTP):
             return b"500 5.5.2 Error: bad syntax"
         if (b"\0" in line or b"\r" in line or b"\n" in line) and verb not in ("MAIL", "RCPT"):
             return b"501 5.5.2 Error: NUL, CR or LF inside a command"
-        limit = self.command_size_limits[verb] if self.session.extended_smtp else self.command_size_limit
+        limit = self.command_size_limit
+        if self.session.extended_smtp:
+            limit = self.command_size_limits.get(verb, limit)
         if len(line) > limit:
             return b"500 5.5.2 Command line too long"
         if not self._tls_handshake_okay and verb != "QUIT":

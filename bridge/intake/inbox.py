@@ -14,6 +14,10 @@ LINE_LIMIT = 4096  # above every command's own limit
 PAUSE_AT = 256 * 1024  # bytes waiting while a mail is in processing: then the client waits too
 
 
+def _nothing() -> None:
+    """There is nobody left to be told."""
+
+
 class LineTooLong(Exception):
     """A line over LINE_LIMIT went by; it was not kept."""
 
@@ -51,6 +55,7 @@ class Inbox:
 
     def close(self) -> None:
         self._eof = True
+        self._before_wait = _nothing  # and with it the reference to the connection, which refers to us
         self._wake()
 
     def _wake(self) -> None:

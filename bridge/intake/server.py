@@ -19,8 +19,8 @@ from typing import Any, Literal
 from aiosmtpd.smtp import MISSING
 
 from bridge.filter.decide import Filter
-from bridge.intake.connection import SessionLimits
 from bridge.intake.smtp import BridgeLMTP, BridgeSMTP, SmtpEnvelope
+from bridge.intake.wire import SessionLimits
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -180,7 +180,7 @@ class SmtpServer:
         self._expected.add(server)
         return True
 
-    async def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
+    def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
         peer = server.peer_address = _peer_address(session.peer)
         if session.proxy_data is None:
             server.client = Client(address=peer)
@@ -251,7 +251,7 @@ class SmtpServer:
         server.client = Client(address=address, port=proxy.src_port or None)
         return True
 
-    async def handle_MAIL(
+    def handle_MAIL(
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not server.trusted:
@@ -260,7 +260,7 @@ class SmtpServer:
             return _NOT_ALLOWED
         return self._admit("mail")
 
-    async def handle_RCPT(
+    def handle_RCPT(
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         """A transaction belongs to one tenant and goes to one next hop, unless its recipients are answered apart."""
@@ -272,7 +272,7 @@ class SmtpServer:
             return MISSING
         return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
 
-    async def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
+    def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
         return self._admit("data")
 
     def _admit(self, stage: str) -> Any:

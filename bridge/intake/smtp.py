@@ -17,13 +17,12 @@ from aiosmtpd.smtp import Envelope as StockEnvelope
 
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
-from bridge.intake.connection import Connection
+from bridge.intake.connection import Connection, at_once
 from bridge.intake.data import DataReader, Fault
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client
 
-_EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
 _PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
 
 _FAULTS = {
@@ -78,6 +77,7 @@ class BridgeSMTP(Connection):
     # Greeting
 
     @syntax("HELO hostname")
+    @at_once
     async def smtp_HELO(self, hostname: str | None) -> None:
         if not hostname:
             return self._say(b"501 5.5.4 Syntax: HELO hostname")
@@ -90,12 +90,12 @@ class BridgeSMTP(Connection):
         return await self.push(status)
 
     @syntax("EHLO hostname")
+    @at_once
     async def smtp_EHLO(self, hostname: str | None) -> None:
         if not hostname:
             return self._say(b"501 5.5.4 Syntax: %b hostname" % (b"LHLO" if self.greeting == "LHLO" else b"EHLO"))
         self._set_rset_state()
         self.session.extended_smtp = True
-        self.command_size_limits["MAIL"] = self.command_size_limits["RCPT"] = self.command_size_limit + _EXTENDED
         if self._ehlo_hook_ver is None:
             self.session.host_name = hostname
             self._out.append(self._ehlo_reply())
@@ -142,6 +142,7 @@ class BridgeSMTP(Connection):
     # What a trusted mail server says of its client
 
     @syntax("XFORWARD attribute=value ...", when="trusted")
+    @at_once
     async def smtp_XFORWARD(self, arg: str | None) -> None:
         client = self._told(self.forwarded or Client(), xforward.XFORWARD_NAMES)
         if client is not None:
@@ -149,6 +150,7 @@ class BridgeSMTP(Connection):
             self._say(b"250 2.0.0 Ok")
 
     @syntax("XCLIENT attribute=value ...", when="trusted")
+    @at_once
     async def smtp_XCLIENT(self, arg: str | None) -> None:
         client = self._told(self.client, xforward.XCLIENT_NAMES)
         if client is None:
@@ -157,7 +159,7 @@ class BridgeSMTP(Connection):
         self.session.host_name = client.helo
         self.session.extended_smtp = client.protocol != "SMTP"
         self._set_rset_state()
-        self._say(f"220 {self.hostname} {self.__ident__}".encode())
+        self._say(self._banner)
 
     def _told(self, client: Client, names: tuple[str, ...]) -> Client | None:
         """The client with the command's attributes, or None and a refusal said."""
@@ -175,6 +177,7 @@ class BridgeSMTP(Connection):
     # The mail
 
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
+    @at_once
     async def smtp_MAIL(self, arg: str | None) -> None:
         if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("MAIL"):
             return
@@ -246,6 +249,7 @@ class BridgeSMTP(Connection):
         return Reply(550, "5.6.7", "Error: a non-ASCII address needs SMTPUTF8")
 
     @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
+    @at_once
     async def smtp_RCPT(self, arg: str | None) -> None:
         if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("RCPT"):
             return
@@ -278,6 +282,7 @@ class BridgeSMTP(Connection):
         return self._refuse_utf8()
 
     @syntax("DATA")
+    @at_once
     async def smtp_DATA(self, arg: str | None) -> None:
         if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("DATA"):
             return
@@ -290,6 +295,9 @@ class BridgeSMTP(Connection):
             self._set_rset_state()
             return await self.push(status)
         self._say(b"354 End data with <CR><LF>.<CR><LF>")
+        return self._start(self._obey, type(self)._take_mail)
+
+    async def _take_mail(self) -> None:
         message = Message(self._spool)
         try:
             reader = await self._receive(message)
@@ -361,6 +369,7 @@ class BridgeSMTP(Connection):
         self.forwarded = None
 
     @syntax("RSET")
+    @at_once
     async def smtp_RSET(self, arg: str | None) -> None:
         if arg:
             return self._say(b"501 5.5.4 Syntax: RSET")
@@ -369,20 +378,22 @@ class BridgeSMTP(Connection):
         return await self.push("250 2.0.0 OK" if status is MISSING else status)
 
     @syntax("NOOP [ignored]")
+    @at_once
     async def smtp_NOOP(self, arg: str | None) -> None:
         status = await self._call_handler_hook("NOOP", arg)
         await self.push("250 2.0.0 OK" if status is MISSING else status)
 
     @syntax("QUIT")
+    @at_once
     async def smtp_QUIT(self, arg: str | None) -> None:
         if arg:
             return self._say(b"501 5.5.4 Syntax: QUIT")
         status = await self._call_handler_hook("QUIT")
         await self.push("221 2.0.0 Bye" if status is MISSING else status)
         self._hang_up()
-        raise asyncio.CancelledError
 
     @syntax("VRFY <address>")
+    @at_once
     async def smtp_VRFY(self, arg: str | None) -> None:
         if await self.check_auth_needed("VRFY"):
             return
@@ -395,10 +406,12 @@ class BridgeSMTP(Connection):
         default = "252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery"
         return await self.push(default if status is MISSING else status)
 
+    @at_once
     async def smtp_EXPN(self, arg: str | None) -> None:
         self._say(b"502 5.5.1 EXPN not implemented")
 
     @syntax("HELP [command]")
+    @at_once
     async def smtp_HELP(self, arg: str | None) -> None:
         if await self.check_auth_needed("HELP"):
             return
@@ -444,12 +457,15 @@ class BridgeLMTP(BridgeSMTP):
     answers_each = True
 
     @syntax("LHLO hostname")
+    @at_once
     async def smtp_LHLO(self, hostname: str | None) -> None:
         await super().smtp_EHLO(hostname)
 
+    @at_once
     async def smtp_HELO(self, hostname: str | None) -> None:
         self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
 
+    @at_once
     async def smtp_EHLO(self, hostname: str | None) -> None:
         self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|$)")
 _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e]")
@@ -21,6 +21,7 @@ class Reply:
     code: int
     status: str  # enhanced status code (RFC 3463), "" where there is none
     text: str  # lines separated by "\n"
+    _wire: bytes = field(default=b"", init=False, repr=False, compare=False)  # made once: most replies are constants
 
     def __post_init__(self) -> None:
         if not 200 <= self.code <= 599:
@@ -43,10 +44,11 @@ class Reply:
 
     def to_bytes(self) -> bytes:
         """As it goes over the wire, CRLF included."""
-        lines = self.lines()
-        wire = [f"{self.code}-{line}" for line in lines[:-1]]
-        wire.append(f"{self.code} {lines[-1]}")
-        return ("\r\n".join(wire) + "\r\n").encode("ascii")
+        if not self._wire:
+            *others, last = self.lines()
+            wire = [*(f"{self.code}-{line}" for line in others), f"{self.code} {last}"]
+            object.__setattr__(self, "_wire", ("\r\n".join(wire) + "\r\n").encode("ascii"))
+        return self._wire
 
     def __str__(self) -> str:
         return f"{self.code} " + " / ".join(self.lines())

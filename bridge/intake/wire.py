@@ -1,0 +1,160 @@
+"""What a client hears from us, and how long we wait for it.
+
+The lower half of one SMTP connection: replies are collected and written when nothing more can be
+answered, one timer looks back at each phase, and hanging up leaves nothing behind. Knows neither
+commands nor mail. If this is wrong, clients hang, or a silent one stays for ever.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from aiosmtpd.smtp import SMTP
+
+from bridge.intake.data import DataReader
+from bridge.mail.reply import Reply
+
+_RATE_WINDOW_S = 30.0
+_LAST_WORDS_S = 5.0  # for a client to read what we said before we hang up
+
+
+@dataclass(frozen=True, slots=True)
+class SessionLimits:
+    """What one session may cost. Times in seconds."""
+
+    command_timeout_s: float | None = None  # None: aiosmtpd's `timeout`
+    data_timeout_s: float = 180.0
+    min_data_rate: int = 256  # bytes per second over 30 s
+    max_recipients: int = 1000
+    max_errors: int = 20
+    max_idle_commands: int = 100  # commands in a row that bring no mail nearer
+
+
+class Wire(SMTP):
+    """A prototype of it is copied for each connection: `_set_fresh` for all of them, `_renew` for each."""
+
+    def __init__(self, handler: Any, limits: SessionLimits, **stock: Any) -> None:
+        super().__init__(handler, **stock)
+        self._limits = limits
+
+    def _set_fresh(self) -> None:
+        """What every connection begins with: set once, on the prototype, and copied."""
+        self._transport: Any = None
+        self.transport: Any = None  # None once we have hung up
+        self._reading_paused = False
+        self._data: DataReader | None = None  # content on its way
+        self._busy = False  # a mail in processing
+        self._farewell: Reply | None = None  # said when the running mail is over
+        self._silent_s = 0.0
+        self._errors = 0
+        self._excused = 0  # 503s that a pipelining client could not avoid
+
+    def _renew(self) -> None:
+        """What changes in place, and so must be each connection's own."""
+        self._out: list[bytes] = []
+
+    # Time
+
+    def _timeout(self) -> float:
+        if self._data is not None:
+            return min(_RATE_WINDOW_S, self._limits.data_timeout_s)
+        return self._limits.command_timeout_s or float(self._timeout_duration)
+
+    def _tick(self) -> None:
+        """One timer per connection, looking back at its phase instead of being set anew per command."""
+        if self.transport is None:
+            return
+        waited = self.loop.time() - self._phase_began
+        left = self._timeout() - (0.0 if self._busy else waited)
+        if left <= 0 and self._data is not None and self._is_alive(self._data, waited):
+            self._begin_phase()
+            left = self._timeout()
+        if left > 0:
+            self._timeout_handle = self.loop.call_later(max(left, 0.01), self._tick)
+            return
+        self._say(b"421 4.4.2 Error: timeout exceeded")
+        self._hang_up()
+
+    def _is_alive(self, data: DataReader, waited: float) -> bool:
+        """Whether the client may go on: silent not for too long, and when it speaks not too slowly."""
+        received, data.received = data.received, 0
+        if not received:
+            self._silent_s += waited
+            return self._silent_s < self._limits.data_timeout_s
+        self._silent_s = 0.0
+        return received >= self._limits.min_data_rate * waited
+
+    def _begin_phase(self) -> None:
+        self._phase_began = self.loop.time()
+
+    # Replies: collected, and written when nothing more can be answered
+
+    def _say(self, line: bytes) -> None:
+        self._out.append(line + b"\r\n")
+        if line[:2] == b"50":  # 500 to 504: the client's mistake
+            self._errors += 1
+
+    def _reply(self, reply: Reply) -> None:
+        self._out.append(reply.to_bytes())
+        if 500 <= reply.code <= 504:
+            self._errors += 1
+
+    async def push(self, status: str | bytes | Reply) -> None:
+        """aiosmtpd's way to answer; hooks may return a Reply as well as text."""
+        if isinstance(status, Reply):
+            self._reply(status)
+        else:
+            self._say(status.encode("utf-8") if isinstance(status, str) else status)
+
+    def _flush(self) -> None:
+        if self._out and self.transport is not None:
+            self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
+        self._out.clear()
+
+    def _before_wait(self) -> None:
+        self._flush()
+        if self._reading_paused:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        self._reading_paused = False
+        if self.transport is not None:
+            self._transport.resume_reading()
+
+    def _hang_up(self) -> None:
+        """No command is taken after this; a client that does not read our last words is cut."""
+        if self.transport is None:
+            return
+        self._flush()
+        self._writer.close()
+        if self._transport.get_write_buffer_size():
+            self._timeout_handle.cancel()
+            self._timeout_handle = self.loop.call_later(min(_LAST_WORDS_S, self._timeout()), self._transport.abort)
+        self.transport = None
+
+    @property
+    def in_mail(self) -> bool:
+        """Whether content is on its way or in processing: not to be disturbed."""
+        return self._busy or self._data is not None
+
+    def goodbye(self, reply: Reply) -> None:
+        """Say this last word and hang up."""
+        if self.transport is not None:
+            self._reply(reply)
+            self._hang_up()
+
+    def goodbye_after_mail(self, reply: Reply) -> None:
+        """Say this last word when the mail in processing has its answer."""
+        self._farewell = reply
+
+    def _out_of_order(self, line: bytes) -> None:
+        """Refuse what needs an earlier command; no mistake if that was refused and this already on its way."""
+        self._say(line)
+        if self._excused:
+            self._excused -= 1
+            self._errors -= 1
+
+    def strike(self) -> None:
+        """One more mistake of the client's; too many end the session."""
+        self._errors += 1
