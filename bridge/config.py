@@ -187,9 +187,10 @@ class Admission(Section):
 
 
 class LateDecisions(Section):
-    store: Literal["off", "memory", "sqlite"] = Field(
-        "sqlite",
-        description="Where decisions that came after the deadline wait for their mail to come back. `sqlite`: in the "
+    store: Literal["off", "memory", "sqlite", "database"] = Field(
+        "database",
+        description="Where decisions that came after the deadline wait for their mail to come back. `database`: in "
+        "`state_database`, for all machines that share it, or, where that is not set, as with `sqlite`: a file in the "
         "state directory, shared by all workers, kept over a restart.",
     )
     max_age: Duration = Field(86400.0, gt=0, description="How long a decision is kept.")

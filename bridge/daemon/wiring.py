@@ -23,7 +23,7 @@ from bridge.errors import ConfigError
 from bridge.filter.admission import AdmissionSettings
 from bridge.filter.decide import FilterSettings
 from bridge.filter.late import LateDecisions, LateSettings, Scan
-from bridge.filter.latestore import MemoryStore, SqlStore
+from bridge.filter.latestore import LateStore, MemoryStore, SqlStore
 from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.milter.transport import MilterSettings
@@ -177,8 +177,16 @@ def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) ->
     late = conf.late_decisions
     if late.store == "off":
         return None
-    store = SqlStore(f"sqlite:///{state / 'late.sqlite'}") if late.store == "sqlite" else MemoryStore()
-    return LateDecisions(LateSettings(late.max_age, late.max_entries, late.scan_limit), store, on_end)
+    settings = LateSettings(late.max_age, late.max_entries, late.scan_limit)
+    return LateDecisions(settings, _late_store(conf, state), on_end)
+
+
+def _late_store(conf: Config, state: Path) -> LateStore:
+    if conf.late_decisions.store == "memory":
+        return MemoryStore()
+    if conf.late_decisions.store == "sqlite" or conf.state_database is None:
+        return SqlStore.in_file(state / "late.sqlite")
+    return SqlStore(state_database(conf, state, ""), state / "late-stamp")
 
 
 def limit(conf: Config) -> AdaptiveLimit | None:

@@ -37,7 +37,10 @@ T = TypeVar("T")
 
 _REFRESH_S = 1.0  # how soon one worker learns of another's late mail
 _OVERLAP_S = 5.0  # clocks and commits of several processes are never quite in order
-_PURGE_S = 60.0
+_PURGE_S = 60.0  # also how often other machines are told that a scan is still waited for
+_ALIVE_S = 3 * _PURGE_S  # a machine that does not say so for this long waits for nothing
+_REOPEN_S = 10.0  # a store that is away is asked for again after so long
+_SPARE_ENTRIES = 10_000
 _ASK_S = 2.0  # a store that takes longer is passed over: the mail is scanned
 _WRITE_S = 1.0  # so long the 451 waits for the store to know of the scan
 _CLOSE_S = 5.0
@@ -82,6 +85,7 @@ class LateDecisions:
         self._running: dict[bytes, bytes] = {}  # key: mark
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, "late")
+        self._is_open = False
         self._failing = False
         self._stopped = False
         self._refresher: asyncio.Task[None] | None = None
@@ -96,13 +100,9 @@ class LateDecisions:
         return self._stopped or (not self._marks and self._store.stamp() == self._stamp)
 
     async def start(self) -> None:
-        """Open the store; one that cannot be opened is replaced by memory."""
+        """Open the store; while one cannot be opened, memory stands in for it."""
         self._owner = _this_process()
-        try:
-            await self._in_thread(self._store.open)
-        except LateStoreError as exc:
-            log.error("late decisions cannot be kept on disk, only in memory: %s", exc)
-            self._store = MemoryStore()
+        self._is_open = await self._in_thread(self._open)
         await self._reread()
         self._refresher = asyncio.create_task(self._refresh())
 
@@ -126,8 +126,7 @@ class LateDecisions:
             return None
         if entry.result is not None:
             return entry.result
-        waited_for = entry.changed_at > now - self._settings.scan_limit_s and _lives(entry.owner)
-        return Late.RUNNING if waited_for else None
+        return Late.RUNNING if _is_waited_for(entry, now) else None
 
     async def follow(
         self,
@@ -210,10 +209,13 @@ class LateDecisions:
 
     async def _refresh(self) -> None:
         """Learn what other processes put into the store, and remove what is too old."""
-        purged = read = time.monotonic()
+        purged = read = opened = time.monotonic()
         while True:
             await asyncio.sleep(_REFRESH_S)
             now = time.monotonic()
+            if not self._is_open and now - opened >= _REOPEN_S:
+                opened = now
+                self._is_open = await self._in_thread(self._open)
             if now - purged >= _PURGE_S:
                 purged = now
                 await self._in_thread(self._purge)
@@ -242,12 +244,15 @@ class LateDecisions:
 
     # In the thread. A store that fails costs a second scan, never a mail.
 
+    def _open(self) -> bool:
+        return self._try(self._store.open)
+
     def _put(self, entry: Entry) -> None:
         if self._try(self._store.put, entry):
             self._spare.remove(entry.key)
             return
         self._spare.put(entry)
-        self._spare.purge(0.0, 1000)
+        self._spare.purge(0.0, _SPARE_ENTRIES)
 
     def _get(self, key: bytes) -> Entry | None:
         found: list[Entry | None] = [self._spare.get(key)]
@@ -266,7 +271,9 @@ class LateDecisions:
 
     def _purge(self) -> None:
         before = time.time() - self._settings.max_age_s
-        self._spare.purge(before, 1000)
+        self._spare.purge(before, _SPARE_ENTRIES)
+        if self._running:
+            self._try(self._store.touch, self._owner, time.time())
         self._try(self._store.purge, before, self._settings.max_entries)
 
     def _try(self, work: Callable[..., object], *arguments: object) -> bool:
@@ -275,7 +282,7 @@ class LateDecisions:
             work(*arguments)
         except LateStoreError as exc:
             if not self._failing:
-                log.error("late decisions: the store fails: %s", exc)
+                log.error("late decisions: the store fails, what is new is kept only in memory: %s", exc)
             self._failing = True
             return False
         if self._failing:
@@ -288,13 +295,15 @@ def _this_process() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
 
 
-def _lives(owner: str) -> bool:
-    """Whether the process that waits for a scan is still there. Of another machine nobody knows: yes."""
+def _is_waited_for(entry: Entry, now: float) -> bool:
+    """Whether the process that waits for a scan is still there; another machine's must have said so of late."""
     try:
-        host, pid, started = owner.rsplit("/", 2)
-        return host != socket.gethostname() or _started(int(pid)) == started
+        host, pid, started = entry.owner.rsplit("/", 2)
+        if host == socket.gethostname():
+            return _started(int(pid)) == started
     except ValueError:  # nothing we wrote
         return False
+    return entry.changed_at > now - _ALIVE_S
 
 
 def _started(pid: int) -> str:

@@ -1,8 +1,8 @@
-"""Where late decisions are kept: in memory, or in a database by its URL.
+"""Where late decisions are kept: in memory, or in a database.
 
-SQLite here, so that all workers share it and it survives a restart; nothing in the statements is
-SQLite's own, so that PostgreSQL can hold it for several machines. Everything is synchronous and
-belongs in a thread. What is in here can be had again by another scan: a damaged file is set aside.
+SQLite, so that all workers share it and it survives a restart; PostgreSQL for several machines: no
+statement is either's own. Everything is synchronous and belongs in a thread. What is in here can be
+had again by another scan: a damaged file that is ours alone is set aside.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from sqlalchemy import (
     func,
     insert,
     select,
+    update,
 )
 from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
@@ -81,6 +82,9 @@ class LateStore(Protocol):
     def purge(self, before: float, max_entries: int) -> None:
         """Remove what is older, and the oldest of too many."""
 
+    def touch(self, owner: str, now: float) -> None:
+        """What this process waits for is still waited for: changed now."""
+
     def stamp(self) -> int:
         """Another number after each `put`, of any process on this machine. Quick, and for any thread."""
 
@@ -118,6 +122,9 @@ class MemoryStore:
             if number < too_many or entry.changed_at < before:
                 del self._entries[key]
 
+    def touch(self, owner: str, now: float) -> None:
+        """Nobody else can ask."""
+
     def stamp(self) -> int:
         return 0
 
@@ -142,6 +149,7 @@ def _create(connection: Connection) -> None:
 # Number n brings a database from version n to n + 1. Never change one that was released: add one.
 MIGRATIONS: list[database.Step] = [_create]
 VERSION_TABLE = "late_schema"  # others may keep theirs in the same database
+_LOCK = 0x1A7EDEC1  # in PostgreSQL writers follow each other, as they do in SQLite
 
 
 class SqlStore:
@@ -149,10 +157,18 @@ class SqlStore:
 
     shared = True
 
-    def __init__(self, url: str) -> None:
-        self._url = url
+    def __init__(self, place: Database, stamp: Path, *, is_ours: bool = False) -> None:
+        """`stamp` is a file that all processes of this machine share; `is_ours`: nobody else's tables are in there."""
+        self._place = place
+        self._stamp_path = stamp
+        self._is_ours = is_ours
         self._engine: Engine | None = None
-        self._stamp: mmap.mmap | None = None  # eight bytes that all processes share
+        self._stamp: mmap.mmap | None = None
+
+    @classmethod
+    def in_file(cls, path: Path) -> SqlStore:
+        """An SQLite file with nothing else in it."""
+        return cls(Database.file(path), path.with_name(f"{path.name}-stamp"), is_ours=True)
 
     def open(self) -> None:
         try:
@@ -164,25 +180,24 @@ class SqlStore:
 
     def _open(self) -> None:
         try:
-            # After a power failure the newest entries may be gone: they are scanned again.
-            self._engine = Database(self._url).engine(wait_s=_BUSY_S, synchronous="NORMAL")
+            with _translated():
+                # After a power failure the newest entries may be gone: they are scanned again.
+                self._engine = self._place.engine(
+                    wait_s=_BUSY_S, connections=1, synchronous="NORMAL", statement_s=_BUSY_S
+                )
+                self._stamp = _open_stamp(self._stamp_path)
             with self._writing() as connection:
                 database.migrate(connection, MIGRATIONS, VERSION_TABLE)
-            with _translated():
-                self._stamp = _open_stamp(self._path.with_name(f"{self._path.name}-stamp"))
         except BaseException:
             self.close()
             raise
 
-    @property
-    def _path(self) -> Path:
-        return Path(self._url.partition(":///")[2])
-
     def _set_aside(self, exc: DatabaseError) -> bool:
         """A file that is damaged, or no database at all, must not stop us at every start."""
-        if getattr(exc.orig, "sqlite_errorcode", None) not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
+        path = self._place.path
+        damaged = getattr(exc.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        if not damaged or not self._is_ours or path is None:
             return False
-        path = self._path
         for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
             if path.with_name(name).exists():
                 path.with_name(name).replace(path.with_name(f"{name}.damaged"))
@@ -231,6 +246,11 @@ class SqlStore:
             rows = connection.execute(select(late_decision.c.mark).where(late_decision.c.changed_at >= since))
             return set(rows.scalars())
 
+    def touch(self, owner: str, now: float) -> None:
+        ours = (late_decision.c.owner == owner) & late_decision.c.result.is_(None)
+        with self._writing() as connection:
+            connection.execute(update(late_decision).where(ours).values(changed_at=now))
+
     def purge(self, before: float, max_entries: int) -> None:
         with self._writing() as connection:
             connection.execute(delete(late_decision).where(late_decision.c.changed_at < before))
@@ -247,7 +267,7 @@ class SqlStore:
     @contextmanager
     def _writing(self) -> Iterator[Connection]:
         """One transaction that takes the write lock at its start."""
-        with _translated(), database.writing(self._opened()) as connection:
+        with _translated(), database.writing(self._opened(), _LOCK) as connection:
             yield connection
 
     def _opened(self) -> Engine:

@@ -85,7 +85,7 @@ async def running(store: LateStore | None = None, **settings: Any) -> AsyncItera
 
 
 def stores(tmp_path: Path) -> list[LateStore]:
-    return [MemoryStore(), SqlStore(f"sqlite:///{tmp_path}/late.sqlite")]
+    return [MemoryStore(), SqlStore.in_file(tmp_path / "late.sqlite")]
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["memory", "sqlite"])
@@ -177,7 +177,7 @@ def test_a_stop_waits_for_running_scans_and_then_ends_them(tmp_path: Path) -> No
     """One ends in time and is kept over the restart; the other is given up and scanned again."""
 
     async def one() -> None:
-        store = SqlStore(f"sqlite:///{tmp_path}/late.sqlite")
+        store = SqlStore.in_file(tmp_path / "late.sqlite")
         async with running(store) as case:
             quick, slow = await case.follow(b"quick\r\n"), await case.follow(b"slow\r\n")
             asyncio.get_running_loop().call_later(0.05, quick.end.set_result, RESULT)
@@ -210,7 +210,7 @@ def test_a_scan_of_a_process_that_is_gone_is_not_waited_for(tmp_path: Path) -> N
     async def one() -> None:
         key = await fingerprint(None, ENVELOPE, message())
         entry = Entry(key, mark(None, ENVELOPE), time.time(), f"{os.uname().nodename}/{dead.pid}/12345")
-        store = SqlStore(f"sqlite:///{tmp_path}/late.sqlite")
+        store = SqlStore.in_file(tmp_path / "late.sqlite")
         store.open()
         for owner, expected in [
             (entry.owner, None),
@@ -220,11 +220,11 @@ def test_a_scan_of_a_process_that_is_gone_is_not_waited_for(tmp_path: Path) -> N
             ("damaged", None),
         ]:
             store.put(replace(entry, owner=owner))
-            async with running(SqlStore(f"sqlite:///{tmp_path}/late.sqlite")) as case:
+            async with running(SqlStore.in_file(tmp_path / "late.sqlite")) as case:
                 assert await case.look() is expected
-        store.put(replace(entry, owner="elsewhere/1/2", changed_at=time.time() - 4000))
-        async with running(SqlStore(f"sqlite:///{tmp_path}/late.sqlite")) as case:
-            assert await case.look() is None  # beyond the limit of any scan
+        store.put(replace(entry, owner="elsewhere/1/2", changed_at=time.time() - 200))
+        async with running(SqlStore.in_file(tmp_path / "late.sqlite")) as case:
+            assert await case.look() is None  # that machine has said nothing for three minutes
         store.close()
 
     asyncio.run(one())
@@ -236,8 +236,8 @@ def test_workers_learn_of_each_others_mail(tmp_path: Path, monkeypatch: pytest.M
 
     async def one() -> None:
         async with (
-            running(SqlStore(f"sqlite:///{tmp_path}/late.sqlite")) as first,
-            running(SqlStore(f"sqlite:///{tmp_path}/late.sqlite")) as second,
+            running(SqlStore.in_file(tmp_path / "late.sqlite")) as first,
+            running(SqlStore.in_file(tmp_path / "late.sqlite")) as second,
         ):
             assert second.late.is_empty()
             scan = await first.follow()
@@ -290,7 +290,9 @@ def test_a_store_that_fails_is_replaced_by_memory(caplog: pytest.LogCaptureFixtu
             assert await case.look(b"1\r\n") == await case.look(b"2\r\n") == RESULT
 
     asyncio.run(one())
-    assert [r.getMessage() for r in caplog.records].count("late decisions: the store fails: disk full") == 1
+    assert [r.getMessage() for r in caplog.records].count(
+        "late decisions: the store fails, what is new is kept only in memory: disk full"
+    ) == 1
 
 
 def test_a_store_that_cannot_be_opened_does_not_stop_the_start(
@@ -299,7 +301,7 @@ def test_a_store_that_cannot_be_opened_does_not_stop_the_start(
     """Late decisions then live in memory."""
 
     async def one() -> None:
-        async with running(SqlStore(f"sqlite:///{tmp_path}/nowhere/late.sqlite")) as case:
+        async with running(SqlStore.in_file(tmp_path / "nowhere/late.sqlite")) as case:
             (await case.follow()).end.set_result(RESULT)
             await case.until(lambda: not case.late.running)
             assert await case.look() == RESULT

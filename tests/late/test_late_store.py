@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from bridge.api.scanning import AnalysisResult, Decision
+from bridge.database import Database
 from bridge.filter import latestore
 from bridge.filter.latestore import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
 
@@ -20,9 +22,13 @@ def entry(number: int, **changes: object) -> Entry:
     return replace(Entry(bytes([number]) * 32, bytes([number]) * 8, 1000.0 + number, "here/1/2"), **changes)  # type: ignore[arg-type]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LateStore]:
-    one: LateStore = MemoryStore() if request.param == "memory" else SqlStore(f"sqlite:///{tmp_path}/late.sqlite")
+    one: LateStore = MemoryStore()
+    if request.param == "sqlite":
+        one = SqlStore.in_file(tmp_path / "late.sqlite")
+    elif request.param == "postgresql":
+        one = SqlStore(Database(request.getfixturevalue("server_database")), tmp_path / "stamp")
     one.open()
     yield one
     one.close()
@@ -64,9 +70,44 @@ def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
     assert store.marks(0) == {entry(6).mark, entry(7).mark}
 
 
+def test_what_is_still_waited_for_is_new_again(server_database: str, tmp_path: Path) -> None:
+    """For other machines, which cannot look at our processes; what is decided keeps its age."""
+    store = SqlStore(Database(server_database), tmp_path / "stamp")
+    store.open()
+    for one in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
+        store.put(one)
+    store.touch("here/1/2", 5000.0)
+    assert store.marks(1004.0) == {entry(1).mark}
+    store.close()
+
+
+def test_many_processes_may_make_the_tables_and_write_at_once(server_database: str, tmp_path: Path) -> None:
+    """Machines that start together, and have the same mail, do not get in each other's way."""
+
+    def work(number: int) -> None:
+        store = SqlStore(Database(server_database), tmp_path / f"stamp{number}")
+        store.open()
+        for _ in range(20):
+            store.put(entry(1, owner=f"machine{number}/1/2"))
+            store.purge(0.0, 100)
+        store.close()
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(work, range(4))) == [None] * 4
+
+
+def test_a_damaged_file_of_others_is_left_alone(tmp_path: Path) -> None:
+    """The quarantine's index may be in it."""
+    path = tmp_path / "state.sqlite"
+    path.write_bytes(b"x" * 5000)
+    with pytest.raises(LateStoreError):
+        SqlStore(Database.file(path), tmp_path / "stamp").open()
+    assert path.read_bytes() == b"x" * 5000
+
+
 def test_a_database_is_shared_and_survives(tmp_path: Path) -> None:
     """Two processes see each other's entries; so does the one that starts later."""
-    first, second = (SqlStore(f"sqlite:///{tmp_path}/late.sqlite") for _ in range(2))
+    first, second = (SqlStore.in_file(tmp_path / "late.sqlite") for _ in range(2))
     first.open()
     second.open()
     first.put(entry(1))
@@ -84,7 +125,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
     """It costs some scans, not the start."""
     path = tmp_path / "late.sqlite"
     path.write_bytes(content)
-    store = SqlStore(f"sqlite:///{path}")
+    store = SqlStore.in_file(path)
     store.open()
     store.put(entry(1))
     assert store.get(entry(1).key) == entry(1)
@@ -95,7 +136,7 @@ def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
 def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
     """After a downgrade nothing is destroyed."""
     path = tmp_path / "late.sqlite"
-    store = SqlStore(f"sqlite:///{path}")
+    store = SqlStore.in_file(path)
     store.open()
     store.close()
     with sqlite3.connect(path) as database:
@@ -109,15 +150,15 @@ def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
 def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
     """And so is a store that was never opened."""
     with pytest.raises(LateStoreError):
-        SqlStore(f"sqlite:///{tmp_path}/nowhere/late.sqlite").open()
+        SqlStore.in_file(tmp_path / "nowhere/late.sqlite").open()
     with pytest.raises(LateStoreError, match="not open"):
-        SqlStore(f"sqlite:///{tmp_path}/late.sqlite").get(b"x")
+        SqlStore.in_file(tmp_path / "late.sqlite").get(b"x")
 
 
 def test_a_locked_database_is_an_error_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the write lock: reading goes on, writing fails after the busy time."""
     monkeypatch.setattr(latestore, "_BUSY_S", 0.1)
-    store = SqlStore(f"sqlite:///{tmp_path}/late.sqlite")
+    store = SqlStore.in_file(tmp_path / "late.sqlite")
     store.open()
     other = sqlite3.connect(tmp_path / "late.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
