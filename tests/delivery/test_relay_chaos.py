@@ -70,8 +70,8 @@ def test_nothing_is_lost_and_no_connection_leaks(run: Run, seed: int, pipelining
             arrived = set(hop.contents)
             assert delivered <= arrived <= tried
             assert len(delivered) > MAILS // 4
-            assert relay._pool._slots == SLOTS
-            assert not relay._pool._line
+            assert relay.pool._slots == SLOTS
+            assert not relay.pool._line
             assert not relay._finishing
 
     run(main())

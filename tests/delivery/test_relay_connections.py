@@ -238,11 +238,11 @@ def test_one_cancelled_as_it_is_served_passes_the_connection_on(run: Run) -> Non
         async with ScriptedHop() as hop:
             relay = SmtpRelay(hop.settings(max_connections=1))
             await relay.deliver(make_tx(), HEAD, soon())
-            conn = await relay._pool.take(soon())
+            conn = await relay.pool.take(soon())
             gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
             last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
             await asyncio.sleep(0)
-            relay._pool.give_back(conn)
+            relay.pool.give_back(conn)
             await cancelled(gone)
             await last
             assert len(hop.connections) == 1
@@ -256,12 +256,12 @@ def test_one_cancelled_as_it_gets_a_slot_passes_it_on(run: Run) -> None:
     async def main() -> None:
         async with ScriptedHop() as hop:
             relay = SmtpRelay(hop.settings(max_connections=1))
-            conn = await relay._pool.take(soon())
+            conn = await relay.pool.take(soon())
             gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
             last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
             await asyncio.sleep(0)
             conn.abort()
-            relay._pool.give_back(conn)
+            relay.pool.give_back(conn)
             await cancelled(gone)
             await last
             assert [len(c.contents) for c in hop.connections] == [0, 1]

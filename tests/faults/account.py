@@ -135,16 +135,15 @@ def _cause(copies: list[Copy], log: dict[str, dict[str, Any]], troubles: Trouble
     first = copies[0]
     if first.next_id and any(copy.next_id == first.next_id for copy in copies[1:]):
         return "Postfix behind was killed and delivered its own copy again"
-    began = first.time.timestamp()
-    around = troubles.around(began, began + 1 + DEADLINE_S)
     line = log.get(first.our_id)
     if line is None:
         what, needed = "the bridge died before its answer", ("killed",)
     elif line["action"] == "cancelled":
-        what, needed = "the bridge was told to hurry, or its client went away", ("stopped", "reloaded", "killed")
+        what, needed = "the bridge had to hurry, or its client went away", ("stopped", "reloaded", "killed")
     elif line["reply"].startswith("250"):
         what, needed = "our 250 did not reach the client", ("killed", "stopped")
     else:
         what, needed = f"the next hop's answer did not come ({line['reply'][:9]})", ("next hop", "killed")
-    during = [name for name in around if any(word in name for word in needed)]
-    return f"{what}: {', '.join(during)}" if during else f"unexplained: {what}; {first} {line}"
+    began = first.time.timestamp()
+    fault = troubles.nearest(began, began + 1 + DEADLINE_S, needed)
+    return f"{what}: {fault}" if fault else f"unexplained: {what}; {first} {line}"

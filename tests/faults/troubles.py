@@ -19,6 +19,8 @@ from tracing import end_tracer, tracer_of
 from workers_kit import children
 from world import World, signal_all
 
+_OTHERS = ("scanner killed", "next hop killed")  # not the bridge
+
 
 @dataclass
 class Fault:
@@ -67,9 +69,14 @@ class Troubles:
     def counts(self) -> Counter[str]:
         return Counter(fault.name for fault in self.faults)
 
-    def around(self, began: float, ended: float) -> list[str]:
-        """Which faults were on within this time, or a second before or after."""
-        return sorted({one.name for one in self.faults if one.began <= ended + 1 and one.ended >= began - 1})
+    def nearest(self, began: float, ended: float, words: tuple[str, ...]) -> str:
+        """The fault within this time, or a second before, that has one of these words; an earlier word wins."""
+        near = [one for one in self.faults if one.began <= ended and one.ended >= began - 1]
+        for word in words:
+            found = [one for one in near if word in one.name and not (word == "killed" and one.name in _OTHERS)]
+            if found:
+                return min(found, key=lambda one: abs(one.began - began)).name
+        return ""
 
     def _lane(
         self, dice: random.Random, faults: list[Callable[[random.Random], None]], pause: tuple[float, float]
