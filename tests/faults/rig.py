@@ -45,7 +45,9 @@ class Result:
     calm: tuple[int, int]  # and of all after them, before and after mail without trouble
 
 
-def run(directory: Path, seed: int, seconds: float, rate: float, calm_s: float, pace: float = 1.0) -> Result:
+def run(
+    directory: Path, seed: int, seconds: float, rate: float, calm_s: float, pace: float = 1.0, at_least: int = 0
+) -> Result:
     """A whole run. Raises AssertionError when something does not come to its end."""
     began = time.monotonic()
     with World(directory) as world:
@@ -55,6 +57,7 @@ def run(directory: Path, seed: int, seconds: float, rate: float, calm_s: float, 
         senders.start()
         troubles.start()
         time.sleep(seconds)
+        until(lambda: len(senders.mails) >= at_least, "enough mails")  # on a slow machine it takes longer
         troubles.heal()
         calm = _calm(world, calm_s)
         senders.stop(SETTLED_S)
@@ -62,6 +65,8 @@ def run(directory: Path, seed: int, seconds: float, rate: float, calm_s: float, 
             _flush(postfix)
         world.bridge.await_orphans()
         left = _left(world)
+        world.bridge.stop()
+        world.bridge.start(2)  # what a killed worker left half-written is removed at the next start
         account = accounts.make(world, senders.mails, troubles)
         return Result(
             seed=seed,

@@ -254,7 +254,7 @@ class World:
             self.scanner = Scanner(self.directory, self.ports["scanner"])
             self.bridge = Bridge(self.directory, self.ports)
             for postfix in (self.front, self.behind):
-                stack.push(postfix)
+                stack.callback(_end, postfix)
             stack.callback(self.scanner.kill)
             stack.callback(self._end_bridge)
             with ThreadPoolExecutor() as pool:  # all at once: most of it is waiting
@@ -268,6 +268,12 @@ class World:
 
     def __exit__(self, *error: object) -> None:
         self._stack.close()
+
+
+def _end(postfix: Postfix) -> None:
+    with suppress(AssertionError):  # it does not run: a run has failed, and that is what to say
+        postfix.stop()
+    postfix.remove()
 
 
 def signal_all(pids: list[int], number: int) -> None:
