@@ -204,6 +204,21 @@ def test_check_of_a_good_place_holds(place: Place) -> None:
         sock.bind(("127.0.0.1", place.port))
 
 
+def test_check_names_every_next_hop_it_tried(place: Place) -> None:
+    """The general ones, those of routes and those of tenants, each once; one that is down is a problem of its own."""
+    down, other = (f"127.0.0.1:{free_port()}" for _ in range(2))
+    own = {"next_hops": [place.next_hop.url, f"smtp://{other}"]}
+    place.write(
+        relay={"routes": [{"recipient_domains": ["x.example"], "next_hop": down}]},
+        tenants=[{"uid": TENANT, "recipient_domains": ["y.example"], "relay": own}],
+    )
+    done = place.run("check")
+    hops = [line for line in done.stdout.splitlines() if line.startswith("next hop")]
+    assert [line.split()[2].rstrip(":") for line in hops] == [place.next_hop.url, f"smtp://{down}", f"smtp://{other}"]
+    assert problems(done) == hops[1:]
+    assert "PIPELINING" in hops[0]
+
+
 def problems(done: Result) -> list[str]:
     assert done.exit_code == 1, done.output
     return [line for line in done.stdout.splitlines() if "PROBLEM" in line]

@@ -61,6 +61,8 @@ workers: 1                                  # processes; the limits above are fo
 log: {format: keyvalue, level: info}        # or json
 """
 TENANT = "0b8e4567-e89b-12d3-a456-426614174000"
+OWN = {"uid": TENANT, "recipient_domains": ["x"]}
+OWN_LINE = f"uid: {TENANT}\n    recipient_domains: [x]"
 SMALL = """\
 scanner:
   urls: [http://127.0.0.1:9081]
@@ -170,6 +172,8 @@ nonsense: 1
         (SMALL + "policy:\n", "bridge.yml:9: policy: keys and values are expected here"),
         (SMALL + "policy: []\n", "bridge.yml:9: policy: keys and values are expected here"),
         (SMALL + "tenants: {}\n", "bridge.yml:9: tenants: a list is expected here"),
+        (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay: {{nexthop: x}}\n", "bridge.yml:12: tenants.0.relay.nexthop"),
+        (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next_hop"),
         (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: text is expected here"),
         (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key is there twice"),
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: : a key must be a word"),
@@ -309,6 +313,18 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(policy={"bounce": {"action": "reject", "text": "a\nb"}}), "printable ASCII"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "two tenants"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
+        (changed(tenants=[{**OWN, "relay": {}}]), "next_hop"),
+        (changed(tenants=[{**OWN, "relay": {"next_hop": "http://x"}}]), "next_hop"),
+        (changed(tenants=[{**OWN, "relay": {"next_hops": ["h:1", "h:1"]}}]), "twice"),
+        (changed(tenants=[{**OWN, "relay": {"next_hop": "h:1", "tls": "required"}}]), "tls"),
+        (
+            changed(
+                listeners=[{"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}],
+                relay=None,
+                tenants=[{**OWN, "relay": {"next_hop": "h:1"}}],
+            ),
+            "a next hop of its own",
+        ),
         (changed(lists={"url": "http://scan.example.org", "api_key_file": "k"}), "allow_plain_http"),
         (changed(lists={"url": "file:///x", "api_key_file": "k"}), "https://host:port"),
         (changed(state_database="mysql://h/x"), "postgresql://user@host:port/name"),
@@ -335,6 +351,8 @@ def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> N
         listener(protocol="lmtp", profile="exim-queue"),
         changed(relay={"next_hop": "lmtp+unix:/run/dovecot/lmtp"}),
         changed(relay={"next_hop": "lmtp://[::1]:24"}),
+        changed(tenants=[{**OWN, "relay": {"next_hop": "lmtp+unix:/run/lmtp"}}]),
+        changed(tenants=[{**OWN, "relay": {"next_hops": ["a.example:25", "b.example:25"]}}]),
         changed(state_database="postgresql://u@h:5432/x?sslmode=require", state_database_password_file="p"),
         changed(state_database="sqlite:////var/lib/x.sqlite"),
         changed(listeners=[{"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}], relay=None),
