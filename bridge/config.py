@@ -105,6 +105,11 @@ class Listener(Section):
     )
     tls: Tls | None = Field(None, description="Offer STARTTLS.")
     proxy_protocol: bool = Field(False, description="Expect a PROXY header (v1 or v2) on every connection.")
+    hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
+        [],
+        description="ESMTP extensions neither announced nor taken. For those that the next hop lacks: the mail server in "
+        "front then converts (8BITMIME), reports the delivery (DSN) or refuses (SMTPUTF8) by itself.",
+    )
     unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of a unix socket.")
     unix_owner: str | None = Field(
         None,
@@ -141,11 +146,11 @@ class Listener(Section):
             raise ValueError(f"{name} is for {profile.protocol}, but this listener speaks {protocol}")
         return name
 
-    @field_validator("tls", "proxy_protocol")
+    @field_validator("tls", "proxy_protocol", "hide_extensions")
     @classmethod
-    def _not_for_milter(cls, value: Tls | bool | None, info: ValidationInfo) -> Tls | bool | None:
+    def _not_for_milter(cls, value: Tls | bool | list[str] | None, info: ValidationInfo) -> Any:
         if value and info.data.get("protocol") == "milter":
-            raise ValueError("a milter listener has neither tls nor proxy_protocol")
+            raise ValueError("a milter listener has neither tls nor proxy_protocol nor hide_extensions")
         return value
 
     @field_validator("deadline")

@@ -237,6 +237,7 @@ def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
             max_recipients=limits.max_recipients,
             max_errors=limits.max_errors,
         ),
+        hidden=frozenset(listener.hide_extensions),
         kinds=_kinds(conf),
     )
 

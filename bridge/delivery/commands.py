@@ -3,13 +3,15 @@
 An envelope goes on exactly as it came, or is refused before a byte is sent. What is left out
 when the next hop does not announce the extension, because the mail arrives just the same:
 
-- DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it would by itself;
+- DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it would by itself (RFC 3461 5.2.2);
 - AUTH=: it is a statement about the sender that only helps where it is understood;
 - BODY=8BITMIME, if the content has no 8-bit byte after all.
 
-Refused: SMTPUTF8 (550 5.6.7), 8-bit content declared as such (554 5.6.3; we do not convert, the
-bytes would not be the sender's any more), any other parameter (555 5.5.4). 8-bit content that
-nobody declared goes on as it is.
+Refused: NOTIFY=SUCCESS without DSN (550 5.3.3: nobody would send the report that the sender waits
+for), SMTPUTF8 (550 5.6.7), 8-bit content declared as such (554 5.6.3; we do not convert, the bytes would
+not be the sender's any more), any other parameter (555 5.5.4). 8-bit content that nobody declared goes
+on as it is. A mail server in front can do better, if it is not told that we have the extension
+(`hide_extensions`).
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
 
+NO_REPORT = Reply(550, "5.3.3", "The next mail server does not report deliveries: send without NOTIFY=SUCCESS")
 NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not take internationalized addresses")
 NO_EIGHT_BIT = Reply(554, "5.6.3", "The next mail server takes no 8-bit content, and it is not converted")
 NO_PARAMETER = Reply(555, "5.5.4", "The next mail server does not know a parameter of this mail")
@@ -106,6 +109,8 @@ def _carried(param: str, names: frozenset[str]) -> str:
     name = param.partition("=")[0].upper()
     if _OPTIONAL.get(name, name) in names:
         return " " + param
+    if name == "NOTIFY" and "SUCCESS" in param.upper().partition("=")[2].split(","):
+        raise NextHopError(NO_REPORT)
     if name in _OPTIONAL:
         return ""
     raise NextHopError(NO_UTF8 if name == "SMTPUTF8" else NO_PARAMETER)

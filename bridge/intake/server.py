@@ -71,6 +71,7 @@ class SmtpSettings:
     max_connections: int = 2000
     max_connections_per_client: int = 500
     session: SessionLimits = field(default_factory=SessionLimits)
+    hidden: frozenset[str] = frozenset()  # ESMTP extensions that the listener does without
     kinds: Kinds = field(default_factory=lambda: Kinds())
 
 
@@ -109,7 +110,7 @@ class SmtpServer:
 
     def _make_prototype(self) -> BridgeSMTP:
         settings = self.settings
-        return (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
+        prototype = (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
             self,
             limits=settings.session,
             spool=self._spool,
@@ -122,6 +123,8 @@ class SmtpServer:
             proxy_protocol_timeout=_proxy_timeout(settings) if settings.proxy_protocol else None,
             loop=self._loop,
         )
+        prototype.hidden |= settings.hidden
+        return prototype
 
     def adopt(self, settings: SmtpSettings, filter_: Filter) -> None:
         """For a reload: new connections, and the next mail of those that are open, go by these.

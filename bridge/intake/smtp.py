@@ -23,7 +23,14 @@ from bridge.mail.message import Message
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client
 
+_EXTENSION_OF = {
+    **dict.fromkeys(("RET", "ENVID", "NOTIFY", "ORCPT"), "DSN"),
+    "BODY": "8BITMIME",
+    "SMTPUTF8": "SMTPUTF8",
+    "PRDR": "PRDR",
+}
 _PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
+_NO_MAIL_PARAMETER = Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
 
 _FAULTS = {
     Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
@@ -61,7 +68,7 @@ class BridgeSMTP(Connection):
     """The commands of one SMTP session."""
 
     greeting = "HELO"  # the word of the reply that asks for one
-    offers_prdr = True
+    hidden: frozenset[str] = frozenset()  # extensions that are neither announced nor taken
 
     @property
     def answers_each(self) -> bool:
@@ -128,8 +135,7 @@ class BridgeSMTP(Connection):
             lines.append("8BITMIME")
         if self.enable_SMTPUTF8:
             lines.append("SMTPUTF8")
-        if self.offers_prdr:
-            lines.append("PRDR")
+        lines.append("PRDR")
         if self.tls_context and self.session.ssl is None:
             lines.append("STARTTLS")
         if self._has_auth and (not self._auth_require_tls or self.session.ssl is not None):
@@ -137,7 +143,7 @@ class BridgeSMTP(Connection):
         if self.trusted:
             lines.append("XFORWARD " + " ".join(xforward.XFORWARD_NAMES))
             lines.append("XCLIENT " + " ".join(xforward.XCLIENT_NAMES))
-        return ["250-" + line for line in lines]
+        return ["250-" + line for line in lines if line not in self.hidden]
 
     # What a trusted mail server says of its client
 
@@ -216,9 +222,11 @@ class BridgeSMTP(Connection):
     def _refuse_mail_params(self, path: Path) -> Reply | None:
         params = dict(path.params)
         self.envelope.smtp_utf8 = "SMTPUTF8" in params
-        self.envelope.prdr = self.offers_prdr and "PRDR" in params
+        self.envelope.prdr = "PRDR" in params
         for name, value in params.items():
             match name:
+                case _ if self.hidden and _EXTENSION_OF.get(name) in self.hidden:
+                    return _NO_MAIL_PARAMETER
                 case "SIZE" if value is None or not (value.isascii() and value.isdigit()) or len(value) > 20:
                     return Reply(501, "5.5.4", "Syntax: MAIL FROM: <address> [SP <mail-parameters>]")
                 case "SIZE" if self.data_size_limit and int(value or 0) > self.data_size_limit:
@@ -233,14 +241,12 @@ class BridgeSMTP(Connection):
                     return Reply(501, "5.5.4", "Error: RET can only be one of FULL, HDRS")
                 case "ENVID" | "AUTH" if value is None:
                     return Reply(501, "5.5.4", f"Error: {name} needs a value")
-                case "PRDR" if self.offers_prdr and value is not None:
+                case "PRDR" if value is not None:
                     return Reply(501, "5.5.4", "Error: PRDR takes no arguments")
-                case "SIZE" | "BODY" | "SMTPUTF8" | "RET" | "ENVID" | "AUTH":
-                    continue
-                case "PRDR" if self.offers_prdr:
+                case "SIZE" | "BODY" | "SMTPUTF8" | "RET" | "ENVID" | "AUTH" | "PRDR":
                     continue
                 case _:
-                    return Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
+                    return _NO_MAIL_PARAMETER
         return self._refuse_utf8()
 
     def _refuse_utf8(self) -> Reply | None:
@@ -273,7 +279,7 @@ class BridgeSMTP(Connection):
         if not path.address:
             return Reply(501, "5.1.3", "Syntax: RCPT TO: <address>")
         for name, value in path.params:
-            if name not in ("NOTIFY", "ORCPT"):
+            if name not in ("NOTIFY", "ORCPT") or "DSN" in self.hidden:
                 return Reply(555, "5.5.4", "RCPT TO parameters not recognized or not implemented")
             if value is None:
                 return Reply(501, "5.5.4", f"Error: {name} needs a value")
@@ -453,7 +459,7 @@ class BridgeLMTP(BridgeSMTP):
     """LMTP (RFC 2033): LHLO greets, and the final dot has one reply per accepted recipient."""
 
     greeting = "LHLO"
-    offers_prdr = False
+    hidden = frozenset({"PRDR"})
     answers_each = True
 
     @syntax("LHLO hostname")

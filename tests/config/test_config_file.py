@@ -313,6 +313,8 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(policy={"bounce": {"action": "reject", "text": "a\nb"}}), "printable ASCII"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "two tenants"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
+        (listener(hide_extensions=["PIPELINING"]), "hide_extensions"),
+        (listener(hide_extensions=["DSN"], protocol="milter", profile="postfix-milter"), "neither tls nor"),
         (changed(tenants=[{**OWN, "relay": {}}]), "next_hop"),
         (changed(tenants=[{**OWN, "relay": {"next_hop": "http://x"}}]), "next_hop"),
         (changed(tenants=[{**OWN, "relay": {"next_hops": ["h:1", "h:1"]}}]), "twice"),

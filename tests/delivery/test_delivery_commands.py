@@ -69,7 +69,21 @@ def test_dsn_and_auth_go_on_with_their_case_where_understood() -> None:
         "RCPT TO:<b@example.org> NOTIFY=success,FAILURE ORCPT=rfc822;B+2Bc@Example.org",
         "DATA",
     ]
+
+
+@pytest.mark.parametrize("notify", ["NEVER", "failure,DELAY"])
+def test_dsn_is_left_out_where_the_next_hop_reports_in_its_own_way(notify: str) -> None:
+    rcpt = Recipient("b@example.org", (f"NOTIFY={notify}", "ORCPT=rfc822;b@example.org"))
+    tx = make_tx(recipients=(rcpt,), params=("RET=Hdrs", "ENVID=QQ", "AUTH=<>"))
     assert commands(tx) == ["MAIL FROM:<a@example.org>", "RCPT TO:<b@example.org>", "DATA"]
+
+
+@pytest.mark.parametrize("notify", ["SUCCESS", "FAILURE,Success", "success,delay"])
+def test_a_report_that_nobody_would_send_is_refused(notify: str) -> None:
+    """The sender learns it now, and not by waiting."""
+    tx = make_tx(recipients=(Recipient("b@example.org", (f"NOTIFY={notify}",)),))
+    assert refusal(tx) == "550 5.3.3"
+    assert commands(tx, "DSN")[1] == f"RCPT TO:<b@example.org> NOTIFY={notify}"
 
 
 @pytest.mark.parametrize(
