@@ -107,8 +107,8 @@ class Listener(Section):
     proxy_protocol: bool = Field(False, description="Expect a PROXY header (v1 or v2) on every connection.")
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
-        description="ESMTP extensions neither announced nor taken. For those that the next hop lacks: the mail server in "
-        "front then converts (8BITMIME), reports the delivery (DSN) or refuses (SMTPUTF8) by itself.",
+        description="ESMTP extensions neither announced nor taken. For those that the next hop lacks: the mail server "
+        "in front then converts (8BITMIME), reports the delivery (DSN) or refuses (SMTPUTF8) by itself.",
     )
     unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of a unix socket.")
     unix_owner: str | None = Field(

@@ -173,7 +173,7 @@ nonsense: 1
         (SMALL + "policy: []\n", "bridge.yml:9: policy: keys and values are expected here"),
         (SMALL + "tenants: {}\n", "bridge.yml:9: tenants: a list is expected here"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay: {{nexthop: x}}\n", "bridge.yml:12: tenants.0.relay.nexthop"),
-        (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next_hop"),
+        (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next"),
         (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: text is expected here"),
         (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key is there twice"),
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: : a key must be a word"),
