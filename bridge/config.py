@@ -26,7 +26,17 @@ from pydantic import (
 from bridge import units, yamlfile
 from bridge.address import Address, NextHop
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
-from bridge.fields import AddressField, DatabaseUrl, Network, NextHopField, Section, TenantUid, base_url
+from bridge.fields import (
+    ALLOW_PLAIN_HTTP,
+    AddressField,
+    DatabaseUrl,
+    Network,
+    NextHopField,
+    Section,
+    TenantUid,
+    base_url,
+)
+from bridge.listconfig import DoorLists, Lists
 from bridge.policies import Policy
 from bridge.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.units import Duration, Size
@@ -34,11 +44,8 @@ from bridge.units import Duration, Size
 KiB, MiB, GiB = 1024, 1024**2, 1024**3
 
 
-_ALLOW_PLAIN_HTTP = "Allow http:// to a host that is not loopback. The secret then travels in the clear."
-
-
 class Scanner(Section):
-    allow_plain_http: bool = Field(False, description=_ALLOW_PLAIN_HTTP)
+    allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
     urls: list[str] = Field(
         min_length=1,
         description="Base addresses of the scanning service. With several, the least busy one is asked first.",
@@ -117,6 +124,7 @@ class Listener(Section):
         description="Owner of a unix socket, `user` or `user:group`; ours when absent. Needs the right to chown.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the general policy.")
+    lists: DoorLists | None = Field(None, description="Lists that are enforced before the content travels.")
     mode: Literal["enforce", "shadow"] = Field(
         "enforce",
         description="`shadow`: mail is scanned, what would have been done is logged and counted, and it is relayed.",
@@ -152,6 +160,18 @@ class Listener(Section):
         if value and info.data.get("protocol") == "milter":
             raise ValueError("a milter listener has neither tls nor proxy_protocol nor hide_extensions")
         return value
+
+    @field_validator("lists")
+    @classmethod
+    def _before_the_queue(cls, lists: DoorLists | None, info: ValidationInfo) -> DoorLists | None:
+        """After a queue a refusal becomes a bounce, to a sender who may be forged."""
+        profile = PROFILES.get(info.data.get("profile", ""))
+        if lists and profile and profile.is_after_queue and (lists.block or lists.block_recipients):
+            raise ValueError(
+                f"a refusal would become a bounce: {info.data['profile']} is behind the queue. "
+                "Refuse at a listener before it, or leave it to the scan"
+            )
+        return lists
 
     @field_validator("deadline")
     @classmethod
@@ -325,20 +345,6 @@ class Headers(Section):
     received: bool = Field(True, description="Add a Received field.")
 
 
-class Lists(Section):
-    allow_plain_http: bool = Field(False, description=_ALLOW_PLAIN_HTTP)
-    url: str = Field(description="Base address of the List API.")
-    api_key_file: str = Field(
-        description="File with the API key. Looked for in $CREDENTIALS_DIRECTORY, then beside this file."
-    )
-    ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
-
-    @field_validator("url")
-    @classmethod
-    def _url(cls, url: str, info: ValidationInfo) -> str:
-        return base_url(url, bool(info.data.get("allow_plain_http")))
-
-
 class Admin(Section):
     address: AddressField = Field(Address("127.0.0.1", 9082), description="/metrics, /livez, /readyz, /status.")
 
@@ -374,7 +380,7 @@ class Config(Section):
     quarantine: Quarantine = Quarantine()
     headers: Headers = Headers()
     spool: Spool = Spool()
-    lists: Lists | None = None
+    lists: Lists | None = Field(None, validate_default=True)
     admin: Admin = Admin()
     workers: Workers = Field(
         1,
@@ -435,6 +441,13 @@ class Config(Section):
             raise ValueError("a tenant has a next hop of its own, but there is none for all others: set relay.next_hop")
         return relay
 
+    @field_validator("lists")
+    @classmethod
+    def _lists(cls, lists: Lists | None, info: ValidationInfo) -> Lists | None:
+        if lists is None and any(one.lists is not None for one in info.data.get("listeners", [])):
+            raise ValueError("a listener names lists: say where they are, lists.url and lists.api_key_file")
+        return lists
+
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:
         self._directory = (info.context or {}).get("directory", Path())
@@ -462,6 +475,9 @@ embedded_service: true
 scanner:
   urls: [http://127.0.0.1:9081]
   token_file: "{state}/api-token"
+lists:
+  url: http://127.0.0.1:9081
+  api_key_file: "{state}/api-key"
 listeners:
   - {{name: smtp, protocol: smtp, address: "127.0.0.1:10025", profile: postfix-proxy}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:10027", profile: postfix-milter}}

@@ -15,6 +15,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 
 from bridge.address import Address, NextHop
 
+ALLOW_PLAIN_HTTP = "Allow http:// to a host that is not loopback. The secret then travels in the clear."
+
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)

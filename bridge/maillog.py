@@ -37,7 +37,7 @@ _SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.C
 _OURS = frozenset(
     (
         *("id", "session", "listener", "nrcpt", "size", "tenant", "decision", "action"),
-        *("accepted", "late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls"),
+        *("at", "accepted", "late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls"),
     )
 )
 
@@ -75,6 +75,9 @@ def _fields(record: Record) -> dict[str, Any]:
         "verdict": (result.verdict or None) if result else None,
         "action": str(outcome.action) if outcome else "cancelled",
         "would": record.would,
+        "at": record.at or None,
+        "list": None if record.listed is None else record.listed.name,
+        "entry": None if record.listed is None else record.listed.entry,
         "late": record.late,
         "reply": str(outcome.reply) if outcome else None,
         "accepted": _accepted(outcome) if outcome and outcome.replies else None,

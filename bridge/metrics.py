@@ -35,6 +35,7 @@ from bridge.errors import (
 from bridge.filter.decide import Record
 from bridge.filter.late import Late, Scan
 from bridge.mail.action import Action
+from bridge.mail.listed import ListAction
 
 DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision could be had
 ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client went away
@@ -54,6 +55,7 @@ REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
 SATURATION = ("limit", "scanner")
 TOLD = ("each", "one")
+REFRESHES = ("ok", "failed")
 
 
 class Metrics(Collector):
@@ -96,6 +98,18 @@ class Metrics(Collector):
         self.shadow_mails = Count(
             "scanbridge_shadow_mails", "Mails in shadow mode, by what would have been done.", ("listener", "would")
         )
+        self.list_matches = Count(
+            "scanbridge_list_matches",
+            "Mails, and at RCPT single recipients, that were on a list at the door: refused, not scanned (skipped), "
+            "or what shadow mode only tells.",
+            ("listener", "list", "action"),
+        )
+        self.list_refreshes = Count(
+            "scanbridge_list_refreshes",
+            "Times the local copies of lists were made anew, by how it ended.",
+            ("outcome",),
+        )
+        self.list_refreshes.start(REFRESHES)
         self.refused_early = Count(
             "scanbridge_saturated_replies",
             "451s given before the mail travelled, at MAIL or before 354.",
@@ -189,6 +203,19 @@ class Metrics(Collector):
             "scanbridge_event_loop_lag_seconds",
             "How late the event loop turned, the worst of the last 15 to 30 s.",
         )
+        self.list_entries = Level(
+            "scanbridge_list_entries", "Entries in the local copies of this list, of all scopes together.", ("list",)
+        )
+        self.list_age = Level(
+            "scanbridge_list_age_seconds",
+            "How long ago the service was last seen to agree with the local copy; the oldest of all scopes.",
+            ("list",),
+        )
+        self.list_missing = Level(
+            "scanbridge_list_copies_missing",
+            "Scopes of this list that have no local copy yet: it is not enforced there.",
+            ("list",),
+        )
         self.workers = Level("scanbridge_workers", "Processes that take mail.", together=sum)
         self.workers_silent = Level(
             "scanbridge_workers_silent", "Workers that did not answer this scrape; their last known numbers are in it."
@@ -228,6 +255,10 @@ class Metrics(Collector):
         self.refused_connections.start(names, REFUSED_CONNECTIONS)
         for times in (self.wait, self.scan, self.relay):
             times.start(names)
+
+    def start_lists(self, listener: str, names: Iterable[str]) -> None:
+        """All series of the lists that this listener names, from 0."""
+        self.list_matches.start([listener], names, [one.value for one in ListAction])
 
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers, for another process."""
@@ -276,6 +307,10 @@ class Metrics(Collector):
     def record(self, record: Record) -> None:
         """Count one mail that came to its end."""
         listener, outcome = record.tx.session.listener, record.outcome
+        if record.listed is not None:
+            self.list_matches.values[listener, record.listed.name, record.listed.action.value] += 1
+        if record.at == "rcpt":
+            return  # one recipient, not a mail
         self.mail_bytes.values[listener,] += record.size
         if record.error is not None:
             self.failures.values[reason_of(record.error),] += 1

@@ -20,6 +20,11 @@ class Profile:
     deadline_s: float  # ours
     policy: Mapping[str, str] = field(default_factory=dict)
 
+    @property
+    def is_after_queue(self) -> bool:
+        """The mail server has accepted the mail already: a refusal becomes a bounce."""
+        return self.policy.get("bounce") == "quarantine"
+
 
 _AFTER_QUEUE = {"bounce": "quarantine"}
 _HOLD = {"quarantine": "hold"}

@@ -58,6 +58,7 @@ for. Label values come from closed sets, never from mail. Every combination of t
 LABELS = {
     "listener": "name of the listener",
     "host": "URL of the scanner",
+    "list": "name of the list",
     "next_hop": "as configured",
     "state": "busy, idle",
     "result": "taken, deferred, refused, unreachable, lost",
@@ -144,7 +145,7 @@ def _default(value: Schema) -> str:
     if default is None or default == "":
         return "-"
     if isinstance(default, dict):
-        return "see there"
+        return "see there" if default else "`{}`"
     if isinstance(default, bool):
         return f"`{str(default).lower()}`"
     if isinstance(default, list):
@@ -165,6 +166,8 @@ def _type(value: Schema, definitions: Schema) -> str:
         return _choice(value["enum"])
     if value.get("type") == "array":
         return f"list of {_type(value['items'], definitions)}".replace("section", "sections")
+    if value.get("type") == "object":
+        return f"name: {_type(value['additionalProperties'], definitions)}"
     return _plain_type(value)
 
 

@@ -16,9 +16,15 @@ from bridge.cli.common import config_option, load_or_exit
 from bridge.cli.mailserver import Finding, check_postfix, check_sendmail
 from bridge.cli.status import ask
 from bridge.config import Config
-from bridge.daemon import files, wiring
+from bridge.daemon import embedded, files, wiring
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError, NextHopError, ScanError
+from bridge.listconfig import DoorLists
+from bridge.lists.client import ListClient
+from bridge.lists.copies import Wanted
+from bridge.lists.errors import ListsError
+from bridge.lists.fetch import kind_of, scopes_of
+from bridge.matching.match import NETWORK
 from bridge.profiles import PROFILES
 from bridge.scanner.client import Scanner
 
@@ -34,7 +40,7 @@ _TIMEOUT_S = 10.0
     "--sendmail", type=click.Path(path_type=Path, exists=True), help="Also Sendmail's, e.g. /etc/mail/sendmail.cf."
 )
 def check(path: Path | None, postfix: Path | None, sendmail: Path | None) -> None:
-    """Check configuration, token, TLS, scanner, next hop and ports. Exit code 0 only if all hold."""
+    """Check configuration, token, TLS, scanner, next hop, lists and ports. Exit code 0 only if all hold."""
     conf = load_or_exit(path)
     click.echo(Finding("configuration", detail=str(path or "embedded default")))
     findings = uvloop.run(_report(conf))
@@ -60,7 +66,7 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
     token = ""
     try:
         if conf.embedded_service:
-            files.make_secret(files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+            embedded.make_token(conf)
         token = wiring.token(conf)
         yield Finding("token", detail=conf.scanner.token_file)
     except ConfigError as exc:
@@ -75,6 +81,12 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
             yield finding
     async for finding in _next_hops(conf):
         yield finding
+    if conf.lists is not None:
+        if conf.embedded_service and not running:
+            yield Finding("lists", detail="the embedded service starts with `scanbridge run`")
+        else:
+            for finding in await _lists(conf):
+                yield finding
 
 
 def _state_directory(conf: Config) -> Finding:
@@ -138,6 +150,40 @@ async def _scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
         except (ScanError, BridgeError) as exc:
             yield Finding(f"scanner {host.url}", str(exc))
     scanner.close()
+
+
+async def _lists(conf: Config) -> list[Finding]:
+    """The key, and every list that a listener names."""
+    assert conf.lists is not None
+    what, wanted = f"lists {conf.lists.url}", wiring.wanted_lists(conf) or [Wanted("")]
+    try:
+        async with ListClient(wiring.list_settings(conf, patience_s=0.0)) as client:
+            scopes = await scopes_of(client, wanted)
+    except (ConfigError, ssl.SSLError) as exc:
+        return [Finding(what, str(exc))]
+    failed = {str(answer): None for answer in scopes.values() if isinstance(answer, ListsError)}
+    if failed:
+        return [Finding(what, problem) for problem in failed]
+    findings = [Finding(what, detail="the key works")]
+    for one in wanted if wiring.wanted_lists(conf) else []:
+        try:
+            kind = kind_of(one, scopes)
+        except ListsError as exc:
+            findings.append(Finding(f"list {one}", str(exc)))
+        else:
+            if one.tenant is None or kind != kind_of(Wanted(one.name, None, one.kind), scopes):
+                findings.append(Finding(f"list {one}", detail=_meaning(conf, one, kind)))
+    return findings
+
+
+def _meaning(conf: Config, one: Wanted, kind: str | None) -> str:
+    forgeable = kind != NETWORK and any(one.name in door.skip_scan for door in _doors(conf))
+    warning = "; careful: mail with a forged sender goes unscanned, a list of networks is safer" if forgeable else ""
+    return (f"{kind} entries" if kind else "no such list in this scope") + warning
+
+
+def _doors(conf: Config) -> list[DoorLists]:
+    return [listener.lists for listener in conf.listeners if listener.lists is not None]
 
 
 async def _next_hops(conf: Config) -> AsyncIterator[Finding]:

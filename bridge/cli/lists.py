@@ -19,6 +19,7 @@ import click
 
 from bridge.api.lists import ListEntry, ListFileInfo
 from bridge.cli.listprogress import meter
+from bridge.cli.listrefresh import refresh
 from bridge.cli.listsession import (
     EXIT_FAILED,
     Session,
@@ -47,6 +48,7 @@ def lists() -> None:
 
 
 lists.add_command(sync)
+lists.add_command(refresh)
 
 
 @lists.command()

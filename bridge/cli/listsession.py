@@ -18,9 +18,9 @@ import uvloop
 
 from bridge import units, yamlfile
 from bridge.cli.common import EXIT_CONFIG, config_option, load_or_exit
-from bridge.config import Lists
 from bridge.daemon import files
 from bridge.errors import BridgeError, ConfigError
+from bridge.listconfig import Lists
 from bridge.lists.client import ListSettings
 from bridge.lists.errors import ListsForbidden, ListsUnavailable
 from bridge.lists.files import Format, InputError

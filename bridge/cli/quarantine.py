@@ -29,6 +29,7 @@ from rich.table import Table
 
 from bridge import units
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.quarantinelists import allow_sender, block_sender
 from bridge.config import Config
 from bridge.daemon import files, wiring
 from bridge.delivery.index import Query
@@ -107,6 +108,10 @@ def quarantine() -> None:
     log.setLevel(logging.INFO)
     log.propagate = False
     log.handlers = [handler]
+
+
+quarantine.add_command(block_sender)
+quarantine.add_command(allow_sender)
 
 
 @quarantine.command("list")

@@ -57,7 +57,15 @@ def _table(state: dict[str, Any]) -> str:
         lines.append(f"configuration  the old one, because the last reload failed: {state['reload']['problem']}")
     lines += [f"listener       {one['name']}: {one['protocol']} on {one['address']}" for one in state["listeners"]]
     lines += [f"scanner        {one['url']}: {one['status']}, {one['in_flight']} in flight" for one in state["scanner"]]
+    lines += [f"list           {_list(one)}" for one in state.get("lists", ())]
     return "\n".join(lines)
+
+
+def _list(one: dict[str, Any]) -> str:
+    name = f"{one['name']} of tenant {one['tenant']}" if one["tenant"] else one["name"]
+    copy = "no local copy, not enforced" if one["entries"] is None else f"{one['entries']:,} entries"
+    age = "" if one["age_s"] is None else f", seen {one['age_s']} s ago"
+    return f"{name}: {copy}{age}{'; last refresh: ' + one['problem'] if one['problem'] else ''}"
 
 
 def _worker(one: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import socket
 from collections.abc import Sequence
@@ -10,14 +11,38 @@ from pathlib import Path
 from bridge.config import Config
 from bridge.daemon import files, wiring
 from bridge.service import settings
+from bridge.service.keys import KeyRing, NoSuchKey
 from bridge.service.serve import ServiceServer
+from bridge.service.store import Store
 
 log = logging.getLogger(__name__)
 
 
+KEY_NAME = "bridge"
+
+
 def make_token(conf: Config) -> None:
-    """Unless there is one. Raises ConfigError."""
+    """Unless there is one; and an API key, if the lists are the embedded service's too. Raises ConfigError."""
     files.make_secret(files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+    if has_own_lists(conf):
+        assert conf.lists is not None
+        files.make_secret(files.locate(conf.lists.api_key_file, conf.directory), "lists.api_key_file")
+
+
+def has_own_lists(conf: Config) -> bool:
+    return conf.embedded_service and conf.lists is not None and conf.lists.url == conf.scanner.urls[0]
+
+
+def _adopt_key(conf: Config, database: str) -> None:
+    """The key of the file opens the embedded service's lists. Blocks."""
+    store = Store(database)
+    try:
+        store.open()
+        KeyRing(store).adopt(KEY_NAME, wiring.list_settings(conf).api_key)
+    except NoSuchKey as exc:
+        log.warning("lists.api_key_file: %s; for a new one remove the file and start again", exc)
+    finally:
+        store.close()
 
 
 async def start_service(conf: Config, state: Path, sockets: Sequence[socket.socket] | None = None) -> ServiceServer:
@@ -25,6 +50,8 @@ async def start_service(conf: Config, state: Path, sockets: Sequence[socket.sock
     make_token(conf)
     listen = wiring.service_address(conf)
     service = ServiceServer()
+    if has_own_lists(conf):
+        await asyncio.to_thread(_adopt_key, conf, settings.embedded_database(state))
     await service.start(settings.embedded(state, str(listen), wiring.token(conf)), sockets)
     log.info("scanning service on %s", listen)
     return service

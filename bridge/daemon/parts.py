@@ -21,6 +21,7 @@ from bridge.filter.headers import HeaderEditor
 from bridge.filter.late import LateDecisions
 from bridge.intake.milter.transport import MilterServer, MilterSettings
 from bridge.intake.server import SmtpServer, SmtpSettings
+from bridge.lists.copies import Copies
 from bridge.mail.message import Spool
 
 Server = SmtpServer | MilterServer
@@ -35,6 +36,7 @@ class Common:
     admission: Admission
     spool: Spool
     late: LateDecisions | None
+    copies: Copies
     report: Callable[[Record], None]
     on_refused: Callable[[str, str], None]  # listener, reason
     on_saturated: Callable[[str, str], None]  # listener, stage
@@ -93,6 +95,8 @@ class Parts:
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
+        if wiring.wanted_lists(conf):
+            wiring.list_settings(conf)  # a key that cannot be read is said now
         self.plans = [Plan(self, listener) for listener in conf.listeners]
 
     def _watched(self, name: str, relay: Relay) -> Relay:
@@ -110,6 +114,7 @@ class Parts:
             report=self.common.report,
             late=self.common.late,
             limit=self.limit,
+            door=wiring.door(self.config, listener, self.common.copies),
         )
 
     @property

@@ -24,6 +24,7 @@ from bridge.counting import Count
 from bridge.daemon import files, wiring
 from bridge.daemon.admin import create_admin
 from bridge.daemon.embedded import start_service
+from bridge.daemon.keeper import ListKeeper
 from bridge.daemon.lag import Lag
 from bridge.daemon.levels import Levels
 from bridge.daemon.notify import feed_watchdog, notify
@@ -69,6 +70,7 @@ class Daemon:
         self.spool = Spool(*room) if share is None else share.spool(*room)
         self.sockets = Sockets() if share is None else share.sockets
         self.late = wiring.late_decisions(conf, self.state, lambda end: _count(self.metrics.late_scans, end.value))
+        self.keeper = ListKeeper(self.state, self.metrics, lambda: share is None or share.is_first)
         self.servers: list[Server] = []  # in the order of the listeners
         self.leaving: set[Server] = set()  # whose listeners a reload has taken away
         self.reloads = Reloads()
@@ -157,9 +159,12 @@ class Daemon:
             await self.late.start()
         if self.share is None and (left := self.parts.quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
+        self.keeper.adopt(self.config)
+        await self.keeper.start()
         self._ending.push_async_callback(self._end_tasks)
         self.servers = await self.listen(self.parts.plans)
-        for task in (feed_watchdog(), self._purge(), self.lag.watch(), self._levels.take_stock()):
+        watches = (self.lag.watch(), self._levels.take_stock(), self.keeper.watch())
+        for task in (feed_watchdog(), self._purge(), *watches):
             self.own(asyncio.create_task(task))
         if self.view.siblings is not None:
             self.own(asyncio.create_task(self.view.siblings.write_always()))
@@ -191,6 +196,7 @@ class Daemon:
             admission=self.admission,
             spool=self.spool,
             late=self.late,
+            copies=self.keeper.copies,
             report=self._report,
             on_refused=lambda listener, reason: _count(self.metrics.refused_connections, listener, reason),
             on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
@@ -240,6 +246,7 @@ class Daemon:
         self.admission.settings = wiring.admission_settings(self.config)
         self.spool.limit, self.spool.memory_per_mail, self.spool.directory = wiring.spool_settings(self.config)
         self.sockets.keep_only(wiring.addresses(self.config))
+        self.keeper.adopt(self.config)
         self._watch.cancel()
         self._watch = asyncio.create_task(parts.scanner.watch())
         self.own(self._watch)

@@ -123,6 +123,7 @@ class View:
                 {"name": one.name, "protocol": one.protocol, "address": str(one.address)}
                 for one in daemon.config.listeners
             ],
+            "lists": daemon.keeper.state(),
             "scanner": [
                 {"url": host.url, "status": str(host.status or "unknown"), "in_flight": host.in_flight}
                 for host in daemon.scanner.hosts

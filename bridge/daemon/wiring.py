@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -22,6 +22,7 @@ from bridge.delivery.routes import Failover, Routes
 from bridge.errors import ConfigError
 from bridge.filter.admission import AdmissionSettings
 from bridge.filter.decide import FilterSettings
+from bridge.filter.door import Door, DoorSettings
 from bridge.filter.late import LateDecisions, LateSettings, Scan
 from bridge.filter.latestore import LateStore, MemoryStore, SqlStore
 from bridge.filter.limit import AdaptiveLimit
@@ -29,6 +30,10 @@ from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.milter.transport import MilterSettings
 from bridge.intake.server import Kinds, SmtpSettings
 from bridge.intake.wire import SessionLimits
+from bridge.lists.client import ListSettings
+from bridge.lists.copies import Copies, Wanted
+from bridge.lists.fetch import Job
+from bridge.lists.retry import RetrySettings
 from bridge.scanner.client import Scanner, ScannerSettings
 
 
@@ -170,6 +175,53 @@ def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:
         max_received=conf.limits.max_received,
         shadow_percent=100.0 if listener.mode == "shadow" else listener.shadow_percent,
     )
+
+
+def door(conf: Config, listener: config.Listener, copies: Copies) -> Door | None:
+    """What this listener enforces; None when it names no lists."""
+    lists = listener.lists
+    if lists is None or conf.lists is None or not lists.names:
+        return None
+    settings = DoorSettings(
+        block=tuple(lists.block),
+        block_recipients=tuple(lists.block_recipients),
+        skip_scan=tuple(lists.skip_scan),
+        allow_wins=lists.allow_wins,
+        needs_copies=conf.lists.without_copy == "tempfail",
+        text=lists.text,
+    )
+    return Door(settings, copies.get)
+
+
+def wanted_lists(conf: Config) -> list[Wanted]:
+    """Every list that a listener names, of the deployment and of every tenant."""
+    if conf.lists is None:
+        return []
+    kinds = conf.lists.kinds
+    names = dict.fromkeys(name for one in conf.listeners if one.lists for name in one.lists.names)
+    tenants = dict.fromkeys([None, conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)])
+    return [Wanted(name, tenant, kinds.get(name)) for name in names for tenant in tenants]
+
+
+def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
+    """Raises ConfigError."""
+    lists = conf.lists
+    assert lists is not None
+    key = files.read_secret(files.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
+    encrypted = lists.url.startswith("https:")
+    tls = files.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
+    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
+
+
+def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
+    """For `bridge.lists.fetch`. The key is read anew each time: it may have been exchanged."""
+    assert conf.lists is not None
+    ca_file = files.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
+    made = files.make_directory(directory, "state_directory")
+    if os.geteuid() == 0:  # made by root, kept by the daemon
+        owner = made.parent.stat()
+        os.chown(made, owner.st_uid, owner.st_gid)
+    return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))
 
 
 def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) -> LateDecisions | None:

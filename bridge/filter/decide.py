@@ -12,6 +12,8 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic
+from typing import Literal
+from zlib import crc32
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.delivery import commands, maildir, replies
@@ -19,6 +21,7 @@ from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Mixed, Relay
 from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
 from bridge.filter.admission import Admission
+from bridge.filter.door import NO_COPY, Door
 from bridge.filter.headers import Fields, HeaderEditor, count_received, message_id
 from bridge.filter.late import Late, LateDecisions
 from bridge.filter.limit import AdaptiveLimit
@@ -36,8 +39,11 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.mail.action import Action
-from bridge.mail.message import HEAD_LIMIT
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.listed import ListAction, Listed
+from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply, weightiest
+from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.scanner.client import Scanner
 
@@ -84,6 +90,8 @@ class Record:
     message_id: str = ""  # as the mail's own header has it
     late: Late | None = None
     would: Action | None = None  # shadow mode: what would have been done
+    listed: Listed | None = None  # the list at the door that it was on
+    at: Literal["", "mail", "rcpt"] = ""  # refused before it came, the whole of it or one recipient
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,8 @@ class FilterSettings:
 class Filter:
     """One per listener: its policy, and the scanner, admission, relay and quarantine all share."""
 
+    door: Door | None = None  # no lists, and nobody need ask
+
     def __init__(
         self,
         settings: FilterSettings,
@@ -114,6 +124,7 @@ class Filter:
         report: Callable[[Record], None],
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
+        door: Door | None = None,
     ) -> None:
         self._settings = settings
         self._scanner = scanner
@@ -124,6 +135,7 @@ class Filter:
         self._report = report
         self._late = late
         self._limit = limit
+        self.door = door
         self._closed = self._early_refusal()
         self.deadline_s = settings.deadline_s
         self.header_prefix = headers.prefix
@@ -146,6 +158,29 @@ class Filter:
     def _is_full(self) -> bool:
         admission = self._admission
         return admission.is_full or (self._limit is not None and admission.in_processing >= self._limit.current)
+
+    def refused_by_list(self, session: Session, sender: str, recipient: str | None = None) -> Reply | None:
+        """Asked at MAIL, and at RCPT with the recipient: what it is refused with, or None."""
+        door = self.door
+        if door is None or self._is_shadow(session, sender):
+            return None
+        tenant, listed = None, None
+        if recipient is None:
+            listed = door.blocked(session, sender, None)
+        else:
+            tenant = self._tenant_of(recipient)
+            if tenant is not None:
+                listed = door.blocked(session, sender, tenant)
+            listed = listed or door.blocked_recipient(recipient, tenant)
+        if listed is None:
+            return NO_COPY if door.is_blind(tenant, at_recipient=recipient is not None) else None
+        now = monotonic()
+        envelope = Envelope(sender, () if recipient is None else (Recipient(recipient),))
+        tx = Transaction(new_id(), session, envelope, Message(_NO_ROOM), now, now)
+        outcome = Outcome(Action.REJECT, with_id(door.refusal, tx.id))
+        stage: Literal["mail", "rcpt"] = "mail" if recipient is None else "rcpt"
+        self._tell(Record(tx, 0, tenant, outcome, listed=listed, at=stage))
+        return outcome.reply
 
     async def process(self, tx: Transaction) -> Outcome:
         """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
@@ -221,7 +256,13 @@ class Filter:
             tx.message.replace_head(stripped)
         tenant = record.tenant = self._tenant(tx)
         policy = self._settings.tenant_policies.get(tenant or "", self._settings.policy)
-        shadow = self._is_shadow()
+        shadow = self._is_shadow(tx.session, tx.envelope.sender)
+        if self.door is not None:
+            record.listed = self._on_list(self.door, tx, tenant, shadow)
+            if record.listed is not None and record.listed.action is ListAction.SKIPPED:
+                return await self._hand_on(
+                    tx, self._headers.stamp(tx.id, None, f"list {record.listed.name}"), None, record
+                )
         result: AnalysisResult | None = None
         try:
             # A scan that goes on is of use only if the mail comes back.
@@ -234,12 +275,24 @@ class Filter:
                 log.error("the scanner refuses us: %s", exc)
         rule = policy[case]
         if shadow:
-            record.would, rule = rule.action, _SHADOW
+            record.would, rule = _WOULD.get(record.listed.action) if record.listed else rule.action, _SHADOW
         return await self._carry_out(tx, case, rule, result, record)
 
-    def _is_shadow(self) -> bool:
+    def _on_list(self, door: Door, tx: Transaction, tenant: str | None, shadow: bool) -> Listed | None:
+        """Whether it may go on unscanned; in shadow mode also what it would have been refused for."""
+        if not shadow:
+            return door.allowed(tx.session, tx.envelope.sender, tenant)
+        listed = door.blocks(tx.session, tx.envelope, self._tenant_of)
+        if listed is None and (listed := door.allowed(tx.session, tx.envelope.sender, tenant)):
+            listed = replace(listed, action=ListAction.SHADOW_SKIPPED)
+        return listed
+
+    def _is_shadow(self, session: Session, sender: str) -> bool:
         percent = self._settings.shadow_percent
-        return percent > 0 and _dice.random() * 100 < percent
+        if self.door is None or not 0 < percent < 100:
+            return percent > 0 and _dice.random() * 100 < percent
+        # Asked at MAIL, at RCPT and at the end: the same mail must hear the same.
+        return crc32(f"{session.id} {sender}".encode("utf-8", "replace")) % 10_000 < percent * 100
 
     def _tenant(self, tx: Transaction) -> str | None:
         """The first recipient's; the intake and `process` keep tenants apart."""
@@ -372,6 +425,8 @@ class Filter:
 
 
 _SHADOW = Rule(Action.RELAY)
+_WOULD = {ListAction.SHADOW_REFUSED: Action.REJECT, ListAction.SHADOW_SKIPPED: Action.RELAY}
+_NO_ROOM = Spool(0)  # for a mail that is refused before it comes
 
 
 def _with_our_id(reply: Reply, tx: Transaction, result: AnalysisResult | None) -> Reply:

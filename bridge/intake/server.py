@@ -261,6 +261,11 @@ class SmtpServer:
             self._refused(server.client.address, "untrusted")
             server.strike()
             return _NOT_ALLOWED
+        if self._filter.door is not None:
+            refusal = self._filter.refused_by_list(self._describe(server, session), address)
+            if refusal is not None:
+                server.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
+                return refusal
         return self._admit("mail")
 
     def handle_RCPT(
@@ -268,12 +273,16 @@ class SmtpServer:
     ) -> Any:
         """A transaction belongs to one tenant and goes to one next hop, unless its recipients are answered apart."""
         kinds = self.settings.kinds
-        if not kinds.by_domain or not envelope.rcpt_tos or server.answers_each:
-            return MISSING
-        first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
-        if first == this:
-            return MISSING
-        return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
+        if kinds.by_domain and envelope.rcpt_tos and not server.answers_each:
+            first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
+            if first != this:
+                return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
+        if self._filter.door is not None:
+            refusal = self._filter.refused_by_list(self._describe(server, session), envelope.mail_from or "", address)
+            if refusal is not None:
+                server.excuse(1)  # DATA
+                return refusal
+        return MISSING
 
     def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
         return self._admit("data")
@@ -328,6 +337,9 @@ class SmtpServer:
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,
+            is_told=server.forwarded is not None
+            or session.proxy_data is not None
+            or server.client.address != server.peer_address,
         )
         server.described = (told, description)
         return description

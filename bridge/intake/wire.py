@@ -155,6 +155,10 @@ class Wire(SMTP):
             self._excused -= 1
             self._errors -= 1
 
+    def excuse(self, count: int) -> None:
+        """So many commands may be on their way and come out of order now: no mistakes of the client's."""
+        self._excused = max(self._excused, count)
+
     def strike(self) -> None:
         """One more mistake of the client's; too many end the session."""
         self._errors += 1

@@ -35,3 +35,4 @@ class Session:
     tls: str | None = None  # the TLS version between the peer and us
     helo: str | None = None  # what the peer itself said
     esmtp: bool = True
+    is_told: bool = False  # the client is a trusted peer's word, not the peer itself

@@ -95,6 +95,18 @@ class KeyRing:
             connection.execute(insert(api_key).values(digest=digest(key).hex(), name=name, created_at=_now()))
         return key
 
+    def adopt(self, name: str, key: str) -> None:
+        """Have this key in use under this name, and no other. One that was revoked stays so: raises NoSuchKey."""
+        own = digest(key).hex()
+        with self._store.writing() as connection:
+            known = connection.execute(select(api_key.c.revoked_at).where(api_key.c.digest == own)).first()
+            if known is not None:
+                if known.revoked_at is not None:
+                    raise NoSuchKey(f"the key {name} was revoked")
+                return
+            connection.execute(update(api_key).where(_in_use(name)).values(revoked_at=_now()))
+            connection.execute(insert(api_key).values(digest=own, name=name, created_at=_now()))
+
     def listed(self) -> list[ApiKey]:
         query = select(api_key.c.name, api_key.c.created_at, api_key.c.revoked_at).order_by(api_key.c.created_at)
         with self._store.reading() as connection:

@@ -1,8 +1,8 @@
 """The lists in memory: what a mail is matched against, without asking the database.
 
 Sets and dictionaries only, so a look-up costs the same in a list of ten entries and of a million.
-A domain, or a URL's host, also matches its subdomains; a network is looked up once per prefix
-length in use. Knows nothing of storage: `listfollow` feeds it.
+What an entry matches is told by `bridge.matching`; what only the content of a mail shows (a URL's
+host, an attachment) is known here. Knows nothing of storage: `listfollow` feeds it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridge.service import entries
+from bridge.matching.match import Length, address, find_address, find_network, upwards
 from bridge.service.liststore import GLOBAL
 from bridge.service.settings import ListDefinition
 
@@ -31,7 +31,7 @@ class ListIndex:
     def __init__(self, definitions: Iterable[ListDefinition]) -> None:
         self._categories = {one.name: one.category for one in definitions}
         self._words: dict[str, dict[str, set[str]]] = {}  # by scope and list
-        self._networks: dict[str, dict[str, dict[tuple[int, int], set[int]]]] = {}
+        self._networks: dict[str, dict[str, dict[Length, set[int]]]] = {}
 
     def add(self, scope: str, name: str, entry: str) -> None:
         if self._categories.get(name) == "network":
@@ -65,13 +65,12 @@ class ListIndex:
         senders = [traits.envelope_sender]
         if not name.startswith("allowed-"):
             senders += traits.header_senders
-        match self._categories[name]:
-            case "sender":
-                return any(s in words or any("@" + d in words for d in _upwards(_host(s))) for s in senders if s)
-            case "domain":
-                return any(d in words for s in senders if s for d in _upwards(_host(s)))
+        category = self._categories[name]
+        match category:
+            case "sender" | "domain":
+                return any(find_address(category, words, one) for one in senders)
             case "url":
-                return any(d in words for host in traits.hosts for d in _upwards(host))
+                return any(d in words for host in traits.hosts for d in upwards(host))
             case "attachment":
                 return not words.isdisjoint(traits.digests)
             case _:
@@ -82,41 +81,15 @@ def traits_of(sender: str, header_senders: Iterable[str], client: str | None, ho
               digests: Iterable[str]) -> Traits:  # fmt: skip
     """Normalise what strangers wrote; what has no normal form matches nothing."""
     return Traits(
-        _address(sender),
-        tuple(a for a in map(_address, header_senders) if a),
+        address(sender),
+        tuple(a for a in map(address, header_senders) if a),
         client or "",
         tuple(hosts),
         tuple(digests),
     )
 
 
-def _address(text: str) -> str:
-    try:
-        return entries.address(text)
-    except ValueError:
-        return ""
-
-
-def _host(sender: str) -> str:
-    return sender.rpartition("@")[2]
-
-
-def _upwards(name: str) -> Iterable[str]:
-    """a.b.c, b.c, c"""
-    while name:
-        yield name
-        name = name.partition(".")[2]
-
-
-def _within(lengths: dict[tuple[int, int], set[int]], traits: Traits) -> bool:
+def _within(lengths: dict[Length, set[int]], traits: Traits) -> bool:
     if not traits.client or not lengths:
         return False
-    client = ipaddress.ip_address(traits.client)
-    if isinstance(client, ipaddress.IPv6Address) and client.ipv4_mapped is not None:
-        client = client.ipv4_mapped
-    number, bits = int(client), client.max_prefixlen
-    return any(
-        (number >> (bits - length) << (bits - length)) in numbers
-        for (version, length), numbers in lengths.items()
-        if version == client.version
-    )
+    return find_network(lengths, lambda of, length, first: first in lengths[of, length], traits.client) is not None

@@ -17,7 +17,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST, NDJSON
-from bridge.service import entries
+from bridge.matching import spelling
 from bridge.service.answers import Refused, header, refuse, send_json, storage_unavailable
 from bridge.service.keys import KeyRing
 from bridge.service.listfollow import ListFollower
@@ -175,13 +175,13 @@ def _items(body: Body) -> list[Any]:
 def _entry(one: ListDefinition, item: Any, position: int) -> Entry:
     if not isinstance(item, dict) or not item.keys() <= {"entry", "comment"} or not isinstance(item.get("entry"), str):
         raise _invalid(f"`entries[{position}]` must be an object of `entry` and `comment`")
-    if not 1 <= len(item["entry"]) <= entries.MAX_ENTRY:
-        raise _invalid(f"`entries[{position}].entry` must have 1 to {entries.MAX_ENTRY} characters")
+    if not 1 <= len(item["entry"]) <= spelling.MAX_ENTRY:
+        raise _invalid(f"`entries[{position}].entry` must have 1 to {spelling.MAX_ENTRY} characters")
     comment = item.get("comment", "")
-    if not isinstance(comment, str) or not entries.is_clean(comment):
-        raise _invalid(f"`entries[{position}].comment` must be text of at most {entries.MAX_COMMENT} characters")
+    if not isinstance(comment, str) or not spelling.is_clean(comment):
+        raise _invalid(f"`entries[{position}].comment` must be text of at most {spelling.MAX_COMMENT} characters")
     try:
-        return Entry(entries.normalise(one.category, item["entry"]), item["entry"], comment)
+        return Entry(spelling.normalise(one.category, item["entry"]), item["entry"], comment)
     except ValueError as exc:
         # 409: the request is well-formed, but the list is not one for such entries.
         raise Refused(409, "invalid_entry", f"`entries[{position}]`: {exc}") from None
@@ -192,7 +192,7 @@ def _reference(one: ListDefinition, item: Any, position: int) -> str:
     if not isinstance(item, str):
         raise _invalid(f"`entries[{position}]` must be a string")
     try:
-        return entries.normalise(one.category, item)
+        return spelling.normalise(one.category, item)
     except ValueError:
         return ""
 

@@ -21,7 +21,7 @@ from bridge.api.lists import (
     NDJSON,
 )
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH, Decision, QueueStatus
-from bridge.service.entries import MAX_COMMENT, MAX_ENTRY
+from bridge.matching.spelling import MAX_COMMENT, MAX_ENTRY
 
 Json = dict[str, Any]
 

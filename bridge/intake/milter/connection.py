@@ -246,13 +246,24 @@ class Connection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
+        elif self._server.filter.door is not None and (listed := self._refused_by_list(address)) is not None:
+            mail.refuse(listed)
         elif mail.refusal is None and (closed := self._server.filter.closed()):
             mail.refuse(closed)
             self._server.on_saturated("mail")
         self._answer(wire.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
-        self._answer(wire.RCPT, self._under_way.recipient(data))
+        mail = self._under_way
+        if self._server.filter.door is None:
+            self._answer(wire.RCPT, mail.recipient(data))
+        else:
+            self._answer(wire.RCPT, mail.recipient(data, lambda to: self._refused_by_list(mail.sender, to)))
+
+    def _refused_by_list(self, sender: str, recipient: str | None = None) -> Reply | None:
+        self._session_id = self._session_id or new_id()
+        session = self._facts.session(self._session_id, self._settings.listener, self.peer)
+        return self._server.filter.refused_by_list(session, sender, recipient)
 
     def _on_header(self, data: bytes) -> None:
         mail = self._mail

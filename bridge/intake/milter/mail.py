@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated, StoreFull
@@ -74,8 +74,11 @@ class Mail:
         self._head.clear()
         self.message.close()
 
-    def recipient(self, data: bytes) -> Reply | None:
-        """One more recipient, or the reason why not; the mail goes on without it then."""
+    def recipient(self, data: bytes, refused: Callable[[str], Reply | None] | None = None) -> Reply | None:
+        """One more recipient, or the reason why not; the mail goes on without it then.
+
+        `refused` is asked last, and has its own reasons.
+        """
         if self.refusal is not None:
             return self.refusal
         if len(self.recipients) >= self._limits.max_recipients:
@@ -85,6 +88,8 @@ class Mail:
             return parsed
         if not self._is_of_one_tenant(parsed[0]):
             return Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
+        if refused is not None and (reply := refused(parsed[0])) is not None:
+            return reply
         self.recipients.append(Recipient(*parsed))
         return None
 
@@ -236,7 +241,7 @@ class Facts:
         tls = None
         if b"{tls_version}" in known:
             tls = _plain(known[b"{tls_version}"]) + "/" + _plain(known.get(b"{cipher}", b""))
-        return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls)
+        return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls, is_told=True)
 
 
 def _plain(raw: bytes) -> str:

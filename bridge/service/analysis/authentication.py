@@ -18,7 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from bridge.errors import ConfigError
-from bridge.service import entries
+from bridge.matching import spelling
 from bridge.service.analysis import headers
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.structure import Bounds, TooMuch, walk
@@ -231,7 +231,7 @@ def _author_domain(content: bytes) -> str:
         return ""
     authors = [one for value in first.values("from") for one in headers.addresses(value)]
     try:
-        found = {entries.domain(one.rpartition("@")[2]) for one in authors}
+        found = {spelling.domain(one.rpartition("@")[2]) for one in authors}
     except ValueError:
         return ""
     return found.pop() if len(found) == 1 else ""
@@ -240,6 +240,6 @@ def _author_domain(content: bytes) -> str:
 def _ascii(text: str) -> str:
     local, at, host = text.rpartition("@")
     try:
-        return f"{local}{at}{entries.domain(host)}" if host else text
+        return f"{local}{at}{spelling.domain(host)}" if host else text
     except ValueError:
         return text.encode("ascii", "replace").decode("ascii")

@@ -1,0 +1,22 @@
+"""Listed: which list at the door a mail was on, and what that meant for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class ListAction(StrEnum):
+    REFUSED = "refused"
+    SKIPPED = "skipped"  # not scanned
+    SHADOW_REFUSED = "shadow_refused"  # would have been; shadow mode only tells
+    SHADOW_SKIPPED = "shadow_skipped"
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """One match."""
+
+    name: str  # of the list
+    entry: str  # what in it matched
+    action: ListAction

@@ -1,0 +1,67 @@
+"""Whether a sender or a client is on a list, whatever holds the entries.
+
+A domain, also one of a sender list (`@example.org`), matches its subdomains; a network is looked up
+once for each prefix length in use. So a look-up costs the same in a list of ten entries and of a
+million. What strangers wrote is brought into the entries' spelling first; what has none matches
+nothing.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Callable, Container, Iterable, Iterator
+
+from bridge.matching import spelling
+
+SENDER, DOMAIN, NETWORK = "sender", "domain", "network"
+
+Length = tuple[int, int]  # IP version and prefix length
+
+
+def address(text: str) -> str:
+    """A stranger's address in the entries' spelling; "" when it has none (the null sender, a bare name).
+
+    A local part that no entry could have (quoted, with odd characters) must not hide its domain.
+    """
+    local, at, host = text.rpartition("@")
+    try:
+        return spelling.address(text)
+    except ValueError:
+        pass
+    try:
+        return f"{local.lower()}@{spelling.domain(host)}" if at else ""
+    except ValueError:
+        return ""
+
+
+def find_address(category: str, words: Container[str], text: str) -> str | None:
+    """The entry of a `sender` or `domain` list that this address is on; `text` is from `address`."""
+    if not text:
+        return None
+    names = upwards(text.rpartition("@")[2])
+    if category == DOMAIN:
+        return next((name for name in names if name in words), None)
+    if text in words:
+        return text
+    return next((rule for name in names if (rule := "@" + name) in words), None)
+
+
+def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool], client: str) -> str | None:
+    """The entry of a `network` list that this address is in; `has` knows version, length and number."""
+    ip = ipaddress.ip_address(client)
+    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    number, bits, of = int(ip), ip.max_prefixlen, ip.version
+    for version, length in lengths:
+        if version == of:
+            first = number >> (bits - length) << (bits - length)
+            if has(version, length, first):
+                return f"{type(ip)(first)}/{length}"
+    return None
+
+
+def upwards(name: str) -> Iterator[str]:
+    """a.b.c, b.c, c"""
+    while name:
+        yield name
+        name = name.partition(".")[2]
