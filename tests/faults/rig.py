@@ -12,6 +12,7 @@ import argparse
 import os
 import random
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -195,6 +196,7 @@ def main() -> int:
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("only root can do this: Postfix, and a disk of its own")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is taken down
     print(f"seed {chosen.seed}", flush=True)
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # stays when something is wrong: the logs are in it
     seconds = chosen.minutes * 60

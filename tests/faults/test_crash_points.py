@@ -19,7 +19,7 @@ from pathlib import Path
 from chain import free_port
 from process_kit import MAIL, Bridge, parts, scanbridge, start, until, write_config
 from requirements import need
-from tracing import end_tracer, tracer_of
+from tracing import end_tracer, is_traced, tracer_of
 
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, result
 
@@ -95,7 +95,7 @@ def kill_at(pid: int, call: str, number: int, *, threads: bool = True) -> Iterat
     """Any thread of it (or the first alone) dies as it enters this system call for the n-th time."""
     tracer = tracer_of([pid], f"{call}:signal=KILL:when={number}", threads=threads)
     try:
-        until(lambda: "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text(), "strace to be there")
+        until(lambda: is_traced(pid), "strace to be there")
         yield
     finally:
         end_tracer(tracer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from pathlib import Path
 
 from requirements import find
 
@@ -14,6 +15,14 @@ def tracer_of(pids: list[int], how: str, *, threads: bool = True) -> subprocess.
     calls = how.partition(":")[0]
     command = [str(find("strace")), *follow, "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={how}"]
     return subprocess.Popen([*command, *which], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+
+
+def is_traced(pid: int) -> bool:
+    """Also when it is no more: there is nothing to wait for."""
+    try:
+        return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def end_tracer(tracer: subprocess.Popen[bytes]) -> None:

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from chain import until
-from tracing import end_tracer, tracer_of
+from tracing import end_tracer, is_traced, tracer_of
 from workers_kit import children
 from world import World, signal_all
 
@@ -218,6 +218,7 @@ class Troubles:
             return
         tracer = tracer_of(pids, how)
         try:
+            until(lambda: tracer.poll() is not None or all(map(is_traced, pids)), "strace to be there")
             self._for(dice, 3.0)
         finally:
             end_tracer(tracer)
