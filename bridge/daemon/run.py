@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
+import math
 import signal
 import socket
 import time
@@ -85,6 +86,7 @@ class Daemon:
         self._told = asyncio.Event()
         self._stopping = False
         self._ends_by = 0.0  # when stopping: beyond this nobody waits for running mail
+        self._hurried_by = math.inf  # the same after a second signal, which may come before the stop has begun
         self._last_wait: asyncio.Timeout | None = None  # for answers of the next hop
 
     @property
@@ -122,7 +124,8 @@ class Daemon:
     def hurry(self) -> None:
         """Running mail is given up soon: its client keeps it."""
         log.warning("told to stop again: running mail has %.0f s left", HURRIED_DRAIN_S)
-        self._ends_by = min(self._ends_by, time.monotonic() + HURRIED_DRAIN_S)
+        self._hurried_by = time.monotonic() + HURRIED_DRAIN_S
+        self._ends_by = min(self._ends_by, self._hurried_by)
         if self._last_wait is not None:
             self._last_wait.reschedule(asyncio.get_running_loop().time() + HURRIED_DRAIN_S)
         if self.late is not None:
@@ -275,7 +278,7 @@ class Daemon:
             self._admin.stop_accepting()
         self.sockets.keep_only([("admin", self.config.admin.address)])
         limit = self.config.drain_timeout if drain_s is None else drain_s
-        self._ends_by = time.monotonic() + limit
+        self._ends_by = min(time.monotonic() + limit, self._hurried_by)
         drains = [asyncio.create_task(server.drain(limit)) for server in (*self.servers, *self.leaving)]
         await asyncio.sleep(0)  # each of them has closed its listening sockets now
         on_closed()

@@ -7,6 +7,7 @@ told 421 sends it again either way.
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 from process_kit import MAIL, Bridge, get, parts, start, until, write_config
 
 from bridge.testing import NextHop
@@ -69,7 +71,8 @@ def test_the_answer_is_awaited_when_the_client_is_gone(tmp_path: Path) -> None:
         assert "the client is gone, the next hop took the mail" in bridge.log and len(hop.mails) == 1
 
 
-def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path) -> None:
+@pytest.mark.parametrize("at_once", [False, True])
+def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_once: bool) -> None:
     """Not for the relay's own timeout of a minute, whether the client waits or is gone; the first reads 421."""
     with silent(tmp_path, drain_timeout="50s") as (bridge, hop, _):
         with bridge.client() as client, bridge.client() as leaving:
@@ -79,10 +82,11 @@ def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path) -> 
                 assert hop.heard.acquire(timeout=10)
             leaving.close()
             until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
-            bridge.signal()
-            until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+            bridge.signal(signal.SIGTERM)
+            if not at_once:
+                until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
             began = time.monotonic()
-            bridge.signal()
+            bridge.signal(signal.SIGINT)
             assert client.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait() == 0
         assert time.monotonic() - began < 12 and "told to stop again" in bridge.log
