@@ -82,11 +82,14 @@ def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_
                 assert hop.heard.acquire(timeout=10)
             leaving.close()
             until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+            if at_once:  # so that both are there when it goes on
+                bridge.signal(signal.SIGSTOP)
             bridge.signal(signal.SIGTERM)
             if not at_once:
                 until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
             began = time.monotonic()
             bridge.signal(signal.SIGINT)
+            bridge.signal(signal.SIGCONT)
             assert client.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait() == 0
         assert time.monotonic() - began < 12 and "told to stop again" in bridge.log
