@@ -124,6 +124,27 @@ def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) ->
         assert hop.mails == []
 
 
+def test_one_tenants_late_scan_costs_only_his_recipients_a_second_try(tmp_path: Path, hop: NextHop) -> None:
+    """He reads 451, the others have their mail; when he comes again his decision is there."""
+    config = {"tenants": TENANTS, "late_decisions": {"store": "memory"}}
+    config["relay"] = {"next_hop": hop.url}
+    with running_bridge(tmp_path, config, protocol="lmtp", deadline="1s") as bridge:
+        late = asyncio.Event()
+
+        async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            if bridge.scanner.submissions[-1].parameters.get("tenantUid") == TWO:
+                await late.wait()
+            writer.write(answer(200, result()))
+
+        bridge.scanner.reply = reply
+        replies = send(bridge, "lmtp", "b@one.example", "c@two.example")
+        assert [one[:9] for one in replies] == [b"250 2.0.0", b"451 4.4.7"]
+        bridge.background.loop.call_soon_threadsafe(late.set)
+        until(lambda: counted(bridge, "late_scans_total", end="kept"), "the late decision")
+        assert send(bridge, "lmtp", "c@two.example")[0].startswith(b"250")
+        assert (len(bridge.scanner.submissions), arrived(hop)) == (2, [["b"], ["c"]])
+
+
 def test_a_tenant_that_is_the_default_one_is_no_other(tmp_path: Path) -> None:
     """`scanner.tenant_uid` and an entry of `tenants` with the same uid may share a mail."""
     with running_bridge(tmp_path, {"tenants": TENANTS, "scanner": {"tenant_uid": ONE}}) as bridge:
