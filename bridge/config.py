@@ -366,6 +366,15 @@ _COUNT_OR_AUTO = {"anyOf": [{"type": "integer", "minimum": 1, "maximum": 64}, {"
 Workers = Annotated[int | Literal["auto"], PlainValidator(_workers), WithJsonSchema(_COUNT_OR_AUTO)]
 
 
+class Tracing(Section):
+    endpoint: str = Field(
+        pattern=r"^https?://[^\s/]+",
+        description="Where an OpenTelemetry collector takes traces by OTLP over HTTP: http://127.0.0.1:4318/v1/traces. "
+        "Needs the extra `scanbridge[otel]`.",
+    )
+    sample_percent: float = Field(100.0, ge=0, le=100, description="The share of mail that is traced.")
+
+
 class Config(Section):
     """Everything `scanbridge run` needs to know."""
 
@@ -388,6 +397,7 @@ class Config(Section):
         "all of them together. With more than one a supervisor watches over them.",
     )
     log: Log = Log()
+    tracing: Tracing | None = None
     hostname: str | None = Field(None, description="Our name in greetings and Received; the machine's when absent.")
     state_directory: str | None = Field(
         None, description="Default: $STATE_DIRECTORY, else the XDG state folder (~/.local/state/scanbridge)."

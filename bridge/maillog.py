@@ -37,7 +37,7 @@ _SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.C
 _OURS = frozenset(
     (
         *("id", "session", "listener", "nrcpt", "size", "tenant", "decision", "action"),
-        *("at", "accepted", "late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls"),
+        *("at", "accepted", "late", "would", "wait_ms", "scan_ms", "relay_ms", "error", "tls", "trace_id"),
     )
 )
 
@@ -87,6 +87,7 @@ def _fields(record: Record) -> dict[str, Any]:
         "scan_ms": round(record.scan_s * 1000, 1),
         "relay_ms": round(record.relay_s * 1000, 1),
         "next_id": record.next_id or None,
+        "trace_id": None if record.trace is None else record.trace.trace_id,
         "ident": client.ident,
         "login": client.login,
         "tls": tx.session.tls,

@@ -84,6 +84,7 @@ class Submission:
     parameters_type: str
     email: bytes
     raw: bytes
+    fields: dict[str, str]  # of the request's head
 
 
 class FakeScanner:
@@ -153,6 +154,7 @@ def _submission(fields: dict[str, str], body: bytes) -> Submission:
         parameters_type=parameters.get_content_type(),
         email=email,
         raw=body,
+        fields=fields,
     )
 
 

@@ -40,10 +40,11 @@ ARROWS: dict[str, set[str]] = {
     "metrics": {"counting", "filter", "api", "mail", "errors"},
     "flood": set(),
     "maillog": {"filter", "flood", "metrics", "mail"},
+    "tracing": {"filter", "mail", "metrics"},
     "service": {"api", "mail", "matching", *SMALL},
     "daemon": {
         *("intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "counting", "metrics", "maillog", "policies", "profiles"),
+        *("config", "counting", "metrics", "maillog", "policies", "profiles", "tracing"),
         *SMALL,
     },
     "cli": {
@@ -70,6 +71,7 @@ HOMES: dict[str, set[str]] = {
     "starlette": {"service", "daemon"},
     "uvicorn": {"service"},
     "python_multipart": {"service"},
+    "opentelemetry": {"tracing"},
     "pydantic": {"config", "fields", "listconfig", "policies", "units", "yamlfile", "service"},
     "uvloop": {"cli", "testing", "daemon"},
 }

@@ -87,6 +87,19 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
         else:
             for finding in await _lists(conf):
                 yield finding
+    if conf.tracing is not None:
+        yield await _tracing(conf, conf.tracing.endpoint)
+
+
+async def _tracing(conf: Config, endpoint: str) -> Finding:
+    """Whether what it needs is installed; a collector that is away costs no mail."""
+    try:
+        tracing = wiring.tracing(conf)
+    except ConfigError as exc:
+        return Finding("tracing", str(exc))
+    if tracing is not None:
+        await tracing.close()
+    return Finding("tracing", detail=endpoint)
 
 
 def _state_directory(conf: Config) -> Finding:

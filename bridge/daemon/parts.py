@@ -23,6 +23,7 @@ from bridge.intake.milter.transport import MilterServer, MilterSettings
 from bridge.intake.server import SmtpServer, SmtpSettings
 from bridge.lists.copies import Copies
 from bridge.mail.message import Spool
+from bridge.mail.trace import Trace
 
 Server = SmtpServer | MilterServer
 ListenerKey = tuple[str, str, str]  # name, protocol, address
@@ -38,6 +39,7 @@ class Common:
     late: LateDecisions | None
     copies: Copies
     report: Callable[[Record], None]
+    trace: Callable[[], Trace | None] | None  # None: mail is not traced
     on_refused: Callable[[str, str], None]  # listener, reason
     on_saturated: Callable[[str, str], None]  # listener, stage
     on_handed: Callable[[str, str], None]  # next hop, result
@@ -112,6 +114,7 @@ class Parts:
             quarantine=self.quarantine,
             relay=None if listener.protocol == "milter" else self.relay,
             report=self.common.report,
+            trace=self.common.trace,
             late=self.common.late,
             limit=self.limit,
             door=wiring.door(self.config, listener, self.common.copies),

@@ -63,6 +63,7 @@ class Daemon:
         self.metrics = Metrics(listener.name for listener in conf.listeners)
         put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
         self._mail_log = MailLog(put, as_json=conf.log.format == "json")
+        self._tracing = wiring.tracing(conf)
         if writer is not None:
             writer.on_lost = self._on_lost_line
             writer.flood.on_held = lambda: _count(self.metrics.log_lines_held_back)
@@ -148,6 +149,8 @@ class Daemon:
 
     async def _start(self) -> None:
         self._ending.callback(self.sockets.keep_only, [])
+        if self._tracing is not None:
+            self._ending.push_async_callback(self._tracing.close)
         if self.config.embedded_service and self.share is None:
             service = await start_service(self.config, self.state)
             self._ending.push_async_callback(service.stop, 1)
@@ -201,6 +204,7 @@ class Daemon:
             late=self.late,
             copies=self.keeper.copies,
             report=self._report,
+            trace=self._tracing.begin if self._tracing is not None else None,
             on_refused=lambda listener, reason: _count(self.metrics.refused_connections, listener, reason),
             on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
             on_handed=lambda next_hop, result: _count(self.metrics.next_hop_mails, next_hop, result),
@@ -212,6 +216,8 @@ class Daemon:
     def _report(self, record: Record) -> None:
         self.metrics.record(record)
         self._mail_log.decided(record)
+        if self._tracing is not None:
+            self._tracing.report(record)
 
     async def _start_admin(self) -> None:
         app = create_admin(self.view.registry, problem=self.view.problem, state=self.view.state)

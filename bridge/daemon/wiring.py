@@ -8,6 +8,7 @@ import socket
 from collections.abc import Callable, Iterable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from bridge import config, policies
@@ -35,6 +36,9 @@ from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
 from bridge.scanner.client import Scanner, ScannerSettings
+
+if TYPE_CHECKING:
+    from bridge.tracing import Tracing
 
 
 def hostname(conf: Config) -> str:
@@ -222,6 +226,17 @@ def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
         owner = made.parent.stat()
         os.chown(made, owner.st_uid, owner.st_gid)
     return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))
+
+
+def tracing(conf: Config) -> Tracing | None:
+    """None when it is off; then nothing of it is loaded either."""
+    if conf.tracing is None:
+        return None
+    try:
+        from bridge.tracing import Tracing
+    except ImportError as exc:
+        raise ConfigError(f"tracing: needs the extra `otel`: pip install 'scanbridge[otel]' ({exc})") from exc
+    return Tracing(conf.tracing.endpoint, conf.tracing.sample_percent, hostname(conf))
 
 
 def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) -> LateDecisions | None:

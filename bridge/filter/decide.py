@@ -44,6 +44,7 @@ from bridge.mail.listed import ListAction, Listed
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Session
+from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.scanner.client import Scanner
 
@@ -85,6 +86,10 @@ class Record:
     wait_s: float = 0.0
     scan_s: float = 0.0
     relay_s: float = 0.0
+    wait_at: float = 0.0  # when each of them began, monotonic; 0: not at all
+    scan_at: float = 0.0
+    relay_at: float = 0.0
+    trace: Trace | None = None
     next_id: str = ""  # the next hop's queue id
     is_mixed: bool = False  # the next hop took it for some recipients only
     message_id: str = ""  # as the mail's own header has it
@@ -122,6 +127,7 @@ class Filter:
         quarantine: Quarantine,
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
+        trace: Callable[[], Trace | None] | None = None,
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
         door: Door | None = None,
@@ -133,6 +139,7 @@ class Filter:
         self._quarantine = quarantine
         self._relay = relay
         self._report = report
+        self._trace = trace
         self._late = late
         self._limit = limit
         self.door = door
@@ -191,7 +198,7 @@ class Filter:
             tx.message.close()
 
     async def _process_one(self, tx: Transaction) -> Outcome:
-        record = Record(tx, tx.message.size)
+        record = Record(tx, tx.message.size, trace=self._trace() if self._trace is not None else None)
         try:
             record.outcome = await self._process(tx, record)
         except Exception as exc:
@@ -346,9 +353,11 @@ class Filter:
         self, request: AnalysisRequest, tx: Transaction, deadline: float, record: Record, keep_late: bool
     ) -> AnalysisResult:
         """Timed, for the log and for the adaptive limit."""
-        began, in_processing = monotonic(), self._admission.in_processing
+        began = record.scan_at = monotonic()
+        in_processing = self._admission.in_processing
         try:
-            result = await self._scanner.submit(request, tx.message, deadline, keep_late)
+            header = b"" if record.trace is None else record.trace.header
+            result = await self._scanner.submit(request, tx.message, deadline, keep_late, header)
         except (ScanTimeout, Saturated):
             if self._limit is not None:
                 self._limit.overload()
@@ -361,7 +370,7 @@ class Filter:
 
     async def _throttle(self, delay: float, deadline: float, record: Record) -> None:
         """Wait, but never beyond the deadline: the client's time is worth more than the scanner's peace."""
-        began = monotonic()
+        began = record.wait_at = monotonic()
         try:
             await asyncio.sleep(min(delay, max(deadline - asyncio.get_running_loop().time(), 0.0)))
         finally:
@@ -401,7 +410,7 @@ class Filter:
     async def _hand_on(self, tx: Transaction, stamp: Fields, result: AnalysisResult | None, record: Record) -> Outcome:
         if self._relay is None:
             return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
-        began = monotonic()
+        began = record.relay_at = monotonic()
         try:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
         except NextHopError as exc:

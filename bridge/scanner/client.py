@@ -75,9 +75,16 @@ class Scanner:
         return True
 
     async def submit(
-        self, request: AnalysisRequest, message: Message, deadline: float, keep_late: bool = False
+        self,
+        request: AnalysisRequest,
+        message: Message,
+        deadline: float,
+        keep_late: bool = False,
+        header: bytes = b"",
     ) -> AnalysisResult:
-        """One mail to one host. `deadline` is on the event loop's clock. Raises ScanError, Saturated.
+        """One mail to one host, with a `header` of the caller's. `deadline` is on the event loop's clock.
+
+        Raises ScanError, Saturated.
 
         With `keep_late`, a ScanTimeout may carry the scan that goes on: whoever catches it must await
         or abandon that.
@@ -85,7 +92,7 @@ class Scanner:
         problem: ScanError | Saturated | None = None
         boundary, head, tail = _multipart(request)
         lines = b"Content-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
-        start = lines % (boundary, len(head) + message.size + len(tail)) + head
+        start = header + lines % (boundary, len(head) + message.size + len(tail)) + head
         for host in self._by_preference():
             try:
                 return await self._try(host, host.submit_head + start, message.chunks, tail, deadline)
