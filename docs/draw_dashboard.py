@@ -25,7 +25,7 @@ import matplotlib.dates
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "daemon", "observe")]
+sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "daemon", "lists", "observe")]
 
 from observe_kit import Scene, decide_by_subject, watched_bridge  # noqa: E402
 

@@ -178,6 +178,25 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
         ],
     ),
     (
+        "Lists at the door",
+        [
+            (
+                "Matches",
+                "ops",
+                [
+                    (
+                        f"sum by (list, action) (rate(scanbridge_list_matches_total{{{HERE}}}[{WINDOW}]))",
+                        "{{list}} {{action}}",
+                    )
+                ],
+            ),
+            ("Entries", "none", [level("scanbridge_list_entries", "list", "max")]),
+            ("Age of the local copy", "s", [level("scanbridge_list_age_seconds", "list", "max")]),
+            ("Without a copy", "none", [level("scanbridge_list_copies_missing", "list", "max")]),
+            ("Refreshes", "ops", [rate("scanbridge_list_refreshes_total", "outcome")]),
+        ],
+    ),
+    (
         "Process",
         [
             ("Connections", "none", [level("scanbridge_connections", "listener")]),

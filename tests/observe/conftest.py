@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), str(TESTS / "daemon"), str(TESTS / "interop")]
+sys.path[:0] = [str(TESTS), *(str(TESTS / part) for part in ("daemon", "interop", "lists"))]
 
 
 @pytest.fixture(scope="session")

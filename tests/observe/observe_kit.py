@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import trustme
+from lists_kit import running_service
 from process_kit import Bridge, get, parts, start, until, write_config
 from requirements import find, need
 
@@ -100,6 +101,7 @@ class Scene:
             client.say(b"NOOP")
         self._seen('scanbridge_mails_total{action="discard"} > 0')
         self._seen("scanbridge_quarantine_mails")
+        self._seen("scanbridge_list_age_seconds")
 
     @contextmanager
     def load(self, clients: int = 4, pause_s: float = 0.0) -> Iterator[None]:
@@ -184,18 +186,20 @@ def watched_bridge(
     directory: Path, rules: dict[str, Any] | None = None, scrape: str = SCRAPE, **sections: Any
 ) -> Iterator[Scene]:
     need("prometheus", "promtool")
-    with parts() as (background, scanner, next_hop):
+    with parts() as (background, scanner, next_hop), running_service(directory) as lists:
         decide_by_subject(scanner)
+        lists.add("blocked-senders", {"bad@sender.example": ""})
         tls = certificate(directory)
         more: dict[str, Any] = {
             "workers": 2,
             "admission": {"limit": "adaptive"},
             "quarantine": {"max_size": "1GiB"},
+            "lists": {"url": lists.url, "api_key_file": str(lists.key_file)},
             **sections,
         }
         config, port, admin = write_config(directory, scanner.url, next_hop.url, **more)
         data, _ = yamlfile.read(config, config.read_text())
-        data["listeners"][0]["tls"] = tls
+        data["listeners"][0] |= {"tls": tls, "lists": {"block": ["blocked-senders"]}}
         config.write_text(yamlfile.dump(data))
         prometheus = Prometheus(directory, admin, rules, scrape)  # first: it looks for new targets every 5 s only
         try:

@@ -101,6 +101,25 @@ def test_every_query_of_the_dashboard_brings_data(scene: Scene, panel) -> None:
             assert all(label in one["metric"] for one in found), target["expr"]
 
 
+SELECTOR = re.compile(r"\b((?:scanbridge|process)_\w+|up)\b(\{[^}]*\})?")
+
+
+@pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
+def test_what_an_alert_looks_for_is_there(scene: Scene, alert) -> None:
+    """Each metric, with the very labels and values: a misspelled one would be silent for ever."""
+    for metric, labels in SELECTOR.findall(alert["expr"]):
+        assert scene.prometheus.query(metric + labels), metric + labels
+
+
+def test_the_stories_are_told_of_series_that_exist(scene: Scene) -> None:
+    """With the labels that they really have, so that the tests of the alerts test these alerts."""
+    for story in TESTS:
+        for series in story["input_series"]:
+            metric, labels = SELECTOR.findall(series["series"])[0]
+            names = set(re.findall(r"(\w+)=", labels))
+            assert [one for one in scene.prometheus.query(metric) if names <= set(one["metric"])], series["series"]
+
+
 def test_alerts_fire_when_the_scanner_is_killed_and_resolve_when_it_is_back(scene: Scene) -> None:
     """Two workers under load; minutes are fractions of a second here, everything else is as shipped."""
     expected = {"ScanbridgeMailDeferred", "ScanbridgeNoScanner", "ScanbridgeScansFail", "ScanbridgeScannerDown"}
