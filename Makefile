@@ -17,6 +17,8 @@ help:                           ## this list
 run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
 	@exec $(BIN)/scanbridge run
 
+# Hundreds of programs are started: without bytecode each would compile all of it again.
+test: export PYTHONDONTWRITEBYTECODE =
 test: $(DEV_READY)              ## all tests, with the real servers they talk to
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal

@@ -10,6 +10,7 @@ import asyncio
 import json
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator
@@ -19,7 +20,7 @@ from email import message_from_bytes, policy
 from functools import cache
 from itertools import cycle, islice
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import uvloop
 
@@ -87,7 +88,26 @@ class Submission:
     fields: dict[str, str]  # of the request's head
 
 
-class FakeScanner:
+class _Listener:
+    """Listens on loopback, at a port of the kernel's choice."""
+
+    limit: ClassVar[int] = 2**16  # what is read ahead
+    port = 0
+    _server: asyncio.Server | None = None
+
+    async def start(self, tls: ssl.SSLContext | None = None, port: int = 0) -> None:
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, limit=self.limit, ssl=tls)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        raise NotImplementedError
+
+
+class FakeScanner(_Listener):
     """Listens on loopback; `reply` says what it does with each submission.
 
     `reply` is bytes (the whole HTTP answer), or a coroutine function that gets the writer and may
@@ -101,16 +121,6 @@ class FakeScanner:
         self.status: bytes | None = answer(200, b'{"messageQueueStatus": "GREEN"}')
         self.in_flight = self.max_in_flight = 0
         self.arrived = threading.Semaphore(0)  # released once per submission
-        self.port = 0
-        self._server: asyncio.Server | None = None
-
-    async def start(self, tls: Any = None, port: int = 0) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", port, ssl=tls)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
 
     @property
     def url(self) -> str:
@@ -168,7 +178,7 @@ class Received:
 
 
 @dataclass
-class NextHop:
+class NextHop(_Listener):
     """An SMTP or LMTP server on loopback that records mail and says what it is told to.
 
     `replies` maps a verb (b"MAIL", b"RCPT", b"DATA", b".", b"EHLO", b"CONNECT") to what it answers;
@@ -176,20 +186,12 @@ class NextHop:
     b". <b@example.org>" where it speaks LMTP. `extensions` are announced.
     """
 
+    limit = 2**26
     replies: dict[bytes, bytes] = field(default_factory=dict)
     extensions: tuple[str, ...] = ("PIPELINING", "8BITMIME", "SIZE 60000000", "DSN", "SMTPUTF8")
     mails: list[Received] = field(default_factory=list)
     lmtp: bool = False
     port: int = 0
-    _server: asyncio.Server | None = None
-
-    async def start(self) -> None:
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=2**26)
-        self.port = self._server.sockets[0].getsockname()[1]
-
-    async def stop(self) -> None:
-        if self._server is not None:
-            self._server.close()
 
     @property
     def url(self) -> str:

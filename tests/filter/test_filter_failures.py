@@ -123,14 +123,14 @@ def test_saturation_in_the_operators_words(tmp_path: Path) -> None:
 
 def test_a_yellow_scanner_starts_the_throttle(tmp_path: Path) -> None:
     """Mail waits a little although the count is far below the threshold, and flows."""
-    for threshold, expected in ((5, 20), (10, 10)):
-        admission = {"max_in_processing": 10, "throttle_threshold": threshold, "throttle_max_delay": "100ms"}
+    for threshold, expected in ((5, 200), (10, 100)):
+        admission = {"max_in_processing": 10, "throttle_threshold": threshold, "throttle_max_delay": "1s"}
         config = {"admission": admission, "scanner": {"status_interval": "100ms"}}
         with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
             assert send(bridge).startswith("250 ")
             say(bridge, QueueStatus.YELLOW)
             assert send(bridge).startswith("250 ")
-            assert [line["wait_ms"] for line in lines] == [0, pytest.approx(expected, abs=9)]
+            assert [line["wait_ms"] for line in lines] == [0, pytest.approx(expected, abs=95)]
 
 
 def test_an_unreachable_scanner_answers_fast(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_an_unreachable_scanner_answers_fast(tmp_path: Path) -> None:
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
         for _ in range(3):
             assert send(bridge).startswith("451 4.3.0 ")
-        assert all(line["scan_ms"] < 100 for line in lines)
+        assert all(line["scan_ms"] < 1000 for line in lines)
         assert all(line["error"] == "unavailable" for line in lines)
 
 

@@ -59,6 +59,10 @@ def zip_bomb(size: int) -> bytes:
     return zipped(("zeros", b"\0" * size))
 
 
+def many_members(count: int) -> bytes:
+    return zipped(*((f"{i}", b"") for i in range(count)))
+
+
 def nested_zips(depth: int, content: bytes) -> bytes:
     for i in range(depth):
         content = zipped((f"{i}.zip", content))
@@ -82,13 +86,13 @@ def encrypted_zip() -> bytes:
 
 
 HOSTILE = {
-    "zip bomb": (attached(zip_bomb(300 * MIB), "a.zip"), "limit:archive-size"),
-    "nested zips": (attached(nested_zips(20, b"x"), "a.zip"), "limit:archive-depth"),
-    "100,000 parts": (many_parts(100_000), "limit:parts"),
-    "1,000 deep": (nested_multipart(1000), "limit:depth"),
-    "huge header": (b"X: " + b"a" * MIB + CRLF_PAIR, "limit:header"),
-    "many fields": (b"X: y\r\n" * 50_000, "limit:header"),
-    "many members": (attached(zipped(*((f"{i}", b"") for i in range(10_001))), "a.zip"), "limit:archive-members"),
+    "zip bomb": (lambda: attached(zip_bomb(300 * MIB), "a.zip"), "limit:archive-size"),
+    "nested zips": (lambda: attached(nested_zips(20, b"x"), "a.zip"), "limit:archive-depth"),
+    "100,000 parts": (lambda: many_parts(100_000), "limit:parts"),
+    "1,000 deep": (lambda: nested_multipart(1000), "limit:depth"),
+    "huge header": (lambda: b"X: " + b"a" * MIB + CRLF_PAIR, "limit:header"),
+    "many fields": (lambda: b"X: y\r\n" * 50_000, "limit:header"),
+    "many members": (lambda: attached(many_members(10_001), "a.zip"), "limit:archive-members"),
 }  # fmt: skip
 
 
@@ -101,7 +105,8 @@ def running(tmp_path_factory):
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_mail_beyond_the_bounds_is_undecided(running, name):
     """Bombs and deep nesting end within their bounds, with the reason as a tag."""
-    content, tag = HOSTILE[name]
+    make, tag = HOSTILE[name]
+    content = make()
     start = time.monotonic()
     answer = running.submit(content).json
     assert answer["decision"] == "undecided"
@@ -114,14 +119,15 @@ def test_hostile_mail_never_stops_other_scans(running):
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(6) as pool:
-        bombs = [pool.submit(running.submit, HOSTILE["zip bomb"][0]) for _ in range(6)]
-        waits = []
+        bomb, waits = HOSTILE["zip bomb"][0](), []
+        began = time.monotonic()
+        bombs = [pool.submit(running.submit, bomb) for _ in range(6)]
         while not all(bomb.done() for bomb in bombs):
             start = time.monotonic()
             assert running.submit(mail()).json["decision"] == "deliver"
             waits.append(time.monotonic() - start)
     assert all(bomb.result().json["decision"] == "undecided" for bomb in bombs)
-    assert sorted(waits)[len(waits) // 2] < 0.25
+    assert sorted(waits)[len(waits) // 2] < (time.monotonic() - began) / 4
 
 
 def test_an_inspection_that_takes_too_long_is_killed(tmp_path):
