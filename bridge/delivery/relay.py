@@ -229,26 +229,25 @@ class SmtpRelay:
     # After the dot. Nothing here needs the message, which the caller may close.
 
     async def _finish(self, conn: Connection, tx: Transaction, refused: Refused) -> Delivered:
-        asked = _Asked(tx.id, len(tx.envelope.recipients), self._expected(tx, refused), tx.each, refused)
         try:
-            answers = await conn.replies(asked.expected, self._settings.timeout_s)
+            answers = await conn.replies(self._expected(tx, refused), self._settings.timeout_s)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._finish_late(conn, asked))
+            task = asyncio.create_task(self._finish_late(conn, tx, refused))
             self._late.add(task)
             task.add_done_callback(self._late.discard)
             raise
-        return self._conclude(conn, answers, asked)
+        return self._conclude(conn, answers, tx, refused)
 
-    async def _finish_late(self, conn: Connection, asked: _Asked) -> None:
-        answers = await conn.replies(asked.expected, self._settings.timeout_s)
+    async def _finish_late(self, conn: Connection, tx: Transaction, refused: Refused) -> None:
+        answers = await conn.replies(self._expected(tx, refused), self._settings.timeout_s)
         try:
-            delivered = self._conclude(conn, answers, asked)
+            delivered = self._conclude(conn, answers, tx, refused)
         except NextHopError as exc:
-            log.warning("%s: the client is gone, and the next hop did not take the mail: %s", asked.mail_id, exc)
+            log.warning("%s: the client is gone, and the next hop did not take the mail: %s", tx.id, exc)
         else:
-            log.info("%s: the client is gone, the next hop took the mail: %s", asked.mail_id, delivered.reply)
+            log.info("%s: the client is gone, the next hop took the mail: %s", tx.id, delivered.reply)
 
-    def _conclude(self, conn: Connection, answers: list[Reply], asked: _Asked) -> Delivered:
+    def _conclude(self, conn: Connection, answers: list[Reply], tx: Transaction, refused: Refused) -> Delivered:
         self._finishing.discard(conn)
         if not self._finishing:
             self._all_finished.set()
@@ -258,35 +257,26 @@ class SmtpRelay:
         if refusal is None:
             conn.errors = 0
         self.pool.give_back(conn)
-        complete = len(answers) == asked.expected
-        if refusal is None and complete and not asked.refused:
-            each = tuple(answers) if self._lmtp else (answers[0],) * asked.recipients
+        complete = len(answers) == self._expected(tx, refused)
+        if refusal is None and complete and not refused:
+            each = tuple(answers) if self._lmtp else (answers[0],) * len(tx.envelope.recipients)
             return Delivered(answers[0], replies.queue_id(answers[0]), each)
-        if asked.each or (complete and len(answers) > 1):
-            raise _mixed(self._own(conn, answers, asked))
+        if tx.each or (complete and len(answers) > 1):
+            raise _mixed(self._own(conn, answers, tx, refused))
         if not complete and (refusal is None or not refusal.is_temporary):
             raise _failure(conn)
         assert refusal is not None
         raise NextHopError(replies.passed_on(refusal))
 
-    def _own(self, conn: Connection, answers: list[Reply], asked: _Asked) -> tuple[Reply, ...]:
+    def _own(
+        self, conn: Connection, answers: list[Reply], tx: Transaction, refused: Refused
+    ) -> tuple[Reply, ...]:  # fmt: skip
         """What became of each recipient: refused at RCPT, answered after the dot, or left without an answer."""
         own = [_for_one(answer) for answer in answers]
-        if len(own) < asked.expected:
-            own += [_failure(conn).reply] * (asked.expected - len(own))
-        rest = iter(own if self._lmtp else own * asked.recipients)
-        return tuple(asked.refused.get(number) or next(rest) for number in range(asked.recipients))
-
-
-@dataclass(frozen=True, slots=True)
-class _Asked:
-    """All that is needed of a mail once its dot is written."""
-
-    mail_id: str
-    recipients: int
-    expected: int  # answers
-    each: bool
-    refused: Refused
+        own += [_failure(conn).reply] * (self._expected(tx, refused) - len(own))
+        recipients = len(tx.envelope.recipients)
+        rest = iter(own if self._lmtp else own * recipients)
+        return tuple(refused.get(number) or next(rest) for number in range(recipients))
 
 
 def _mixed(own: tuple[Reply, ...]) -> NextHopError:
