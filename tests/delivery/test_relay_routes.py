@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 from pathlib import Path
 
 import pytest
@@ -15,14 +14,12 @@ from bridge.delivery.maildir import Maildir
 from bridge.delivery.relay import Mixed, RelaySettings, SmtpRelay
 from bridge.delivery.routes import Failover, Routes
 from bridge.errors import NextHopError
+from bridge.testing import free_port
 
 
 def nobody() -> SmtpRelay:
     """A next hop where nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    return SmtpRelay(RelaySettings(NextHop("smtp", Address("127.0.0.1", port)), "bridge.example"))
+    return SmtpRelay(RelaySettings(NextHop("smtp", Address("127.0.0.1", free_port())), "bridge.example"))
 
 
 def failover(*relays: SmtpRelay, shun_s: float = 60.0) -> Failover:

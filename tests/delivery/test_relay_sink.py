@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
@@ -14,6 +13,7 @@ from scripted_hop import HEAD, SOON, Run, make_tx, soon
 from bridge.address import NextHop
 from bridge.delivery.relay import RelaySettings, SmtpRelay
 from bridge.errors import NextHopError
+from bridge.testing import free_port
 from tests.requirements import find, need
 
 SINK = find("smtp-sink")
@@ -28,9 +28,7 @@ def _installed() -> None:
 async def sink(*options: str, protocol: str = "smtp") -> AsyncIterator[SmtpRelay]:
     """A relay to a running smtp-sink."""
     assert SINK is not None
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     user = ("-u", "nobody") if os.geteuid() == 0 else ()
     lmtp = ("-L",) if protocol == "lmtp" else ()
     process = await asyncio.create_subprocess_exec(
