@@ -1,9 +1,11 @@
-"""Entries per second through the List API: add, stream, delete, and a whole sync.
+"""Entries per second through the List API, and one look-up at the door with ten entries and with a million.
 
 Runs the real service (SQLite, or what --database names) in a process of its own and the real
-client in this one, on loopback. Prints one line per operation, with this process's peak memory.
+client in this one, on loopback. Prints one line per operation, with this process's peak memory. The
+door's part needs no service: copies as the daemon keeps them, asked as a MAIL asks them. Its times
+are processor time, the best of many rounds; what counts is the ratio to the smallest list.
 
-    python bench/lists.py [--entries 200000] [--parallel 4] [--database postgresql://...]
+    python bench/lists.py [--entries 200000] [--parallel 4] [--database postgresql://...] [--only door|api]
 """
 
 from __future__ import annotations
@@ -18,7 +20,12 @@ import tempfile
 import time
 from pathlib import Path
 
+from bridge.filter.door import Door, DoorSettings
 from bridge.lists import ListClient, ListEntry, ListSettings, apply, difference
+from bridge.lists.copies import Copies, Wanted
+from bridge.mail.session import Client, Session
+from bridge.matching import table
+from bridge.matching.table import TableMaker
 
 CONFIG = """listen: 127.0.0.1:{port}
 database: {database}
@@ -32,7 +39,13 @@ def main() -> None:
     parser.add_argument("--parallel", type=int, default=4)
     parser.add_argument("--port", type=int, default=19081)
     parser.add_argument("--database", default="sqlite:///bench.sqlite")
+    parser.add_argument("--only", choices=["door", "api"])
     given = parser.parse_args()
+    if given.only != "api":
+        for kind in ("sender", "network"):
+            measure_door(kind)
+    if given.only == "door":
+        return
     with tempfile.TemporaryDirectory() as place:
         config = Path(place) / "service.yml"
         config.write_text(CONFIG.format(port=given.port, database=given.database))
@@ -76,6 +89,75 @@ async def measure(settings: ListSettings, count: int) -> None:
         report("delete", count, began)
 
 
+SIZES = (10, 10_000, 1_000_000)
+ROUNDS, QUESTIONS = 30, 1000
+
+
+def measure_door(kind: str) -> None:
+    """Copies of each size: made, loaded, asked for a client or sender that is not on it, the usual case."""
+    print(f"at the door, a list of {kind}s:")
+    smallest = 0.0
+    for size in SIZES:
+        with tempfile.TemporaryDirectory() as place:
+            wanted = Wanted("bench")
+            began = time.process_time()
+            maker = TableMaker(kind)
+            for i in range(size):
+                maker.add(entry(kind, i))
+            about, body = maker.finish(wanted.name, None)
+            made_s = time.process_time() - began
+            path = Path(place) / wanted.file_name
+            path.write_bytes(table.head(about) + b"".join(body))
+            del maker, body
+            program = [sys.executable, __file__, "--ask", place, kind]
+            answer = subprocess.run(program, capture_output=True, check=True, text=True).stdout  # noqa: S603
+            loaded_ms, lag_ms, asked_us, grown_mib = map(float, answer.split())
+            smallest = smallest or asked_us
+            print(
+                f"  {size:>9,} entries: one MAIL {asked_us:5.1f} us, ratio {asked_us / smallest:4.2f}; "
+                f"loaded in {loaded_ms:5.1f} ms (event loop {lag_ms:.1f} ms late), {grown_mib:4.0f} MiB, shared; "
+                f"made in {made_s:4.1f} s of processor time",
+                flush=True,
+            )
+
+
+def entry(kind: str, i: int) -> str:
+    return f"user{i:07}@example{i % 5000}.org" if kind == "sender" else f"10.{i >> 16}.{i >> 8 & 255}.{i & 255}"
+
+
+def ask(place: str, kind: str) -> None:
+    """In a process of its own, for its memory: load the copy as the daemon does, and ask."""
+    before = resident_mib()
+    copies = Copies(Path(place))
+    copies.want([Wanted("bench")])
+    loaded_s, lag_s = asyncio.run(load(copies))
+    door = Door(DoorSettings(block=("bench",)), copies.get)
+    sessions = [Session("s", "mx", "127.0.0.1", Client(f"192.0.2.{i % 250}")) for i in range(QUESTIONS)]
+    senders = [f"someone{i}@host{i}.example.net" for i in range(QUESTIONS)]
+    best = float("inf")
+    for _ in range(ROUNDS):
+        began = time.process_time()
+        for session, sender in zip(sessions, senders, strict=True):
+            assert door.blocked(session, sender, None) is None
+        best = min(best, time.process_time() - began)
+    print(loaded_s * 1000, lag_s * 1000, best / QUESTIONS * 1e6, resident_mib() - before)
+
+
+async def load(copies: Copies) -> tuple[float, float]:
+    """Seconds to load, and how late the event loop came meanwhile."""
+    began = seen = time.perf_counter()
+    loading, lag_s = asyncio.create_task(asyncio.to_thread(copies.look)), 0.0
+    while not loading.done():
+        await asyncio.sleep(0.001)
+        now = time.perf_counter()
+        lag_s, seen = max(lag_s, now - seen - 0.001), now
+    return time.perf_counter() - began, lag_s
+
+
+def resident_mib() -> float:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 2**20
+
+
 def report(what: str, count: int, began: float) -> None:
     took = time.perf_counter() - began
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
@@ -83,4 +165,4 @@ def report(what: str, count: int, began: float) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    ask(*sys.argv[2:]) if sys.argv[1:2] == ["--ask"] else main()

@@ -69,9 +69,10 @@ def _domain(text: str) -> str:
     return domain(re.sub(r"^(\*\.|\.|@)", "", text))
 
 
-def _network(text: str) -> str:
+def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+    """A network, or an address as the network of itself. Raises ValueError."""
     try:
-        return str(ipaddress.ip_network(text, strict=False))
+        return ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:
         raise ValueError("not an IP address or network, for example 192.0.2.0/24") from None
 
@@ -98,7 +99,7 @@ def _attachment(text: str) -> str:
 _NORMALISERS: dict[str, Callable[[str], str]] = {
     "sender": _sender,
     "domain": _domain,
-    "network": _network,
+    "network": lambda text: str(network(text)),
     "url": _url,
     "attachment": _attachment,
 }

@@ -13,7 +13,6 @@ Whatever does not fit together (a cut file, a flipped bit) is a `BadTable`, neve
 
 from __future__ import annotations
 
-import ipaddress
 import json
 import mmap
 import struct
@@ -120,17 +119,17 @@ class TableMaker:
     def add(self, entry: str) -> None:
         """One that has no meaning in a list of this kind is counted and left out."""
         try:
-            digest = self._digest(spelling.normalise(self._category, entry))
+            digest = self._digest(entry)
         except ValueError:
             self.skipped += 1
             return
         self._heaps[digest[0]] += digest
         self.added += 1
 
-    def _digest(self, key: str) -> bytes:
+    def _digest(self, entry: str) -> bytes:
         if self._category != NETWORK:
-            return _of_word(key)
-        network = ipaddress.ip_network(key)
+            return _of_word(spelling.normalise(self._category, entry))
+        network = spelling.network(entry)
         self._lengths.add((network.version, network.prefixlen))
         return _of_network(network.version, network.prefixlen, int(network.network_address))
 
