@@ -128,9 +128,12 @@ def entry(kind: str, i: int) -> str:
 def ask(place: str, kind: str) -> None:
     """In a process of its own, for its memory: load the copy as the daemon does, and ask."""
     before = resident_mib()
-    copies = Copies(Path(place))
-    copies.want([Wanted("bench")])
-    loaded_s, lag_s = asyncio.run(load(copies))
+    runs = []
+    for _ in range(10):
+        copies = Copies(Path(place))
+        copies.want([Wanted("bench")])
+        runs.append(asyncio.run(load(copies)))
+    loaded_s, lag_s = map(min, zip(*runs, strict=True))  # the rest is what else the machine does
     door = Door(DoorSettings(block=("bench",)), copies.get)
     sessions = [Session("s", "mx", "127.0.0.1", Client(f"192.0.2.{i % 250}")) for i in range(QUESTIONS)]
     senders = [f"someone{i}@host{i}.example.net" for i in range(QUESTIONS)]
