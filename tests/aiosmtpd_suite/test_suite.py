@@ -34,7 +34,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
     runs = [(name, start(name, modules, directory)) for name, modules in RUNS.items()]
     outcome: dict[str, set[str]] = {"ran": set(), "failed": set(), "status_code": set()}
     for name, run in runs:
-        said, _ = run.communicate(timeout=120)
+        said, _ = run.communicate(timeout=400)
         report = directory / f"{name}.json"
         assert report.exists(), said
         for key, tests in json.loads(report.read_text()).items():

@@ -16,7 +16,7 @@ def run(request: pytest.FixtureRequest) -> Run:
 
     def runner(coroutine: Coroutine[Any, Any, Any]) -> Any:
         with asyncio.Runner(loop_factory=factory) as one:
-            return one.run(asyncio.wait_for(coroutine, 60))
+            return one.run(asyncio.wait_for(coroutine, 120))
 
     return runner
 

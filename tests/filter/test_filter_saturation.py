@@ -105,7 +105,7 @@ def test_bytes_in_processing_are_limited(tmp_path: Path) -> None:
 
 def test_mail_over_the_threshold_waits_and_is_delivered(tmp_path: Path) -> None:
     """The delay is in the log, apart from the time of the scan."""
-    config = {"admission": {"max_in_processing": 3, "throttle_threshold": 1, "throttle_max_delay": "100ms"}}
+    config = {"admission": {"max_in_processing": 3, "throttle_threshold": 1, "throttle_max_delay": "400ms"}}
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result()))
         clients = [Client(bridge) for _ in range(3)]
@@ -122,8 +122,8 @@ def test_mail_over_the_threshold_waits_and_is_delivered(tmp_path: Path) -> None:
             client.close()
     assert sorted(line["wait_ms"] for line in lines) == [
         0,
-        pytest.approx(50, abs=40),
-        pytest.approx(100, abs=40),
+        pytest.approx(200, abs=150),
+        pytest.approx(400, abs=150),
     ]
 
 

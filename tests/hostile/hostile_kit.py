@@ -128,7 +128,7 @@ def bridge_process(
         )
     try:
         port = int(data["listeners"][0]["address"].rpartition(":")[2])
-        assert eventually(lambda: process.poll() is not None or can_connect(port), 30), "did not start"
+        assert eventually(lambda: process.poll() is not None or can_connect(port), 90), "did not start"
         assert process.poll() is None, log.read_text()
         yield Process(process, port, log, scanner, next_hop, background)
     finally:

@@ -16,7 +16,7 @@ def run(request):
     def run_to_the_end(scenario):
         async def watched():
             asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-            await asyncio.wait_for(scenario(), 30)
+            await asyncio.wait_for(scenario(), 120)
 
         with asyncio.Runner(loop_factory=request.param) as runner:
             runner.run(watched())
