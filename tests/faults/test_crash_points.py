@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -135,6 +136,31 @@ def test_a_mail_without_our_250_is_the_clients(tmp_path: Path) -> None:
         assert len(one.next_hop.mails) == 1 and one.bridge.send().startswith("250 ")
         first, second = (mail.content.partition(b"Subject:")[2] for mail in one.next_hop.mails)
         assert first == second
+
+
+def test_our_250_leaves_after_the_last_fsync(tmp_path: Path) -> None:
+    """As the kernel sees it: both files, their names, the directory; then the reply."""
+    need("strace", root=True)
+    trace = tmp_path / "trace"
+    with house(tmp_path) as one:
+        one.scanner.reply = answer(200, result("quarantine"))
+        pid = one.bridge.process.pid
+        tracer = tracer_of([pid], "fsync,/rename,write,writev,sendto,sendmsg", output=trace)
+        try:
+            until(lambda: is_traced(pid), "strace to be there")
+            assert one.bridge.send().startswith("250 ")
+        finally:
+            end_tracer(tracer)
+    steps = [word for line in trace.read_text().splitlines() if (word := _step(line))]
+    assert steps[-6:] == ["fsync", "fsync", "rename", "rename", "fsync", "250"], steps
+
+
+def _step(line: str) -> str:
+    """A call when it is over; "" for any other line."""
+    if "250 2.0.0 Ok: queued as" in line and "fsync" not in line:
+        return "250" if "time=" not in line and "id=" not in line else ""  # not the log's
+    done = re.search(r"(fsync|rename)\w*(?:\(| resumed>).* = 0$", line)
+    return done[1] if done else ""
 
 
 # The system calls of a quarantine write in their order, and whether the mail is in it after a death there.

@@ -8,13 +8,18 @@ from pathlib import Path
 from requirements import find
 
 
-def tracer_of(pids: list[int], how: str, *, threads: bool = True) -> subprocess.Popen[bytes]:
-    """`how` as in strace's `inject=`: `fsync:error=EIO`. It counts for each thread apart."""
-    follow = ["-f"] if threads else []
+def tracer_of(
+    pids: list[int], how: str, *, threads: bool = True, output: Path = Path("/dev/null")
+) -> subprocess.Popen[bytes]:  # fmt: skip
+    """`how`: calls to write down, or as in strace's `inject=`: `fsync:error=EIO`. It counts for each thread apart."""
+    calls, _, trouble = how.partition(":")
+    options = ["-qq", "-s", "64", "-o", str(output), "-e", f"trace={calls}"]
+    options += ["-f"] if threads else []
+    options += ["-e", f"inject={how}"] if trouble else []
     which = [word for pid in pids for word in ("-p", str(pid))]
-    calls = how.partition(":")[0]
-    command = [str(find("strace")), *follow, "-qq", "-o", "/dev/null", "-e", f"trace={calls}", "-e", f"inject={how}"]
-    return subprocess.Popen([*command, *which], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(
+        [str(find("strace")), *options, *which], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
 
 
 def is_traced(pid: int) -> bool:
