@@ -7,6 +7,7 @@ quarantine) is counted now and then in a thread, and told from memory.
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import resource
@@ -58,8 +59,8 @@ class Levels:
         metrics.quarantine_limit.read = self._quarantine_limit
         metrics.certificate_expiry.read = self._ends
         metrics.loop_lag.read = lambda: [((), daemon.lag.worst_s)]
-        metrics.memory.read = lambda: [((), _resident_bytes())]
-        metrics.open_fds.read = lambda: [((), len(os.listdir("/proc/self/fd")) - 1)]  # noqa: PTH208  one is for the listing
+        metrics.memory.read = _resident_bytes
+        metrics.open_fds.read = _open_fds
         metrics.max_fds.read = lambda: [((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])]
         metrics.start_time.read = lambda: [((), _STARTED)]
 
@@ -145,9 +146,20 @@ def _age(stock: Stock) -> float:
     return 0.0 if stock.oldest_at is None else max(time.time() - stock.oldest_at, 0.0)
 
 
-def _resident_bytes() -> int:
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * _PAGE
+def _resident_bytes() -> Rows:
+    """Nothing when it cannot be read: a process without a free descriptor must still tell the rest."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return [((), int(file.read().split()[1]) * _PAGE)]
+    except OSError:
+        return []
+
+
+def _open_fds() -> Rows:
+    try:
+        return [((), len(os.listdir("/proc/self/fd")) - 1)]  # noqa: PTH208  one of them is for the listing
+    except OSError as exc:
+        return [((), resource.getrlimit(resource.RLIMIT_NOFILE)[0])] if exc.errno == errno.EMFILE else []
 
 
 _STARTED = time.time()

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ssl
+from datetime import UTC, datetime, timedelta
 
 import pytest
 import trustme
 from scripted_hop import EXTENSIONS, HEAD, Run, ScriptedHop, make_tx, soon
 
+from bridge.daemon import certificates
 from bridge.delivery import replies
 from bridge.delivery.relay import SmtpRelay
 from bridge.errors import NextHopError
@@ -50,6 +52,25 @@ def test_required_with_a_good_certificate(run: Run, authority: trustme.CA) -> No
             assert hop.connections[0].tls
             assert [c[:8] for c in hop.connections[0].commands][:4] == ["EHLO bri", "STARTTLS", "EHLO bri", "MAIL FRO"]
             assert len(hop.contents) == 1
+
+    run(main())
+
+
+@pytest.mark.parametrize("tls", ["required", "opportunistic"])
+def test_the_end_of_the_next_hops_certificate_is_known(run: Run, authority: trustme.CA, tls: str) -> None:
+    """Also where nobody verified it."""
+    end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=7)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1", not_after=end).configure_cert(context)
+
+    async def main() -> None:
+        async with ScriptedHop(extensions=OFFERED, tls=context) as hop:
+            relay = SmtpRelay(hop.settings(tls=tls, tls_context=trusting(authority)))
+            assert relay.pool.certificate is None
+            await relay.deliver(make_tx(), HEAD, soon())
+            await relay.close()
+            assert relay.pool.certificate is not None
+            assert certificates.end_of(relay.pool.certificate) == end.timestamp()
 
     run(main())
 

@@ -13,7 +13,7 @@ from fault_server import TOKEN, FaultServer, faults, run, scanner_of, submit
 
 from bridge import config
 from bridge.api.scanning import Decision
-from bridge.daemon import files
+from bridge.daemon import certificates, files
 from bridge.errors import ConfigError, ScanUnavailable
 
 DAY = datetime.timedelta(days=1)
@@ -55,6 +55,20 @@ def refused(tls: ssl.SSLContext, ours: ssl.SSLContext, why: str) -> FaultServer:
             return server
 
     return run(one())
+
+
+def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp_path: Path) -> None:
+    """For the metrics, as the last connection showed it."""
+    end = (NOW + 7 * DAY).replace(microsecond=0)
+
+    async def one() -> bytes | None:
+        ours, theirs = client_tls(tmp_path, authority), server_tls(authority, not_after=end)
+        async with faults(tls=theirs) as server, scanner_of(server, tls=ours) as scanner:
+            await submit(scanner)
+            return scanner.hosts[0].certificate
+
+    certificate = run(one())
+    assert certificate is not None and certificates.end_of(certificate) == end.timestamp()
 
 
 def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:

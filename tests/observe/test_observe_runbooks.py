@@ -1,0 +1,97 @@
+"""The runbooks: what they tell an operator to look for is what he finds when the trouble is real."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from observe_kit import ROOT
+from process_kit import until
+from test_observe_metrics import scrape, total, value
+
+from bridge.metrics import FAILURES
+from bridge.testing import RunningBridge, answer, result, running_bridge
+
+TEXT = (ROOT / "docs" / "runbooks.md").read_text()
+SOURCE = "\n".join(path.read_text() for path in (ROOT / "bridge").rglob("*.py"))
+GREPS = sorted(set(re.findall(r"journalctl -u scanbridge \| grep (?:-\w+ ?\d? )*'([^']+)'", TEXT)))
+
+
+def section(alert: str) -> str:
+    found = re.search(rf"^## {alert}\n(.*?)(?=^## |\Z)", TEXT, re.MULTILINE | re.DOTALL)
+    assert found, alert
+    return found[1]
+
+
+def test_there_is_something_to_look_for() -> None:
+    assert len(GREPS) > 8, GREPS
+
+
+@pytest.mark.parametrize("pattern", GREPS)
+def test_what_is_looked_for_in_the_log_is_said_by_the_program(pattern: str) -> None:
+    """Word for word; `error=` has the words of the metrics."""
+    if pattern.strip().startswith("error="):
+        words = set(re.findall(r"\w+", pattern)) - {"error"}
+        assert words <= {reason for _, reason in FAILURES}
+        return
+    for word in pattern.split("|"):
+        assert word in SOURCE, word
+
+
+def test_every_reason_has_its_row_in_the_table_of_deferred_mail() -> None:
+    """But too_large, which is refused for good."""
+    table = section("ScanbridgeMailDeferred")
+    missing = {reason for _, reason in FAILURES if f"`{reason}`" not in table}
+    assert missing == {"too_large"}
+
+
+def refuse(bridge: RunningBridge) -> None:
+    bridge.scanner.reply = answer(401)
+
+
+def fail(bridge: RunningBridge) -> None:
+    bridge.scanner.reply = answer(500)
+
+
+def talk_nonsense(bridge: RunningBridge) -> None:
+    bridge.scanner.reply = answer(200, b"<html>login</html>")
+
+
+def close_next_hop(bridge: RunningBridge) -> None:
+    bridge.next_hop.replies = {b"CONNECT": b"554 no"}
+
+
+def quarantine(bridge: RunningBridge) -> None:
+    bridge.scanner.reply = answer(200, result("quarantine"))
+
+
+TROUBLES: list[tuple[str, Callable[[RunningBridge], None], str, str]] = [
+    ("ScanbridgeCredentialsRefused", refuse, "refused", "refuses us"),
+    ("ScanbridgeScansFail", fail, "unavailable", "error=unavailable"),
+    ("ScanbridgeScansFail", talk_nonsense, "malformed", "error=malformed"),
+    ("ScanbridgeNextHopDown", close_next_hop, "next_hop", "error=next_hop"),
+    ("ScanbridgeQuarantineFails", quarantine, "quarantine", "the quarantine failed"),
+]
+
+
+@pytest.mark.parametrize(
+    ("alert", "cause", "reason", "words"), TROUBLES, ids=[f"{one[0]}-{one[2]}" for one in TROUBLES]
+)
+def test_a_real_trouble_is_found_as_the_runbook_says(tmp_path: Path, caplog, alert, cause, reason, words) -> None:
+    """The reason in the metrics leads to the section, and the log has the words that it looks for, and why."""
+    caplog.set_level("INFO")
+    assert re.search(words.replace("=", ".*"), section(alert))
+    assert f"#{alert.lower()}" in section("ScanbridgeMailDeferred")
+    with running_bridge(tmp_path, {"quarantine": {"max_size": "1B"}}) as bridge:
+        cause(bridge)
+        with bridge.client() as client:
+            client.open()
+            assert client.mail()[:1] == b"4"
+        found = scrape(bridge.admin_port)
+        assert (
+            value(found, "scanbridge_failures_total", reason=reason) == 1 == total(found, "scanbridge_failures_total")
+        )
+        until(lambda: [one for one in caplog.messages if words in one], words)
+        assert [one for one in caplog.messages if f"error={reason}" in one and " why=" in one]
