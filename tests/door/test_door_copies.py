@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -17,6 +18,8 @@ from smtp_kit import until
 
 from bridge import yamlfile
 from bridge.cli.lists import lists as lists_command
+from bridge.config import Config
+from bridge.daemon.reload import Reloading
 from bridge.lists.copies import Copies, Wanted
 from bridge.matching import table
 from bridge.matching.table import BadTable, Table, TableMaker
@@ -174,6 +177,27 @@ def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, cod
         copies.want([Wanted("large")])
         copies.look()
         assert copies.get("large", None).table.about.count == 1
+
+
+def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
+    """What is named anew is fetched at once; without lists nobody is refused any more."""
+    with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
+        assert offer(bridge, "bad@sender.example").startswith("250")
+        data = json.loads(bridge.daemon.config.model_dump_json())
+        for lists, reply in (({"block": ["blocked-senders"]}, "550"), (None, "250")):
+            data["listeners"][0]["lists"] = lists
+            conf = yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump(data))
+            bridge.background.run(reload(bridge.daemon, conf))
+            assert bridge.daemon.reloads.ok, bridge.daemon.reloads.problem
+            until(lambda reply=reply: offer(bridge, "bad@sender.example").startswith(reply), "the reload's effect", 30)
+
+
+async def reload(daemon, conf: Config) -> None:
+    count, reloading = daemon.reloads.count, Reloading(daemon, lambda: conf)
+    reloading.begin()
+    async with asyncio.timeout(20):
+        while daemon.reloads.count == count:
+            await asyncio.sleep(0.01)
 
 
 def test_no_listener_names_lists(service, tmp_path):
