@@ -202,13 +202,13 @@ class Scanner:
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
-            host.silent = True
+            host.unanswered += 1
             raise ScanTimeout(f"{host.url}: no status in time") from None
         except _NotReached as exc:
-            host.silent = True
+            host.unanswered += 1
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
-        host.silent = False
+        host.answered()
         status = read_status(host.url, answer)
         host.learn(Event.STATUS, loop.time())
         return status
@@ -226,11 +226,22 @@ class Scanner:
                 host.status = await self.status(host, timeout_s=interval)
             except (ScanError, Saturated) as exc:
                 host.status, trouble = None, str(exc)
+                self._free_slots_of(host)
             problem = trouble
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
                 log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
             await asyncio.sleep(interval * _dice.uniform(0.8, 1.2))
+
+    def _free_slots_of(self, host: Host) -> None:
+        """A frozen host would keep the slots of its late scans from the others for as long as a scan may take.
+
+        A single host keeps them: with its slots free, more mail would only wait for it in vain, where it now
+        hears at MAIL that there is no room.
+        """
+        if host.awaited and host.is_lost and not all(other.silent for other in self.hosts):
+            log.warning("scanner %s is silent: %d late scans are given up", host.url, len(host.awaited))
+            host.give_up_late()
 
     def close(self) -> None:
         for host in self.hosts:
@@ -244,6 +255,7 @@ class LateScan:
         self._host = host
         self._late: LateAnswer | None = late
         host.in_flight += 1
+        host.awaited.add(late.connection)
 
     async def result(self) -> AnalysisResult:
         """The decision, when it comes. Raises ScanError, Saturated."""
@@ -269,6 +281,7 @@ class LateScan:
 
     def _end(self) -> None:
         if self._late is not None:
+            self._host.awaited.discard(self._late.connection)
             self._late = None
             self._host.in_flight -= 1
 

@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
+_LOST_AFTER = 3  # statuses in a row that did not come
 _LATENCY_MEMORY_S = 10.0  # then a slow host is worth another try
 
 
@@ -43,7 +44,9 @@ class Host:
         self.tls = settings.tls if parts.scheme == "https" else None
         self.in_flight = 0
         self.status: QueueStatus | None = None  # None: not known
-        self.silent = False  # its status was asked and did not come
+        self.unanswered = 0  # so often in a row its status was asked and did not come
+        self._has_status = False  # but it has come before
+        self.awaited: set[HttpConnection] = set()  # late answers are to come over these
         self.saturated_until = 0.0
         self.certificate: bytes | None = None  # of the last connection, as DER
         self.circuit = Circuit(settings.status_interval_s)
@@ -66,6 +69,25 @@ class Host:
         if after is not before and State.CLOSED in (before, after):
             level = logging.INFO if after is State.CLOSED else logging.WARNING
             log.log(level, "scanner %s: its circuit is %s", self.url, after)
+
+    @property
+    def silent(self) -> bool:
+        return self.unanswered > 0
+
+    @property
+    def is_lost(self) -> bool:
+        """Frozen, most likely: it told its status once, and now it does not any more."""
+        return self._has_status and self.unanswered >= _LOST_AFTER
+
+    def answered(self) -> None:
+        """Its status has come, whatever it says."""
+        self.unanswered = 0
+        self._has_status = True
+
+    def give_up_late(self) -> None:
+        """Nobody waits any more for the scans whose deadline has passed: they end as lost."""
+        for connection in list(self.awaited):
+            connection.close()
 
     def is_saturated(self, now: float) -> bool:
         return self.status is QueueStatus.RED or self.saturated_until > now

@@ -316,6 +316,72 @@ def test_a_late_failure_is_a_named_error(ending: bytes, error: type[Exception]) 
     run(one())
 
 
+class Freezing:
+    """A host that can be frozen: it takes connections and requests, and says nothing."""
+
+    def __init__(self) -> None:
+        self.is_frozen = False
+
+    async def __call__(self, call: Call) -> None:
+        if "submitEmail" in call.request.line or self.is_frozen:
+            await call.until_gone()
+        else:
+            call.say(GREEN)
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_their_slots(others: int) -> None:
+    """Not where it is alone: then the next mail would only wait for it in vain, too."""
+
+    async def one() -> None:
+        frozen = Freezing()
+        async with (
+            faults(frozen) as a,
+            faults(GREEN) as b,
+            scanner_of(*[a, b][: 1 + others], status_interval_s=0.1) as scanner,
+        ):
+            host = scanner.hosts[0]
+            watch = asyncio.create_task(scanner.watch())
+            try:
+                async with asyncio.timeout(10):
+                    while any(one.status is None for one in scanner.hosts):
+                        await asyncio.sleep(0.01)
+                    if others:
+                        prefer(scanner, 0)
+                    scan = await late(scanner)
+                    ended = asyncio.create_task(scan.result())
+                    while host.unanswered < 5 and not ended.done():
+                        frozen.is_frozen = True
+                        await asyncio.sleep(0.01)
+                    assert ended.done() == bool(others)
+                    if others:
+                        with pytest.raises(ScanUnavailable):
+                            await ended
+                        assert not host.awaited
+                    else:
+                        scan.abandon()
+                        await asyncio.gather(ended, return_exceptions=True)
+            finally:
+                watch.cancel()
+                await asyncio.gather(watch, return_exceptions=True)
+
+    run(one())
+
+
+def test_a_host_that_never_told_its_status_is_not_taken_for_frozen() -> None:
+    """Its scans may take their time."""
+
+    async def one() -> None:
+        async with faults(Call.until_gone) as a, faults(GREEN) as b, scanner_of(a, b) as scanner:
+            await scanner.status(scanner.hosts[1], 1.0)
+            for _ in range(4):
+                with pytest.raises(ScanTimeout):
+                    await scanner.status(scanner.hosts[0], 0.01)
+            assert scanner.hosts[0].silent and not scanner.hosts[0].is_lost
+
+    run(one())
+
+
 def test_half_a_request_leaves_nothing_to_wait_for() -> None:
     """The deadline passed during the upload: the connection is closed."""
 
