@@ -258,7 +258,7 @@ class Connection(Wire):
         if status is MISSING:
             self._say(self._banner)
         else:
-            await self.push(status)
+            self._answer(status)
             self._hang_up()
 
     def _execute(self, line: bytes) -> None:
@@ -277,28 +277,34 @@ class Connection(Wire):
         self._idle_commands = self._idle_commands + 1 if verb in _IDLE_COMMANDS else 0
         self._argument = argument.strip(b" \t")
         argument_text = self._argument.decode("utf-8", "replace") or None
-        if verb in self._at_once:
-            self._now(self._obey, method, argument_text)
-        else:
-            self._start(self._obey, method, argument_text)
+        if verb not in self._at_once:
+            return self._start(self._obey, method, argument_text)
+        try:
+            self._now(method, self, argument_text)
+        except Exception as error:
+            self._now(self._fail, error)
         return None
 
     async def _obey(self, method: Work, *arguments: Any) -> None:
-        """Carry out a command; what goes wrong in it is temporary, and ends the mail but not the session."""
+        """A command, in a task."""
         try:
             await method(self, *arguments)
         except Exception as error:
-            if isinstance(error, ConnectionError) and self._inbox.at_eof:
-                raise  # the client's own, not a hook's
-            self._set_rset_state()
-            await self._answer_exception(error)
-            if isinstance(error, TLSSetupException):
-                self._out.clear()
-                self._hang_up()
+            await self._fail(error)
+
+    async def _fail(self, error: Exception) -> None:
+        """What goes wrong in a command is temporary, and ends the mail but not the session."""
+        if isinstance(error, ConnectionError) and self._inbox.at_eof:
+            raise error  # the client's own, not a hook's
+        self._set_rset_state()
+        await self._answer_exception(error)
+        if isinstance(error, TLSSetupException):
+            self._out.clear()
+            self._hang_up()
 
     async def _answer_exception(self, error: Exception) -> None:
         try:
-            await self.push(await self.handle_exception(error))
+            self._answer(await self.handle_exception(error))
         except Exception:
             log.exception("session %s: the exception handler failed", self.session.id)
             self._reply(_INTERNAL)

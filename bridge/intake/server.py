@@ -14,6 +14,7 @@ import socket
 import ssl
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Literal
 
 from aiosmtpd.smtp import MISSING
@@ -186,7 +187,7 @@ class SmtpServer:
     def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
         peer = server.peer_address = _peer_address(session.peer)
         if session.proxy_data is None:
-            server.client = Client(address=peer)
+            server.client = _client(peer)
         server.trusted = self._is_trusted(server.client.address)
         refusal = self._count_in(server)
         return MISSING if refusal is None else refusal
@@ -343,6 +344,11 @@ class SmtpServer:
         )
         server.described = (told, description)
         return description
+
+
+@lru_cache(_MAX_KNOWN)
+def _client(address: str | None) -> Client:
+    return Client(address=address)
 
 
 def _proxy_timeout(settings: SmtpSettings) -> float:

@@ -94,7 +94,7 @@ class BridgeSMTP(Connection):
         if status is MISSING:
             self.session.host_name = hostname
             status = f"250 {self.hostname}"
-        return await self.push(status)
+        return self._answer(status)
 
     @syntax("EHLO hostname")
     @at_once
@@ -115,7 +115,7 @@ class BridgeSMTP(Connection):
         else:
             lines = await self._call_handler_hook("EHLO", hostname, [*lines, "250 HELP"])
         for line in lines:
-            await self.push(line)
+            self._answer(line)
         return None
 
     def _ehlo_reply(self) -> bytes:
@@ -185,8 +185,8 @@ class BridgeSMTP(Connection):
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
     @at_once
     async def smtp_MAIL(self, arg: str | None) -> None:
-        if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("MAIL"):
-            return
+        if self._is_too_early():
+            return None
         path = self._path(b"FROM:", "Syntax: MAIL FROM: <address>")
         if isinstance(path, Reply):
             return self._reply(path)
@@ -203,7 +203,7 @@ class BridgeSMTP(Connection):
             status = "250 2.1.0 OK"
         elif isinstance(status, Reply) and status.is_temporary:
             self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
-        return await self.push(status)
+        return self._answer(status)
 
     def _path(self, keyword: bytes, form: str) -> Path | Reply:
         if self.session.extended_smtp:
@@ -257,8 +257,8 @@ class BridgeSMTP(Connection):
     @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
     @at_once
     async def smtp_RCPT(self, arg: str | None) -> None:
-        if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("RCPT"):
-            return
+        if self._is_too_early():
+            return None
         if self.envelope.mail_from is None:
             return self._out_of_order(b"503 5.5.1 Error: need MAIL command")
         path = self._path(b"TO:", "Syntax: RCPT TO: <address>")
@@ -273,7 +273,7 @@ class BridgeSMTP(Connection):
             self.envelope.rcpt_options.extend(path.as_sent)
             self.envelope.rcpt_params.append(path.as_sent)
             status = "250 2.1.5 OK"
-        return await self.push(status)
+        return self._answer(status)
 
     def _refuse_recipient(self, path: Path) -> Reply | None:
         if not path.address:
@@ -290,8 +290,8 @@ class BridgeSMTP(Connection):
     @syntax("DATA")
     @at_once
     async def smtp_DATA(self, arg: str | None) -> None:
-        if await self.check_helo_needed(self.greeting) or await self.check_auth_needed("DATA"):
-            return
+        if self._is_too_early():
+            return None
         if not self.envelope.rcpt_tos:
             return self._out_of_order(b"503 5.5.1 Error: need RCPT command")
         if arg:
@@ -299,7 +299,7 @@ class BridgeSMTP(Connection):
         status = await self._call_handler_hook("PREDATA")
         if status is not MISSING:
             self._set_rset_state()
-            return await self.push(status)
+            return self._answer(status)
         self._say(b"354 End data with <CR><LF>.<CR><LF>")
         return self._start(self._obey, type(self)._take_mail)
 
@@ -323,15 +323,15 @@ class BridgeSMTP(Connection):
 
     async def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         assert not isinstance(status, tuple)
-        await self.push(status)
+        self._answer(status)
 
     async def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         """draft-hall-prdr: 353, one reply for each accepted recipient, one for the mail as a whole."""
         each = status if isinstance(status, tuple) else (status,) * recipients
         self._reply(_PRDR_BEGINS)
         for one in each:
-            await self.push(one)
-        await self.push(_as_a_whole(status) if isinstance(status, tuple) else status)
+            self._answer(one)
+        self._answer(_as_a_whole(status) if isinstance(status, tuple) else status)
 
     async def _refuse_content(self, reader: DataReader) -> Any:
         assert reader.fault is not None
@@ -363,6 +363,16 @@ class BridgeSMTP(Connection):
         status = await status if asyncio.iscoroutine(status) else status
         return MISSING if status is None else status
 
+    def _is_too_early(self) -> bool:
+        """Whether the client must greet, or authenticate, before this command; then it has been told."""
+        if not self.session.host_name:
+            self._say(b"503 5.5.1 Error: send %b first" % self.greeting.encode())
+        elif self._auth_required and not self.session.authenticated:
+            self._say(b"530 5.7.0 Authentication required")
+        else:
+            return False
+        return True
+
     async def check_helo_needed(self, helo: str = "HELO") -> bool:
         if self.session.host_name:
             return False
@@ -381,21 +391,21 @@ class BridgeSMTP(Connection):
             return self._say(b"501 5.5.4 Syntax: RSET")
         self._set_rset_state()
         status = await self._call_handler_hook("RSET")
-        return await self.push("250 2.0.0 OK" if status is MISSING else status)
+        return self._answer("250 2.0.0 OK" if status is MISSING else status)
 
     @syntax("NOOP [ignored]")
     @at_once
     async def smtp_NOOP(self, arg: str | None) -> None:
         status = await self._call_handler_hook("NOOP", arg)
-        await self.push("250 2.0.0 OK" if status is MISSING else status)
+        self._answer("250 2.0.0 OK" if status is MISSING else status)
 
     @syntax("QUIT")
     @at_once
     async def smtp_QUIT(self, arg: str | None) -> None:
         if arg:
             return self._say(b"501 5.5.4 Syntax: QUIT")
-        status = await self._call_handler_hook("QUIT")
-        await self.push("221 2.0.0 Bye" if status is MISSING else status)
+        status = await self._call_handler_hook("QUIT") if "QUIT" in self._handle_hooks else MISSING
+        self._answer("221 2.0.0 Bye" if status is MISSING else status)
         self._hang_up()
 
     @syntax("VRFY <address>")
@@ -410,7 +420,7 @@ class BridgeSMTP(Connection):
             return self._say(b"502 5.5.1 Could not VRFY")
         status = await self._call_handler_hook("VRFY", path.address)
         default = "252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery"
-        return await self.push(default if status is MISSING else status)
+        return self._answer(default if status is MISSING else status)
 
     @at_once
     async def smtp_EXPN(self, arg: str | None) -> None:
@@ -477,4 +487,4 @@ class BridgeLMTP(BridgeSMTP):
 
     async def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         for one in status if isinstance(status, tuple) else (status,) * recipients:
-            await self.push(one)
+            self._answer(one)

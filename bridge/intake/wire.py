@@ -100,12 +100,16 @@ class Wire(SMTP):
         if 500 <= reply.code <= 504:
             self._errors += 1
 
-    async def push(self, status: str | bytes | Reply) -> None:
-        """aiosmtpd's way to answer; hooks may return a Reply as well as text."""
+    def _answer(self, status: str | bytes | Reply) -> None:
+        """With what a hook returned: a Reply, or text."""
         if isinstance(status, Reply):
             self._reply(status)
         else:
             self._say(status.encode("utf-8") if isinstance(status, str) else status)
+
+    async def push(self, status: str | bytes | Reply) -> None:
+        """aiosmtpd's way to answer."""
+        self._answer(status)
 
     def _flush(self) -> None:
         if self._out and self.transport is not None:
