@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults lint format docs dashboard-picture bench-service bench-lists clean
+.PHONY: help run test test-faults lint format docs dashboard-picture bench-service bench-lists bench-overload clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -50,6 +50,9 @@ bench-service: $(DEV_READY)     ## what the scanning service can do
 
 bench-lists: $(DEV_READY)       ## what the List API and its client can do
 	$(BIN)/python bench/lists.py
+
+bench-overload: $(DEV_READY)    ## ten times the scanner's capacity, beside what one would write first
+	$(BIN)/python bench/overload.py --write docs/benchmarks/overload.md
 
 clean:                          ## remove what the other commands made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist

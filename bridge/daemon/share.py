@@ -32,9 +32,8 @@ class SharedAdmission(Admission):
     def in_processing(self) -> int:  # type: ignore[override]  # a number of its own costs one process nothing
         return self._slots.total
 
-    @property
-    def is_full(self) -> bool:
-        return self._slots.glance() >= self.settings.max_in_processing  # the hot path of a bad day; `enter` is exact
+    def glance(self) -> int:
+        return self._slots.glance()  # the hot path of a bad day
 
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         before = self._slots.take(1, self.settings.max_in_processing)

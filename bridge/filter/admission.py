@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 from bridge.errors import Saturated
 
+RUSH_S = 0.01  # so long after saturation; a mail server beside us sends a small mail in less
+
 
 @dataclass(frozen=True, slots=True)
 class AdmissionSettings:
@@ -26,14 +28,36 @@ class Admission:
     def __init__(self, settings: AdmissionSettings) -> None:
         self.settings = settings
         self.in_processing = 0
+        self._full_at = float("-inf")  # when all slots were last seen taken
+        self._let_in = 0  # since then
 
     @property
     def is_full(self) -> bool:
-        return self.in_processing >= self.settings.max_in_processing
+        return self.glance() >= self.settings.max_in_processing
+
+    def glance(self) -> int:
+        """Mail in processing, as far as is known without waiting: `enter` is exact."""
+        return self.in_processing
+
+    def lets_in(self, limit: int, now: float) -> bool:
+        """For MAIL: whether this mail is likely to find a slot when its content is here.
+
+        In a rush many wait for each slot that is given back. If all that come before one of them has taken it were
+        let in, their content would travel for nothing. So two are let in for each free slot, until all are taken
+        again, or the rush is over.
+        """
+        free = limit - self.glance()
+        if free <= 0:
+            self._full_at, self._let_in = now, 0
+            return False
+        if self._let_in >= 2 * free and now - self._full_at <= RUSH_S:
+            return False
+        self._let_in += 1
+        return True
 
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """Take a slot and return the delay to wait before using it. Raises Saturated."""
-        if self.is_full:
+        if self.in_processing >= self.settings.max_in_processing:
             raise Saturated("mail in processing is at its limit")
         delay = self.delay(is_pressed)
         self.in_processing += 1

@@ -158,8 +158,16 @@ class Filter:
             return None
         return reply_for(Case.SATURATED, self._settings.policy[Case.SATURATED], Saturated(""))
 
+    def closed_at_mail(self) -> Reply | None:
+        """The 451 for MAIL when saturation is already known, else None."""
+        limit = self._admission.settings.max_in_processing
+        if self._limit is not None:
+            limit = min(limit, self._limit.current)
+        is_open = self._admission.lets_in(limit, monotonic()) and not self._scanner.is_saturated()
+        return None if is_open else self._closed
+
     def closed(self) -> Reply | None:
-        """The 451 for MAIL (or before 354) when saturation is already known, else None."""
+        """The same before the content."""
         return self._closed if self._is_full() or self._scanner.is_saturated() else None
 
     def _is_full(self) -> bool:

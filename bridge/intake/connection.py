@@ -24,7 +24,7 @@ from aiosmtpd.smtp import MISSING, TLSSetupException
 
 from bridge.intake.data import DataReader
 from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong
-from bridge.intake.wire import SessionLimits, Wire
+from bridge.intake.wire import SessionLimits, Wire, Writer
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
@@ -112,7 +112,7 @@ class Connection(Wire):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = self._transport = transport
-        self._writer = asyncio.StreamWriter(self.transport, self, None, self.loop)
+        self._writer = Writer(transport)
         self.session = self._create_session()
         self.session.id = new_id()
         self.session.peer = transport.get_extra_info("peername")
@@ -428,7 +428,7 @@ class Connection(Wire):
     def _secured(self, transport: Any) -> None:
         """RFC 3207 4.2: after the handshake the session starts anew."""
         self.transport = self._transport = transport
-        self._writer._transport = transport  # type: ignore[attr-defined]  # a new writer would let the old one close the socket
+        self._writer.transport = transport
         self._over_ssl = True
         self._tls_protocol = transport  # aiosmtpd asks whether it is there
         self.described = None

@@ -267,7 +267,7 @@ class SmtpServer:
             if refusal is not None:
                 server.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
                 return refusal
-        return self._admit("mail")
+        return self._admit("mail", self._filter.closed_at_mail())
 
     def handle_RCPT(
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
@@ -286,10 +286,9 @@ class SmtpServer:
         return MISSING
 
     def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
-        return self._admit("data")
+        return self._admit("data", self._filter.closed())
 
-    def _admit(self, stage: str) -> Any:
-        refusal = self._filter.closed()
+    def _admit(self, stage: str, refusal: Reply | None) -> Any:
         if refusal is None:
             return MISSING
         self._on_saturated(stage)

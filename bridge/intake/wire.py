@@ -31,6 +31,16 @@ class SessionLimits:
     max_idle_commands: int = 100  # commands in a row that bring no mail nearer
 
 
+class Writer:
+    """What aiosmtpd closes. Asyncio's own refers back to us: what is over would wait for the garbage collector."""
+
+    def __init__(self, transport: Any) -> None:
+        self.transport = transport
+
+    def close(self) -> None:
+        self.transport.close()
+
+
 class Wire(SMTP):
     """A prototype of it is copied for each connection: `_set_fresh` for all of them, `_renew` for each."""
 
@@ -42,6 +52,7 @@ class Wire(SMTP):
         """What every connection begins with: set once, on the prototype, and copied."""
         self._transport: Any = None
         self.transport: Any = None  # None once we have hung up
+        self._writer: Any = None
         self._reading_paused = False
         self._data: DataReader | None = None  # content on its way
         self._busy = False  # a mail in processing

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import Saturated
-from bridge.filter.admission import Admission, AdmissionSettings
+from bridge.filter.admission import RUSH_S, Admission, AdmissionSettings
 
 
 def delays(limit: int, threshold: int, longest_s: float) -> list[float]:
@@ -64,3 +64,27 @@ def test_the_delay_shrinks_when_slots_are_given_back() -> None:
     for _ in range(7):
         admission.leave()
     assert admission.enter() == 0.0
+
+
+def test_in_a_rush_two_mails_are_let_in_for_each_free_slot() -> None:
+    """More would send their content for nothing. When all slots are taken again, it begins anew."""
+    admission = Admission(AdmissionSettings(4, 4))
+    for _ in range(4):
+        admission.enter()
+    assert not admission.lets_in(4, 100.0)
+    admission.leave()
+    assert [admission.lets_in(4, 100.001) for _ in range(4)] == [True, True, False, False]
+    admission.leave()
+    assert [admission.lets_in(4, 100.002) for _ in range(3)] == [True, True, False]
+    admission.enter()
+    admission.enter()
+    assert not admission.lets_in(4, 100.003)
+    admission.leave()
+    assert [admission.lets_in(4, 100.004) for _ in range(3)] == [True, True, False]
+    assert all(admission.lets_in(4, 100.003 + RUSH_S + 0.001) for _ in range(9))
+
+
+def test_without_saturation_everybody_is_let_in() -> None:
+    """Slow uploads hold no slots: many may be on their way to a few of them."""
+    admission = Admission(AdmissionSettings(4, 4))
+    assert all(admission.lets_in(4, 100.0) for _ in range(100))

@@ -61,7 +61,7 @@ class ScriptedFilter(Filter):
         self.cancelled = 0
         self.changed = asyncio.Condition()
 
-    def closed(self) -> Reply | None:
+    def closed_at_mail(self) -> Reply | None:
         return self.saturated
 
     async def process(self, tx: Transaction) -> Outcome:

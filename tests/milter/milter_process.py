@@ -32,7 +32,7 @@ class Sleeper(Filter):
     def __init__(self, scan_s: float) -> None:
         self._scan_s = scan_s
 
-    def closed(self) -> Reply | None:
+    def closed_at_mail(self) -> Reply | None:
         return None
 
     async def process(self, tx: Transaction) -> Outcome:

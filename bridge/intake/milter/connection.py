@@ -248,7 +248,7 @@ class Connection(asyncio.Protocol):
             mail.refuse(parsed)
         elif self._server.filter.door is not None and (listed := self._refused_by_list(address)) is not None:
             mail.refuse(listed)
-        elif mail.refusal is None and (closed := self._server.filter.closed()):
+        elif mail.refusal is None and (closed := self._server.filter.closed_at_mail()):
             mail.refuse(closed)
             self._server.on_saturated("mail")
         self._answer(wire.MAIL, mail.refusal)
