@@ -250,15 +250,15 @@ def test_mistake_in_a_command_is_451_too(tmp_path: Path, caplog: pytest.LogCaptu
     """The command fails, the mail begun is forgotten, the next one works."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
         filter_ = bridge.daemon.servers[0]._filter  # type: ignore[union-attr]
-        closed = filter_.closed
+        closed = filter_.closed_at_mail
 
         def broken() -> None:
             raise ConnectionRefusedError("secret of the house")
 
-        filter_.closed = broken  # type: ignore[method-assign]
+        filter_.closed_at_mail = broken  # type: ignore[method-assign]
         client.open()
         assert client.say(b"MAIL FROM:<>") == [b"451 4.3.0 Error: internal problem, try again later"]
-        filter_.closed = closed  # type: ignore[method-assign]
+        filter_.closed_at_mail = closed  # type: ignore[method-assign]
         assert client.mail().startswith(b"250 ")
     assert "secret of the house" in caplog.text
 
