@@ -326,8 +326,44 @@ class Relay(NextHops, Section):
         return routes
 
 
+class S3(Section):
+    allow_plain_http: bool = Field(
+        False, description="Allow http:// to a host that is not loopback. Mail then travels in the clear."
+    )
+    bucket: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,62}$", description="Its name; it must be there already.")
+    endpoint: str | None = Field(None, description="Base address of the server; Amazon's own when absent.")
+    region: str = Field("us-east-1", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Most other servers ignore it.")
+    prefix: str = Field(
+        "",
+        pattern=r"^([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$",
+        description="Start of the objects' names, without the last slash.",
+    )
+    access_key_file: str | None = Field(
+        None,
+        description="File with the access key. Looked for in $CREDENTIALS_DIRECTORY, then beside this file. "
+        "Without it the usual environment variables count (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).",
+    )
+    secret_key_file: str | None = Field(None, validate_default=True, description="File with the secret key.")
+    ca_file: str | None = Field(None, description="Certificates to trust beside the system's.")
+
+    @field_validator("endpoint")
+    @classmethod
+    def _endpoint(cls, url: str | None, info: ValidationInfo) -> str | None:
+        return None if url is None else base_url(url, bool(info.data.get("allow_plain_http")))
+
+    @field_validator("secret_key_file")
+    @classmethod
+    def _pair(cls, secret: str | None, info: ValidationInfo) -> str | None:
+        if bool(secret) != bool(info.data.get("access_key_file")):
+            raise ValueError("access_key_file and secret_key_file go together")
+        return secret
+
+
 class Quarantine(Section):
     directory: str = Field("quarantine", description="Relative to the state directory.")
+    s3: S3 | None = Field(
+        None, description="Keep the mail in S3-compatible object storage; the directory then has only `actions.log`."
+    )
     retention: Duration = Field(30 * 86400.0, description="How long quarantined mail is kept.")
     max_size: Size | None = Field(
         None,

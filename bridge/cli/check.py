@@ -105,7 +105,7 @@ async def _tracing(conf: Config, endpoint: str) -> Finding:
 def _state_directory(conf: Config) -> Finding:
     try:
         state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
-        wiring.quarantine_directory(conf, state)
+        wiring.quarantine_place(conf, state)
     except ConfigError as exc:
         return Finding("state directory", str(exc))
     return Finding("state directory", detail=str(state))

@@ -13,7 +13,6 @@ import logging
 import logging.handlers
 import os
 import pwd
-import shutil
 import sys
 import time
 from collections.abc import Iterable
@@ -25,21 +24,21 @@ from typing import Any, BinaryIO, NoReturn
 import click
 import uvloop
 from rich.console import Console
-from rich.table import Table
 
 from bridge import units
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.quarantinelists import allow_sender, block_sender
+from bridge.cli.quarantineview import clean, facts, table
 from bridge.config import Config
 from bridge.daemon import files, wiring
 from bridge.delivery.index import Query
-from bridge.delivery.kept import STATES, Kept
+from bridge.delivery.kept import STATES
 from bridge.delivery.quarantine import InUse, NotKept, Quarantine
 from bridge.delivery.relay import Relay
 from bridge.delivery.release import AlreadyReleased, Order, record, release
 from bridge.errors import BridgeError, ConfigError, NextHopError
 from bridge.intake.address import parse_path
-from bridge.mail.message import BLOCK, HEAD_LIMIT
+from bridge.mail.message import HEAD_LIMIT
 from bridge.mail.reply import Reply
 
 FAILED, UNKNOWN, TAKEN, LATER = 1, 3, 4, 75
@@ -60,15 +59,15 @@ class Desk:
         conf = load_or_exit(path)
         try:
             state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
-            place = wiring.quarantine_directory(conf, state)
+            place = wiring.quarantine_place(conf, state)
         except ConfigError as exc:
             fail_config(exc)
         return cls(conf, place.directory, Quarantine(place))
 
-    def note(self, action: str, mail_id: str, **facts: object) -> None:
+    def note(self, action: str, mail_id: str, **more: object) -> None:
         """Who did it, in the system's log and beside the mail."""
         try:
-            record(self.directory, action, mail_id, login_name(), **facts)
+            record(self.directory, action, mail_id, login_name(), **more)
         except OSError as exc:
             click.echo(f"{mail_id}: {action}, but actions.log cannot be written: {exc.strerror}", err=True)
 
@@ -141,7 +140,7 @@ def list_mails(path: Path | None, as_json: bool, state: str | None, limit: int, 
         for mail in found:
             click.echo(json.dumps(mail.to_dict()))
     elif found:
-        Console(width=None if sys.stdout.isatty() else _WIDE).print(_table(found))
+        Console(width=None if sys.stdout.isatty() else _WIDE).print(table(found))
     else:
         click.echo("no such mail", err=True)
     if more:
@@ -161,9 +160,9 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     try:
         mail = desk.quarantine.read(mail_id)
         if raw:
-            _copy(desk.quarantine.mail_file(mail_id), sys.stdout.buffer)
+            _copy(desk.quarantine.chunks(mail_id), sys.stdout.buffer)
             return
-        head = _head(desk.quarantine.mail_file(mail_id))
+        head = _head(desk.quarantine.chunks(mail_id))
     except NotKept as exc:
         _fail(f"{clean(mail_id)}: {exc}", UNKNOWN)
     except (BridgeError, OSError) as exc:
@@ -171,7 +170,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     if as_json:
         click.echo(json.dumps({**mail.to_dict(), "header": head}, indent=2))
         return
-    for name, value in _facts(mail):
+    for name, value in facts(mail):
         click.echo(f"{name + ':':12} {clean(value)}")
     click.echo()
     for line in head.splitlines():
@@ -268,14 +267,14 @@ def export(path: Path | None, mail_id: str, target: str) -> None:
     """Copy a mail's files into a directory, or write the mail to standard output."""
     desk = Desk.open(path)
     try:
-        mail = desk.quarantine.mail_file(mail_id)
-        desk.quarantine.read(mail_id)
+        item = desk.quarantine.item(mail_id)
         if target == "-":
-            _copy(mail, sys.stdout.buffer)
+            _copy(desk.quarantine.chunks(mail_id), sys.stdout.buffer)
             return
-        for source in (mail, mail.with_suffix(".json"), mail.with_suffix(".releases")):
-            if source.suffix != ".releases" or source.exists():
-                _copy_into(source, Path(target) / source.name)
+        _copy_into(desk.quarantine.chunks(mail_id), Path(target) / f"{mail_id}.eml")
+        _copy_into([item.about], Path(target) / f"{mail_id}.json")
+        if item.releases:
+            _copy_into([item.releases], Path(target) / f"{mail_id}.releases")
     except NotKept as exc:
         _fail(f"{clean(mail_id)}: {exc}", UNKNOWN)
     except (BridgeError, OSError) as exc:
@@ -294,11 +293,6 @@ def login_name() -> str:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
         return str(os.getuid())
-
-
-def clean(text: str) -> str:
-    """Without what a terminal would obey, and what would turn the direction of reading."""
-    return "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _fail(text: str, code: int) -> NoReturn:
@@ -329,73 +323,27 @@ def _address(text: str) -> str:
     return found.address
 
 
-def _table(found: list[Kept]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    longest = max(len(mail.id) for mail in found)
-    table.add_column("ID", no_wrap=True, min_width=longest)
-    table.add_column("KEPT", no_wrap=True, min_width=16)
-    for name in ("FROM", "TO", "SUBJECT"):
-        table.add_column(name, overflow="fold", ratio=1)
-    for name in ("DECISION", "TAGS"):
-        table.add_column(name, overflow="fold")
-    table.add_column("SIZE", justify="right", no_wrap=True)
-    table.add_column("STATE", no_wrap=True)
-    for mail in found:
-        addresses = mail.envelope.addresses
-        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
-        cells = [mail.id, _local(mail.time), f"<{mail.envelope.sender}>", "".join(addresses[:1]) + more]
-        cells += [mail.subject, "damaged .json" if mail.is_damaged else mail.decision, ",".join(mail.tags)]
-        table.add_row(*map(_cell, [*cells, _size(mail.size), mail.state]))
-    return table
-
-
-def _cell(text: str) -> str:
-    return clean(text).replace("[", r"\[")  # rich would read [red]
-
-
-def _facts(mail: Kept) -> list[tuple[str, str]]:
-    facts = [("id", mail.id), ("kept", _local(mail.time)), ("state", mail.state)]
-    facts += [("from", f"<{mail.envelope.sender}>")] + [("to", address) for address in mail.envelope.addresses]
-    facts += [("subject", mail.subject), ("client", mail.client.address or ""), ("helo", mail.client.helo or "")]
-    facts += [("listener", mail.listener), ("session", mail.session), ("tenant", mail.tenant)]
-    facts += [("size", f"{mail.size} bytes")]
-    facts += [(str(name), _shown(value)) for name, value in mail.facts.items()]
-    for one in mail.releases:
-        answer = one.reply or "it began, and nobody knows how it ended"
-        facts.append(("release", f"{one.at} by {one.by} to {', '.join(one.to)}: {answer}"))
-    if mail.is_damaged:
-        facts.append(("note", "its .json is damaged; it can be released with --to"))
-    return [(name, value) for name, value in facts if value]
-
-
-def _shown(value: object) -> str:
-    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
-def _local(moment: datetime) -> str:
-    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
-
-
-def _size(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    return f"{size / 1024:.0f} KiB" if size < 1024**2 else f"{size / 1024**2:.1f} MiB"
-
-
-def _head(mail: Path) -> str:
+def _head(chunks: Iterable[bytes]) -> str:
     """The header section, ours included."""
-    with mail.open("rb") as file:
-        content = file.read(HEAD_LIMIT)
-    return content.partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
+    content = b""
+    for chunk in chunks:
+        content += chunk
+        if b"\r\n\r\n" in content or len(content) >= HEAD_LIMIT:
+            break
+    return content[:HEAD_LIMIT].partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
 
 
-def _copy(source: Path, target: BinaryIO) -> None:
-    with source.open("rb") as file:
-        shutil.copyfileobj(file, target, BLOCK)
+def _copy(chunks: Iterable[bytes], target: BinaryIO) -> None:
+    for chunk in chunks:
+        target.write(chunk)
     target.flush()
 
 
-def _copy_into(source: Path, target: Path) -> None:
-    """Never over a file that is there."""
+def _copy_into(chunks: Iterable[bytes], target: Path) -> None:
+    """Never over a file that is there, and never half of one."""
     with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
-        _copy(source, file)
+        try:
+            _copy(chunks, file)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise

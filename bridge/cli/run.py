@@ -71,7 +71,8 @@ def _welcome(conf: Config) -> None:
     ]
     if conf.relay is not None:
         lines.append(f"Delivered mail goes to {conf.relay.next_hop}")
-    lines.append(f"Quarantined mail goes to {state / conf.quarantine.directory}")
+    s3 = conf.quarantine.s3
+    lines.append(f"Quarantined mail goes to {f's3://{s3.bucket}' if s3 else state / conf.quarantine.directory}")
     if smtp is not None:
         host, port = smtp.address.host, smtp.address.port
         lines += ["", "Try it, in another terminal:", *_examples(host, port)]

@@ -91,6 +91,12 @@ def scanner_tls(scanner: config.Scanner, directory: Path) -> ssl.SSLContext:
     return context
 
 
+def read_certificates(name: str, directory: Path, key: str) -> bytes:
+    """PEM, looked at and not only read."""
+    client_tls(name, directory, key)
+    return locate(name, directory).read_bytes()
+
+
 def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext:
     """For connections we make: TLS 1.2 and later, names and chains verified."""
     path = locate(ca_file, directory) if ca_file else None

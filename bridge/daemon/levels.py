@@ -95,8 +95,9 @@ class Levels:
 
     # The quarantine
 
-    def _of_stock(self, what: Callable[[Stock], float]) -> Rows:
-        return [] if self._stock is None else [((), what(self._stock))]
+    def _of_stock(self, what: Callable[[Stock], float | None]) -> Rows:
+        value = None if self._stock is None else what(self._stock)
+        return [] if value is None else [((), value)]
 
     def _quarantine_limit(self) -> Rows:
         limit = self._daemon.config.quarantine.max_size
@@ -112,7 +113,8 @@ class Levels:
             elif began >= due:
                 self._stock = await self._count_stock()
                 took = time.monotonic() - began
-                due = began + max(STOCK_INTERVAL_S, took * _STOCK_SHARE)
+                rare = 10 if self._daemon.parts.quarantine.is_remote else 1  # each listing may be paid for
+                due = began + max(STOCK_INTERVAL_S * rare, took * _STOCK_SHARE)
             await asyncio.sleep(_TURN_S)
 
     async def _count_stock(self) -> Stock | None:

@@ -91,7 +91,7 @@ class Parts:
     def __init__(self, conf: Config, common: Common) -> None:
         self.config = conf
         self.common = common
-        self.quarantine = Quarantine(wiring.quarantine_directory(conf, common.state))
+        self.quarantine = Quarantine(wiring.quarantine_place(conf, common.state))
         self.hops: list[Hop] = []
         self.relay = wiring.relay(conf, self._watched)
         self.scanner = wiring.scanner(conf)
@@ -131,3 +131,4 @@ class Parts:
                 await self.relay.close()
         finally:
             self.scanner.close()
+            await self.quarantine.close()

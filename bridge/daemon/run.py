@@ -163,14 +163,15 @@ class Daemon:
         if self.late is not None:
             self._ending.push_async_callback(self.late.stop, 0.0)
             await self.late.start()
-        if self.share is None and (left := self.parts.quarantine.clean()) > 0:
+        quarantine = self.parts.quarantine
+        if self.share is None and not quarantine.is_remote and (left := quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
         self.keeper.adopt(self.config)
         await self.keeper.start()
         self._ending.push_async_callback(self._end_tasks)
         self.servers = await self.listen(self.parts.plans)
         watches = (self.lag.watch(), self._levels.take_stock(), self.keeper.watch())
-        for task in (feed_watchdog(), self._purge(), *watches):
+        for task in (feed_watchdog(), self._purge(), self._reconcile(), *watches):
             self.own(asyncio.create_task(task))
         if self.view.siblings is not None:
             self.own(asyncio.create_task(self.view.siblings.write_always()))
@@ -266,6 +267,17 @@ class Daemon:
         await server.drain(self.config.drain_timeout)
         self.leaving.discard(server)
 
+    async def _reconcile(self) -> None:
+        """Remote storage may be slow or down when we start, and mail does not wait for it."""
+        quarantine = self.parts.quarantine
+        if not quarantine.is_remote or (self.share is not None and not self.share.is_first):
+            return
+        try:
+            if (left := await quarantine.reconcile()) > 0:
+                log.info("quarantine: %d unfinished objects of an earlier run removed", left)
+        except StoreError as exc:
+            log.error("the quarantine cannot be used; mail for it is answered with 451: %s", exc)
+
     async def _purge(self) -> None:
         """Quarantined mail beyond its retention, once an hour, and not in the rush of the start."""
         await asyncio.sleep(_FIRST_PURGE_S)
@@ -273,6 +285,8 @@ class Daemon:
             try:
                 if self.share is None or self.share.is_first:
                     await self.parts.quarantine.purge(self.config.quarantine.retention)
+                    if self.parts.quarantine.is_remote:
+                        await self.parts.quarantine.reconcile()
             except StoreError as exc:
                 log.error("old mail could not be removed from the quarantine: %s", exc)
             await asyncio.sleep(_PURGE_INTERVAL_S)

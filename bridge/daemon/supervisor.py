@@ -118,8 +118,9 @@ class Supervisor:
             self.sockets.hold("service", wiring.service_address(conf))
         wiring.token(conf)
         self.open_sockets(conf)
-        quarantine = Quarantine(wiring.quarantine_directory(conf, self._state))
-        if (left := quarantine.clean()) > 0:
+        quarantine = Quarantine(wiring.quarantine_place(conf, self._state))
+        # A remote one is seen to by the first worker: obstore's threads would not survive the fork.
+        if not quarantine.is_remote and (left := quarantine.clean()) > 0:
             log.info("quarantine: %d unfinished files of an earlier run removed", left)
 
     def open_sockets(self, conf: Config) -> None:

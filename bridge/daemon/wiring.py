@@ -16,6 +16,7 @@ from bridge.address import Address, NextHop
 from bridge.config import Config
 from bridge.daemon import files
 from bridge.database import Database
+from bridge.delivery.bucket import BucketSettings
 from bridge.delivery.maildir import Maildir
 from bridge.delivery.quarantine import Place
 from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
@@ -150,23 +151,48 @@ def state_database(conf: Config, state: Path, default: str) -> Database:
     url = conf.state_database or f"sqlite:///{default}"
     if url.startswith("sqlite:"):
         return Database.file(state / url.removeprefix("sqlite:///"))
-    password = None
-    if conf.state_database_password_file:
-        path = files.locate(conf.state_database_password_file, conf.directory)
-        password = files.read_secret(path, "state_database_password_file")
+    password = _secret(conf, conf.state_database_password_file, "state_database_password_file")
     if find_spec("psycopg") is None:
         raise ConfigError("state_database: PostgreSQL needs its driver: pip install 'scanbridge[postgresql]'")
     return Database(url, password)
 
 
-def quarantine_directory(conf: Config, state: Path) -> Place:
+def quarantine_place(conf: Config, state: Path) -> Place:
+    """Raises ConfigError."""
+    directory = files.make_directory(state / conf.quarantine.directory, "quarantine.directory")
+    index = state_database(conf, state, "state.sqlite")
     return Place(
-        directory=files.make_directory(state / conf.quarantine.directory, "quarantine.directory"),
-        index=state / "state.sqlite",
+        directory=directory,
+        index=index,
         max_size=conf.quarantine.max_size,
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
+        bucket=_bucket(conf),
+        owner="" if index.is_sqlite else f"{hostname(conf)}:{directory}",
     )
+
+
+def _bucket(conf: Config) -> BucketSettings | None:
+    s3 = conf.quarantine.s3
+    if s3 is None:
+        return None
+    if find_spec("obstore") is None:
+        raise ConfigError("quarantine.s3: object storage needs a package: pip install 'scanbridge[s3]'")
+    key = "quarantine.s3."
+    return BucketSettings(
+        bucket=s3.bucket,
+        endpoint=s3.endpoint,
+        region=s3.region,
+        prefix=s3.prefix,
+        access_key=_secret(conf, s3.access_key_file, key + "access_key_file"),
+        secret_key=_secret(conf, s3.secret_key_file, key + "secret_key_file"),
+        allow_http=(s3.endpoint or "").startswith("http:"),
+        ca=files.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
+    )
+
+
+def _secret(conf: Config, name: str | None, key: str) -> str | None:
+    return files.read_secret(files.locate(name, conf.directory), key) if name else None
 
 
 def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:

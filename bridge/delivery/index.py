@@ -1,11 +1,12 @@
-"""The quarantine's index: what its files say, in an SQLite database that people can search.
+"""The quarantine's index: what is known of its mail, in the state database, where people can search it.
 
-The files are the truth. Nothing is in here that cannot be read from them again, so an index that
-is missing is made, one that is damaged is set aside and made anew, and one that fails costs nobody
-a mail: its error is IndexFailed, and whoever adds to it goes on.
+What the store has is the truth. Nothing is in here that cannot be read from it again, so an index
+that is missing is made, one that is damaged is set aside and made anew, and one that fails costs
+nobody a mail: its error is IndexFailed, and whoever adds to it goes on.
 
-Readers and writers are several processes (the daemon, and people at the command line), hence WAL
-and a busy timeout. One connection for each process, opened when first needed.
+Readers and writers are several processes (the daemon, and people at the command line), on several
+machines if the database is PostgreSQL; `place` tells apart whose mail lies where. One connection for
+each process, opened when first needed.
 """
 
 from __future__ import annotations
@@ -13,48 +14,88 @@ from __future__ import annotations
 import os
 import sqlite3
 import threading
+import time
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from sqlalchemy import (
+    Column,
+    ColumnElement,
+    Connection,
+    Double,
+    Engine,
+    LargeBinary,
+    MetaData,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    text,
+)
+from sqlalchemy import Index as TableIndex
+from sqlalchemy.exc import SQLAlchemyError
+
+from bridge import database
+from bridge.database import MEMORY, Database, DatabaseNewer, DatabaseUnusable
 from bridge.delivery import durable, kept
-from bridge.delivery.kept import Kept
+from bridge.delivery.kept import Item, Kept
 from bridge.errors import StoreError
 
 BUSY_S = 0.5  # a mail's reply waits for this, so it is short; what was missed is repaired later
+AWAY_S = 5.0  # a server that failed is left alone for so long
+VERSION_TABLE = "quarantine_schema"
+_LOCK = 0x5CA7B12E  # writers follow each other in PostgreSQL, as they do in SQLite
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+metadata = MetaData()
+mails = Table(
+    "quarantine",
+    metadata,
+    Column("place", Text, primary_key=True),
+    Column("id", Text, primary_key=True),
+    Column("kept_at", Double, nullable=False),
+    *(Column(name, Text, nullable=False) for name in ("sender", "subject", "listener", "tenant", "decision", "state")),
+    Column("about", LargeBinary, nullable=False),
+    Column("releases", LargeBinary, nullable=False),
+    TableIndex("quarantine_kept_at", "kept_at"),
+)
+recipients = Table(
+    "quarantine_recipient",
+    metadata,
+    *(Column(name, Text, primary_key=True) for name in ("place", "id", "address")),
+    TableIndex("quarantine_recipient_address", "address"),
+)
+tags = Table("quarantine_tag", metadata, *(Column(name, Text, primary_key=True) for name in ("place", "id", "tag")))
+
+
+def _create(connection: Connection) -> None:
+    """`place` is new in version 2; before it there were SQLite files only, and their rows are taken over."""
+    old = [table.name for table in metadata.sorted_tables if connection.dialect.has_table(connection, table.name)]
+    for name in old:
+        connection.execute(text(f"ALTER TABLE {name} RENAME TO {name}_1"))
+    for index in ("quarantine_kept_at", "quarantine_recipient_address"):
+        connection.execute(text(f"DROP INDEX IF EXISTS {index}"))
+    metadata.create_all(connection)
+    for name in old:
+        columns = ", ".join(column.name for column in metadata.tables[name].columns if column.name != "place")
+        connection.execute(text(f"INSERT INTO {name} (place, {columns}) SELECT '', {columns} FROM {name}_1"))  # noqa: S608  fixed names
+        connection.execute(text(f"DROP TABLE {name}_1"))
+    if connection.dialect.name == "sqlite":
+        connection.execute(text("PRAGMA user_version=2"))  # where version 1 looks: it leaves the file alone
+
 
 # Number n brings a database from version n to n + 1. Never change one that was released: add one.
-MIGRATIONS = (
-    """
-    CREATE TABLE quarantine (
-        id TEXT PRIMARY KEY, kept_at REAL NOT NULL, sender TEXT NOT NULL, subject TEXT NOT NULL,
-        listener TEXT NOT NULL, tenant TEXT NOT NULL, decision TEXT NOT NULL, state TEXT NOT NULL,
-        about BLOB NOT NULL, releases BLOB NOT NULL
-    );
-    CREATE INDEX quarantine_kept_at ON quarantine (kept_at);
-    CREATE TABLE quarantine_recipient (id TEXT NOT NULL, address TEXT NOT NULL, PRIMARY KEY (id, address));
-    CREATE INDEX quarantine_recipient_address ON quarantine_recipient (address);
-    CREATE TABLE quarantine_tag (id TEXT NOT NULL, tag TEXT NOT NULL, PRIMARY KEY (id, tag));
-    """,
-)
-_TABLES = ("quarantine", "quarantine_recipient", "quarantine_tag")
-_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+MIGRATIONS: list[database.Step] = [_create]
 
 
 class IndexFailed(StoreError):
     """The index cannot be used now; the mail is not touched by that."""
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One mail's files."""
-
-    id: str
-    about: bytes
-    releases: bytes
-    kept_at: float  # the time of the .json, for when its content is damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,99 +116,109 @@ class Query:
 
 
 class Index:
-    """A file, or memory when there is none."""
+    """Of the mail in one place; in memory when there is no database."""
 
-    def __init__(self, path: Path | None, busy_s: float = BUSY_S) -> None:
-        self._path = path
+    def __init__(self, where: Database | None, place: str = "", busy_s: float = BUSY_S) -> None:
+        self._database = where or Database(MEMORY)
+        self._path = self._database.path
+        self._place = place
         self._busy_s = busy_s
         self._lock = threading.Lock()
-        self._connection: sqlite3.Connection | None = None
+        self._engine: Engine | None = None
+        self._end: Any = None
         self._identity: tuple[int, ...] = ()  # of the open file, and of the process that opened it
+        self._away_until = 0.0
 
     def put(self, items: Iterable[Item]) -> None:
         """Add, or replace what is known of them. Raises IndexFailed."""
-        with self._transaction("BEGIN IMMEDIATE") as connection:
+        with self._transaction(writes=True) as connection:
             for item in items:
-                _delete(connection, item.id)
-                _insert(connection, item)
+                self._delete(connection, item.id)
+                self._insert(connection, item)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Raises IndexFailed."""
-        with self._transaction("BEGIN IMMEDIATE") as connection:
+        with self._transaction(writes=True) as connection:
             for mail_id in ids:
-                _delete(connection, mail_id)
+                self._delete(connection, mail_id)
 
     def known(self) -> dict[str, int]:
         """The ids, each with the size of its .releases. Raises IndexFailed."""
-        with self._transaction("BEGIN") as connection:
-            return dict(connection.execute("SELECT id, length(releases) FROM quarantine").fetchall())
+        sql = select(mails.c.id, func.length(mails.c.releases)).where(mails.c.place == self._place)
+        with self._transaction() as connection:
+            return {row[0]: row[1] for row in connection.execute(sql)}
 
     def search(self, query: Query) -> list[Kept]:
         """Newest first. Raises IndexFailed."""
-        where, values = _where(query)
-        sql = f"SELECT id, about, releases, kept_at FROM quarantine{where} ORDER BY kept_at DESC, id DESC LIMIT ?"  # noqa: S608  fixed texts
-        with self._transaction("BEGIN") as connection:
-            rows = connection.execute(sql, [*values, query.limit or -1]).fetchall()
+        sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
+        sql = sql.where(mails.c.place == self._place, *_conditions(query))
+        sql = sql.order_by(mails.c.kept_at.desc(), mails.c.id.desc()).limit(query.limit or None)
+        with self._transaction() as connection:
+            rows = connection.execute(sql).all()
         return [kept.read(*row) for row in rows]
 
     def check(self) -> None:
         """Look at every page. Raises IndexFailed; a damaged file has then been set aside."""
-        with self._transaction("BEGIN") as connection:
-            (word,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+        with self._transaction() as connection:
+            word = "ok"
+            if self._database.is_sqlite:
+                word = str(connection.execute(text("PRAGMA quick_check(1)")).scalar())
         if word != "ok":
             with self._lock:
                 self._set_aside()
             raise IndexFailed(f"state database: {word}")
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+        if self._engine is not None:
+            # What another process opened is not ours to close.
+            self._engine.dispose(close=self._identity[-1:] in ((), (os.getpid(),)))
+            self._engine = None
+            self._end.detach()
 
     @contextmanager
-    def _transaction(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, *, writes: bool = False) -> Iterator[Connection]:
         if not self._lock.acquire(timeout=self._busy_s):
             raise IndexFailed("state database: busy")
         try:
-            connection = self._open()
-            connection.execute(begin)
-            try:
+            if time.monotonic() < self._away_until:
+                raise IndexFailed("state database: it failed a moment ago")
+            engine = self._open()
+            with database.writing(engine, _LOCK) if writes else engine.begin() as connection:
                 yield connection
-                connection.execute("COMMIT")
-            except BaseException:
-                if connection.in_transaction:
-                    connection.execute("ROLLBACK")
-                raise
-        except (sqlite3.Error, OSError) as exc:
-            if getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
+        except (SQLAlchemyError, OSError) as exc:
+            if getattr(getattr(exc, "orig", None), "sqlite_errorcode", 0) & 0xFF in _DAMAGED:
                 self._set_aside()
+            if not self._database.is_sqlite:
+                self._away_until = time.monotonic() + AWAY_S
+            raise IndexFailed(f"state database: {database.reason(exc)}") from exc
+        except (DatabaseNewer, DatabaseUnusable) as exc:
             raise IndexFailed(f"state database: {exc}") from exc
         finally:
             self._lock.release()
 
-    def _open(self) -> sqlite3.Connection:
-        """The connection; a new one in a new process, or when the file is not the same any more."""
-        if self._connection is not None:
-            if self._path is None or self._identity == (*_file(self._path), os.getpid()):
-                return self._connection
+    def _open(self) -> Engine:
+        """A new one in a new process, or when the file is not the same any more."""
+        identity = (*_file(self._path), os.getpid())
+        if self._engine is not None:
+            if identity == self._identity:
+                return self._engine
             self.close()
         if self._path is not None:
             os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
             durable.give_to_owner(self._path)
-            self._identity = (*_file(self._path), os.getpid())
-        connection = sqlite3.connect(
-            self._path or ":memory:", timeout=self._busy_s, isolation_level=None, check_same_thread=False
+        self._identity = (*_file(self._path), os.getpid())
+        # What a power cut takes is read from the store again.
+        self._engine = self._database.engine(
+            wait_s=self._busy_s, connections=1, synchronous="NORMAL", statement_s=10 * self._busy_s
         )
-        weakref.finalize(self, connection.close)
-        self._connection = connection
+        self._end = weakref.finalize(self, self._engine.dispose)
         try:
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")  # what a power cut takes is read from the files again
-            _migrate(connection)
+            with database.writing(self._engine, _LOCK) as connection:
+                database.migrate(connection, MIGRATIONS, VERSION_TABLE)
         except BaseException:
             self.close()
             raise
-        return connection
+        return self._engine
 
     def _set_aside(self) -> None:
         """Keep a damaged file for whoever wants to look, unless another process already did."""
@@ -181,91 +232,77 @@ class Index:
             except OSError:  # not there, or nothing we could do about it
                 pass
 
+    def _delete(self, connection: Connection, mail_id: str) -> None:
+        for table in (mails, recipients, tags):
+            connection.execute(delete(table).where(table.c.place == self._place, table.c.id == mail_id))
 
-def _file(path: Path) -> tuple[int, ...]:
+    def _insert(self, connection: Connection, item: Item) -> None:
+        mail = kept.read(item.id, item.about, item.releases, item.kept_at)
+        key = {"place": self._place, "id": item.id}
+        connection.execute(
+            insert(mails),
+            {
+                **key,
+                "kept_at": mail.time.timestamp(),
+                "sender": _text(mail.envelope.sender),
+                "subject": _text(mail.subject),
+                "listener": _text(mail.listener),
+                "tenant": _text(mail.tenant),
+                "decision": _text(mail.decision),
+                "state": mail.state,
+                "about": item.about,
+                "releases": item.releases,
+            },
+        )
+        for table, column, values in (
+            (recipients, "address", mail.envelope.addresses),
+            (tags, "tag", mail.tags),
+        ):
+            if values:
+                connection.execute(
+                    insert(table), [{**key, column: value} for value in dict.fromkeys(map(_text, values))]
+                )
+
+
+def _file(path: Path | None) -> tuple[int, ...]:
     try:
-        found = path.stat()
+        found = path.stat() if path is not None else None
     except OSError:
-        return ()
-    return (found.st_dev, found.st_ino)
-
-
-def _migrate(connection: sqlite3.Connection) -> None:
-    if connection.execute("PRAGMA user_version").fetchone()[0] == len(MIGRATIONS):
-        return
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        version = connection.execute("PRAGMA user_version").fetchone()[0]
-        if version > len(MIGRATIONS):
-            raise IndexFailed("state database: made by a newer version of this program")
-        for step in MIGRATIONS[version:]:
-            for statement in filter(str.strip, step.split(";")):
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS)}")
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
-
-
-def _delete(connection: sqlite3.Connection, mail_id: str) -> None:
-    for table in _TABLES:
-        connection.execute(f"DELETE FROM {table} WHERE id = ?", [mail_id])  # noqa: S608  fixed names
-
-
-def _insert(connection: sqlite3.Connection, item: Item) -> None:
-    mail = kept.read(item.id, item.about, item.releases, item.kept_at)
-    row = [item.id, mail.time.timestamp(), _text(mail.envelope.sender), _text(mail.subject), _text(mail.listener)]
-    row += [_text(mail.tenant), _text(mail.decision), mail.state, item.about, item.releases]
-    connection.execute("INSERT INTO quarantine VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
-    for table, values in (("quarantine_recipient", mail.envelope.addresses), ("quarantine_tag", mail.tags)):
-        rows = [(item.id, value) for value in dict.fromkeys(map(_text, values))]
-        connection.executemany(f"INSERT INTO {table} VALUES (?, ?)", rows)  # noqa: S608  fixed names
+        found = None
+    return (found.st_dev, found.st_ino) if found is not None else ()
 
 
 def _text(value: str) -> str:
     """As it is searched for: in lower case, and without what a database cannot hold."""
-    return value.lower().encode("utf-8", "replace").decode()
+    return value.lower().replace("\0", "").encode("utf-8", "replace").decode()
 
 
-def _where(query: Query) -> tuple[str, list[object]]:
-    conditions: list[str] = []
-    values: list[object] = []
-
-    def add(condition: str, value: object) -> None:
-        conditions.append(condition)
-        values.append(value)
-
+def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
     if query.recipient:
-        add(
-            "id IN (SELECT id FROM quarantine_recipient WHERE address LIKE ? ESCAPE '\\')",
-            _pattern(query.recipient),
-        )
+        yield _of_one(recipients, recipients.c.address.like(_pattern(query.recipient), escape="\\"))
     if query.tag:
-        add("id IN (SELECT id FROM quarantine_tag WHERE tag LIKE ? ESCAPE '\\')", _pattern(query.tag, whole=True))
+        yield _of_one(tags, tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\"))
     if query.sender is not None:
-        add("sender LIKE ? ESCAPE '\\'", _pattern(query.sender, whole=not query.sender))
+        yield mails.c.sender.like(_pattern(query.sender, whole=not query.sender), escape="\\")
     if query.subject:
-        add("subject LIKE ? ESCAPE '\\'", _pattern(query.subject))
-    for column, wanted in (
-        ("tenant", query.tenant),
-        ("decision", query.decision),
-        ("listener", query.listener),
-        ("state", query.state),
-    ):
-        if wanted:
-            add(f"{column} = ?", _text(wanted))
+        yield mails.c.subject.like(_pattern(query.subject), escape="\\")
+    for name in ("tenant", "decision", "listener", "state"):
+        if wanted := getattr(query, name):
+            yield mails.c[name] == _text(wanted)
     if query.since is not None:
-        add("kept_at >= ?", query.since)
+        yield mails.c.kept_at >= query.since
     if query.until is not None:
-        add("kept_at < ?", query.until)
-    return (" WHERE " + " AND ".join(conditions) if conditions else ""), values
+        yield mails.c.kept_at < query.until
+
+
+def _of_one(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """One of the mail's recipients, or of its tags, is so."""
+    return mails.c.id.in_(select(table.c.id).where(table.c.place == mails.c.place, condition))
 
 
 def _pattern(wanted: str, whole: bool = False) -> str:
     """For LIKE: `*` stands for anything; without one the text may stand anywhere."""
-    text = _text(wanted)
+    pattern = _text(wanted)
     for special in "\\%_":
-        text = text.replace(special, "\\" + special)
-    return text.replace("*", "%") if whole or "*" in text else f"%{text}%"
+        pattern = pattern.replace(special, "\\" + special)
+    return pattern.replace("*", "%") if whole or "*" in pattern else f"%{pattern}%"

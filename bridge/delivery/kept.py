@@ -1,13 +1,15 @@
-"""Kept: one quarantined mail as its files tell it, `<id>.json` and, once somebody acted, `<id>.releases`.
+"""Kept: one quarantined mail as the store tells it, `<id>.json` and, once somebody acted, `<id>.releases`.
 
-The files are the truth and outlive our versions, so reading them forgives: an unknown key is
+These are the truth and outlive our versions, so reading them forgives: an unknown key is
 ignored, a missing one has a default, and a file that is no JSON at all gives a mail of which only
 the id and the time are known. It can then still be seen, exported, and released to a named address.
 """
 
 from __future__ import annotations
 
+import email.header
 import json
+import logging
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -16,11 +18,27 @@ from typing import Any
 
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.session import Client
+from bridge.mail.transaction import Transaction
+
+log = logging.getLogger("bridge.delivery")
 
 ID = re.compile(r"[0-9A-Za-z]{1,64}")  # what a mail's id looks like; no path can be made of it
 
 KEPT, INTERRUPTED, RELEASED = "kept", "interrupted", "released"
 STATES = (KEPT, INTERRUPTED, RELEASED)
+
+_MAX_SUBJECT = 200
+_SUBJECT = re.compile(rb"^subject:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)", re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One mail's files, but the mail itself."""
+
+    id: str
+    about: bytes  # the .json
+    releases: bytes
+    kept_at: float  # the time of the .json, for when its content is damaged
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +108,42 @@ class Kept:
             "releases": [asdict(release) for release in self.releases],
             "damaged": self.is_damaged,
         }
+
+
+def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | None) -> bytes:
+    """What a person searches by, and what a release needs: the whole envelope, and the size of our head."""
+    client, envelope = tx.session.client, tx.envelope
+    about = {
+        "id": tx.id,
+        "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
+        "sender": envelope.sender,
+        "recipients": list(envelope.addresses),
+        "mail_parameters": list(envelope.params),
+        "recipient_parameters": [list(recipient.params) for recipient in envelope.recipients],
+        "subject": subject(tx.message.head()),
+        "tenant": tenant,
+        "remote_address": client.address,
+        "helo": client.helo,
+        "listener": tx.session.listener,
+        "session": tx.session.id,
+        "size": tx.message.size,
+        "head_size": len(head),  # the .eml starts with this many bytes of ours
+        "facts": facts,
+    }
+    return json.dumps(about, indent=1, default=str).encode("ascii") + b"\n"
+
+
+def subject(head: bytes) -> str:
+    """The Subject field as a person reads it, cut short."""
+    match = _SUBJECT.search(head)
+    if match is None:
+        return ""
+    raw = re.sub(rb"\r\n[ \t]", b" ", match.group(1)[: 4 * _MAX_SUBJECT]).decode("utf-8", "replace")
+    try:
+        raw = str(email.header.make_header(email.header.decode_header(raw)))
+    except Exception:  # a stranger's encoding must not cost his mail: shown as it came
+        log.debug("a subject could not be decoded", exc_info=True)
+    return " ".join(raw.split())[:_MAX_SUBJECT]
 
 
 def read(mail_id: str, about: bytes, releases: bytes, kept_at: float) -> Kept:

@@ -18,6 +18,8 @@ import asyncio
 import json
 import logging
 import os
+import sys
+from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from email.utils import format_datetime
@@ -30,7 +32,7 @@ from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Delivered, Relay
 from bridge.errors import NextHopError, StoreError
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.message import BLOCK, Message, Spool
+from bridge.mail.message import Message, Spool
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction
 
@@ -57,28 +59,48 @@ class Order:
 
 async def release(quarantine: Quarantine, mail_id: str, relay: Relay, order: Order) -> Delivered:
     """Hand it on. Raises NotKept, InUse, AlreadyReleased, StoreError or NextHopError."""
-    with quarantine.claim(mail_id) as fd:
+    with quarantine.claim(mail_id):
         mail = quarantine.read(mail_id)
         if mail.state == RELEASED and not order.again:
             last = next(one for one in reversed(mail.releases) if one.is_done)
             raise AlreadyReleased(f"{last.by} released it at {last.at}")
         envelope = _envelope(mail, order)
-        now = datetime.now(UTC)
-        attempt = Attempt(now.isoformat(timespec="milliseconds"), order.by, envelope.addresses)
-        before = mail.releases[1 - MAX_ATTEMPTS :]
-        quarantine.note_releases(mail_id, (*before, attempt))
-        try:
-            delivered = await _deliver(mail, envelope, fd, relay, order, now)
-        except NextHopError as exc:
-            quarantine.note_releases(mail_id, (*before, replace(attempt, reply=str(exc.reply))))
-            raise
-        try:
-            quarantine.note_releases(mail_id, (*before, replace(attempt, reply=str(delivered.reply))))
-        except StoreError as exc:
-            raise StoreError(
-                f"it was delivered ({delivered.reply}), but that could not be written down: {exc}"
-            ) from exc
-        return delivered
+        with closing(Message(Spool(sys.maxsize))) as message:
+            _fetch(quarantine, mail_id, message)
+            return await _send(quarantine, mail, envelope, message, relay, order)
+
+
+def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
+    """The whole mail, before anything is noted or sent."""
+    try:
+        for chunk in quarantine.chunks(mail_id):
+            message.write(chunk)
+    except OSError as exc:
+        raise StoreError(f"it cannot be read: {exc}") from exc
+
+
+async def _send(
+    quarantine: Quarantine, mail: Kept, envelope: Envelope, message: Message, relay: Relay, order: Order
+) -> Delivered:  # fmt: skip
+    """The attempt is written down before the first byte goes out, and the answer after the last."""
+    now = datetime.now(UTC)
+    attempt = Attempt(now.isoformat(timespec="milliseconds"), order.by, envelope.addresses)
+    before = mail.releases[1 - MAX_ATTEMPTS :]
+    quarantine.note_releases(mail.id, (*before, attempt))
+    session = Session(mail.session, mail.listener, "quarantine", mail.client)
+    head = f"{order.header_prefix}Released: {format_datetime(now)}\r\n".encode("ascii")
+    begin = asyncio.get_running_loop().time()
+    tx = Transaction(mail.id, session, envelope, message, begin, begin + order.timeout_s)
+    try:
+        delivered = await relay.deliver(tx, head, tx.deadline)
+    except NextHopError as exc:
+        quarantine.note_releases(mail.id, (*before, replace(attempt, reply=str(exc.reply))))
+        raise
+    try:
+        quarantine.note_releases(mail.id, (*before, replace(attempt, reply=str(delivered.reply))))
+    except StoreError as exc:
+        raise StoreError(f"it was delivered ({delivered.reply}), but that could not be written down: {exc}") from exc
+    return delivered
 
 
 def _envelope(mail: Kept, order: Order) -> Envelope:
@@ -90,24 +112,6 @@ def _envelope(mail: Kept, order: Order) -> Envelope:
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope
-
-
-async def _deliver(
-    mail: Kept, envelope: Envelope, fd: int, relay: Relay, order: Order, now: datetime
-) -> Delivered:  # fmt: skip
-    message = Message(Spool(os.fstat(fd).st_size))
-    try:
-        offset = 0
-        while block := os.pread(fd, BLOCK, offset):
-            message.write(block)
-            offset += len(block)
-        session = Session(mail.session, mail.listener, "quarantine", mail.client)
-        head = f"{order.header_prefix}Released: {format_datetime(now)}\r\n".encode("ascii")
-        begin = asyncio.get_running_loop().time()
-        tx = Transaction(mail.id, session, envelope, message, begin, begin + order.timeout_s)
-        return await relay.deliver(tx, head, tx.deadline)
-    finally:
-        message.close()
 
 
 def record(directory: Path, action: str, mail_id: str, by: str, **facts: object) -> None:

@@ -16,8 +16,8 @@ class Stock:
     mails: int
     size_bytes: int
     oldest_at: float | None  # Unix time; None when it is empty
-    disk_free_bytes: int
-    disk_size_bytes: int
+    disk_free_bytes: int | None = None  # None: it is on no disk of ours
+    disk_size_bytes: int | None = None
 
 
 def take_stock(directory: Path) -> Stock:

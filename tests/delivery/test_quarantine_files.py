@@ -18,6 +18,7 @@ import pytest
 from scripted_hop import HEAD, Run, make_tx
 from small_disk import files, small_disk
 
+from bridge.database import Database
 from bridge.delivery.index import Query
 from bridge.delivery.quarantine import Place, Quarantine
 from bridge.errors import StoreError, StoreFull
@@ -120,7 +121,7 @@ def test_a_disk_that_fills_up_with_the_index_on_it(run: Run, tmp_path: Path) -> 
 
     async def main() -> None:
         with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
-            quarantine = Quarantine(Place(disk / "q", disk / "state.sqlite"))
+            quarantine = Quarantine(Place(disk / "q", Database.file(disk / "state.sqlite")))
             quarantine.clean()
             promised = []
             with pytest.raises(StoreFull):

@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from quarantine_kit import HEAD, make_tx
 
+from bridge.database import Database
+from bridge.delivery.directory import Directory
 from bridge.delivery.index import Query
 from bridge.delivery.quarantine import Place, Quarantine
 from bridge.delivery.relay import Delivered
@@ -41,7 +43,7 @@ class Taker:
 
 
 def kept(tmp_path: Path) -> tuple[Quarantine, str]:
-    quarantine = Quarantine(Place(tmp_path / "q", tmp_path / "state.sqlite"))
+    quarantine = Quarantine(Place(tmp_path / "q", Database.file(tmp_path / "state.sqlite")))
     tx = make_tx()
     asyncio.run(quarantine.keep(tx, HEAD, {}))
     return quarantine, tx.id
@@ -129,20 +131,22 @@ def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
     """A mail that failed gives back its room; what others removed counts no more when it matters."""
     (tmp_path / "A1.eml").write_bytes(b"x" * 60)
     (tmp_path / ".tmp-B1.eml").write_bytes(b"x" * 1000)
-    space = Space(tmp_path, 100)
-    with pytest.raises(OSError, match="broken"), space.taken(40):
-        raise OSError("broken")
-    with space.taken(40), pytest.raises(StoreFull), space.taken(1):
-        pass
-    with pytest.raises(StoreFull), space.taken(1):
-        pass
+    space = Space(lambda: Directory(tmp_path).stock().size_bytes, 100, 60.0)
+    space.take(40)
+    with pytest.raises(StoreFull):
+        space.take(1)
+    space.settle(40, used=False)
+    space.take(40)
+    space.settle(40, used=True)
+    with pytest.raises(StoreFull):
+        space.take(1)
     (tmp_path / "A1.eml").unlink()
     space.recount()
-    with space.taken(100):
-        pass
+    space.take(100)
 
 
 def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
-    space = Space(tmp_path / "nowhere", None)
-    with space.taken(1 << 40), space.taken(1 << 40):
-        assert not (tmp_path / "nowhere").exists()
+    space = Space(lambda: Directory(tmp_path / "nowhere").stock().size_bytes, None, 60.0)
+    for _ in range(2):
+        space.take(1 << 40)
+    assert not (tmp_path / "nowhere").exists()

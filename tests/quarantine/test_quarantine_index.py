@@ -15,16 +15,23 @@ from pathlib import Path
 import pytest
 from quarantine_kit import CONTENT, HEAD, desk, make_tx
 
-from bridge.delivery.index import MIGRATIONS, Index, IndexFailed, Query
-from bridge.delivery.kept import Release
-from bridge.delivery.quarantine import Place, Quarantine, subject
+from bridge.database import Database
+from bridge.delivery.index import Index, IndexFailed, Query
+from bridge.delivery.kept import Release, subject
+from bridge.delivery.quarantine import Place, Quarantine
 from bridge.errors import StoreError
 
 FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
 
 
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "q", tmp_path / "state.sqlite", None, {"tenant.example": "t-1"}, "t-0")
+    index = Database.file(tmp_path / "state.sqlite")
+    return Place(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0")
+
+
+def index_file(where: Place) -> Path:
+    assert where.index is not None and where.index.path is not None
+    return where.index.path
 
 
 def keep(quarantine: Quarantine, subject: str = "x", facts: dict[str, object] = FACTS, **changes: object) -> str:
@@ -39,7 +46,7 @@ def found(quarantine: Quarantine, **wanted: object) -> list[str]:
 
 def in_index(path: Path) -> list[str]:
     """What the database itself has, whatever the files say."""
-    return sorted(Index(path).known())
+    return sorted(Index(Database.file(path)).known())
 
 
 @pytest.fixture(scope="module")
@@ -95,28 +102,27 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: p
     quarantine = Quarantine(where)
     ids = sorted(keep(quarantine) for _ in range(3))
     quarantine._index.close()  # type: ignore[union-attr]
-    assert where.index is not None
     match how:
         case "deleted":
-            where.index.unlink()
+            index_file(where).unlink()
         case "garbage":
-            where.index.write_bytes(b"this is no database" * 1000)
+            index_file(where).write_bytes(b"this is no database" * 1000)
         case "damaged page":
-            content = where.index.read_bytes()
-            where.index.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+            content = index_file(where).read_bytes()
+            index_file(where).write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
         case "emptied":
-            where.index.write_bytes(b"")
+            index_file(where).write_bytes(b"")
         case _:
-            where.index.unlink()
-            where.index.mkdir()
+            index_file(where).unlink()
+            index_file(where).mkdir()
     assert found(Quarantine(where)) == ["x"] * 3
     fresh = Quarantine(where)
     assert fresh.clean() == 0
     if how != "directory in the way":
-        assert in_index(where.index) == ids
+        assert in_index(index_file(where)) == ids
     else:
         assert "mail is kept all the same" in caplog.text
-    assert where.index.with_name("state.sqlite.damaged").exists() == (how in ("garbage", "damaged page"))
+    assert index_file(where).with_name("state.sqlite.damaged").exists() == (how in ("garbage", "damaged page"))
 
 
 def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -> None:
@@ -130,19 +136,17 @@ def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -> None
     assert found(quarantine) == ["3", "2"]
     assert found(quarantine, state="released") == ["2"]
     assert asyncio.run(quarantine.purge(3600)) == 0
-    assert where.index is not None
-    assert in_index(where.index) == sorted([two, three + "X"])
+    assert in_index(index_file(where)) == sorted([two, three + "X"])
 
 
 def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(tmp_path: Path) -> None:
     where = place(tmp_path)
     quarantine = Quarantine(where)
     keep(quarantine)
-    assert where.index is not None
     for path in tmp_path.glob("state.sqlite*"):
         path.unlink()
     second = keep(quarantine)
-    assert in_index(where.index) == [second]
+    assert in_index(index_file(where)) == [second]
     assert len(found(quarantine)) == 2
 
 
@@ -151,17 +155,16 @@ def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(tmp_path: Path, cap
     where = place(tmp_path)
     quarantine = Quarantine(where)
     keep(quarantine)
-    assert where.index is not None
-    other = sqlite3.connect(where.index, isolation_level=None)
+    other = sqlite3.connect(index_file(where), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
     keep(quarantine)
     keep(quarantine)
     other.execute("ROLLBACK")
     other.close()
     assert len(caplog.records) == 1 and "mail is kept all the same" in caplog.text
-    assert len(in_index(where.index)) == 1
+    assert len(in_index(index_file(where))) == 1
     assert len(found(quarantine)) == 3
-    assert len(in_index(where.index)) == 3
+    assert len(in_index(index_file(where))) == 3
 
 
 def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -170,15 +173,14 @@ def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
     quarantine = Quarantine(where)
     keep(quarantine)
     quarantine._index.close()  # type: ignore[union-attr]
-    assert where.index is not None
-    with sqlite3.connect(where.index) as connection:
-        connection.execute(f"PRAGMA user_version={len(MIGRATIONS) + 1}")
+    with sqlite3.connect(index_file(where)) as connection:
+        connection.execute("UPDATE quarantine_schema SET version = 99")
     connection.close()
     with pytest.raises(IndexFailed, match="newer version"):
         Index(where.index).known()
     assert found(Quarantine(where)) == ["x"]
     assert "newer version" in caplog.text
-    assert not where.index.with_name("state.sqlite.damaged").exists()
+    assert not index_file(where).with_name("state.sqlite.damaged").exists()
 
 
 def test_several_processes_share_the_index(tmp_path: Path) -> None:
@@ -188,15 +190,15 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
     for _ in range(20):
         keep(plain)
     program = (
-        "import sys; from pathlib import Path; from bridge.delivery.quarantine import *;"
-        "q = Quarantine(Place(Path(sys.argv[1]), Path(sys.argv[2])));"
+        "import sys; from pathlib import Path; from bridge.database import Database;"
+        "from bridge.delivery.quarantine import Place, Quarantine, Query;"
+        "q = Quarantine(Place(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
         "print(len(q.search(Query())), len(q.search(Query())))"
     )
-    command = [sys.executable, "-c", program, str(where.directory), str(where.index)]
+    command = [sys.executable, "-c", program, str(where.directory), str(index_file(where))]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
     assert [process.communicate(timeout=60)[0] for process in processes] == [b"20 20\n"] * 3
-    assert where.index is not None
-    assert len(in_index(where.index)) == 20
+    assert len(in_index(index_file(where))) == 20
 
 
 def test_a_mail_whose_json_is_damaged_is_still_seen(tmp_path: Path) -> None:
@@ -252,15 +254,14 @@ def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypat
         raise OSError(errno.ENOSPC, "No space left on device")
 
     quarantine._index.close()  # type: ignore[union-attr]
-    assert where.index is not None
-    where.index.unlink()
+    index_file(where).unlink()
     real = os.open
-    monkeypatch.setattr(os, "open", lambda path, *a, **k: full() if path == where.index else real(path, *a, **k))
+    monkeypatch.setattr(os, "open", lambda path, *a, **k: full() if path == index_file(where) else real(path, *a, **k))
     keep(quarantine)
     assert len(found(quarantine)) == 2
     monkeypatch.undo()
     quarantine.clean()
-    assert len(in_index(where.index)) == 2
+    assert len(in_index(index_file(where))) == 2
 
 
 def test_the_daemon_makes_the_index_again_when_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
