@@ -200,6 +200,7 @@ class Bucket:
                 settings.bucket,
                 prefix=settings.prefix or None,
                 region=settings.region,
+                disable_bulk_delete=True,  # not every server knows that request
                 client_options=options,  # type: ignore[arg-type]
                 retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_CONNECT_S)},
                 **keys,

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
@@ -69,7 +70,9 @@ class ServerClaims:
     def hold(self, name: str) -> Iterator[None]:
         number = _number(name)
         try:
-            self._engine = self._engine or self._database.engine(wait_s=5.0, connections=1)
+            if self._engine is None:
+                self._engine = self._database.engine(wait_s=5.0, connections=1)
+                weakref.finalize(self, self._engine.dispose)
             connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
         except (SQLAlchemyError, DatabaseUnusable) as exc:
             raise StoreError(f"state database: {database.reason(exc)}") from exc

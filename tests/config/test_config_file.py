@@ -334,6 +334,10 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(state_database="sqlite://file"), "sqlite:///file"),
         (changed(state_database="postgresql://u:p@h/x"), "state_database_password_file"),
         (changed(state_database_password_file="p"), "only a PostgreSQL database has a password"),
+        (changed(quarantine={"s3": {"bucket": "a/b"}}), "pattern"),
+        (changed(quarantine={"s3": {"bucket": "abc", "prefix": "/x"}}), "pattern"),
+        (changed(quarantine={"s3": {"bucket": "abc", "endpoint": "http://s3.example.org"}}), "allow_plain_http"),
+        (changed(quarantine={"s3": {"bucket": "abc", "access_key_file": "a"}}), "go together"),
         (changed(drain_timeout="soon"), "a time needs a number and a unit"),
     ],
 )  # fmt: skip
@@ -357,6 +361,8 @@ def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> N
         changed(tenants=[{**OWN, "relay": {"next_hops": ["a.example:25", "b.example:25"]}}]),
         changed(state_database="postgresql://u@h:5432/x?sslmode=require", state_database_password_file="p"),
         changed(state_database="sqlite:////var/lib/x.sqlite"),
+        changed(quarantine={"s3": {"bucket": "abc"}}),
+        changed(quarantine={"s3": {"bucket": "abc", "endpoint": "https://s3.example.org", "prefix": "a/b"}}),
         changed(listeners=[{"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}], relay=None),
     ],
 )

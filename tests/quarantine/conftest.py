@@ -1,9 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from quarantine_kit import made
+from s3_kit import ObjectServer
+
+from bridge.database import Database
 
 
 @pytest.fixture(autouse=True)
@@ -12,3 +17,18 @@ def close_messages() -> Iterator[None]:
     yield
     while made:
         made.pop().close()
+
+
+@pytest.fixture(scope="session")
+def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectServer]:
+    server = ObjectServer(tmp_path_factory.mktemp("s3"))
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
+    """An empty state database, once of each kind."""
+    if request.param == "sqlite":
+        return Database.file(tmp_path / "state.sqlite")
+    return Database(fresh_database(request.getfixturevalue("postgresql")))

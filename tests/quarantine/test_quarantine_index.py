@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from postgresql import fresh_database
 from quarantine_kit import CONTENT, HEAD, desk, make_tx
 
 from bridge.database import Database
@@ -24,9 +25,9 @@ from bridge.errors import StoreError
 FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
 
 
-def place(tmp_path: Path) -> Place:
-    index = Database.file(tmp_path / "state.sqlite")
-    return Place(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0")
+def place(tmp_path: Path, index: Database | None = None, owner: str = "") -> Place:
+    index = index or Database.file(tmp_path / "state.sqlite")
+    return Place(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0", owner=owner)
 
 
 def index_file(where: Place) -> Path:
@@ -49,10 +50,13 @@ def in_index(path: Path) -> list[str]:
     return sorted(Index(Database.file(path)).known())
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Place:
+@pytest.fixture(scope="module", params=["sqlite", "postgresql"])
+def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
     """Three mails that differ, the first of them released."""
-    where = place(tmp_path_factory.mktemp("three"))
+    index = None
+    if request.param == "postgresql":
+        index = Database(fresh_database(request.getfixturevalue("postgresql")))
+    where = place(tmp_path_factory.mktemp("three"), index)
     quarantine = Quarantine(where)
     first = keep(quarantine, "a")
     keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example"))
@@ -91,7 +95,9 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Place:
 )
 def test_mail_is_found(three: Place, wanted: dict[str, object], subjects: list[str]) -> None:
     """By who, when, what and where; everything asked for must hold, newest first, with an index or without."""
-    assert found(Quarantine(three), **wanted) == subjects
+    quarantine = Quarantine(three)
+    assert found(quarantine, **wanted) == subjects
+    asyncio.run(quarantine.close())
     assert found(Quarantine(three.directory), **wanted) == subjects
 
 

@@ -1,4 +1,4 @@
-"""Servers the tests talk to: a private PostgreSQL cluster, on a unix socket in its own directory."""
+"""Servers the tests talk to."""
 
 from __future__ import annotations
 
@@ -8,72 +8,19 @@ import socket
 import subprocess
 import tempfile
 import time
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
+from postgresql import cluster, fresh_database, postgresql  # noqa: F401  a fixture
 from requirements import find, need, unavailable
-from service_kit import EICAR, free_port, fresh_database
-
-
-class PostgreSql:
-    """A cluster of our own in a directory of its own, that can be stopped and started."""
-
-    def __init__(self) -> None:
-        need("initdb", "pg_ctl")
-        self._programs = Path(find("initdb") or "").parent
-        self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
-        self._as_user: dict[str, Any] = {}
-        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
-            shutil.chown(self._directory, "postgres", "postgres")
-            self._as_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
-        self._data = str(self._directory / "data")
-        self._run("initdb", "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
-        self.url = f"postgresql://tester@/{{name}}?host={self._directory}"
-
-    def start(self) -> None:
-        options = f"-c listen_addresses= -c unix_socket_directories={self._directory} -c fsync=off"
-        self._run("pg_ctl", "-w", "-l", str(self._directory / "log"), "-o", options, "start")
-
-    def stop(self) -> None:
-        self._run("pg_ctl", "-m", "immediate", "stop")
-
-    def remove(self) -> None:
-        shutil.rmtree(self._directory)
-
-    def _run(self, program: str, *arguments: str) -> None:
-        done = subprocess.run(
-            [str(self._programs / program), "-D", self._data, *arguments],
-            cwd=self._directory, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
-            **self._as_user,
-        )  # fmt: skip
-        assert done.returncode == 0, done.stderr
-
-
-@contextmanager
-def _cluster():
-    cluster = PostgreSql()
-    cluster.start()
-    try:
-        yield cluster
-    finally:
-        cluster.stop()
-        cluster.remove()
-
-
-@pytest.fixture(scope="session")
-def postgresql():
-    """The URL of a PostgreSQL server that is ours alone, without a database name."""
-    with _cluster() as cluster:
-        yield cluster.url
+from service_kit import EICAR, free_port
 
 
 @pytest.fixture(scope="module")
 def fragile_postgresql():
     """A cluster that a test may stop, and must start again."""
-    with _cluster() as cluster:
-        yield cluster
+    with cluster() as one:
+        yield one
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

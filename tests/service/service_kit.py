@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import create_engine, text
+from postgresql import fresh_database  # noqa: F401  for those who import it from here
 
 from bridge import yamlfile
 from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
@@ -296,18 +296,3 @@ def submit_head(length: int | None) -> bytes:
         f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         f"Content-Type: multipart/form-data; boundary={BOUNDARY}\r\n{framing}\r\n\r\n"
     ).encode()
-
-
-_databases = iter(range(10_000))
-
-
-def fresh_database(url: str) -> str:
-    """A new, empty database on the server at `url`."""
-    name = f"test{next(_databases)}"
-    admin = create_engine(
-        url.format(name="postgres").replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
-    )
-    with admin.connect() as connection:
-        connection.execute(text(f"CREATE DATABASE {name}"))
-    admin.dispose()
-    return url.format(name=name)

@@ -1,0 +1,85 @@
+"""A private PostgreSQL cluster for tests, on a unix socket in its own directory.
+
+A conftest.py that imports the fixture `postgresql` gives it to its tests.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import subprocess
+import tempfile
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from requirements import find, need
+from sqlalchemy import create_engine, text
+
+_databases = itertools.count(1)
+
+
+class PostgreSql:
+    """A cluster of our own in a directory of its own, that can be stopped and started."""
+
+    def __init__(self) -> None:
+        need("initdb", "pg_ctl")
+        self._programs = Path(find("initdb") or "").parent
+        self._directory = Path(tempfile.mkdtemp(prefix="pg-"))
+        self._as_user: dict[str, Any] = {}
+        if os.geteuid() == 0:  # PostgreSQL refuses to run as root
+            shutil.chown(self._directory, "postgres", "postgres")
+            self._as_user = {"user": "postgres", "group": "postgres", "extra_groups": []}
+        self._data = str(self._directory / "data")
+        self._run("initdb", "-U", "tester", "-A", "trust", "--no-sync", "-E", "UTF8", "--locale=C.UTF-8")
+        self.url = f"postgresql://tester@/{{name}}?host={self._directory}"
+
+    def start(self) -> None:
+        options = f"-c listen_addresses= -c unix_socket_directories={self._directory} -c fsync=off"
+        self._run("pg_ctl", "-w", "-l", str(self._directory / "log"), "-o", options, "start")
+
+    def stop(self) -> None:
+        self._run("pg_ctl", "-m", "immediate", "stop")
+
+    def remove(self) -> None:
+        shutil.rmtree(self._directory)
+
+    def _run(self, program: str, *arguments: str) -> None:
+        done = subprocess.run(
+            [str(self._programs / program), "-D", self._data, *arguments],
+            cwd=self._directory, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL,
+            **self._as_user,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+
+
+@contextmanager
+def cluster():
+    one = PostgreSql()
+    one.start()
+    try:
+        yield one
+    finally:
+        one.stop()
+        one.remove()
+
+
+@pytest.fixture(scope="session")
+def postgresql():
+    """The URL of a PostgreSQL server that is ours alone, without a database name."""
+    with cluster() as one:
+        yield one.url
+
+
+def fresh_database(url: str) -> str:
+    """A new, empty database on the server at `url`."""
+    name = f"test{next(_databases)}"
+    admin = create_engine(
+        url.format(name="postgres").replace("postgresql:", "postgresql+psycopg:"), isolation_level="AUTOCOMMIT"
+    )
+    with admin.connect() as connection:
+        connection.execute(text(f"CREATE DATABASE {name}"))
+    admin.dispose()
+    return url.format(name=name)

