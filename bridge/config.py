@@ -370,6 +370,11 @@ class Quarantine(Section):
         ge=1,
         description="Bytes of all quarantined mail; above it 452 4.3.1. What was kept is never removed to make room.",
     )
+    release_key_file: str | None = Field(
+        None,
+        description="File with the key of released mail's marks, the same on all machines that mail may pass. Looked "
+        "for in $CREDENTIALS_DIRECTORY, then beside this file. Default: one of its own, in the state directory.",
+    )
 
 
 class Headers(Section):

@@ -188,8 +188,9 @@ def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], 
     A mail is released once, also when two people do it at the same time.
     """
     desk = Desk.open(path)
-    order = Order(login_name(), tuple(map(_address, to)), again, desk.config.headers.prefix)
     try:
+        marks = wiring.release_marks(desk.config, files.state_directory(desk.config.state_directory))
+        order = Order(login_name(), tuple(map(_address, to)), again, marks)
         relay = wiring.relay(desk.config)
     except ConfigError as exc:
         fail_config(exc)

@@ -96,6 +96,7 @@ class Parts:
         self.relay = wiring.relay(conf, self._watched)
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
+        self._marks = wiring.release_marks(conf, common.state)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         if wiring.wanted_lists(conf):
             wiring.list_settings(conf)  # a key that cannot be read is said now
@@ -115,6 +116,7 @@ class Parts:
             relay=None if listener.protocol == "milter" else self.relay,
             report=self.common.report,
             trace=self.common.trace,
+            marks=self._marks,
             late=self.common.late,
             limit=self.limit,
             door=wiring.door(self.config, listener, self.common.copies),

@@ -16,8 +16,10 @@ from bridge.address import Address, NextHop
 from bridge.config import Config
 from bridge.daemon import files
 from bridge.database import Database
+from bridge.delivery import durable
 from bridge.delivery.bucket import BucketSettings
 from bridge.delivery.maildir import Maildir
+from bridge.delivery.mark import Marks
 from bridge.delivery.quarantine import Place
 from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
 from bridge.delivery.routes import Failover, Routes
@@ -189,6 +191,18 @@ def _bucket(conf: Config) -> BucketSettings | None:
         allow_http=(s3.endpoint or "").startswith("http:"),
         ca=files.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
     )
+
+
+def release_marks(conf: Config, state: Path) -> Marks:
+    """Raises ConfigError."""
+    key = "quarantine.release_key_file"
+    if conf.quarantine.release_key_file:
+        path = files.locate(conf.quarantine.release_key_file, conf.directory)
+    else:
+        path = files.make_directory(state, "state_directory") / "release-key"
+        files.make_secret(path, key)
+        durable.give_to_owner(path)
+    return Marks(files.read_secret(path, key), conf.headers.prefix)
 
 
 def _secret(conf: Config, name: str | None, key: str) -> str | None:

@@ -1,9 +1,9 @@
 """Release: a quarantined mail goes on to the next hop after all, because somebody said so.
 
-It goes straight to the next hop, which stands behind the scanner, so it is not scanned again. Its
-bytes are those that came in; in front stand the header fields it was kept with, and one more that
-says it was released. Sender, recipients, their parameters and the client's address are the
-original ones, unless other recipients are named.
+It goes straight to the next hop, which stands behind the scanner, so it is not scanned again; should
+the next hop send it through the bridge once more, its mark says so (`mark`). Its bytes are those that
+came in; in front stand the header fields it was kept with, and that mark. Sender, recipients, their
+parameters and the client's address are the original ones, unless other recipients are named.
 
 Once only: who releases a mail holds its claim, a lock that the kernel takes back from a dead
 process, and writes down the attempt before the first byte goes out and the answer after it. A mail
@@ -22,12 +22,12 @@ import sys
 from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from email.utils import format_datetime
 from pathlib import Path
 
 from bridge.delivery import durable
 from bridge.delivery.kept import RELEASED, Kept
 from bridge.delivery.kept import Release as Attempt
+from bridge.delivery.mark import Marks
 from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Delivered, Relay
 from bridge.errors import NextHopError, StoreError
@@ -53,7 +53,7 @@ class Order:
     by: str  # login name
     to: tuple[str, ...] = ()  # in place of the original recipients
     again: bool = False  # even if it was released before
-    header_prefix: str = "X-Scan-"
+    marks: Marks | None = None  # None: it carries none
     timeout_s: float = 300.0
 
 
@@ -88,7 +88,7 @@ async def _send(
     before = mail.releases[1 - MAX_ATTEMPTS :]
     quarantine.note_releases(mail.id, (*before, attempt))
     session = Session(mail.session, mail.listener, "quarantine", mail.client)
-    head = f"{order.header_prefix}Released: {format_datetime(now)}\r\n".encode("ascii")
+    head = order.marks.field(message, envelope.addresses, now) if order.marks is not None else b""
     begin = asyncio.get_running_loop().time()
     tx = Transaction(mail.id, session, envelope, message, begin, begin + order.timeout_s)
     try:

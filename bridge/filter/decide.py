@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from time import monotonic
+from time import monotonic, time
 from typing import Literal
 from zlib import crc32
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
-from bridge.delivery import commands, maildir, replies
+from bridge.delivery import commands, durable, maildir, replies
+from bridge.delivery.mark import Marks
 from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Mixed, Relay
 from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
@@ -128,6 +130,7 @@ class Filter:
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
         trace: Callable[[], Trace | None] | None = None,
+        marks: Marks | None = None,
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
         door: Door | None = None,
@@ -140,6 +143,7 @@ class Filter:
         self._relay = relay
         self._report = report
         self._trace = trace
+        self._marks = marks
         self._late = late
         self._limit = limit
         self.door = door
@@ -266,10 +270,14 @@ class Filter:
             return Outcome(Action.REJECT, with_id(LOOP, tx.id))
         if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
             return Outcome(Action.REJECT, with_id(LONG_HEAD, tx.id))
+        mark = await self._mark(tx, head)
         stripped = self._headers.strip(head)
         if stripped is not None:
-            tx.message.replace_head(stripped)
+            tx.message.replace_head((mark or b"") + stripped)
         tenant = record.tenant = self._tenant(tx)
+        if mark is not None:
+            log.info("mail %s: it was released from the quarantine, and is not scanned again", tx.id)
+            return await self._hand_on(tx, self._headers.stamp(tx.id, None, "released"), None, record)
         policy = self._settings.tenant_policies.get(tenant or "", self._settings.policy)
         shadow = self._is_shadow(tx.session, tx.envelope.sender)
         if self.door is not None:
@@ -292,6 +300,15 @@ class Filter:
         if shadow:
             record.would, rule = _WOULD.get(record.listed.action) if record.listed else rule.action, _SHADOW
         return await self._carry_out(tx, case, rule, result, record)
+
+    async def _mark(self, tx: Transaction, head: bytes) -> bytes | None:
+        """The field that says that somebody released this very mail to these very recipients."""
+        fields = self._marks.find(head, time()) if self._marks is not None else []
+        if not fields:
+            return None
+        assert self._marks is not None
+        marks, addresses = self._marks, tx.envelope.addresses
+        return await durable.in_thread(lambda stop: marks.valid(fields, tx.message, addresses), math.inf)
 
     def _on_list(self, door: Door, tx: Transaction, tenant: str | None, shadow: bool) -> Listed | None:
         """Whether it may go on unscanned; in shadow mode also what it would have been refused for."""

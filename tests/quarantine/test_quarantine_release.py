@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,9 +39,9 @@ def test_a_released_mail_arrives_once_byte_for_byte(here: Desk) -> None:
     (mail,) = here.bridge.next_hop.mails
     assert b"MAIL FROM:<>" in mail.commands[1]
     assert mail.commands[2:4] == [b"RCPT TO:<b@example.org>", b"RCPT TO:<c@example.org>"]
-    added, _, rest = mail.content.partition(b"\r\n")
-    assert added.startswith(b"X-Scan-Released: ")
-    assert rest == kept and kept.endswith(CONTENT)
+    added = mail.content.removesuffix(kept)
+    assert re.fullmatch(rb"X-Scan-Released: [^\r\n]+;\r\n t=\d+;\r\n mark=[\w-]+,\r\n [\w-]+\r\n", added)
+    assert kept.endswith(CONTENT)
     (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())
     assert (line["action"], line["id"]) == ("released", mail_id)
     assert line["by"] in {os.environ.get("SUDO_USER"), pwd.getpwuid(os.getuid()).pw_name, _login()}
