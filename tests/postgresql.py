@@ -1,6 +1,6 @@
 """A private PostgreSQL cluster for tests, on a unix socket in its own directory.
 
-A conftest.py that imports the fixture `postgresql` gives it to its tests.
+A conftest.py that imports the fixtures `postgresql` and `fragile_postgresql` gives them to its tests.
 """
 
 from __future__ import annotations
@@ -71,6 +71,13 @@ def postgresql():
     """The URL of a PostgreSQL server that is ours alone, without a database name."""
     with cluster() as one:
         yield one.url
+
+
+@pytest.fixture(scope="module")
+def fragile_postgresql():
+    """A cluster that a test may stop, and must start again."""
+    with cluster() as one:
+        yield one
 
 
 def fresh_database(url: str) -> str:

@@ -11,16 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from postgresql import cluster, fresh_database, postgresql  # noqa: F401  a fixture
+from postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
 from requirements import find, need, unavailable
 from service_kit import EICAR, free_port
-
-
-@pytest.fixture(scope="module")
-def fragile_postgresql():
-    """A cluster that a test may stop, and must start again."""
-    with cluster() as one:
-        yield one
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
