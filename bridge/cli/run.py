@@ -15,6 +15,7 @@ from bridge import maillog
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config import Config
 from bridge.daemon import files, wiring
+from bridge.daemon.notify import show_stack_on_abort
 from bridge.daemon.run import Daemon, load
 from bridge.daemon.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
@@ -25,6 +26,7 @@ from bridge.errors import BridgeError, ConfigError
 def run(path: Path | None) -> None:
     """Run the bridge; with no configuration, the embedded default: bridge and scanning service."""
     conf = load_or_exit(path)
+    show_stack_on_abort()
     if wiring.worker_count(conf) > 1:
         _supervise(conf, lambda: load(path))
     writer = maillog.set_up(conf.log.format, conf.log.level)

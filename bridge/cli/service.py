@@ -15,6 +15,8 @@ import click
 import uvloop
 
 from bridge.daemon import files
+from bridge.daemon.notify import feed_watchdog, notify, show_stack_on_abort
+from bridge.daemon.sockets import Sockets
 from bridge.errors import BridgeError, ConfigError
 from bridge.service import settings
 from bridge.service.keys import KeyRing
@@ -129,8 +131,10 @@ async def _run(config: settings.ServiceConfig) -> None:
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(sig, stop.set)
-    server = ServiceServer()
-    await server.start(config)
+    show_stack_on_abort()
+    server, sockets = ServiceServer(), Sockets()
+    await server.start(config, sockets.open("service", config.listen))
+    sockets.warn_of_idle()
     for address in server.addresses:
         place = str(address) if address.path else f"{config.scheme}://{address}"
         click.echo(f"scanning service listens at {place}")
@@ -143,6 +147,10 @@ async def _run(config: settings.ServiceConfig) -> None:
             click.echo(f"the token of {token.name} can be guessed: make one with `scanbridge service token`", err=True)
     if not config.abby.staticApiTokens:
         click.echo("no token is configured: every scan is refused (see `scanbridge service token`)", err=True)
+    feeding = asyncio.create_task(feed_watchdog())
+    notify("READY=1")
     await stop.wait()
+    notify("STOPPING=1")
     click.echo("stopping")
     await server.stop()
+    feeding.cancel()

@@ -105,8 +105,10 @@ def service(conf: Config, share: Share, state: Path) -> Work:
         loop.add_reader(share.lifeline, _on_gone, share.lifeline, told.set)
         server = await start_service(conf, state, share.sockets.open("service", wiring.service_address(conf)))
         share.tell_ready()
+        beating = asyncio.create_task(share.beat_always())
         await told.wait()
         await server.stop(1)
+        beating.cancel()
 
     return work
 

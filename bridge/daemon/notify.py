@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import os
 import socket
 
@@ -20,11 +21,27 @@ def notify(state: str) -> None:
             pass
 
 
+def watchdog_s() -> float:
+    """WatchdogSec of the unit: how long systemd waits for a sign of life; 0 when it does not."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):  # another process is watched
+        return 0.0
+    return int(os.environ.get("WATCHDOG_USEC") or 0) / 1_000_000
+
+
 async def feed_watchdog() -> None:
     """Show that the event loop turns, twice per WatchdogSec."""
-    period = os.environ.get("WATCHDOG_USEC")
-    if not period:
-        return
-    while True:
+    period_s = watchdog_s()
+    while period_s:
         notify("WATCHDOG=1")
-        await asyncio.sleep(int(period) / 2_000_000)
+        await asyncio.sleep(period_s / 2)
+
+
+def notify_stopping(longest_s: float) -> None:
+    """And how long it may take, whatever the unit's TimeoutStopSec says: the configuration has the drain time."""
+    notify("STOPPING=1")
+    notify(f"EXTEND_TIMEOUT_USEC={int(longest_s * 1_000_000)}\nSTATUS=finishing the mail in processing")
+
+
+def show_stack_on_abort() -> None:
+    """systemd's watchdog ends us with SIGABRT: the log then says where the event loop stood still."""
+    faulthandler.enable(file=2)  # the number: whoever starts us may have closed standard error

@@ -75,6 +75,7 @@ class Reloading:
             notify_reloading()
             await self._once()
             notify("READY=1")
+            notify(f"STATUS={self._daemon.view.summary()}")
             if not self._again:
                 return
 

@@ -84,4 +84,6 @@ class Replacement:
             supervisor.reloads.succeeded()
             log.info("SIGHUP: the new configuration is in force")
         notify("READY=1")
+        failed = f"the last reload failed: {self._problem.partition(chr(10))[0]}"
+        notify(f"STATUS={failed if self._problem else 'reloaded; taking mail'}")
         return True

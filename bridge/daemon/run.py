@@ -28,7 +28,7 @@ from bridge.daemon.embedded import start_service
 from bridge.daemon.keeper import ListKeeper
 from bridge.daemon.lag import Lag
 from bridge.daemon.levels import Levels
-from bridge.daemon.notify import feed_watchdog, notify
+from bridge.daemon.notify import feed_watchdog, notify, notify_stopping
 from bridge.daemon.parts import Common, ListenerKey, Parts, Plan, Server
 from bridge.daemon.reload import Reloading
 from bridge.daemon.share import Share
@@ -103,11 +103,14 @@ class Daemon:
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
         loop.add_signal_handler(signal.SIGHUP, reloading.begin)
+        feeding = asyncio.create_task(feed_watchdog())  # to the very end: the last answers of next hops take time
         notify("READY=1")
+        notify(f"STATUS={self.view.summary()}")
         on_ready()
         await self.wait_told()
-        notify("STOPPING=1")
+        notify_stopping(wiring.longest_stop_s(self.config))
         await self.stop()
+        feeding.cancel()
 
     def _on_signal(self) -> None:
         if self._told.is_set():
@@ -170,8 +173,10 @@ class Daemon:
         await self.keeper.start()
         self._ending.push_async_callback(self._end_tasks)
         self.servers = await self.listen(self.parts.plans)
+        if self.share is None:
+            self.sockets.warn_of_idle()
         watches = (self.lag.watch(), self._levels.take_stock(), self.keeper.watch())
-        for task in (feed_watchdog(), self._purge(), self._reconcile(), *watches):
+        for task in (self._purge(), self._reconcile(), *watches):
             self.own(asyncio.create_task(task))
         if self.view.siblings is not None:
             self.own(asyncio.create_task(self.view.siblings.write_always()))

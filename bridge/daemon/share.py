@@ -6,9 +6,11 @@ that uses them; only here is it known that other processes draw on them too.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -19,6 +21,8 @@ from bridge.daemon.sockets import Sockets
 from bridge.errors import Saturated
 from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
+
+_BEAT_S = 1.0
 
 
 class SharedAdmission(Admission):
@@ -86,6 +90,12 @@ class Share:
     def is_first(self) -> bool:
         """Of those that live: it does what need be done once only."""
         return self.ledger.first_alive() == self.row
+
+    async def beat_always(self) -> None:
+        """A sign of life each second: our event loop turns. Ends by being cancelled."""
+        while True:
+            self.ledger.beat(self.row, time.monotonic())
+            await asyncio.sleep(_BEAT_S)
 
     def tell_ready(self) -> None:
         self.ledger.set_ready(self.row, True)

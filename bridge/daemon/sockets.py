@@ -6,17 +6,18 @@ that ends (or a worker that dies) takes its copy along and leaves the queue of w
 
 from __future__ import annotations
 
-import os
+import logging
 import shutil
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 
 from bridge.address import Address
+from bridge.daemon.given import Given
 from bridge.errors import ConfigError
 from bridge.service.serve import CannotListen, bind
 
-_FIRST_FD = 3  # SD_LISTEN_FDS_START
+log = logging.getLogger(__name__)
 
 
 class Sockets:
@@ -25,6 +26,7 @@ class Sockets:
     def __init__(self) -> None:
         self._held: dict[str, list[socket.socket]] = {}
         self._lent: set[str] = set()
+        self._given = Given()
 
     def hold(self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> str:
         """Open the sockets of this address if they are not open. Raises as `open_listening`."""
@@ -33,7 +35,7 @@ class Sockets:
             del self._held[key]
         if key not in self._held:
             self._lent.discard(key)
-            self._held[key] = open_listening(address, unix_mode, unix_owner)
+            self._held[key] = self._given.find(address) or open_listening(address, unix_mode, unix_owner)
             for sock in self._held[key]:
                 sock.setblocking(False)  # for good: a copy would make it blocking again, for all processes
         return key
@@ -47,6 +49,11 @@ class Sockets:
             return [sock.dup() for sock in self._held[key]]
         self._lent.add(key)
         return list(self._held[key])
+
+    def warn_of_idle(self) -> None:
+        """Once everything is open."""
+        for place in self._given.idle():
+            log.warning("systemd listens on %s, the configuration does not: clients there wait in vain", place)
 
     def keep_only(self, wanted: Iterable[tuple[str, Address]]) -> None:
         """Close the others."""
@@ -62,9 +69,7 @@ def _key(name: str, address: Address) -> str:
 
 
 def open_listening(address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
-    """The sockets of one address. Raises CannotListen, which may pass, or ConfigError, with what to do."""
-    if address.systemd:
-        return _from_systemd(address.systemd)
+    """New sockets for one address. Raises CannotListen, which may pass, or ConfigError, with what to do."""
     try:
         sock = bind(address)
     except CannotListen as exc:
@@ -84,14 +89,3 @@ def _give(sock: socket.socket, path: str, owner: str) -> None:
         sock.close()
         reason = exc.strerror if isinstance(exc, OSError) else "there is no such user or group"
         raise ConfigError(f"unix_owner: {path} cannot be given to {owner}: {reason}") from exc
-
-
-def _from_systemd(name: str) -> list[socket.socket]:
-    names = os.environ.get("LISTEN_FDNAMES", "").split(":")
-    count = int(os.environ.get("LISTEN_FDS", "0") or 0)
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):
-        count = 0
-    fds = [_FIRST_FD + i for i, fd_name in enumerate(names[:count]) if fd_name == name]
-    if not fds:
-        raise ConfigError(f"systemd:{name}: systemd gave us no socket of that name; set FileDescriptorName={name}")
-    return [socket.socket(fileno=fd) for fd in fds]

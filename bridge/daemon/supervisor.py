@@ -22,7 +22,7 @@ from bridge.daemon import children, embedded, files, wiring
 from bridge.daemon.boards import Boards
 from bridge.daemon.children import CONFIG, HURRY, RETIRE, STOP
 from bridge.daemon.ledger import Ledger
-from bridge.daemon.notify import notify
+from bridge.daemon.notify import notify, notify_stopping, watchdog_s
 from bridge.daemon.replace import Replacement
 from bridge.daemon.share import Share
 from bridge.daemon.sockets import Sockets
@@ -52,6 +52,10 @@ class Child:
     is_service: bool = False
     leaving: bool = False  # told to end
     ends_by: float = float("inf")
+    aborted: bool = False  # it gave no sign of life
+
+    def __str__(self) -> str:
+        return "the scanning service" if self.is_service else f"worker {self.pid}"
 
 
 class Supervisor:
@@ -83,7 +87,7 @@ class Supervisor:
         self._reload_wanted = False
         self._exit_code: int | None = None
         self._is_trial = True  # the first child of a kind is not up yet
-        self._hung_s = int(os.environ.get("WATCHDOG_USEC") or 0) / 1_000_000
+        self._hung_s = watchdog_s()
         self._fed = 0.0
 
     # Start
@@ -118,6 +122,7 @@ class Supervisor:
             self.sockets.hold("service", wiring.service_address(conf))
         wiring.token(conf)
         self.open_sockets(conf)
+        self.sockets.warn_of_idle()
         quarantine = Quarantine(wiring.quarantine_place(conf, self._state))
         # A remote one is seen to by the first worker: obstore's threads would not survive the fork.
         if not quarantine.is_remote and (left := quarantine.clean()) > 0:
@@ -155,6 +160,7 @@ class Supervisor:
 
     def _start_service(self) -> None:
         row = self.ledger.rows - 1
+        self.ledger.beat(row, time.monotonic())
         share = self._share(row)
         pid = children.fork(self.config, self._lifeline_end, children.service(self.config, share, self._state))
         self.children[pid] = Child(pid, row, share.life, time.monotonic(), self.config, is_service=True)
@@ -205,6 +211,7 @@ class Supervisor:
             self._phase = "ready"
             self._post()
             notify("READY=1")
+            notify(f"STATUS={self._wanted} workers take mail")
             self._on_ready()
             log.info("%d workers are ready", self._wanted)
 
@@ -221,12 +228,16 @@ class Supervisor:
             self.start_worker()
 
     def _kill_hung(self) -> None:
-        """As systemd would kill a single process whose event loop stands still."""
-        for child in self.workers() if self._hung_s else []:
-            if time.monotonic() - self.ledger.last_beat(child.row) > self._hung_s:
-                log.error("worker %d gives no sign of life: it is killed", child.pid)
-                self.ledger.beat(child.row, time.monotonic())
+        """As systemd would kill a single process whose event loop stands still: its stack goes to the log."""
+        if not self._hung_s:
+            return
+        for child in [child for child in self.children.values() if not child.leaving]:
+            if child.aborted:
                 self.tell(child, signal.SIGKILL)
+            elif time.monotonic() - self.ledger.last_beat(child.row) > self._hung_s:
+                log.error("%s gives no sign of life: it is killed", child)
+                child.aborted = True
+                self.tell(child, signal.SIGABRT)
 
     def _kill_late(self) -> None:
         """Old workers that do not come to an end."""
@@ -265,9 +276,8 @@ class Supervisor:
 
     def _mourn(self, child: Child, code: int, was_ready: bool) -> None:
         """It ended unasked: when to start the next one, or that there is no sense in it."""
-        what = "the scanning service" if child.is_service else f"worker {child.pid}"
         how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
-        log.error("%s %s", what, how)
+        log.error("%s %s", child, how)
         first = self._phase == "starting"
         if not was_ready and (first or (code == CONFIG and not self.workers())):
             self._end(code if code > 0 else children.FAILED)
@@ -295,7 +305,7 @@ class Supervisor:
         self._exit_code = code
         self._phase = "stopping"
         self._post()
-        notify("STOPPING=1")
+        notify_stopping(wiring.longest_stop_s(self.config))
         self.sockets.keep_only([])
         self._kill_at = time.monotonic() + self.config.drain_timeout + _GRACE_S
         for child in self.children.values():

@@ -107,6 +107,13 @@ class View:
         phase = self._share.supervisor_says().get("phase", "starting")
         return "" if phase == "ready" else str(phase)
 
+    def summary(self) -> str:
+        """One line for `systemctl status`."""
+        reloads = self._daemon.reloads
+        names = ", ".join(f"{one.name} on {one.address}" for one in self._daemon.config.listeners)
+        said = f"taking mail: {names}"
+        return said if reloads.ok else f"{said}; the last reload failed: {reloads.problem.splitlines()[0]}"
+
     def _own_state(self) -> dict[str, Any]:
         daemon = self._daemon
         return {
@@ -125,8 +132,16 @@ class View:
             ],
             "lists": daemon.keeper.state(),
             "scanner": [
-                {"url": host.url, "status": str(host.status or "unknown"), "in_flight": host.in_flight}
+                {
+                    "url": host.url,
+                    "status": str(host.status or "unknown"),
+                    "circuit": str(host.circuit.state),
+                    "in_flight": host.in_flight,
+                }
                 for host in daemon.scanner.hosts
+            ],
+            "next_hops": [
+                {"name": name, "up": up} for name, up in {hop.name: hop.is_up for hop in daemon.parts.hops}.items()
             ],
         }
 
@@ -137,9 +152,13 @@ class View:
             return {**own, "workers": [_worker(own)]}
         others, supervisor, silent = await self.siblings.ask()
         states = [own, *(words["state"] for words in others)]
-        flights = [host for state in states for host in state["scanner"]]
         for host in own["scanner"]:
-            host["in_flight"] = sum(one["in_flight"] for one in flights if one["url"] == host["url"])
+            seen = [one for state in states for one in state["scanner"] if one["url"] == host["url"]]
+            host["in_flight"] = sum(one["in_flight"] for one in seen)
+            host["circuit"] = max((one["circuit"] for one in seen), key=_CIRCUITS.__getitem__)  # the worst
+        down = {hop["name"] for state in states for hop in state["next_hops"] if not hop["up"]}
+        for hop in own["next_hops"]:
+            hop["up"] = hop["name"] not in down
         return {
             **own,
             "pid": self._share.supervisor,

@@ -43,10 +43,17 @@ from bridge.scanner.client import Scanner, ScannerSettings
 if TYPE_CHECKING:
     from bridge.tracing import Tracing
 
+_STOP_GRACE_S = 20.0
+
 
 def hostname(conf: Config) -> str:
     """Our name. `gethostname` and not `getfqdn`, which may wait for DNS."""
     return conf.hostname or socket.gethostname()
+
+
+def longest_stop_s(conf: Config) -> float:
+    """The drain time, and what comes after it: late answers, workers that must be killed, the service."""
+    return conf.drain_timeout + _STOP_GRACE_S
 
 
 def scanner_settings(conf: Config, token: str) -> ScannerSettings:

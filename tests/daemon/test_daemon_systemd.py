@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
+import json
 import os
+import signal
 import socket
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
-from process_kit import ROOT, Bridge, environment, parts, scanbridge, until, write_config
+import pytest
+from process_kit import ROOT, Bridge, environment, get, parts, scanbridge, start, until, write_config
 
 from bridge.testing import TOKEN
 
@@ -66,3 +71,93 @@ def test_a_socket_that_systemd_did_not_give_is_said(tmp_path: Path) -> None:
     )
     done = scanbridge("run", "-c", config)
     assert done.returncode == 78 and "set FileDescriptorName=smtp" in done.stderr
+
+
+def test_a_listener_takes_the_socket_that_is_open_at_its_address(tmp_path: Path) -> None:
+    """Ports and unix sockets, listener and admin; one that nobody wants is named; the reload adds one back."""
+    with parts() as (_, scanner, next_hop), ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
+        smtp, admin, idle = (sock.getsockname()[1] for sock in sockets)
+        unix = stack.enter_context(socket.socket(socket.AF_UNIX))
+        unix.bind(str(tmp_path / "milter"))
+        unix.listen()
+        milter = {"protocol": "milter", "profile": "postfix-milter", "address": f"unix:{tmp_path}/milter"}
+        mx = {"name": "mx", "address": f"127.0.0.1:{smtp}"}
+        sections = {"admin": {"address": f"127.0.0.1:{admin}"}, "listeners": [mx, {"name": "m", **milter}]}
+        config, _, _ = write_config(tmp_path, scanner.url, next_hop.url, **sections)
+        bridge = activated(config, smtp, admin, [*sockets, unix])
+        try:
+            bridge.wait_ready()
+            assert bridge.send().startswith("250 ")
+            warning = f"systemd listens on 127.0.0.1:{idle}, the configuration does not"
+            until(lambda: warning in bridge.log, "the warning")
+            for listeners in ([mx], [mx, {"name": "m", **milter}]):  # given up, and taken again
+                count = json.loads(get(admin, "/status")[1])["reload"]["count"]
+                write_config(tmp_path, scanner.url, next_hop.url, **{**sections, "listeners": listeners})
+                bridge.signal(signal.SIGHUP)
+                until(lambda c=count: json.loads(get(admin, "/status")[1])["reload"]["count"] > c, "the reload")
+            with socket.socket(socket.AF_UNIX) as client:
+                client.settimeout(10)
+                client.connect(str(tmp_path / "milter"))
+                client.sendall(b"\x00\x00\x00\x0dO" + bytes([0, 0, 0, 6, 0, 0, 0, 0, 0, 0, 0, 0]))
+                assert client.recv(100)[4:5] == b"O"
+            bridge.signal()
+            assert bridge.wait() == 0
+            assert (tmp_path / "milter").exists(), "it is systemd's to remove"
+        finally:
+            bridge.end()
+
+
+def activated(config: Path, port: int, admin: int, sockets: list[socket.socket], **env: str) -> Bridge:
+    """Started with these sockets, as systemd does it."""
+
+    def hand_over() -> None:
+        high = [fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD, 100) for sock in sockets]
+        for number, fd in enumerate(high):
+            os.dup2(fd, 3 + number, inheritable=True)
+
+    env = environment(PYTHONPATH=str(ROOT), LISTEN_FDS=str(len(sockets)), **env)
+    command = ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$0" -m bridge run -c "$1"', sys.executable, str(config)]
+    return Bridge(config.parent, port, admin, command, env, close_fds=False, preexec_fn=hand_over)
+
+
+def test_a_blocked_event_loop_is_not_fed_for_and_says_where_it_stood(tmp_path: Path) -> None:
+    """Reading the configuration anew blocks on a pipe: no more WATCHDOG=1; systemd's SIGABRT shows the stack."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
+        notices.bind(str(tmp_path / "notify"))
+        notices.settimeout(15)
+        config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, drain_timeout="40s")
+        env = {"NOTIFY_SOCKET": str(tmp_path / "notify"), "WATCHDOG_USEC": "200000"}
+        bridge = start(config, port, admin, environment(PYTHONPATH=str(ROOT), **env))
+        try:
+            until(lambda: notices.recv(1000) == b"WATCHDOG=1", "WATCHDOG=1")
+            config.unlink()
+            os.mkfifo(config)
+            bridge.signal(signal.SIGHUP)
+            until(lambda: notices.recv(1000).startswith(b"RELOADING=1"), "RELOADING=1")
+            notices.settimeout(0.5)
+            with pytest.raises(TimeoutError):
+                while notices.recv(1000) == b"WATCHDOG=1":
+                    pass  # what was sent just before
+            bridge.signal(signal.SIGABRT)
+            assert bridge.wait() == -signal.SIGABRT
+            assert "Fatal Python error: Aborted" in bridge.log and "reload.py" in bridge.log
+        finally:
+            bridge.end()
+
+
+def test_a_stop_asks_for_the_time_that_the_configuration_gives_it(tmp_path: Path) -> None:
+    """The drain time and a little; the unit's TimeoutStopSec need not know."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
+        notices.bind(str(tmp_path / "notify"))
+        notices.settimeout(15)
+        config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, drain_timeout="400s")
+        env = environment(PYTHONPATH=str(ROOT), NOTIFY_SOCKET=str(tmp_path / "notify"))
+        bridge = start(config, port, admin, env)
+        try:
+            until(lambda: f"STATUS=taking mail: mx on 127.0.0.1:{port}" == notices.recv(1000).decode(), "the status")
+            bridge.signal()
+            until(lambda: notices.recv(1000).startswith(b"EXTEND_TIMEOUT_USEC=420000000\n"), "the time it asks for")
+            assert bridge.wait() == 0
+        finally:
+            bridge.end()
