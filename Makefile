@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults lint format docs dashboard-picture bench-service bench-lists bench-overload clean
+.PHONY: help run test test-faults test-systemd lint format docs dashboard-picture bench-service bench-lists bench-overload clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -26,6 +26,10 @@ test: $(DEV_READY)              ## all tests, with the real servers they talk to
 test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/faults.md
 	deploy/test-servers.sh
 	$(BIN)/python tests/faults/rig.py --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
+
+test-systemd: $(DEV_READY)      ## the units under a real systemd; its result goes into docs/systemd.md
+	deploy/test-servers.sh
+	$(BIN)/python tests/systemd/machine.py $(ONLY)
 
 lint: $(DEV_READY)              ## style and types
 	$(BIN)/ruff check .

@@ -23,6 +23,8 @@ prometheus   prometheus
 promtool     prometheus
 strace       strace
 unshare      util-linux
+systemd-analyze systemd
+ip           iproute2
 '
 
 say() { echo "test-servers: $*"; }

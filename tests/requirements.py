@@ -24,6 +24,9 @@ PACKAGES = {
     "promtool": "prometheus",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
+    "systemd-analyze": "systemd",
+    "systemd-sysusers": "systemd",
+    "systemd-tmpfiles": "systemd",
     "unshare": "util-linux",
 }
 _DIRECTORIES = ["/usr/local/sbin", "/usr/sbin", "/sbin", *map(str, Path("/usr/lib/postgresql").glob("*/bin"))]

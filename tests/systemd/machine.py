@@ -1,0 +1,274 @@
+"""The units under a real systemd: `make test-systemd`. Needs root, mmdebstrap and util-linux; about two minutes.
+
+A small Debian with systemd as process 1 runs in namespaces of its own: its network, processes, mounts
+and control groups are not the machine's. The root is built once and kept in the user's cache; each run
+works on a throw-away layer above it. Inside, `trial.py` tries one thing after the other. What came of
+it is written into docs/systemd.md, and the exit code is 0 only if everything holds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PROJECT = HERE.parents[1]
+PAGE = PROJECT / "docs" / "systemd.md"
+PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,procps,iproute2"
+SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
+SITE = "opt/scanbridge/lib/python3.11/site-packages"
+LIMIT_S = 600.0
+
+
+def main() -> int:
+    need_root()
+    mount_alone()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an end as any other: nothing is left behind
+    only = sys.argv[1:]
+    root = cached_root()
+    with layer(root) as (top, results):
+        install(top, only)
+        boot(top, results)
+        noted = results / "results.jsonl"
+        found = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+        finished = (results / "finished").exists()
+    if not only and finished:
+        write_page(found)
+    failed = [one["name"] for one in found if not one["ok"]]
+    print(f"{len(found) - len(failed)} hold, {len(failed)} do not" + ("" if finished else "; the trial did not finish"))
+    return 0 if finished and found and not failed else 1
+
+
+def need_root() -> None:
+    if os.geteuid() != 0:
+        sys.exit("only root can start a machine")
+    if missing := [one for one in ("mmdebstrap", "unshare") if shutil.which(one) is None]:
+        sys.exit(f"not installed: {' '.join(missing)} (deploy/test-servers.sh installs them)")
+
+
+def mount_alone() -> None:
+    """In a mount namespace of our own: what is mounted goes with us, however we end."""
+    if os.environ.get("SCANBRIDGE_MACHINE") != str(os.getpid()):
+        os.environ["SCANBRIDGE_MACHINE"] = str(os.getpid())
+        os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
+
+
+# The root
+
+
+def cached_root() -> Path:
+    """Debian with systemd, and the libraries that the project needs; made anew when those change."""
+    project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
+    key = hashlib.sha256(" ".join([PACKAGES, *project["dependencies"]]).encode()).hexdigest()[:12]
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
+    root = cache / f"systemd-bookworm-{key}"
+    if not root.exists():
+        print("building the machine's root: a minute or two, once")
+        cache.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
+        try:
+            build(building)
+            for old in cache.glob("systemd-bookworm-*"):
+                shutil.rmtree(old, ignore_errors=True)
+            building.rename(root)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return root
+
+
+def build(root: Path) -> None:
+    command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={PACKAGES}", "bookworm", str(root)]
+    run([*command, *([str(SOURCES)] if SOURCES.exists() else [])])
+    run(["chroot", str(root), "python3", "-m", "venv", "--without-pip", "/opt/scanbridge"])
+    with tempfile.TemporaryDirectory() as wheels:
+        pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        run([*pip, "wheel", "--no-deps", "-w", wheels, str(PROJECT)])
+        tags = [f"manylinux_2_{minor}" for minor in range(17, 37)] + ["manylinux2014"]
+        target = ["--python-version", "3.11", "--implementation", "cp", "--only-binary=:all:"]
+        for tag in tags:  # what Debian's C library can load, whatever Python runs here
+            target += ["--platform", f"{tag}_{platform.machine()}"]
+        (wheel,) = Path(wheels).glob("*.whl")
+        run([*pip, "install", "--no-compile", "--target", str(root / SITE), *target, str(wheel)])
+    script = root / "opt/scanbridge/bin/scanbridge"
+    script.write_text("#!/opt/scanbridge/bin/python3\nimport sys\nfrom bridge.cli import main\nsys.exit(main())\n")
+    script.chmod(0o755)
+    run(["chroot", str(root), "python3", "-m", "compileall", "-q", f"/{SITE}"])
+
+
+def run(command: list[str]) -> None:
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=900)
+    if done.returncode != 0:
+        sys.exit(f"{' '.join(command[:6])} ...: exit code {done.returncode}\n{done.stdout[-2000:]}")
+
+
+@contextmanager
+def layer(root: Path) -> Iterator[tuple[Path, Path]]:
+    """What the run changes stays above the root, and goes with it."""
+    with tempfile.TemporaryDirectory(prefix="scanbridge-machine-") as name:
+        place = Path(name)
+        for one in ("upper", "work", "root", "results"):
+            (place / one).mkdir()
+        (place / "upper").chmod(0o755)
+        options = f"lowerdir={root},upperdir={place}/upper,workdir={place}/work"
+        run(["mount", "-t", "overlay", "overlay", "-o", options, f"{place}/root"])
+        try:
+            yield place / "root", place / "results"
+        finally:
+            run(["umount", f"{place}/root"])
+
+
+def install(root: Path, only: list[str]) -> None:
+    """The project as it is now: the package, the units, the trial."""
+    package = root / SITE / "bridge"
+    shutil.rmtree(package)
+    shutil.copytree(PROJECT / "bridge", package, ignore=shutil.ignore_patterns("__pycache__"))
+    run(["chroot", str(root), "python3", "-m", "compileall", "-q", f"/{SITE}/bridge"])
+    for source, place in ((".", "systemd/system"), ("sysusers.d", "sysusers.d"), ("tmpfiles.d", "tmpfiles.d")):
+        (root / "usr/local/lib" / place).mkdir(parents=True)
+        for unit in (PROJECT / "systemd" / source).glob("scanbridge*"):
+            shutil.copy(unit, root / "usr/local/lib" / place)
+    trial = root / "opt/trial"
+    (trial / "results").mkdir(parents=True)
+    for source in HERE.glob("*.py"):
+        shutil.copy(source, trial)
+    (root / "etc/systemd/system/trial.service").write_text(TRIAL.format(only=" ".join(only)))
+    run(["chroot", str(root), "systemctl", "enable", "trial.service"])
+    run(["chroot", str(root), "systemctl", "mask", "systemd-remount-fs.service", "systemd-networkd.service"])
+
+
+TRIAL = """\
+[Unit]
+After=multi-user.target
+[Service]
+Type=oneshot
+ExecStart=/opt/scanbridge/bin/python3 /opt/trial/trial.py {only}
+ExecStopPost=/bin/kill -s RTMIN+14 1
+Environment=HOME=/root PYTHONDONTWRITEBYTECODE=1
+StandardOutput=file:/opt/trial/results/output
+StandardError=inherit
+TimeoutStartSec=infinity
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+# Control groups: one of our own in each hierarchy, so that the machine's systemd has a root to work under
+
+
+def boot(root: Path, results: Path) -> None:
+    layout, places = control_groups(f"scanbridge-{os.getpid()}")
+
+    def join() -> None:
+        for place in places:
+            (place / "cgroup.procs").write_text(str(os.getpid()))
+
+    spaces = ["--mount", "--pid", "--uts", "--ipc", "--net", "--cgroup", "--fork", "--kill-child=KILL"]
+    command = ["unshare", *spaces, str(HERE / "boot.sh"), str(root), str(results), layout]
+    with (results / "console").open("wb") as console:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=console, stderr=subprocess.STDOUT, preexec_fn=join
+        )
+        try:
+            follow(process, results)
+        finally:
+            process.kill()
+            process.wait()
+            for place in places:
+                remove(place)
+    for name in ("console", "output"):  # empty when all is well
+        if (results / name).exists() and (text := (results / name).read_text(errors="replace")):
+            print(f"--- {name}\n{text[-6000:]}")
+
+
+def control_groups(name: str) -> tuple[str, list[Path]]:
+    """The layout for boot.sh, and our groups. Version 1 where the machine has it, else version 2."""
+    ours = dict(line.split(":", 2)[1:] for line in Path("/proc/self/cgroup").read_text().splitlines())
+    top = Path("/sys/fs/cgroup")
+    if (top / "cgroup.controllers").exists():
+        places = [top / name]
+        layout = "unified"
+        for controller in ("memory", "pids"):
+            (top / "cgroup.subtree_control").write_text(f"+{controller}")
+    else:
+        controllers = [one for one in ("memory", "pids") if one in ours]
+        layout = ",".join(controllers)
+        places = [top / one / ours[one].lstrip("/") / name for one in controllers]
+        places += [top / "systemd" / name, top / "unified" / name]
+    for place in places:
+        place.mkdir()
+    return layout, places
+
+
+def remove(place: Path) -> None:
+    end = time.monotonic() + 10
+    while place.exists():
+        for group in sorted((one for one in place.rglob("*") if one.is_dir()), reverse=True):
+            _try_rmdir(group)
+        _try_rmdir(place)
+        if time.monotonic() > end:
+            print(f"could not be removed: {place}")
+            return
+        time.sleep(0.05)
+
+
+def _try_rmdir(group: Path) -> None:
+    try:
+        group.rmdir()
+    except OSError:  # a process in it is not quite gone
+        pass
+
+
+def follow(process: subprocess.Popen[bytes], results: Path) -> None:
+    """Show the results as they come, until the machine is off."""
+    shown, end = 0, time.monotonic() + LIMIT_S
+    path = results / "results.jsonl"
+    while True:
+        over = process.poll() is not None
+        lines = path.read_text().splitlines() if path.exists() else []
+        for one in map(json.loads, lines[shown:]):
+            print(
+                f"{'holds ' if one['ok'] else 'FAILS '} {one['seconds']:5.1f} s  {one['name']}: {one['seen']}",
+                flush=True,
+            )
+        shown = len(lines)
+        if over or time.monotonic() > end:
+            return
+        time.sleep(0.2)
+
+
+# The page
+
+
+def write_page(found: list[dict[str, object]]) -> None:
+    about = next(str(one["seen"]) for one in found if one["name"] == "the machine")
+    lines = [
+        f"The last run, {time.strftime('%Y-%m-%d')}: {about}.",
+        "",
+        "| what was tried | | what was seen |",
+        "|---|---|---|",
+    ]
+    for one in found:
+        if one["name"] != "the machine":
+            lines.append(f"| {one['name']} | {'holds' if one['ok'] else '**fails**'} | {one['seen']} |")
+    text = PAGE.read_text()
+    new = re.sub(
+        r"(<!-- trial -->\n).*?(<!-- end -->)", lambda m: m[1] + "\n".join(lines) + "\n" + m[2], text, flags=re.S
+    )
+    PAGE.write_text(new)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
