@@ -63,7 +63,7 @@ HOMES: dict[str, set[str]] = {
     "httpx2": {"lists", "cli", "service"},
     "httptools": {"scanner", "service"},
     "yaml": {"yamlfile"},
-    "prometheus_client": {"counting", "metrics", "daemon", "service"},
+    "prometheus_client": {"cli", "counting", "metrics", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
     "sqlalchemy": {"database", "service", "filter", "delivery"},

@@ -21,6 +21,7 @@ _COMMANDS = {
     "lists": ("lists", "lists"),
     "quarantine": ("quarantine", "quarantine"),
     "status": ("status", "status"),
+    "top": ("top", "top"),
     "reload": ("reload", "reload"),
     "service": ("service", "service"),
     "config": ("configuration", "configuration"),

@@ -56,9 +56,17 @@ def _table(state: dict[str, Any]) -> str:
     if not state["reload"]["ok"]:
         lines.append(f"configuration  the old one, because the last reload failed: {state['reload']['problem']}")
     lines += [f"listener       {one['name']}: {one['protocol']} on {one['address']}" for one in state["listeners"]]
-    lines += [f"scanner        {one['url']}: {one['status']}, {one['in_flight']} in flight" for one in state["scanner"]]
+    lines += [f"scanner        {_host(one)}" for one in state["scanner"]]
+    lines += [f"next hop       {one['name']}: {'up' if one['up'] else 'down'}" for one in state.get("next_hops", ())]
     lines += [f"list           {_list(one)}" for one in state.get("lists", ())]
     return "\n".join(lines)
+
+
+def _host(one: dict[str, Any]) -> str:
+    circuit = one.get("circuit", "closed")
+    return f"{one['url']}: {one['status']}, {one['in_flight']} in flight" + (
+        "" if circuit == "closed" else f", circuit {circuit}"
+    )
 
 
 def _list(one: dict[str, Any]) -> str:
