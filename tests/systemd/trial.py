@@ -342,7 +342,8 @@ def wrong(world: World) -> str:
     waiting.join(60)
     assert replies and replies[0].startswith("250"), replies
     return (
-        f"exit code 78, no restart; a client that waits has it tried again ({starts - 1} times in 8 s), and its 250 once mended"
+        f"exit code 78, no restart; a client that waits has it tried again ({starts - 1} times in 8 s), and its 250 "
+        "once it is mended"
     )
 
 
