@@ -83,7 +83,8 @@ class Load:
                 yield "measuring"
             while next_at <= now and next_at < self._until:
                 self._arrive(next_at, now)
-                next_at += 1 / self._rate
+                warmth = min(max((next_at - began) / warm_up_s, 0.05), 1.0)  # the rate grows to what it is to be
+                next_at += 1 / (self._rate * warmth)
             if now >= self._until and (not self._with_mail or now > self._until + patience_s):
                 if self._with_mail:
                     self.errors["no answer"] = self._with_mail
