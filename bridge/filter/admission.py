@@ -25,11 +25,13 @@ class AdmissionSettings:
 class Admission:
     """The slots: one for each mail in processing."""
 
+    # Of the class, because an account that several processes share counts slots in its own way, but these as we do.
+    _full_at = float("-inf")  # when all slots were last seen taken
+    _let_in = 0  # since then
+
     def __init__(self, settings: AdmissionSettings) -> None:
         self.settings = settings
         self.in_processing = 0
-        self._full_at = float("-inf")  # when all slots were last seen taken
-        self._let_in = 0  # since then
 
     @property
     def is_full(self) -> bool:
