@@ -76,7 +76,7 @@ def draw_panel(scene: Scene, axis: Any, panel: dict[str, Any], began: float, end
     axis.set_ylabel(UNITS[panel["fieldConfig"]["defaults"]["unit"]], fontsize=7)
     lines = 0
     for target in panel["targets"]:
-        query = target["expr"].replace("$__rate_interval", "10s").replace("$instance", ".+")
+        query = target["expr"].replace("$__rate_interval", "15s").replace("$instance", ".+")
         answer = scene.prometheus.ask("query_range", query=query, start=str(began), end=str(ended), step="1")
         for series in answer["result"]:
             legend = target["legendFormat"]
@@ -96,6 +96,6 @@ def draw_panel(scene: Scene, axis: Any, panel: dict[str, Any], began: float, end
 
 
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as directory, watched_bridge(Path(directory), scrape="1s") as scene:
+    with tempfile.TemporaryDirectory() as directory, watched_bridge(Path(directory), scrape="2s") as scene:
         scene.every_kind_of_mail()
         draw(scene, *run(scene), ROOT / "docs" / "dashboard.png")

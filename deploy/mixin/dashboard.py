@@ -67,7 +67,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                 ],
             ),
             (
-                "Scanner hosts without mail",
+                "Scanner hosts left alone",
                 "none!",
                 [(f"count(scanbridge_scanner_circuit{{{HERE}}} > 0) or vector(0)", "")],
             ),

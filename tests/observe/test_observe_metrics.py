@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
-from observe_kit import Scene, certificate, promtool
+from observe_kit import ROOT, Scene, certificate, promtool
 from process_kit import get, until
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -201,3 +203,19 @@ def test_processor_time_is_counted_once() -> None:
     first = one.merged([gone]).snapshot()["cpu"][0][0]
     second = one.merged([gone]).snapshot()["cpu"][0][0]
     assert 100 < first <= second < first + 1
+
+
+def test_a_process_without_a_free_descriptor_still_tells_the_rest() -> None:
+    """What cannot be read then is left out; an error would cost the whole board of a worker."""
+    code = """
+import os, resource
+from bridge.daemon import levels
+resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
+try:
+    while True:
+        os.dup(0)
+except OSError:
+    print(list(levels._open_fds()), list(levels._resident_bytes()))
+"""
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[((), 40)] []"
