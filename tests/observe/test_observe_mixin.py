@@ -95,7 +95,7 @@ def for_now(expression: str) -> str:
 def test_every_query_of_the_dashboard_brings_data(scene: Scene, panel) -> None:
     """From a real bridge with two workers, through a real Prometheus."""
     for target in panel["targets"]:
-        found = until(lambda expr=target["expr"]: scene.prometheus.query(for_now(expr)), target["expr"], 5)
+        found = scene.prometheus.wait_for(for_now(target["expr"]))
         assert all(one["value"][1] != "NaN" for one in found) or "quantile" in target["expr"], target["expr"]
         for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
             assert all(label in one["metric"] for one in found), target["expr"]
@@ -108,7 +108,7 @@ SELECTOR = re.compile(r"\b((?:scanbridge|process)_\w+|up)\b(\{[^}]*\})?")
 def test_what_an_alert_looks_for_is_there(scene: Scene, alert) -> None:
     """Each metric, with the very labels and values: a misspelled one would be silent for ever."""
     for metric, labels in SELECTOR.findall(alert["expr"]):
-        assert scene.prometheus.query(metric + labels), metric + labels
+        scene.prometheus.wait_for(metric + labels)
 
 
 def test_the_stories_are_told_of_series_that_exist(scene: Scene) -> None:
@@ -117,7 +117,8 @@ def test_the_stories_are_told_of_series_that_exist(scene: Scene) -> None:
         for series in story["input_series"]:
             metric, labels = SELECTOR.findall(series["series"])[0]
             names = set(re.findall(r"(\w+)=", labels))
-            assert [one for one in scene.prometheus.query(metric) if names <= set(one["metric"])], series["series"]
+            found = scene.prometheus.wait_for(metric)
+            assert [one for one in found if names <= set(one["metric"])], series["series"]
 
 
 def test_alerts_fire_when_the_scanner_is_killed_and_resolve_when_it_is_back(scene: Scene) -> None:
@@ -128,8 +129,8 @@ def test_alerts_fire_when_the_scanner_is_killed_and_resolve_when_it_is_back(scen
         return {name for name, state in scene.prometheus.alerts().items() if state == "firing"}
 
     with scene.load():
-        until(lambda: not firing() & expected, "no alert before")
+        until(lambda: not firing() & expected, "no alert before", 60)
         scene.kill_scanner()
-        until(lambda: expected <= firing(), f"{expected} to fire", 20)
+        until(lambda: expected <= firing(), f"{expected} to fire", 60)
         scene.revive_scanner()
-        until(lambda: not firing() & expected, "all of them to resolve", 20)
+        until(lambda: not firing() & expected, "all of them to resolve", 60)
