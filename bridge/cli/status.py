@@ -26,7 +26,7 @@ def status(path: Path | None, as_json: bool) -> None:
     if state is None:
         click.echo(f"no scanbridge answers at {conf.admin.address}", err=True)
         sys.exit(1)
-    click.echo(json.dumps(state, indent=2) if as_json else _table(state))
+    click.echo(json.dumps(state, indent=2) if as_json else table(state))
     sys.exit(0 if state["ready"] else 1)
 
 
@@ -45,7 +45,8 @@ def ask(address: Address) -> dict[str, Any] | None:
     return state if isinstance(state, dict) and "in_processing" in state else None
 
 
-def _table(state: dict[str, Any]) -> str:
+def table(state: dict[str, Any]) -> str:
+    """For people."""
     lines = [
         f"scanbridge {state['version']}, up {state['uptime_s']} s, {'ready' if state['ready'] else 'not ready'}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "

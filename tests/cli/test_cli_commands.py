@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from bridge import __version__, config, yamlfile
 from bridge.address import Address
 from bridge.cli import main
-from bridge.cli.status import ask
+from bridge.cli.status import ask, table
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -316,6 +316,10 @@ def test_status_over_other_sockets_does_not_crash(place: Place, address: str) ->
 def test_status_over_a_unix_socket(tmp_path: Path) -> None:
     """The admin address need not be a port."""
     path = tmp_path / "admin.sock"
-    with running_bridge(tmp_path, {"admin": {"address": f"unix:{path}"}}):
+    with running_bridge(tmp_path, {"admin": {"address": f"unix:{path}"}}) as running:
         state = ask(Address(path=str(path)))
-    assert state is not None and state["ready"] is True
+        assert state is not None and state["ready"] is True
+        shown = table(state).splitlines()
+        assert f"next hop       {running.next_hop.url}: up" in shown
+        state["scanner"][0]["circuit"] = "open"
+        assert table(state).splitlines()[-2].endswith("in flight, circuit open")
