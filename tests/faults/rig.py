@@ -131,7 +131,7 @@ def table(result: Result) -> str:
         tries = sum(len(mail.tries) for mail in mine)
         accepted, refused = sum(mail.accepted for mail in mine), sum(mail.refused for mail in mine)
         rows.append((f"by `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
-    answers = Counter(word[:9] or "none" for mail in account.mails for _, word in mail.tries[:-1])
+    answers = Counter(word[:9] or "no answer" for mail in account.mails for _, word in mail.tries[:-1])
     rows.append(("answers that made clients try again", ", ".join(f"{word} {n}" for word, n in answers.most_common())))
     kinds = {
         "arrived behind": sum(any(copy.where == "behind" for copy in one) for one in account.copies.values()),
