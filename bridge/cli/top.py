@@ -45,6 +45,8 @@ def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None
         pass
     except BrokenPipeError:  # whoever read us has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    finally:
+        watching.close()
     sys.exit(1 if once and not watching.is_up else 0)
 
 
@@ -60,6 +62,9 @@ class Watching:
     @property
     def is_up(self) -> bool:
         return self._before is not None
+
+    def close(self) -> None:
+        self._source.close()
 
     def look(self) -> dict[str, Any]:
         """What happened since the last look."""

@@ -28,7 +28,7 @@ from bridge.cli import main
 from bridge.cli.toppicture import sparkline
 from bridge.cli.topsample import Sample, between, quantile
 from bridge.testing import FakeScanner, NextHop
-from tests.daemon.process_kit import ROOT, Bridge, environment, parts, scanbridge, start, until, write_config
+from tests.daemon.process_kit import ROOT, Bridge, environment, parts, start, until, write_config
 
 ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9])")
 
@@ -156,8 +156,8 @@ def check_pipes(bridge: Bridge, config: Path) -> None:
             assert process.wait(15) == 0
     assert all(one["up"] and one["scan_s"]["p50"] > 0 for one in found), found
     assert found[0]["next_hops"][0]["mails_per_s"]["taken"] > 0 and found[0]["scanner"][0]["status"] == "GREEN"
-    once = scanbridge("top", "--once", "--interval", "0.1", "-c", config, env=environment(COLUMNS="80"))
-    assert once.returncode == 0 and "\x1b" not in once.stdout and "in processing" in once.stdout
+    once = CliRunner().invoke(main, ["top", "--once", "--interval", "0.1", "-c", str(config)], env={"COLUMNS": "80"})
+    assert once.exit_code == 0 and "\x1b" not in once.stdout and "in processing" in once.stdout
     assert max(map(len, once.stdout.splitlines())) <= 80
 
 

@@ -50,7 +50,8 @@ def verify(root: Path, *names: str) -> str:
     command = ["systemd-analyze", "verify", f"--root={root}", "--recursive-errors=yes", "--man=no"]
     paths = [str(root / "etc/systemd/system" / name) for name in names]
     done = subprocess.run([*command, *paths], capture_output=True, text=True, timeout=30)
-    return done.stderr + done.stdout
+    said = (done.stderr + done.stdout).splitlines()
+    return "\n".join(line for line in said if "scanbridge" in line or "wrong" in line)  # not what it says of its own
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(installed: Path) -> None:
