@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from bridge.daemon.ledger import Ledger
+from bridge.daemon.share import SharedAdmission
 from bridge.errors import Saturated
 from bridge.filter.admission import RUSH_S, Admission, AdmissionSettings
 
@@ -84,7 +86,9 @@ def test_in_a_rush_two_mails_are_let_in_for_each_free_slot() -> None:
     assert all(admission.lets_in(4, 100.003 + RUSH_S + 0.001) for _ in range(9))
 
 
-def test_without_saturation_everybody_is_let_in() -> None:
+@pytest.mark.parametrize("kind", ["one process", "workers"])
+def test_without_saturation_everybody_is_let_in(kind: str) -> None:
     """Slow uploads hold no slots: many may be on their way to a few of them."""
-    admission = Admission(AdmissionSettings(4, 4))
+    settings = AdmissionSettings(4, 4)
+    admission = Admission(settings) if kind == "one process" else SharedAdmission(settings, Ledger(2).mails(0))
     assert all(admission.lets_in(4, 100.0) for _ in range(100))
