@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from process_kit import ROOT, Gate, environment, get, parts, running, start, until, write_config
-from workers_kit import clients_of_all, is_alive, send, workers
+from workers_kit import children, clients_of_all, is_alive, send, workers
+
+from bridge.testing import free_port
 
 
 def test_sigterm_drains_all_workers_at_once(tmp_path: Path) -> None:
@@ -56,11 +58,12 @@ def test_only_a_second_signal_hurries(tmp_path: Path) -> None:
 
 
 def test_systemd_hears_from_the_supervisor_and_a_hung_worker_is_replaced(tmp_path: Path) -> None:
-    """READY once all take mail, WATCHDOG while we live; a worker that stands still is killed."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
+    """READY once all take mail, WATCHDOG while we live; a worker or a service that stands still is killed."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, _, next_hop):
         notices.bind(str(tmp_path / "notify"))
         notices.settimeout(15)
-        config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, workers=2)
+        url = f"http://127.0.0.1:{free_port()}"
+        config, port, admin = write_config(tmp_path, url, next_hop.url, workers=2, embedded_service=True)
         env = environment(PYTHONPATH=str(ROOT), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="2500000")
         bridge = start(config, port, admin, env)
         try:
@@ -74,8 +77,12 @@ def test_systemd_hears_from_the_supervisor_and_a_hung_worker_is_replaced(tmp_pat
             assert len(workers(bridge)) == 2
             until(lambda: hear("WATCHDOG=1"), "WATCHDOG=1")
             hung = workers(bridge)[0]
-            os.kill(hung, signal.SIGSTOP)
+            (service,) = children(bridge.process.pid) - set(workers(bridge))
+            for pid in (hung, service):
+                os.kill(pid, signal.SIGSTOP)
             until(lambda: f"worker {hung} gives no sign of life" in bridge.log, "its end")
+            until(lambda: "the scanning service gives no sign of life" in bridge.log, "the service's end")
+            until(lambda: not is_alive(service), "its end")
             until(lambda: len(set(workers(bridge)) - {hung}) == 2, "another")
             bridge.signal(signal.SIGHUP)
             until(lambda: hear("RELOADING=1\nMONOTONIC_USEC="), "RELOADING=1")
