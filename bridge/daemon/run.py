@@ -290,6 +290,8 @@ class Daemon:
             try:
                 if self.share is None or self.share.is_first:
                     await self.parts.quarantine.purge(self.config.quarantine.retention)
+                    if self.parts.quarantine.is_remote:
+                        await self.parts.quarantine.reconcile()
             except StoreError as exc:
                 log.error("old mail could not be removed from the quarantine: %s", exc)
             await asyncio.sleep(_PURGE_INTERVAL_S)

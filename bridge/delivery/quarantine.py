@@ -157,10 +157,7 @@ class Quarantine:
         self._look_again(mail_id)
 
     def purge_now(self, older_than_s: float) -> list[str]:
-        """Remove mail kept longer ago than this, unless it is being released; which. Raises StoreError.
-
-        And what a worker that was killed left half-written: others have gone on, so no start has removed it.
-        """
+        """Remove mail kept longer ago than this, unless it is being released; which. Raises StoreError."""
         oldest = time.time() - older_than_s
         removed: list[str] = []
         for mail_id in [one for one, listed in self._store.listing().items() if listed.kept_at < oldest]:
@@ -170,7 +167,6 @@ class Quarantine:
                 removed.append(mail_id)
             except (NotKept, InUse):
                 pass
-        self._store.clean()
         self._space.recount()
         self._repair(gently=True)
         return removed

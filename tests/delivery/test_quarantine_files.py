@@ -266,18 +266,3 @@ def test_purge_removes_old_mail_and_only_that(run: Run, tmp_path: Path) -> None:
         assert await quarantine.purge(50) == 0
 
     run(main())
-
-
-def test_purge_removes_what_a_killed_worker_left(run: Run, tmp_path: Path) -> None:
-    """Its siblings go on, so there is no start that would."""
-
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path)
-        tx = mail()
-        await quarantine.keep(tx, HEAD, {})
-        (tmp_path / ".tmp-1A.eml").write_bytes(b"half a mai")
-        (tmp_path / "1B.eml").write_bytes(b"a mail without its other half")
-        assert await quarantine.purge(50) == 0
-        assert files(tmp_path) == [f"{tx.id}.eml", f"{tx.id}.json"]
-
-    run(main())
