@@ -23,7 +23,7 @@ from world import DEADLINE_S, World
 
 ID = re.compile(rb"^X-Fault: \w+ [\d.]+ (\S+)\r$", re.MULTILINE)
 OUR_ID = re.compile(rb"\(scanbridge\) with E?SMTP id (\w+);\s+([^\r\n]+)\r\n")
-STATE = re.compile(r"quarantine|(state|late)\.sqlite(-\w+)?")  # no spooled mail, nothing set aside
+STRAY = re.compile(r"^\.|tmp|damaged")  # in the state directory: half-written, or set aside
 NEXT_ID = re.compile(rb"by behind\.example \(Postfix\) with E?SMTP id (\w+)")
 
 
@@ -95,7 +95,7 @@ def _read_quarantine(world: World, account: Account, bodies: dict[str, bytes]) -
         account.copies[mail_id].append(_copy("quarantine", ours))
     whole = {f"{our_id}.{end}" for our_id in rows for end in ("eml", "json")}
     account.partial += sorted(names - whole)
-    account.partial += [path.name for path in world.disk.place.iterdir() if not STATE.fullmatch(path.name)]
+    account.partial += [path.name for path in world.disk.place.iterdir() if STRAY.search(path.name)]
 
 
 def _copy(where: str, ours: re.Match[bytes], next_id: str = "") -> Copy:
