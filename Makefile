@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd lint format docs dashboard-picture bench-service bench-lists bench-overload clean
+.PHONY: help run test test-faults test-systemd lint format docs dashboard-picture bench bench-service bench-lists bench-overload clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -48,6 +48,9 @@ docs: $(DEV_READY)              ## the references that are made from the code
 dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python docs/draw_dashboard.py
+bench: $(DEV_READY)             ## our bridge beside its peers: docs/benchmarks (20 minutes)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	$(BIN)/python bench/speed.py
 
 bench-service: $(DEV_READY)     ## what the scanning service can do
 	$(BIN)/python bench/service.py

@@ -1,0 +1,96 @@
+"""Cost as it grows: CPU for each mail of our bridge against size, recipients and sessions, as tables and plots."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from measure import Run, Work, run
+from peers import PEERS
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+KiB, MiB = 1024, 1024 * 1024
+Point = tuple[float, Run]
+
+SIZES = (KiB, 4 * KiB, 16 * KiB, 100 * KiB, MiB, 10 * MiB, 50 * MiB - 4 * KiB)
+RECIPIENTS = (1, 10, 100, 1000)
+SESSIONS = (1, 10, 100, 1000, 5000)
+
+
+def measure_all() -> dict[str, list[Point]]:
+    ours = PEERS["scanbridge"]
+    works: dict[str, list[tuple[float, Work]]] = {
+        "size": [(size, Work(_mails(size), sessions=4 if size > MiB else 20, size=size)) for size in SIZES],
+        "recipients": [(count, Work(max(200, 4000 // count), recipients=count)) for count in RECIPIENTS],
+        "sessions": [(count, Work(max(4000, 2 * count), sessions=count)) for count in SESSIONS],
+    }
+    found: dict[str, list[Point]] = {}
+    for text, points in works.items():
+        for value, work in points:
+            print(f"cost against {text}: {value:g}", file=sys.stderr, flush=True)
+            found.setdefault(text, []).append((value, run(ours, work)))
+    return found
+
+
+def _mails(size: int) -> int:
+    return max(12, min(4000, 400 * MiB // size))
+
+
+def file_name(text: str) -> str:
+    return re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-") + ".svg"
+
+
+def table(text: str, points: list[Point]) -> list[str]:
+    lines = [f"| {text} | CPU ms/mail | for each {_unit(text)[1]} | memory peak MB | errors |", "|---|---|---|---|---|"]
+    for value, one in points:
+        scale, _ = _unit(text)
+        lines.append(
+            f"| {value:g} | {one.cpu_ms:.3f} | {one.cpu_ms / value * scale:.4f} | {one.peak_mb:.0f} | {one.errors} |"
+        )
+    return lines
+
+
+def _unit(text: str) -> tuple[float, str]:
+    return (MiB, "MiB") if text == "size" else (1.0, text.removesuffix("s"))
+
+
+def plot_all(growing: dict[str, list[Point]], out: Path) -> None:
+    from matplotlib import pyplot
+
+    for text, points in growing.items():
+        figure, axes = pyplot.subplots(figsize=(6, 3.5))
+        axes.plot([value for value, _ in points], [one.cpu_ms for _, one in points], marker="o")
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.set_xlabel(text)
+        _finish(axes, "CPU ms for each mail")
+        figure.tight_layout()
+        figure.savefig(out / file_name(text), metadata={"Date": None})
+        pyplot.close(figure)
+
+
+def plot_peers(works: dict[str, dict[str, Run]], out: Path) -> None:
+    from matplotlib import pyplot
+
+    if not works:
+        return
+    figure, grid = pyplot.subplots(len(works), 2, figsize=(9, 1.9 * len(works)), squeeze=False)
+    for (text, runs), (cost, memory) in zip(works.items(), grid, strict=True):
+        cost.barh(list(runs), [one.cpu_ms for one in runs.values()])
+        memory.barh(list(runs), [one.peak_mb for one in runs.values()], color="tab:gray")
+        for axes, label in ((cost, f"{text}: CPU ms for each mail"), (memory, "memory, peak MB")):
+            axes.set_title(label, fontsize=8)
+            axes.tick_params(labelsize=7)
+            axes.invert_yaxis()
+    figure.tight_layout()
+    figure.savefig(out / "peers.svg", metadata={"Date": None})
+    pyplot.close(figure)
+
+
+def _finish(axes: Axes, label: str) -> None:
+    axes.set_ylabel(label)
+    axes.grid(True, which="both", alpha=0.3)

@@ -1,0 +1,224 @@
+"""One run of one peer under one load: CPU for each mail, memory, latency.
+
+The peer has one core to itself; scanner, next hop and load share the other. CPU time is that of the peer's whole
+process tree, so it hardly depends on how quick the load is; on a machine that does other work too it grows all the
+same, which is why rows are compared within one run, by ratio, and `others` says how much of a core somebody else had.
+"""
+
+# ruff: noqa: S603, S607 - it starts programs of its own
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from peers import BUILD, Peer, Ports
+
+_TICK = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_CORES = sorted(os.sched_getaffinity(0))
+
+
+@dataclass(frozen=True)
+class Work:
+    """A load: mails in all, sessions at once, mails for each connection (0: all), bytes."""
+
+    mails: int
+    sessions: int = 50
+    per_connection: int = 0
+    size: int = 4096
+    recipients: int = 1
+    scanner_ms: int = 0
+    warm: bool = True
+
+
+@dataclass
+class Run:
+    """What came of it. Times in milliseconds, memory in MB."""
+
+    load: dict[str, Any]
+    cpu_ms: float  # for each mail
+    idle_mb: float
+    peak_mb: float
+    others: float  # of a core
+
+    @property
+    def rate(self) -> float:
+        return float(self.load["mails"] / self.load["seconds"])
+
+    @property
+    def errors(self) -> int:
+        return int(self.load["errors"] + self.load["refused"])
+
+
+@dataclass
+class Sampler:
+    """The highest resident memory of a process tree."""
+
+    root: int
+    peak: float = 0.0
+    _over: threading.Event = field(default_factory=threading.Event)
+
+    def watch(self) -> None:
+        while not self._over.wait(0.05):
+            self.peak = max(self.peak, memory_mb(self.root))
+
+    def __enter__(self) -> Sampler:
+        self._thread = threading.Thread(target=self.watch)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        self._thread.join()
+
+
+def tree(root: int) -> list[int]:
+    """A process and all that descend from it."""
+    parents: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                parents.setdefault(int(_stat(entry)[1]), []).append(int(entry.name))
+            except OSError:  # it has just ended
+                continue
+    found = [root]
+    for pid in found:
+        found += parents.get(pid, [])
+    return found
+
+
+def _stat(entry: Path) -> list[str]:
+    """The fields behind the name."""
+    return (entry / "stat").read_text().rpartition(")")[2].split()
+
+
+def cpu_s(root: int) -> float:
+    """User and system time so far, with that of children that have ended."""
+    ticks = 0
+    for pid in tree(root):
+        try:
+            ticks += sum(map(int, _stat(Path(f"/proc/{pid}"))[11:15]))
+        except OSError:
+            continue
+    return ticks / _TICK
+
+
+def memory_mb(root: int) -> float:
+    pages = 0
+    for pid in tree(root):
+        try:
+            pages += int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+        except (OSError, IndexError):
+            continue
+    return pages * _PAGE / 1e6
+
+
+def _busy_s() -> float:
+    """Of the whole machine."""
+    user, nice, system, _idle, _wait, irq, softirq, *_ = map(
+        int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / _TICK
+
+
+def free_ports(count: int) -> list[int]:
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(count)]
+        return [sock.getsockname()[1] for sock in sockets]
+
+
+@contextmanager
+def process(command: list[str], core: int, environment: dict[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    cores = [str(_CORES[core % len(_CORES)])] if core >= 0 else [",".join(map(str, _CORES))]
+    with log.open("ab") as out:
+        started = subprocess.Popen(
+            ["taskset", "-c", *cores, *command],
+            stdout=out,
+            stderr=out,
+            env=os.environ | environment,
+            start_new_session=True,
+        )
+    try:
+        yield started
+    finally:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(started.pid, number)
+                started.wait(5)
+            except (ProcessLookupError, subprocess.TimeoutExpired):
+                continue
+
+
+def wait_port(port: int, started: subprocess.Popen[bytes], log: Path, seconds: float = 60) -> None:
+    for _ in range(int(seconds * 20)):
+        if started.poll() is not None:
+            break
+        try:
+            socket.create_connection(("127.0.0.1", port), 1).close()
+            return
+        except OSError:
+            time.sleep(0.05)
+    raise RuntimeError(f"it does not listen: {log.read_text(errors='replace')[-500:]}")
+
+
+@contextmanager
+def running(peer: Peer, scanner_ms: int = 0, cores: int = 1) -> Iterator[tuple[Ports, int]]:
+    """The peer, with a scanner and a next hop; its ports and process id."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as name, ExitStack() as stack:
+        scratch = Path(name)
+        ports = Ports(*free_ports(5))
+        for command, port in (
+            ([str(BUILD / "scanner"), str(ports.scanner), str(scanner_ms)], ports.scanner),
+            ([str(BUILD / "sink"), str(ports.sink)], ports.sink),
+        ):
+            started = stack.enter_context(process(command, 1, {}, scratch / "log"))
+            wait_port(port, started, scratch / "log")
+        arguments, environment = peer.command(ports, scratch)
+        started = stack.enter_context(process(arguments, 0 if cores == 1 else -1, environment, scratch / "log"))
+        wait_port(ports.peer, started, scratch / "log")
+        yield ports, started.pid
+
+
+def load(protocol: str, port: int, work: Work, seconds: float = 0.0) -> dict[str, Any]:
+    command = [str(BUILD / "load"), protocol, str(port), "-s", str(work.sessions), "-n", str(work.per_connection)]
+    command += ["-m", str(work.mails), "-l", str(work.size), "-r", str(work.recipients)]
+    command += ["-t", str(seconds)] if seconds else []
+    cores = str(_CORES[1 % len(_CORES)])
+    done = subprocess.run(["taskset", "-c", cores, *command], stdout=subprocess.PIPE, timeout=180, check=True)
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def run(peer: Peer, work: Work, cores: int = 1) -> Run:
+    with running(peer, work.scanner_ms, cores) as (ports, pid):
+        if work.warm:
+            load(
+                peer.protocol, ports.peer, Work(100_000, work.sessions, work.per_connection, work.size), peer.warm_up_s
+            )
+        time.sleep(0.2)
+        idle, began, before, busy = memory_mb(pid), time.monotonic(), cpu_s(pid), _busy_s()
+        with Sampler(pid) as sampler:
+            told = load(peer.protocol, ports.peer, work)
+        used = cpu_s(pid) - before
+        others = (_busy_s() - busy - used) / (time.monotonic() - began) - 1.0  # one core is the load's, mostly
+        return Run(told, used / max(told["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
+
+
+def best(peer: Peer, work: Work, times: int, cores: int = 1) -> Run:
+    """The run with the median of CPU for each mail, of those without an error if there are any."""
+    runs = [run(peer, work, cores) for _ in range(times)]
+    good = [one for one in runs if not one.errors] or runs
+    middle = median(one.cpu_ms for one in good)
+    return min(good, key=lambda one: abs(one.cpu_ms - middle))

@@ -1,0 +1,196 @@
+"""What the benchmark runs: our bridge in several forms, and what one would write or pick instead.
+
+`build` makes or installs what a peer needs; a peer that cannot be had here says why in `MISSING` and is left out.
+"""
+
+# ruff: noqa: S603, S607 - it starts programs of its own
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+BUILD = HERE.parent / "build" / "bench"
+NODE = BUILD / "node"
+MISSING: dict[str, str] = {}
+
+OURS = """
+scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s}}
+listeners:
+  - {{name: smtp, address: "127.0.0.1:{smtp}"}}
+  - {{name: milter, protocol: milter, address: "127.0.0.1:{milter}"}}
+admission: {{max_in_processing: 100000, throttle_threshold: 100000, max_bytes_in_processing: 8GiB}}
+limits: {{max_connections: 20000, max_connections_per_client: 20000}}
+spool: {{memory_per_mail: {memory}}}
+policy: {{deliver: {deliver}}}
+relay: {{next_hop: "smtp://127.0.0.1:{sink}"}}
+admin: {{address: "127.0.0.1:{admin}"}}
+workers: {workers}
+state_directory: {directory}
+"""
+
+
+@dataclass(frozen=True)
+class Ports:
+    peer: int
+    scanner: int
+    sink: int
+    other: int
+    admin: int
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.scanner}"
+
+
+Command = tuple[list[str], dict[str, str]]  # and its environment
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    protocol: str  # smtp or milter
+    command: Callable[[Ports, Path], Command]
+    warm_up_s: float = 1.0
+    needs: tuple[str, ...] = ()  # keys of MISSING
+
+
+def ours(
+    protocol: str, root: Path = HERE.parent, *, deliver: str = "discard", workers: int = 1, memory: str = "256KiB"
+) -> Callable[[Ports, Path], Command]:
+    """Our bridge, whole: policy, metrics, log, admission. `discard`: nothing is handed on, as with the peers."""
+
+    def command(ports: Ports, scratch: Path) -> Command:
+        smtp, milter = (ports.peer, ports.other) if protocol == "smtp" else (ports.other, ports.peer)
+        (scratch / "token").write_text("0123456789abcdef0123456789abcdef\n")
+        (scratch / "token").chmod(0o600)
+        configuration = scratch / "scanbridge.yml"
+        configuration.write_text(
+            OURS.format(
+                scanner=ports.url,
+                smtp=smtp,
+                milter=milter,
+                sink=ports.sink,
+                admin=ports.admin,
+                workers=workers,
+                deliver=deliver if protocol == "smtp" else "relay",
+                memory=memory,
+                directory=scratch / "state",
+            )
+        )
+        return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
+
+    return command
+
+
+def _naive(ports: Ports, scratch: Path) -> Command:
+    return [sys.executable, str(HERE / "naive.py"), str(ports.peer), ports.url], {}
+
+
+def _c_bridge(ports: Ports, scratch: Path) -> Command:
+    return [str(BUILD / "bridge"), str(ports.peer), str(ports.scanner)], {}
+
+
+def _nodemailer(ports: Ports, scratch: Path) -> Command:
+    environment = {"NODE_PATH": str(NODE / "node_modules")}
+    return ["node", str(HERE / "peers" / "nodemailer.js"), str(ports.peer), ports.url], environment
+
+
+def _haraka(ports: Ports, scratch: Path) -> Command:
+    haraka = NODE / "node_modules" / "Haraka"
+    for name in ("config", "plugins", "queue"):
+        (scratch / name).mkdir()
+    shutil.copy(HERE / "peers" / "haraka_scan.js", scratch / "plugins" / "scan.js")
+    settings = {
+        "smtp.ini": f"listen=127.0.0.1:{ports.peer}\nnodes=0\n",
+        "connection.ini": "[max]\nbytes=67108864\nline_length=512\ndata_line_length=2000\n",
+        "log.ini": "[main]\nlevel=error\n",
+        "loglevel": "error\n",
+        "me": "haraka.example.net\n",
+        "plugins": "scan\n",
+    }
+    for name, text in settings.items():
+        (scratch / "config" / name).write_text(text)
+    environment = {
+        "NODE_PATH": str(NODE / "node_modules"), "SCANNER": ports.url, "SUBMIT": str(HERE / "peers" / "submit.js"),
+    }  # fmt: skip
+    return ["node", str(haraka / "bin" / "haraka"), "-c", str(scratch)], environment
+
+
+def _pymilter(ports: Ports, scratch: Path) -> Command:
+    return [sys.executable, str(HERE / "peers" / "pymilter.py"), str(ports.peer), ports.url], {}
+
+
+def _rspamd(ports: Ports, scratch: Path) -> Command:
+    """Its proxy worker in milter mode; the scanner it asks is ours, which answers at once with what it can read."""
+    scratch.chmod(0o777)  # it becomes another user
+    configuration = scratch / "rspamd.conf"
+    configuration.write_text(
+        f"""
+options {{ pidfile = "{scratch}/rspamd.pid"; filters = ""; control_socket = "{scratch}/control.sock mode=0600";
+  dns {{ nameserver = ["127.0.0.1:1"]; timeout = 0.1s; retransmits = 1; }}
+  hs_cache_dir = "{scratch}"; url_tld = "/usr/share/rspamd/effective_tld_names.dat"; }}
+logging {{ type = "file"; filename = "{scratch}/rspamd.log"; level = "warning"; }}
+actions {{ reject = 15; add_header = 6; }}
+worker "rspamd_proxy" {{ bind_socket = "127.0.0.1:{ports.peer}"; milter = yes; timeout = 120s; count = 1;
+  max_retries = 1;
+  upstream "scanner" {{ default = yes; hosts = "127.0.0.1:{ports.scanner}"; compression = no; keepalive = yes; }} }}
+"""
+    )
+    return ["rspamd", "-f", "-u", "_rspamd", "-g", "_rspamd", "-c", str(configuration)], {}
+
+
+PEERS = {
+    peer.name: peer
+    for peer in (
+        Peer("scanbridge", "smtp", ours("smtp")),
+        Peer("scanbridge, relaying", "smtp", ours("smtp", deliver="relay")),
+        Peer("scanbridge, 2 workers", "smtp", ours("smtp", workers=2)),
+        Peer("scanbridge, spooling", "smtp", ours("smtp", memory="64KiB")),
+        Peer("naive", "smtp", _naive, warm_up_s=3.0),
+        Peer("nodemailer", "smtp", _nodemailer, needs=("node",)),
+        Peer("Haraka", "smtp", _haraka, needs=("node", "Haraka")),
+        Peer("C", "smtp", _c_bridge),
+        Peer("scanbridge milter", "milter", ours("milter")),
+        Peer("rspamd proxy", "milter", _rspamd, needs=("rspamd",)),
+        Peer("pymilter", "milter", _pymilter, needs=("pymilter",)),
+    )
+}
+
+
+def build() -> None:
+    """The programs in C, and the peers that can be had."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    for name in ("scanner", "load", "bridge", "sink"):
+        source, binary = HERE / "c" / f"{name}.c", BUILD / name
+        if not binary.exists() or binary.stat().st_mtime < max(
+            source.stat().st_mtime, (HERE / "c/net.h").stat().st_mtime
+        ):
+            subprocess.run(["cc", "-O2", "-Wno-unused-function", "-o", binary, source], check=True)
+    _build_node()
+    if shutil.which("rspamd") is None:
+        MISSING["rspamd"] = "rspamd is not installed"
+    if subprocess.run([sys.executable, "-c", "import Milter"], capture_output=True).returncode:
+        MISSING["pymilter"] = "pymilter is not installed (it needs Debian's libmilter-dev, then pip install pymilter)"
+
+
+def _build_node() -> None:
+    if shutil.which("npm") is None:
+        MISSING["node"] = "Node.js and npm are not installed"
+        return
+    NODE.mkdir(exist_ok=True)
+    wanted = (HERE / "peers" / "package.json").read_text()
+    if not (NODE / "package.json").exists() or (NODE / "package.json").read_text() != wanted:
+        (NODE / "package.json").write_text(wanted)
+        done = subprocess.run(
+            ["npm", "install", "--no-audit", "--no-fund", "--loglevel=error"], cwd=NODE, capture_output=True, text=True
+        )
+        if done.returncode:
+            (NODE / "package.json").unlink()
+            MISSING["node"] = "npm install failed: " + done.stderr.strip().splitlines()[-1]
+    if not (NODE / "node_modules" / "Haraka").exists():
+        MISSING["Haraka"] = "npm could not install Haraka"

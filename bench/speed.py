@@ -1,0 +1,231 @@
+"""What a mail costs: our bridge beside its peers, in one run, ratios first: `make bench`.
+
+    python bench/speed.py [--times 3] [--peers scanbridge,C] [--out docs/benchmarks]
+    python bench/speed.py --compare COMMIT COMMIT
+
+Writes `results.md`, `results.json` and the plots. The exit code tells whether all ran, not whether every goal was
+reached: those that were not are named in the page. `--compare` measures two commits of ours against each other, in
+turn.
+"""
+
+# ruff: noqa: S603, S607 - it starts programs of its own
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import growth
+from measure import Run, Work, best, load, running
+from peers import HERE, MISSING, PEERS, Peer, build, ours
+
+KiB, MiB = 1024, 1024 * 1024
+SMTP = ("scanbridge", "naive", "Haraka", "nodemailer", "C")
+MILTER = ("scanbridge milter", "rspamd proxy", "pymilter")
+
+# By name: what it is, the load, who runs it. Slow peers get fewer mails: CPU for each mail is what counts.
+WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
+    "kept": ("4 KiB, connection kept", Work(12_000), (*SMTP, "scanbridge, relaying")),
+    "each": ("4 KiB, one mail for each connection", Work(8_000, per_connection=1), SMTP),
+    "100k": ("100 KiB, connection kept", Work(3_000, size=100 * KiB), SMTP),
+    "10m": ("10 MiB", Work(40, sessions=4, size=10 * MiB), SMTP),
+    "milter": ("milter, 4 KiB, connection kept", Work(12_000), MILTER),
+    "milter each": ("milter, 4 KiB, one mail for each connection", Work(8_000, per_connection=1), MILTER),
+    "500": (
+        "500 mails of 100 KiB in flight, the scanner takes 2 s",
+        Work(500, sessions=500, per_connection=1, size=100 * KiB, scanner_ms=2000, warm=False),
+        (*SMTP, "scanbridge, spooling"),
+    ),
+    "2000": (
+        "2,000 mails of 100 KiB in flight, the scanner takes 2 s",
+        Work(2000, sessions=2000, per_connection=1, size=100 * KiB, scanner_ms=2000, warm=False),
+        (*SMTP, "scanbridge, spooling"),
+    ),
+    "single": ("4 KiB, one mail after another", Work(1_000, sessions=1), ("scanbridge", "scanbridge, relaying")),
+}
+SLOW = {"naive": 10, "Haraka": 6, "nodemailer": 2, "pymilter": 4}
+
+Results = dict[str, dict[str, Run]]  # work, peer
+
+
+def measure_all(names: set[str], times: int) -> Results:
+    found: Results = {}
+    for key, (text, work, who) in WORKS.items():
+        for name in who:
+            peer = PEERS[name]
+            if (names and name not in names) or any(need in MISSING for need in peer.needs):
+                continue
+            print(f"{text}: {name}", file=sys.stderr, flush=True)
+            try:
+                found.setdefault(key, {})[name] = best(peer, _lighter(work, name), 1 if not work.warm else times)
+            except (OSError, RuntimeError, subprocess.SubprocessError) as exc:
+                print(f"  failed: {exc}", file=sys.stderr)
+    return found
+
+
+def _lighter(work: Work, name: str) -> Work:
+    if not work.warm:
+        return work
+    return replace(work, mails=max(work.mails // SLOW.get(name, 1), work.sessions * 2))
+
+
+def direct_ms() -> float:
+    """A direct HTTP request of the same mail: what the bridge's latency is on top of."""
+    with running(PEERS["C"]) as (ports, _):
+        return float(load("http", ports.scanner, Work(1_000, sessions=1))["total_p50_ms"])
+
+
+# --- the goals ---------------------------------------------------------------------------------------------------
+
+
+def goals(found: Results, direct: float) -> list[tuple[str, float | None, float]]:
+    """What, our value, what it may be at most. None: it could not be measured."""
+
+    def cpu(work: str, name: str, peer: str) -> float | None:
+        return _ratio(found, work, name, peer, lambda run: run.cpu_ms)
+
+    rows: list[tuple[str, float | None, float]] = [
+        ("CPU, 4 KiB, kept : nodemailer", cpu("kept", "scanbridge", "nodemailer"), 1.0),
+        ("CPU, 4 KiB, kept : Haraka", cpu("kept", "scanbridge", "Haraka"), 0.25),
+        ("CPU, 4 KiB, kept : naive", cpu("kept", "scanbridge", "naive"), 0.05),
+        ("CPU, 4 KiB, one for each connection : nodemailer", cpu("each", "scanbridge", "nodemailer"), 0.33),
+        ("CPU, 100 KiB : nodemailer", cpu("100k", "scanbridge", "nodemailer"), 0.5),
+        ("CPU, 10 MiB : nodemailer", cpu("10m", "scanbridge", "nodemailer"), 0.7),
+        ("CPU, 10 MiB : C", cpu("10m", "scanbridge", "C"), 2.0),
+        ("CPU, milter, 4 KiB : rspamd's proxy", cpu("milter", "scanbridge milter", "rspamd proxy"), 2.0),
+        ("CPU, milter, 4 KiB : pymilter", cpu("milter", "scanbridge milter", "pymilter"), 0.5),
+        ("CPU, relaying : not relaying", cpu("kept", "scanbridge, relaying", "scanbridge"), 1.6),
+    ]
+    for work in ("500", "2000"):
+        for name, limit in (("scanbridge", 1.3), ("scanbridge, spooling", None)):
+            run = found.get(work, {}).get(name)
+            if run is None:
+                continue
+            above = run.peak_mb - run.idle_mb
+            flight = run.load["bytes"] * int(work) / 1e6
+            if limit is None:
+                rows.append((f"MB above idle, {work} x 100 KiB in flight, spooled", above, 20.0))
+            else:
+                rows.append((f"memory above idle : bytes in flight, {work} x 100 KiB", above / flight, limit))
+            rows.append((f"errors with {work} in flight{', spooled' if limit is None else ''}", float(run.errors), 0.0))
+    for name, limit in (("scanbridge", 1.5), ("scanbridge, relaying", 3.0)):
+        run = found.get("single", {}).get(name)
+        added = None if run is None else run.load["total_p50_ms"] - direct
+        rows.append((f"ms added to a single mail (p50), {name}", added, limit))
+    return rows
+
+
+def _ratio(found: Results, work: str, name: str, peer: str, value: Callable[[Run], float]) -> float | None:
+    runs = found.get(work, {})
+    return value(runs[name]) / value(runs[peer]) if name in runs and peer in runs and value(runs[peer]) else None
+
+
+# --- the page ----------------------------------------------------------------------------------------------------
+
+
+def page(found: Results, direct: float, growing: dict[str, list[growth.Point]]) -> str:
+    lines = [
+        "<!-- written by make bench -->",
+        "# What a mail costs",
+        "",
+        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}; the peer has one "
+        "core, load and scanner another. Ratios of CPU time within one run; absolute times are this machine's on that day.",
+        "",
+        "| goal | value | at most | |",
+        "|---|---|---|---|",
+    ]
+    for text, value, limit in goals(found, direct):
+        shown = "not measured" if value is None else f"{value:.2f}"
+        held = "" if value is None else "holds" if value <= limit else "**missed**"
+        lines.append(f"| {text} | {shown} | {limit:g} | {held} |")
+    for key, (text, _, _) in WORKS.items():
+        if key in found:
+            lines += ["", f"## {text}", "", *_table(found[key])]
+    lines += ["", f"A direct HTTP request of one 4 KiB mail takes {direct:.2f} ms (p50)."]
+    for text, points in growing.items():
+        lines += [
+            "",
+            f"## CPU for each mail against {text}",
+            "",
+            f"![]({growth.file_name(text)})",
+            "",
+            *growth.table(text, points),
+        ]
+    if MISSING:
+        lines += ["", "Left out here: " + "; ".join(MISSING.values()) + "."]
+    return "\n".join(lines) + "\n"
+
+
+def _table(runs: dict[str, Run]) -> list[str]:
+    first = next(iter(runs.values()))
+    lines = ["| | CPU ms/mail | ours : it | mails/s | MB/s | p50 ms | p99 ms | memory idle, peak MB | errors |"]
+    lines.append("|---|---|---|---|---|---|---|---|---|")
+    for name, run in runs.items():
+        ratio = f"{first.cpu_ms / run.cpu_ms:.2f}" if run.cpu_ms else ""
+        cells = [name, f"{run.cpu_ms:.3f}", ratio, f"{run.rate:.0f}", f"{run.rate * run.load['bytes'] / 1e6:.1f}"]
+        cells += [f"{run.load['total_p50_ms']:.2f}", f"{run.load['total_p99_ms']:.2f}"]
+        cells += [f"{run.idle_mb:.0f}, {run.peak_mb:.0f}", str(run.errors)]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def compare(before: str, after: str, times: int) -> str:
+    """Two commits, in turn, so that a machine that changes its speed meets both."""
+    lines = ["| | CPU ms/mail, before | after | after : before |", "|---|---|---|---|"]
+    with ExitStack() as stack:
+        roots = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
+        for root, commit in zip(roots, (before, after), strict=True):
+            archive = subprocess.run(["git", "archive", commit], cwd=HERE.parent, stdout=subprocess.PIPE, check=True)
+            subprocess.run(["tar", "x", "-C", root], input=archive.stdout, check=True)
+        for key in ("kept", "each", "100k", "milter"):
+            text, work, _ = WORKS[key]
+            protocol = "milter" if key == "milter" else "smtp"
+            both = [
+                Peer(commit, protocol, ours(protocol, Path(root)))
+                for commit, root in zip((before, after), roots, strict=True)
+            ]
+            runs: list[list[float]] = [[], []]
+            for _ in range(times):
+                for peer, costs in zip(both, runs, strict=True):
+                    costs.append(best(peer, work, 1).cpu_ms)
+            old, new = (sorted(costs)[len(costs) // 2] for costs in runs)
+            lines.append(f"| {text} | {old:.3f} | {new:.3f} | {new / old:.2f} |")
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=3, help="runs of each; the median counts")
+    parser.add_argument("--peers", default="", help="only these, by commas")
+    parser.add_argument("--no-growth", action="store_true", help="leave out the tables of cost against size")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "benchmarks")
+    parser.add_argument("--compare", nargs=2, metavar="COMMIT")
+    arguments = parser.parse_args()
+    build()
+    if arguments.compare:
+        print(compare(*arguments.compare, arguments.times))
+        return
+    names = set(filter(None, arguments.peers.split(",")))
+    found = measure_all(names, arguments.times)
+    growing = {} if arguments.no_growth else growth.measure_all()
+    direct = direct_ms()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    text = page(found, direct, growing)
+    (arguments.out / "results.md").write_text(text)
+    numbers = {work: {name: asdict(run) for name, run in runs.items()} for work, runs in found.items()}
+    (arguments.out / "results.json").write_text(json.dumps(numbers, indent=1) + "\n")
+    growth.plot_all(growing, arguments.out)
+    growth.plot_peers({text: found[key] for key, (text, _, _) in WORKS.items() if key in found}, arguments.out)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
