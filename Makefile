@@ -48,6 +48,7 @@ docs: $(DEV_READY)              ## the references that are made from the code
 dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python docs/draw_dashboard.py
+
 bench: $(DEV_READY)             ## our bridge beside its peers: docs/benchmarks (20 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python bench/speed.py

@@ -174,8 +174,15 @@ def build() -> None:
     _build_node()
     if shutil.which("rspamd") is None:
         MISSING["rspamd"] = "rspamd is not installed"
-    if subprocess.run([sys.executable, "-c", "import Milter"], capture_output=True).returncode:
-        MISSING["pymilter"] = "pymilter is not installed (it needs Debian's libmilter-dev, then pip install pymilter)"
+    _build_pymilter()
+
+
+def _build_pymilter() -> None:
+    if subprocess.run([sys.executable, "-c", "import Milter"], capture_output=True).returncode == 0:
+        return
+    install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pymilter"]
+    if subprocess.run(install, capture_output=True).returncode:
+        MISSING["pymilter"] = "pymilter cannot be built (it needs Debian's libmilter-dev)"
 
 
 def _build_node() -> None:

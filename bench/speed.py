@@ -136,8 +136,8 @@ def page(found: Results, direct: float, growing: dict[str, list[growth.Point]]) 
         "<!-- written by make bench -->",
         "# What a mail costs",
         "",
-        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}; the peer has one "
-        "core, load and scanner another. Ratios of CPU time within one run; absolute times are this machine's on that day.",
+        f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}; the peer has one core, load and scanner "
+        "another. Ratios of CPU time within one run; absolute times are this machine's on that day.",
         "",
         "| goal | value | at most | |",
         "|---|---|---|---|",
