@@ -51,6 +51,7 @@ dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minut
 
 bench: $(DEV_READY)             ## our bridge beside its peers: docs/benchmarks (20 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
+	deploy/test-servers.sh
 	$(BIN)/python bench/speed.py
 
 bench-service: $(DEV_READY)     ## what the scanning service can do

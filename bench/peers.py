@@ -6,6 +6,7 @@
 # ruff: noqa: S603, S607 - it starts programs of its own
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -126,7 +127,7 @@ def _pymilter(ports: Ports, scratch: Path) -> Command:
 
 
 def _rspamd(ports: Ports, scratch: Path) -> Command:
-    """Its proxy worker in milter mode; the scanner it asks is ours, which answers at once with what it can read."""
+    """Its proxy worker in milter mode, with our scanner in place of its own."""
     scratch.chmod(0o777)  # it becomes another user
     configuration = scratch / "rspamd.conf"
     configuration.write_text(
@@ -180,6 +181,8 @@ def build() -> None:
 def _build_pymilter() -> None:
     if subprocess.run([sys.executable, "-c", "import Milter"], capture_output=True).returncode == 0:
         return
+    if os.geteuid() == 0 and shutil.which("apt-get"):
+        subprocess.run(["apt-get", "install", "-y", "-qq", "libmilter-dev"], capture_output=True)
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "pymilter"]
     if subprocess.run(install, capture_output=True).returncode:
         MISSING["pymilter"] = "pymilter cannot be built (it needs Debian's libmilter-dev)"

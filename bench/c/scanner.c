@@ -1,14 +1,15 @@
 /* A scanning service that answers "deliver" after a fixed time: scanner PORT [MILLISECONDS].
- * Its cost is next to nothing, so that the peer's own is seen. */
+ * Its cost is next to nothing, so that the peer's own is seen. Rspamd's proxy is answered in rspamd's own words. */
 #include "net.h"
 
 static const char BODY[] = "{\"ggrid\":\"00000000-0000-4000-8000-000000000000\",\"verdict\":\"clean\",\"decision\":\"deliver\",\"tags\":[],"
                            "\"created\":\"2026-01-01T00:00:00Z\",\"completed\":\"2026-01-01T00:00:00Z\"}";
+static const char RSPAMD[] = "{\"is_skipped\":false,\"score\":0.0,\"required_score\":15.0,\"action\":\"no action\",\"symbols\":{},\"messages\":{}}";
 static const char STATUS[] = "{\"messageQueueStatus\":\"GREEN\"}";
 static const char PING[] = "{}";
 
 typedef struct request { size_t left; int in_body; const char *answer; } request;
-typedef struct due { double at; conn *c; } due; /* in order: all take the same time */
+typedef struct due { double at; conn *c; const char *body; } due; /* in order: all take the same time */
 
 static due *queue;
 static size_t first, last, room;
@@ -21,14 +22,14 @@ static int answer(conn *c, const char *body) {
 }
 
 static int answer_in_time(conn *c, const char *body, double delay) {
-    if (delay <= 0 || body != BODY) return answer(c, body);
+    if (delay <= 0 || body == STATUS || body == PING) return answer(c, body);
     if (last == room) {
         memmove(queue, queue + first, (last - first) * sizeof *queue);
         last -= first;
         first = 0;
         if (last * 2 >= room) queue = realloc(queue, (room = room * 2 + 1024) * sizeof *queue);
     }
-    queue[last++] = (due){now() + delay, c};
+    queue[last++] = (due){now() + delay, c, body};
     return 1;
 }
 
@@ -57,7 +58,7 @@ static int take(conn *c, double delay) {
         *end = 0;
         char *length = strcasestr(head, "\r\ncontent-length:");
         r->left = length ? strtoul(length + 17, NULL, 10) : 0;
-        r->answer = strncmp(head, "POST", 4) == 0 ? BODY : strstr(head, "status") ? STATUS : PING;
+        r->answer = strstr(head, "/checkv2") ? RSPAMD : strncmp(head, "POST", 4) == 0 ? BODY : strstr(head, "status") ? STATUS : PING;
         r->in_body = 1;
         consume(&c->in, end + 4 - head);
     }
@@ -80,6 +81,6 @@ int main(int argc, char **argv) {
             if (((events[i].events & EPOLLOUT) && !flush(c)) || !hear(c) || !take(c, delay)) forget(c);
         }
         for (double t = now(); first < last && queue[first].at <= t; first++)
-            if (queue[first].c && !answer(queue[first].c, BODY)) forget(queue[first].c);
+            if (queue[first].c && !answer(queue[first].c, queue[first].body)) forget(queue[first].c);
     }
 }
