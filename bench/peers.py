@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -103,12 +104,13 @@ def _nodemailer(ports: Ports, scratch: Path) -> Command:
 
 def _haraka(ports: Ports, scratch: Path) -> Command:
     haraka = NODE / "node_modules" / "Haraka"
+    shipped = (haraka / "config" / "connection.ini").read_text()
     for name in ("config", "plugins", "queue"):
         (scratch / name).mkdir()
     shutil.copy(HERE / "peers" / "haraka_scan.js", scratch / "plugins" / "scan.js")
     settings = {
         "smtp.ini": f"listen=127.0.0.1:{ports.peer}\nnodes=0\n",
-        "connection.ini": "[max]\nbytes=67108864\nline_length=512\ndata_line_length=2000\n",
+        "connection.ini": re.sub(r"(?m)^bytes=.*", "bytes=67108864", shipped),
         "log.ini": "[main]\nlevel=error\n",
         "loglevel": "error\n",
         "me": "haraka.example.net\n",
