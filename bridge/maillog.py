@@ -19,7 +19,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
-from bridge.filter.decide import Outcome, Record
+from bridge.filter.outcome import Outcome, Record
 from bridge.flood import Flood
 from bridge.mail.reply import Reply
 from bridge.metrics import reason_of

@@ -32,8 +32,8 @@ from bridge.errors import (
     ScanUnavailable,
     StoreError,
 )
-from bridge.filter.decide import Record
 from bridge.filter.late import Late, Scan
+from bridge.filter.outcome import Record
 from bridge.mail.action import Action
 from bridge.mail.listed import ListAction
 

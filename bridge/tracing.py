@@ -25,7 +25,7 @@ from opentelemetry.trace import SpanContext, SpanKind, TraceFlags
 from opentelemetry.trace.status import Status, StatusCode
 
 from bridge import __version__
-from bridge.filter.decide import Record
+from bridge.filter.outcome import Record
 from bridge.mail.trace import Trace, new_trace
 from bridge.metrics import reason_of
 

@@ -16,9 +16,10 @@ from bridge.delivery.hop import Hop
 from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Relay
 from bridge.filter.admission import Admission
-from bridge.filter.decide import Filter, Record
+from bridge.filter.decide import Filter
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.late import LateDecisions
+from bridge.filter.outcome import Record
 from bridge.intake.milter.transport import MilterServer, MilterSettings
 from bridge.intake.server import SmtpServer, SmtpSettings
 from bridge.lists.copies import Copies

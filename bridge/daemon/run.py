@@ -37,7 +37,7 @@ from bridge.daemon.view import Reloads, View
 from bridge.delivery.hop import RESULTS
 from bridge.errors import ConfigError, StoreError
 from bridge.filter.admission import Admission
-from bridge.filter.decide import Record
+from bridge.filter.outcome import Record
 from bridge.mail.message import Spool
 from bridge.maillog import LineWriter, MailLog
 from bridge.metrics import Metrics

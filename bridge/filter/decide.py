@@ -22,11 +22,13 @@ from bridge.delivery.mark import Marks
 from bridge.delivery.quarantine import Quarantine
 from bridge.delivery.relay import Mixed, Relay
 from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
+from bridge.filter import apart
 from bridge.filter.admission import Admission
 from bridge.filter.door import NO_COPY, Door
 from bridge.filter.headers import Fields, HeaderEditor, count_received, message_id
 from bridge.filter.late import Late, LateDecisions
 from bridge.filter.limit import AdaptiveLimit
+from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
     LONG_HEAD,
     LOOP,
@@ -44,7 +46,7 @@ from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.listed import ListAction, Listed
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
-from bridge.mail.reply import Reply, weightiest
+from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
@@ -52,7 +54,6 @@ from bridge.scanner.client import Scanner
 
 log = logging.getLogger(__name__)
 
-_PARTS_AT_ONCE = 4  # of one mail for several tenants; each takes a slot, and others want some too
 
 _dice = random.Random()  # noqa: S311 - a share of the mail, not a secret
 
@@ -63,42 +64,6 @@ _OURS = frozenset(
     for name, value in vars(module).items()
     if isinstance(value, Reply) and name.isupper()
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of a mail, for the intake to render."""
-
-    action: Action
-    reply: Reply  # what an SMTP client reads; a milter uses it for reject and tempfail
-    result: AnalysisResult | None = None  # None: no decision could be had
-    stamp: Fields = ()  # header fields to add, in order (a milter has the mail server add them)
-    replies: tuple[Reply, ...] = ()  # for each recipient his own, where the client reads them; else `reply` is for all
-
-
-@dataclass(slots=True)
-class Record:
-    """What the log and the metrics are told about one mail, when it is over."""
-
-    tx: Transaction
-    size: int
-    tenant: str | None = None
-    outcome: Outcome | None = None  # None: the client went away
-    error: BaseException | None = None
-    wait_s: float = 0.0
-    scan_s: float = 0.0
-    relay_s: float = 0.0
-    wait_at: float = 0.0  # when each of them began, monotonic; 0: not at all
-    scan_at: float = 0.0
-    relay_at: float = 0.0
-    trace: Trace | None = None
-    next_id: str = ""  # the next hop's queue id
-    is_mixed: bool = False  # the next hop took it for some recipients only
-    message_id: str = ""  # as the mail's own header has it
-    late: Late | None = None
-    would: Action | None = None  # shadow mode: what would have been done
-    listed: Listed | None = None  # the list at the door that it was on
-    at: Literal["", "mail", "rcpt"] = ""  # refused before it came, the whole of it or one recipient
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +169,8 @@ class Filter:
     async def process(self, tx: Transaction) -> Outcome:
         """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
         try:
-            parts = self._parts(tx) if tx.each else []
-            return await (self._process_one(tx) if len(parts) < 2 else self._process_apart(tx, parts))
+            parts = apart.by_tenant(tx, self._tenant_of) if tx.each else []
+            return await (self._process_one(tx) if len(parts) < 2 else apart.process(tx, parts, self._process_one))
         finally:
             tx.message.close()
 
@@ -220,34 +185,6 @@ class Filter:
         finally:
             self._tell(record)
         return record.outcome
-
-    def _parts(self, tx: Transaction) -> list[list[int]]:
-        """The numbers of the recipients, by tenant."""
-        parts: dict[str | None, list[int]] = {}
-        for number, address in enumerate(tx.envelope.addresses):
-            parts.setdefault(self._tenant_of(address), []).append(number)
-        return list(parts.values())
-
-    async def _process_apart(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
-        """One transaction for each tenant, with the same message: its own scan, policy, id and line in the log."""
-        few = asyncio.Semaphore(_PARTS_AT_ONCE)
-
-        async def process(part: Transaction) -> Outcome:
-            async with few:
-                return await self._process_one(part)
-
-        async with asyncio.TaskGroup() as tasks:
-            running = []
-            for place, numbers in enumerate(parts):
-                envelope = replace(tx.envelope, recipients=tuple(tx.envelope.recipients[n] for n in numbers))
-                part = replace(tx, id=new_id() if place else tx.id, envelope=envelope)
-                running.append((numbers, tasks.create_task(process(part))))
-        own: dict[int, Reply] = {}
-        for numbers, task in running:
-            outcome = task.result()
-            own.update(zip(numbers, outcome.replies or (outcome.reply,) * len(numbers), strict=True))
-        replies = tuple(own[number] for number in sorted(own))
-        return Outcome(running[0][1].result().action, weightiest(replies) or replies[0], replies=replies)
 
     def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
         """A mail that cannot be taken (too large, not clean SMTP): no scan, but a line in the log."""

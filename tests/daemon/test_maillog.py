@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from bridge import maillog
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import ScanUnavailable
-from bridge.filter.decide import Outcome, Record
+from bridge.filter.outcome import Outcome, Record
 from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool

@@ -11,7 +11,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.filter.decide import Filter, Outcome, Record
+from bridge.filter.decide import Filter
+from bridge.filter.outcome import Outcome, Record
 from bridge.intake.milter import wire
 from bridge.intake.milter.transport import MilterServer, MilterSettings
 from bridge.mail.action import Action

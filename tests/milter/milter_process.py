@@ -15,7 +15,8 @@ from dataclasses import replace
 import uvloop
 from milter_kit import OUTCOMES, SETTINGS
 
-from bridge.filter.decide import Filter, Outcome
+from bridge.filter.decide import Filter
+from bridge.filter.outcome import Outcome
 from bridge.intake.milter.transport import MilterServer
 from bridge.mail.action import Action
 from bridge.mail.message import Spool

@@ -16,7 +16,7 @@ from milter_kit import (
 )
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
-from bridge.filter.decide import Outcome
+from bridge.filter.outcome import Outcome
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 

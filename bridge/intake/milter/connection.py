@@ -20,7 +20,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, assert_never, cast
 
 from bridge.errors import ProtocolError, ScanTimeout
-from bridge.filter.decide import Outcome
+from bridge.filter.outcome import Outcome
 from bridge.filter.policy import reply_to_error, with_id
 from bridge.intake.milter import codec, wire
 from bridge.intake.milter.mail import KEPT_MACROS, Facts, Mail
