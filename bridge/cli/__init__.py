@@ -17,6 +17,7 @@ from bridge import __version__
 _COMMANDS = {
     "run": ("run", "run"),
     "check": ("check", "check"),
+    "setup": ("setup", "setup"),
     "scan": ("scan", "scan"),
     "lists": ("lists", "lists"),
     "quarantine": ("quarantine", "quarantine"),

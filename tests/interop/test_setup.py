@@ -1,0 +1,121 @@
+"""What `scanbridge setup postfix` prints, put into a real Postfix: it is valid, and mail passes."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chain import free_port, send
+from click.testing import CliRunner, Result
+from postfix_kit import Postfix
+from requirements import find, need
+from test_proxy_filter import mail
+
+from bridge import yamlfile
+from bridge.cli import main
+from bridge.testing import FakeScanner, NextHop, answer, configuration, result, running_bridge
+
+PROTOCOLS = {"proxy": "smtp", "milter": "milter", "content-filter": "smtp"}
+
+
+def listener(mode: str, **settings: Any) -> dict[str, Any]:
+    address = f"127.0.0.1:{free_port()}"
+    return {"name": mode, "protocol": PROTOCOLS[mode], "address": address, "profile": f"postfix-{mode}", **settings}
+
+
+def printed(directory: Path, mode: str, data: dict[str, Any], *options: str) -> Result:
+    path = directory / "setup.yml"
+    path.write_text(yamlfile.dump(data))
+    return CliRunner().invoke(main, ["setup", "postfix", "--mode", mode, "-c", str(path), *options])
+
+
+@pytest.mark.parametrize("mode", PROTOCOLS)
+def test_printed_lines_carry_a_mail(mode, tmp_path, destination, marker):
+    """Postfix knows every parameter, a clean mail arrives once, the client's address too, a bad one is refused."""
+    need("postfix", root=True)
+    front, back = free_port(), free_port()
+    settings = {"listeners": [listener(mode)], "relay": {"next_hop": f"smtp://127.0.0.1:{back}"}}
+    with running_bridge(tmp_path, settings) as bridge:
+        data = configuration(tmp_path, bridge.scanner, bridge.next_hop, settings)
+        main_cf, master_cf = (printed(tmp_path, mode, data, "--file", name).stdout for name in ("main.cf", "master.cf"))
+        if mode == "milter":
+            assert master_cf == ""
+            master_cf = "smtp inet n - n - - smtpd\n"
+        moved = re.sub(r"(?m)^smtp inet", f"127.0.0.1:{front} inet", master_cf)
+        with Postfix(moved, destination.port, f"relay_domains = example.net\n{main_cf}") as postfix:
+            assert complaints(postfix.directory / "etc") == ""
+            assert send(front, mail(marker), xclient="ADDR=192.0.2.7").startswith("250 2.0.0 Ok: queued as ")
+            assert marker.encode() in destination.arrived(marker).content
+            assert bridge.scanner.submissions[0].parameters["borderMtaData"]["remoteAddress"] == "192.0.2.7"
+            if mode != "milter":
+                postfix.logged(r"orig_client=\S*192\.0\.2\.7")
+            bridge.scanner.reply = answer(200, result("bounce"))
+            refused = send(front, mail(marker))
+            if mode == "content-filter":
+                postfix.logged(r"status=sent.*queued as")
+            else:
+                assert refused.startswith("550 5.7.1 ")
+    assert len(destination.find(marker)) == 1
+
+
+def complaints(directory: Path) -> str:
+    """Of `postconf` about this configuration: it warns of every parameter that no program knows."""
+    for name in ("main.cf", "master.cf"):
+        os.utime(directory / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
+    command = [str(find("postconf")), "-c", str(directory)]
+    shown = [subprocess.run([*command, option], capture_output=True, text=True) for option in ("-n", "-M", "-P")]
+    return "".join(one.stderr for one in shown)
+
+
+def without_postfix(tmp_path: Path, *listeners: dict[str, Any], **sections: Any) -> dict[str, Any]:
+    scanner, hop = FakeScanner(), NextHop(port=10026)
+    scanner.port = 9  # nobody is asked
+    return configuration(tmp_path, scanner, hop, {"listeners": list(listeners), **sections})
+
+
+def test_times_sizes_and_processes_are_those_of_the_configuration(tmp_path):
+    """A longer deadline, a smaller limit, more slots: the lines follow."""
+    one = listener("proxy", deadline="200s", address="0.0.0.0:10025", trusted_clients=["192.0.2.0/24"])
+    sections = {"admission": {"max_in_processing": 7}, "limits": {"max_message_size": "10MiB"}}
+    shown = printed(tmp_path, "proxy", without_postfix(tmp_path, one, **sections))
+    assert shown.exit_code == 0
+    for line in (
+        "smtpd_proxy_timeout = 220s",
+        "message_size_limit = 10551296",
+        "-o message_size_limit=10477568",
+        "smtp inet n - n - 7 smtpd",
+        "-o smtpd_proxy_filter=127.0.0.1:10025",
+        "127.0.0.1:10026 inet",
+    ):
+        assert line in shown.stdout
+    assert "mailbox_size_limit" not in shown.stdout  # Postfix's own is larger
+
+
+@pytest.mark.parametrize(
+    ("mode", "change", "sections", "words"),
+    [
+        ("milter", {"profile": "sendmail-milter"}, {}, "add\n  - {name: milter, protocol: milter"),
+        ("proxy", {"profile": "haraka"}, {}, "no listener has the profile postfix-proxy"),
+        ("proxy", {"address": "systemd:mx"}, {}, "write host:port here"),
+        ("proxy", {"proxy_protocol": True}, {}, "sends no PROXY header"),
+        ("content-filter", {"address": "unix:/run/x"}, {}, "use 127.0.0.1:10025"),
+        ("proxy", {}, {"relay": {"next_hop": "maildir:/x"}}, "set it to smtp://127.0.0.1:10026"),
+    ],
+)
+def test_configuration_that_does_not_fit_is_told_what_to_change(tmp_path, mode, change, sections, words):
+    """Exit code 78, nothing on standard output, the key and what to write."""
+    shown = printed(tmp_path, mode, without_postfix(tmp_path, listener(mode, **change), **sections))
+    assert (shown.exit_code, shown.stdout) == (78, "")
+    assert words in shown.stderr and "setup.yml: " in shown.stderr
+
+
+def test_one_of_several_listeners_is_chosen(tmp_path):
+    """By name, and the message names them."""
+    data = without_postfix(tmp_path, listener("proxy", name="a"), listener("proxy", name="b"))
+    assert "--listener a or b" in printed(tmp_path, "proxy", data).stderr
+    chosen = data["listeners"][1]["address"]
+    assert f"smtpd_proxy_filter={chosen}" in printed(tmp_path, "proxy", data, "--listener", "b").stdout
