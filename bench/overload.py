@@ -25,7 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-HERE = Path(__file__).parent
+from peers import BUILD, HERE, build_tools
+
 LIMIT, SERVICE_MS = 20, 50
 CAPACITY = LIMIT * 1000 // SERVICE_MS
 RATE = 10 * CAPACITY
@@ -49,7 +50,7 @@ class Run:
     peer: str
     form: str
     seconds: float
-    load: dict[str, Any]  # what openload.py says
+    load: dict[str, Any]  # what openload says
     most_in_flight: int  # what the scanner says
     rss: list[float]  # MB, ten times a second
     cpu_share: float  # of a core
@@ -157,8 +158,7 @@ def _bridge(directory: Path, port: int, scanner: int) -> list[str]:
 
 
 def _load(port: int, form: str, seconds: float) -> list[str]:
-    command = [sys.executable, str(HERE / "openload.py"), str(port), "--rate", str(RATE), "--seconds", str(seconds)]
-    return [*command, "--kept"] if form == "kept" else command
+    return [str(BUILD / "openload"), str(port), str(RATE), str(seconds), form]
 
 
 def quiet_port() -> int:
@@ -311,6 +311,7 @@ def main() -> None:
     parser.add_argument("--alone", action="store_true", help="without the naive peer")
     parser.add_argument("--write", type=Path, metavar="FILE", help="put the page there, too")
     arguments = parser.parse_args()
+    build_tools()
     runs: list[Run] = []
     for form in [arguments.form] if arguments.form else [*FORMS]:
         for peer in [BRIDGE] * arguments.runs + [NAIVE] * (not arguments.alone):

@@ -167,17 +167,21 @@ PEERS = {
 
 def build() -> None:
     """The programs in C, and the peers that can be had."""
-    BUILD.mkdir(parents=True, exist_ok=True)
-    for name in ("scanner", "load", "bridge", "sink"):
-        source, binary = HERE / "c" / f"{name}.c", BUILD / name
-        if not binary.exists() or binary.stat().st_mtime < max(
-            source.stat().st_mtime, (HERE / "c/net.h").stat().st_mtime
-        ):
-            subprocess.run(["cc", "-O2", "-Wno-unused-function", "-o", binary, source], check=True)
+    build_tools()
     _build_node()
     if shutil.which("rspamd") is None:
         MISSING["rspamd"] = "rspamd is not installed"
     _build_pymilter()
+
+
+def build_tools() -> None:
+    """Scanner, next hop, loads and the yardstick, of our own."""
+    BUILD.mkdir(parents=True, exist_ok=True)
+    for name in ("scanner", "sink", "load", "openload", "bridge"):
+        source, binary = HERE / "c" / f"{name}.c", BUILD / name
+        newest = max(source.stat().st_mtime, (HERE / "c" / "net.h").stat().st_mtime)
+        if not binary.exists() or binary.stat().st_mtime < newest:
+            subprocess.run(["cc", "-O2", "-Wno-unused-function", "-o", binary, source], check=True)
 
 
 def _build_pymilter() -> None:

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PROXY_TIMEOUT_S = 5.0
+_BACKLOG = 4096  # a burst that does not fit comes again only after a second
 _UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
 _MAX_KNOWN = 10_000
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
@@ -144,9 +145,9 @@ class SmtpServer:
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
         if sock.family == socket.AF_UNIX:
-            server: asyncio.Server = await self._loop.create_unix_server(self._spawn, sock=sock)
+            server: asyncio.Server = await self._loop.create_unix_server(self._spawn, sock=sock, backlog=_BACKLOG)
         else:
-            server = await self._loop.create_server(self._spawn, sock=sock, backlog=1024)
+            server = await self._loop.create_server(self._spawn, sock=sock, backlog=_BACKLOG)
         self._servers.append(server)
 
     def _spawn(self) -> BridgeSMTP:

@@ -32,7 +32,7 @@ from bridge.service.settings import ServiceConfig, Tls
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
 MAX_CONNECTIONS = 2000  # per process; the next one reads 503
-BACKLOG = 1024
+BACKLOG = 4096  # a burst that does not fit comes again only after a second
 DRAIN_S = 30.0
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK: tuple[Network, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
-BACKLOG = 1024
+BACKLOG = 4096  # a burst that does not fit comes again only after a second
 _WARN_EVERY_S = 1.0
 
 
