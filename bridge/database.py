@@ -6,10 +6,11 @@ has the URL in it, because that may hold a password; `Database` shows none.
 
 from __future__ import annotations
 
+import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,6 +93,8 @@ class Database:
                 engine = create_engine(self.url, connect_args={"check_same_thread": False, "timeout": wait_s})
         except (SQLAlchemyError, ImportError, ValueError) as exc:
             raise DatabaseUnusable(reason(exc)) from exc
+        if (path := self.path) is not None:
+            event.listen(engine, "do_connect", lambda *_: _make_private(path))
         event.listen(engine, "connect", lambda one, _record: _prepare_sqlite(one, _record, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -150,6 +153,12 @@ def reason(exc: BaseException) -> str:
     if isinstance(exc, OSError):
         return exc.strerror or type(exc).__name__
     return (str(getattr(exc, "orig", None) or "") or type(exc).__name__).splitlines()[0]
+
+
+def _make_private(path: Path) -> None:
+    """A new file is for our eyes only; SQLite, which gives its journals the same mode, would take the umask's."""
+    with suppress(OSError):  # SQLite finds it, too, and says it in its own words
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
 
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float, synchronous: str) -> None:

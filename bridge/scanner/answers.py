@@ -10,8 +10,8 @@ from bridge.scanner.http import Answer
 MAX_RETRY_AFTER_S = 60.0
 
 
-def read_result(url: str, answer: Answer) -> AnalysisResult:
-    """The decision in an answer. Raises ScanError, Saturated."""
+def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
+    """The decision in an answer. Raises ScanError, Saturated; a token that the scanner repeats is not in their text."""
     if answer.status == 200:
         if answer.early:
             raise ScanMalformed(f"{url}: a decision before the mail was there")
@@ -22,7 +22,8 @@ def read_result(url: str, answer: Answer) -> AnalysisResult:
         except (ValueError, RecursionError) as exc:
             raise ScanMalformed(f"{url}: the answer cannot be read") from exc
     failure = _failure(answer)
-    text = f"{url}: {answer.status} {failure.error} {failure.message}".strip()[:300]
+    said = f"{failure.error} {failure.message}".replace(token, "***")
+    text = f"{url}: {answer.status} {said}".strip()[:300]
     if answer.status == 413:
         raise MessageTooLarge(text)
     if answer.status in (401, 403):

@@ -301,7 +301,7 @@ def _give_up(host: Host, late: LateAnswer | None, keep_late: bool) -> Never:
 def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
     """The decision in an answer, or the error it means; the host's circuit learns what is no failure."""
     try:
-        result = read_result(host.url, answer)
+        result = read_result(host.url, answer, host.token)
     except (MessageTooLarge, ScanRefused):
         host.learn(Event.ALIVE, now)
         raise

@@ -39,6 +39,7 @@ class Host:
         parts = urlsplit(url)
         assert parts.hostname is not None
         self.url = url
+        self.token = settings.token
         self.name = parts.hostname
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.tls = settings.tls if parts.scheme == "https" else None
