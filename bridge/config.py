@@ -228,9 +228,11 @@ class Limits(Section):
     max_recipients: int = Field(1000, ge=1, description="Recipients of one mail; then 452 4.5.3.")
     max_connections: int = Field(2000, ge=1, description="Connections per listener; then 421.")
     max_connections_per_client: int = Field(500, ge=1, description="Connections from one address; then 421.")
+    max_mails_per_connection: int = Field(10_000, ge=1, description="Mails on one SMTP connection; then 421.")
     max_errors: int = Field(20, ge=1, description="Bad commands in one session; then 421.")
     command_timeout: Duration = Field(300.0, gt=0, description="Silence between commands; then 421.")
     data_timeout: Duration = Field(180.0, gt=0, description="Silence within the mail; then 421.")
+    mail_timeout: Duration = Field(7200.0, gt=0, description="The whole content of one mail over SMTP; then 421.")
     min_data_rate: Size = Field(256, description="Bytes per second, averaged over 30 s of DATA; slower is cut.")
     max_received: int = Field(99, ge=10, description="Received headers; more is a loop, 554 5.4.6.")
 
@@ -394,6 +396,11 @@ class Log(Section):
     format: Literal["keyvalue", "json"] = Field("keyvalue", description="One line per mail in this form.")
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least important line shown. The line of each mail is always shown."
+    )
+    addresses: Literal["full", "domain", "hashed"] = Field(
+        "full",
+        description="How mail addresses and Message-IDs are shown: as they are, `*@example.org`, or a name in their "
+        "place that is the same in all lines (its key is `log-key` in the state directory).",
     )
 
 

@@ -1,8 +1,8 @@
 """The log: one line per mail, our id first, in a form that people and machines read.
 
 Values come from strangers, so everything beside plain characters is quoted and escaped: no CR, LF
-or ESC reaches a terminal. Lines are written by a thread from a bounded buffer: a log that
-blocks, or a full disk, costs lines (counted), never mail.
+or ESC reaches a terminal. How addresses are shown is the `Veil`'s matter. Lines are written by a
+thread from a bounded buffer: a log that blocks, or a full disk, costs lines (counted), never mail.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from bridge.filter.outcome import Outcome, Record
 from bridge.flood import Flood
 from bridge.mail.reply import Reply
 from bridge.metrics import reason_of
+from bridge.veil import FULL, Veil
 
 _PLAIN = re.compile(r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+")
 _MAX_VALUE = 1000
@@ -45,13 +46,16 @@ _OURS = frozenset(
 class MailLog:
     """One line per mail, straight to the writer: `logging` would cost as much again as the line."""
 
-    def __init__(self, put: Callable[[str], None], as_json: bool = False) -> None:
+    def __init__(self, put: Callable[[str], None], as_json: bool = False, veil: Veil = FULL) -> None:
         self._put = put
         self._as_json = as_json
+        self._veil = veil
 
     def decided(self, record: Record) -> None:
         """What became of this mail."""
         fields = _fields(record)
+        if self._veil is not FULL:
+            fields |= _veiled(record, fields, self._veil)
         self._put(_json(fields) if self._as_json else _key_value(fields))
 
 
@@ -97,6 +101,21 @@ def _fields(record: Record) -> dict[str, Any]:
     return {name: value for name, value in fields.items() if value is not None}
 
 
+def _veiled(record: Record, fields: dict[str, Any], veil: Veil) -> dict[str, Any]:
+    """Those that name people, or may: a next hop's reply does."""
+    envelope, outcome = record.tx.envelope, record.outcome
+    addresses = tuple(map(veil.address, envelope.addresses))
+    veiled = {"from": f"<{veil.address(envelope.sender)}>", "to": _recipients(addresses)}
+    veiled |= {name: veil.text(fields[name]) for name in ("entry", "reply", "why", "helo") if name in fields}
+    if "message_id" in fields:
+        veiled["message_id"] = f"<{veil.address(fields['message_id'].strip('<>'))}>"
+    if "login" in fields:
+        veiled["login"] = veil.address(fields["login"])
+    if "refused" in fields and outcome is not None:
+        veiled["refused"] = veil.text(_refused(addresses, outcome.replies) or "")
+    return veiled
+
+
 def _recipients(addresses: tuple[str, ...]) -> str:
     shown = ",".join(f"<{address}>" for address in addresses[:_MAX_RECIPIENTS])
     return shown if len(addresses) <= _MAX_RECIPIENTS else f"{shown},..."
@@ -131,25 +150,29 @@ def _json(fields: dict[str, Any]) -> str:
 class KeyValue(logging.Formatter):
     """Other lines than mails: `level=... logger=... msg="..."`."""
 
+    def __init__(self, veil: Veil = FULL) -> None:
+        super().__init__()
+        self._veil = veil
+
     def format(self, record: logging.LogRecord) -> str:
-        return _key_value(_line(record, self))
+        return _key_value(_line(record, self, self._veil))
 
 
-class Json(logging.Formatter):
+class Json(KeyValue):
     """The same, one JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return _json(_line(record, self))
+        return _json(_line(record, self, self._veil))
 
 
 class _Trace(str):
     """A traceback: ours, and worth more room than a stranger's words."""
 
 
-def _line(record: logging.LogRecord, formatter: logging.Formatter) -> dict[str, Any]:
-    line = {"level": record.levelname.lower(), "logger": record.name, "msg": record.getMessage()}
+def _line(record: logging.LogRecord, formatter: logging.Formatter, veil: Veil) -> dict[str, Any]:
+    line = {"level": record.levelname.lower(), "logger": record.name, "msg": veil.text(record.getMessage())}
     if record.exc_info:
-        line["trace"] = _Trace(formatter.formatException(record.exc_info)[-4000:])
+        line["trace"] = _Trace(veil.text(formatter.formatException(record.exc_info))[-4000:])
     return line
 
 
@@ -251,24 +274,24 @@ class PlainWriter(logging.Handler):
             pass
 
 
-def set_up(format_: str, level: str, shared: bool = False) -> LineWriter:
+def set_up(format_: str, level: str, shared: bool = False, veil: Veil = FULL) -> LineWriter:
     """Everything to standard error, in one form. aiosmtpd's own lines below warning are left out.
 
     When several processes write there, only short writes keep their lines apart.
     """
     max_write = select.PIPE_BUF if shared else _MAX_WRITE
     writer = LineWriter(2, max_write=max_write)  # standard error, also where Python found it closed
-    _install(writer, format_, level)
+    _install(writer, format_, level, veil)
     return writer
 
 
-def set_up_plain(format_: str, level: str) -> None:
+def set_up_plain(format_: str, level: str, veil: Veil = FULL) -> None:
     """The same form without a thread, for a process that forks and says little."""
-    _install(PlainWriter(), format_, level)
+    _install(PlainWriter(), format_, level, veil)
 
 
-def _install(handler: logging.Handler, format_: str, level: str) -> None:
-    handler.setFormatter(Json() if format_ == "json" else KeyValue())
+def _install(handler: logging.Handler, format_: str, level: str, veil: Veil) -> None:
+    handler.setFormatter((Json if format_ == "json" else KeyValue)(veil))
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

@@ -53,6 +53,12 @@ FAILURES: tuple[tuple[type[BaseException], str], ...] = (
 )
 REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
+LIMITS = (  # docs/limits.md has the reason of each
+    *("line", "command", "frame", "header", "max_message_size", "max_bytes_in_processing"),
+    *("max_recipients", "max_received"),
+    *("max_mails_per_connection", "max_errors", "idle_commands"),
+    *("command_timeout", "data_timeout", "mail_timeout", "min_data_rate"),
+)
 SATURATION = ("limit", "scanner")
 TOLD = ("each", "one")
 REFRESHES = ("ok", "failed")
@@ -117,6 +123,11 @@ class Metrics(Collector):
         )
         self.refused_connections = Count(
             "scanbridge_connections_refused", "Connections turned away.", ("listener", "reason")
+        )
+        self.limits_hit = Count(
+            "scanbridge_limits_hit",
+            "Times that a client passed one of the limits of docs/limits.md.",
+            ("listener", "limit"),
         )
         self.log_lines_lost = Count("scanbridge_log_lines_lost", "Log lines that could not be written in time.", ())
         self.log_lines_lost.start()
@@ -253,6 +264,7 @@ class Metrics(Collector):
         self.shadow_mails.start(names, [a.value for a in Action])
         self.refused_early.start(names, STAGES)
         self.refused_connections.start(names, REFUSED_CONNECTIONS)
+        self.limits_hit.start(names, LIMITS)
         for times in (self.wait, self.scan, self.relay):
             times.start(names)
 
@@ -312,6 +324,8 @@ class Metrics(Collector):
         if record.at == "rcpt":
             return  # one recipient, not a mail
         self.mail_bytes.values[listener,] += record.size
+        if record.limit is not None:
+            self.limits_hit.values[listener, record.limit] += 1
         if record.error is not None:
             self.failures.values[reason_of(record.error),] += 1
         if record.is_mixed:

@@ -9,8 +9,10 @@ from typing import Any
 import click
 
 from bridge import yamlfile
-from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config import Config
+from bridge.daemon import wiring
+from bridge.errors import ConfigError
 from bridge.fields import Section
 
 
@@ -32,6 +34,17 @@ def show(path: Path | None, as_json: bool) -> None:
 def schema() -> None:
     """Print a JSON Schema (draft 7) of the configuration, for editors that check as you type."""
     click.echo(json.dumps(json_schema(), indent=2))
+
+
+@configuration.command()
+@config_option
+@click.argument("address")
+def address(path: Path | None, address: str) -> None:
+    """Print how the log shows this mail address (`log.addresses`), to search the log for it."""
+    try:
+        click.echo(wiring.veil(load_or_exit(path)).address(address))
+    except ConfigError as exc:
+        fail_config(exc)
 
 
 def effective(conf: Config) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from bridge.daemon.notify import show_stack_on_abort
 from bridge.daemon.run import Daemon, load
 from bridge.daemon.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
+from bridge.veil import Veil
 
 
 @click.command()
@@ -27,9 +28,13 @@ def run(path: Path | None) -> None:
     """Run the bridge; with no configuration, the embedded default: bridge and scanning service."""
     conf = load_or_exit(path)
     show_stack_on_abort()
+    try:
+        veil = wiring.veil(conf)
+    except ConfigError as exc:
+        fail_config(exc)
     if wiring.worker_count(conf) > 1:
-        _supervise(conf, lambda: load(path))
-    writer = maillog.set_up(conf.log.format, conf.log.level)
+        _supervise(conf, veil, lambda: load(path))
+    writer = maillog.set_up(conf.log.format, conf.log.level, veil=veil)
     try:
         uvloop.run(_run(conf, writer, lambda: load(path)))
     except ConfigError as exc:
@@ -43,9 +48,9 @@ def run(path: Path | None) -> None:
         writer.close()
 
 
-def _supervise(conf: Config, reread: Callable[[], Config]) -> NoReturn:
+def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoReturn:
     """Several workers. No thread may run here when they are forked, so the log is written at once."""
-    maillog.set_up_plain(conf.log.format, conf.log.level)
+    maillog.set_up_plain(conf.log.format, conf.log.level, veil)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:

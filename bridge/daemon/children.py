@@ -55,7 +55,7 @@ def _live(conf: Config, work: Work) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to us too, but they are the supervisor's
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    writer = maillog.set_up(conf.log.format, conf.log.level, shared=True)
+    writer = maillog.set_up(conf.log.format, conf.log.level, shared=True, veil=wiring.veil(conf))
     try:
         uvloop.run(work(writer))
         return 0

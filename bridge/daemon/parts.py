@@ -43,6 +43,7 @@ class Common:
     trace: Callable[[], Trace | None] | None  # None: mail is not traced
     on_refused: Callable[[str, str], None]  # listener, reason
     on_saturated: Callable[[str, str], None]  # listener, stage
+    on_limit: Callable[[str, str], None]  # listener, limit
     on_handed: Callable[[str, str], None]  # next hop, result
 
 
@@ -70,6 +71,7 @@ class Plan:
         count = {
             "on_refused": lambda reason: common.on_refused(name, reason),
             "on_saturated": lambda stage: common.on_saturated(name, stage),
+            "on_limit": lambda limit: common.on_limit(name, limit),
         }
         if self._milter is not None:
             return MilterServer(self._milter, self.filter, common.spool, **count)

@@ -62,7 +62,7 @@ class Daemon:
         self.state = files.make_directory(files.state_directory(conf.state_directory), "state_directory")
         self.metrics = Metrics(listener.name for listener in conf.listeners)
         put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
-        self._mail_log = MailLog(put, as_json=conf.log.format == "json")
+        self._mail_log = MailLog(put, as_json=conf.log.format == "json", veil=wiring.veil(conf))
         self._tracing = wiring.tracing(conf)
         if writer is not None:
             writer.on_lost = self._on_lost_line
@@ -213,6 +213,7 @@ class Daemon:
             trace=self._tracing.begin if self._tracing is not None else None,
             on_refused=lambda listener, reason: _count(self.metrics.refused_connections, listener, reason),
             on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
+            on_limit=lambda listener, limit: _count(self.metrics.limits_hit, listener, limit),
             on_handed=lambda next_hop, result: _count(self.metrics.next_hop_mails, next_hop, result),
         )
 

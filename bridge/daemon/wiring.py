@@ -39,6 +39,7 @@ from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
 from bridge.scanner.client import Scanner, ScannerSettings
+from bridge.veil import FULL, Veil
 
 if TYPE_CHECKING:
     from bridge.tracing import Tracing
@@ -212,6 +213,18 @@ def release_marks(conf: Config, state: Path) -> Marks:
     return Marks(files.read_secret(path, key), conf.headers.prefix)
 
 
+def veil(conf: Config) -> Veil:
+    """Over the addresses in the log. Raises ConfigError."""
+    if conf.log.addresses == "full":
+        return FULL
+    if conf.log.addresses == "domain":
+        return Veil("domain")
+    path = files.make_directory(files.state_directory(conf.state_directory), "state_directory") / "log-key"
+    files.make_secret(path, "log.addresses")
+    durable.give_to_owner(path)
+    return Veil("hashed", files.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+
+
 def _secret(conf: Config, name: str | None, key: str) -> str | None:
     return files.read_secret(files.locate(name, conf.directory), key) if name else None
 
@@ -350,6 +363,8 @@ def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
             min_data_rate=limits.min_data_rate,
             max_recipients=limits.max_recipients,
             max_errors=limits.max_errors,
+            max_mails=limits.max_mails_per_connection,
+            mail_timeout_s=limits.mail_timeout,
         ),
         hidden=frozenset(listener.hide_extensions),
         kinds=_kinds(conf),

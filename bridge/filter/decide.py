@@ -204,8 +204,10 @@ class Filter:
         head = tx.message.head()
         record.message_id = message_id(head)
         if count_received(head) > self._settings.max_received:
+            record.limit = "max_received"
             return Outcome(Action.REJECT, with_id(LOOP, tx.id))
         if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
+            record.limit = "header"
             return Outcome(Action.REJECT, with_id(LONG_HEAD, tx.id))
         mark = await self._mark(tx, head)
         stripped = self._headers.strip(head)

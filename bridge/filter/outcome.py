@@ -48,4 +48,5 @@ class Record:
     late: Late | None = None
     would: Action | None = None  # shadow mode: what would have been done
     listed: Listed | None = None  # the list at the door that it was on
+    limit: str | None = None  # the limit that it passed, and was refused for
     at: Literal["", "mail", "rcpt"] = ""  # refused before it came, the whole of it or one recipient

@@ -190,6 +190,7 @@ class Connection(Wire):
                 try:
                     line = self._inbox.take_line()
                 except LineTooLong:
+                    self._hit("line")
                     self._say(b"500 5.5.2 Command line too long")
                 else:
                     if line is None:
@@ -207,7 +208,9 @@ class Connection(Wire):
 
     def _end_command(self) -> None:
         self._begin_phase()
-        if self._errors >= self._limits.max_errors or self._idle_commands > self._limits.max_idle_commands:
+        too_many_errors = self._errors >= self._limits.max_errors
+        if self.transport is not None and (too_many_errors or self._idle_commands > self._limits.max_idle_commands):
+            self._hit("max_errors" if too_many_errors else "idle_commands")
             self._say(b"421 4.7.0 Error: too many errors or idle commands")
             self._hang_up()
 
@@ -271,6 +274,10 @@ class Connection(Wire):
         if self._enforce_call_limit and not self._within_call_limit(verb):
             self._say(f"421 4.7.0 {verb} sent too many times".encode())
             return self._hang_up()
+        if self._mails >= self._limits.max_mails and verb != "QUIT":
+            self._hit("max_mails_per_connection")
+            self._say(b"421 4.7.0 Enough mail on this connection, go on with a new one")
+            return self._hang_up()
         method = self._commands.get(verb)
         if method is None:
             return self._unknown(line)
@@ -328,6 +335,7 @@ class Connection(Wire):
         if self.session.extended_smtp:
             limit = self.command_size_limits.get(verb, limit)
         if len(line) > limit:
+            self._hit("command")
             return b"500 5.5.2 Command line too long"
         if not self._tls_handshake_okay and verb != "QUIT":
             return b"554 5.7.0 Command refused due to lack of security"
@@ -383,6 +391,7 @@ class Connection(Wire):
         if self._reading_paused:
             self._resume_reading()
         self._silent_s = 0.0
+        self._data_began = self.loop.time()
         self._data, self._data_ended = reader, self.loop.create_future()
         self._timeout_handle.cancel()
         self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)

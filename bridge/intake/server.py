@@ -92,12 +92,14 @@ class SmtpServer:
         *,
         on_refused: Callable[[str], None] = _ignore,
         on_saturated: Callable[[str], None] = _ignore,
+        on_limit: Callable[[str], None] = _ignore,
     ) -> None:
         self.settings = settings
         self._filter = filter_
         self._loop = asyncio.get_running_loop()
         self._on_refused = on_refused
         self._on_saturated = on_saturated
+        self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
         self._servers: list[asyncio.Server] = []
         self._sessions: set[BridgeSMTP] = set()
         self._per_client: collections.Counter[str] = collections.Counter()

@@ -38,6 +38,7 @@ _FAULTS = {
     Fault.SATURATED: Reply(451, "4.3.2", "Too much mail in processing, try again later"),
     Fault.STORAGE: Reply(452, "4.3.1", "Insufficient system storage"),
 }
+_LIMITS = {Fault.TOO_LARGE: "max_message_size", Fault.SATURATED: "max_bytes_in_processing"}
 
 
 class SmtpEnvelope(StockEnvelope):
@@ -230,6 +231,7 @@ class BridgeSMTP(Connection):
                 case "SIZE" if value is None or not (value.isascii() and value.isdigit()) or len(value) > 20:
                     return Reply(501, "5.5.4", "Syntax: MAIL FROM: <address> [SP <mail-parameters>]")
                 case "SIZE" if self.data_size_limit and int(value or 0) > self.data_size_limit:
+                    self._hit("max_message_size")
                     return Reply(552, "5.3.4", "Error: message size exceeds fixed maximum message size")
                 case "BODY" if (value or "").upper() not in ("7BIT", "8BITMIME"):
                     return Reply(501, "5.5.4", "Error: BODY can only be one of 7BIT, 8BITMIME")
@@ -284,6 +286,7 @@ class BridgeSMTP(Connection):
             if value is None:
                 return Reply(501, "5.5.4", f"Error: {name} needs a value")
         if len(self.envelope.rcpt_tos) >= self._limits.max_recipients:
+            self._hit("max_recipients")
             return Reply(452, "4.5.3", "Error: too many recipients")
         return self._refuse_utf8()
 
@@ -307,6 +310,7 @@ class BridgeSMTP(Connection):
         message = Message(self._spool)
         try:
             reader = await self._receive(message)
+            self._mails += 1
             recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
             self.envelope.message = message
             status = await self._process() if reader.fault is None else await self._refuse_content(reader)
@@ -336,6 +340,8 @@ class BridgeSMTP(Connection):
     async def _refuse_content(self, reader: DataReader) -> Any:
         assert reader.fault is not None
         reply = _FAULTS[reader.fault]
+        if (limit := _LIMITS.get(reader.fault)) is not None:
+            self._hit(limit)
         status = await self._call_handler_hook("REFUSED", reply, reader.total)
         return reply if status is MISSING else status
 

@@ -29,6 +29,8 @@ class SessionLimits:
     max_recipients: int = 1000
     max_errors: int = 20
     max_idle_commands: int = 100  # commands in a row that bring no mail nearer
+    max_mails: int = 10_000  # on one connection
+    mail_timeout_s: float = 7200.0  # from 354 to the final dot
 
 
 class Writer:
@@ -58,7 +60,9 @@ class Wire(SMTP):
         self._busy = False  # a mail in processing
         self._farewell: Reply | None = None  # said when the running mail is over
         self._silent_s = 0.0
+        self._data_began = 0.0
         self._errors = 0
+        self._mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
 
     def _renew(self) -> None:
@@ -69,7 +73,7 @@ class Wire(SMTP):
 
     def _timeout(self) -> float:
         if self._data is not None:
-            return min(_RATE_WINDOW_S, self._limits.data_timeout_s)
+            return min(_RATE_WINDOW_S, self._limits.data_timeout_s, self._limits.mail_timeout_s)
         return self._limits.command_timeout_s or float(self._timeout_duration)
 
     def _tick(self) -> None:
@@ -78,23 +82,35 @@ class Wire(SMTP):
             return
         waited = self.loop.time() - self._phase_began
         left = self._timeout() - (0.0 if self._busy else waited)
-        if left <= 0 and self._data is not None and self._is_alive(self._data, waited):
-            self._begin_phase()
-            left = self._timeout()
+        limit = "command_timeout"
+        if left <= 0 and self._data is not None:
+            limit = self._too_slow(self._data, waited)
+            if not limit:
+                self._begin_phase()
+                left = self._timeout()
         if left > 0:
             self._timeout_handle = self.loop.call_later(max(left, 0.01), self._tick)
             return
+        self._hit(limit)
         self._say(b"421 4.4.2 Error: timeout exceeded")
         self._hang_up()
 
-    def _is_alive(self, data: DataReader, waited: float) -> bool:
-        """Whether the client may go on: silent not for too long, and when it speaks not too slowly."""
+    def _too_slow(self, data: DataReader, waited: float) -> str:
+        """The limit that the client has passed: too long in all, silent for too long, or speaking too slowly."""
+        if self.loop.time() - self._data_began >= self._limits.mail_timeout_s:
+            return "mail_timeout"
         received, data.received = data.received, 0
         if not received:
             self._silent_s += waited
-            return self._silent_s < self._limits.data_timeout_s
+            return "data_timeout" if self._silent_s >= self._limits.data_timeout_s else ""
         self._silent_s = 0.0
-        return received >= self._limits.min_data_rate * waited
+        return "min_data_rate" if received < self._limits.min_data_rate * waited else ""
+
+    def _hit(self, limit: str) -> None:
+        """Tell the handler, if it wants to know."""
+        hook = self._handle_hooks.get("LIMIT")
+        if hook is not None:
+            hook(limit)
 
     def _begin_phase(self) -> None:
         self._phase_began = self.loop.time()

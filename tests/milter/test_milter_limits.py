@@ -305,3 +305,40 @@ def test_content_that_trickles_for_ever_is_cut(run):
 
     run(scenario)
     assert not filter_.seen
+
+
+@pytest.mark.parametrize(
+    ("start", "limit"),
+    [
+        (b"\0\0\0", "command_timeout"),
+        (frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"), "data_timeout"),
+    ],
+)
+def test_time_that_is_over_is_counted(run, start, limit):
+    """By the same names as over SMTP."""
+    hit = []
+
+    async def scenario():
+        async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
+            mta = await listener.mta()
+            await mta.negotiate()
+            mta.send(start)
+            await mta.ended()
+
+    run(scenario)
+    assert hit == [limit]
+
+
+def test_content_that_takes_too_long_is_counted(run):
+    hit = []
+
+    async def scenario():
+        hooks = {"on_limit": hit.append}
+        async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:
+            mta = await listener.mta()
+            await mta.negotiate()
+            mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
+            await mta.ended()
+
+    run(scenario)
+    assert hit == ["mail_timeout"]

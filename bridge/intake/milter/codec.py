@@ -31,6 +31,10 @@ _HEAD = struct.Struct(">IB")
 _NEGOTIATION = struct.Struct(">III")
 
 
+class FrameTooLong(ProtocolError):
+    """A frame over the limit of its command; none of it was kept."""
+
+
 class Decoder:
     """Cuts a byte stream into (command, data); whole or byte by byte makes no difference."""
 
@@ -74,7 +78,8 @@ class Decoder:
         while end - position > 4:
             length, command = _HEAD.unpack_from(data, position)
             if not 0 < length <= _LIMITS[command]:
-                raise ProtocolError(f"a frame of {length} bytes with command {command:#04x}")
+                kind = FrameTooLong if length > _LIMITS[command] > 0 else ProtocolError
+                raise kind(f"a frame of {length} bytes with command {command:#04x}")
             start, stop = position + 5, position + 4 + length
             if stop <= end:
                 events.append((command, data[start:stop]))
@@ -88,7 +93,7 @@ class Decoder:
                 return
         if position < end:
             if end - position == 4 and not 0 < _U32.unpack_from(data, position)[0] <= _LONGEST:
-                raise ProtocolError("a frame of impossible length")
+                raise FrameTooLong("a frame of impossible length")
             self._hold(data[position:], 5)
 
     def _hold(self, start: bytes, need: int) -> None:

@@ -98,6 +98,8 @@ class Connection(asyncio.Protocol):
                     self._enter(state)
                 _HANDLERS[command](self, payload)
         except ProtocolError as error:
+            if isinstance(error, codec.FrameTooLong):
+                self._server.on_limit("frame")
             self._server.warn("%s: closed: %s", self.peer, error)
             self.cut()
             return
@@ -187,8 +189,16 @@ class Connection(asyncio.Protocol):
             self._drop_mail()
             self._finish(codec.reply_code(wire.END_OF_BODY, _TOO_LATE))
             return
+        self._server.on_limit(self._overdue)
         self._server.warn("%s: closed: silent %s", self.peer, self._state.value)
         self.cut()
+
+    @property
+    def _overdue(self) -> str:
+        """The limit that the mail server has passed, now that it has."""
+        if self._state not in _CONTENT:
+            return "command_timeout"
+        return "mail_timeout" if time.monotonic() >= self._content_until else "data_timeout"
 
     # --- events ----------------------------------------------------------------------------------
 

@@ -37,6 +37,7 @@ class Limits:
     max_recipients: int
     prefix: bytes  # of our own header fields, in lower case
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
+    on_hit: Callable[[str], None] = lambda limit: None  # told which of them a mail has passed
     ours: re.Pattern[bytes] = field(init=False)  # finds their names
 
     def __post_init__(self) -> None:
@@ -66,13 +67,17 @@ class Mail:
         self._in_head = True
         self.size = 0
         if _declared_size(params) > limits.max_message_size:
-            self.refuse(TOO_LARGE)
+            self._refuse_size()
 
     def refuse(self, reply: Reply) -> None:
         """From now on the content is thrown away and the answer is fixed."""
         self.refusal = reply
         self._head.clear()
         self.message.close()
+
+    def _refuse_size(self) -> None:
+        self._limits.on_hit("max_message_size")
+        self.refuse(TOO_LARGE)
 
     def recipient(self, data: bytes, refused: Callable[[str], Reply | None] | None = None) -> Reply | None:
         """One more recipient, or the reason why not; the mail goes on without it then.
@@ -82,6 +87,7 @@ class Mail:
         if self.refusal is not None:
             return self.refusal
         if len(self.recipients) >= self._limits.max_recipients:
+            self._limits.on_hit("max_recipients")
             return Reply(452, "4.5.3", "Too many recipients")
         parsed = codec.address(data)
         if isinstance(parsed, Reply):
@@ -134,6 +140,7 @@ class Mail:
             names = self._limits.ours.findall(block)
             self.forged.update(name.lower() for name in names)
             if self.forged.total() > MAX_STRIPPED:
+                self._limits.on_hit("header")
                 return self.refuse(Reply(550, "5.6.0", "Too many header fields that are reserved here"))
         self._write(block)
 
@@ -147,10 +154,11 @@ class Mail:
     def _write(self, block: bytes) -> None:
         self.size += len(block)
         if self.size > self._limits.max_message_size:
-            return self.refuse(TOO_LARGE)
+            return self._refuse_size()
         try:
             self.message.write(block)
         except Saturated:
+            self._limits.on_hit("max_bytes_in_processing")
             self.refuse(SATURATED)
         except OSError:  # the spool's disk: no space, no inodes, an error
             self.refuse(NO_STORAGE)

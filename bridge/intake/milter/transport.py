@@ -62,7 +62,9 @@ class MilterServer:
         on_connections: Callable[[int], None] = _ignore,
         on_refused: Callable[[str], None] = _ignore,  # a connection: untrusted, limit
         on_saturated: Callable[[str], None] = _ignore,  # a mail, at the stage: mail
+        on_limit: Callable[[str], None] = _ignore,  # which limit a mail server has passed
     ) -> None:
+        self.on_limit = on_limit
         self.on_saturated = on_saturated
         self._on_connections = on_connections
         self._on_refused = on_refused
@@ -87,6 +89,7 @@ class MilterServer:
             settings.max_recipients,
             filter_.header_prefix.lower().encode("ascii"),
             settings.tenant_by_domain,
+            self.on_limit,
         )
 
     @property

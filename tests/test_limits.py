@@ -1,0 +1,102 @@
+"""docs/limits.md is complete and true: its defaults are the code's, its metrics and its tests exist."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from functools import reduce
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from bridge.config import Config, Limits
+from bridge.metrics import LIMITS, Metrics
+from bridge.units import parse_duration, parse_size
+
+ROOT = Path(__file__).parent.parent
+METRIC = re.compile(r'(\w+)(?:\{(\w+)="(\w+)"\})?')
+
+
+class Row(NamedTuple):
+    what: str
+    where: str
+    default: str
+    why: str
+    passed: str
+    metric: str
+    test: str
+
+
+def rows() -> list[Row]:
+    lines = [line for line in (ROOT / "docs" / "limits.md").read_text().splitlines() if line.startswith("| ")]
+    cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
+    return [Row(*[cell.strip("`") if i in (1, 5, 6) else cell for i, cell in enumerate(row)]) for row in cells
+            if row[0] != "what"]  # fmt: skip
+
+
+ROWS = rows()
+
+
+def number(text: str) -> float | None:
+    """What a default in the page says."""
+    if text == "none":
+        return None
+    if text.endswith("B"):
+        return parse_size(text)
+    return float(text) if text.isdigit() else parse_duration(text)
+
+
+def value(where: str) -> Any:
+    """What the code says."""
+    if not where.startswith("bridge."):
+        return reduce(_default, where.split("."), Config)
+    *module, name = where.split(".")
+    if module[-1][0].isupper():
+        owner = getattr(import_module(".".join(module[:-1])), module[-1])
+        defaults = (
+            {one.name: one.default for one in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
+        )
+        return defaults.get(name, getattr(owner, name, None))
+    return getattr(import_module(".".join(module)), name)
+
+
+def _default(section: Any, key: str) -> Any:
+    field = section.model_fields[key]
+    if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+        return field.annotation
+    inner = [one for one in getattr(field.annotation, "__args__", ()) if hasattr(one, "model_fields")]
+    return inner[0] if inner else field.default
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.where)
+def test_default_is_the_codes(row: Row) -> None:
+    assert value(row.where) == number(row.default)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.where)
+def test_metric_exists(row: Row) -> None:
+    """With this label, and this value of it."""
+    match = METRIC.fullmatch(row.metric)
+    assert match is not None
+    name, label, wanted = match.groups()
+    metrics = Metrics(["name"])
+    metrics.next_hop_mails.start(["hop"], ("taken", "deferred", "refused", "unreachable", "lost"))
+    samples = [one for family in metrics.collect() for one in family.samples if one.name == name]
+    assert samples
+    assert label is None or wanted in {sample.labels[label] for sample in samples}
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.where)
+def test_test_exists(row: Row) -> None:
+    path, _, name = row.test.partition("::")
+    assert (ROOT / path).is_file()
+    assert not name or f"def {name}(" in (ROOT / path).read_text()
+
+
+def test_every_limit_has_its_row_and_its_reason() -> None:
+    """All keys of `limits`, and all that are counted."""
+    assert {f"limits.{key}" for key in Limits.model_fields} <= {row.where for row in ROWS}
+    assert set(LIMITS) == set(re.findall(r'limits_hit_total\{limit="(\w+)"\}', "\n".join(row.metric for row in ROWS)))
+    assert all(row.why and row.passed for row in ROWS)
