@@ -77,6 +77,14 @@ def test_links_of_a_page_lead_somewhere(page):
             assert anchor in anchors(path.read_text()), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_tests_that_a_page_names_exist(page):
+    """A page that says what holds a promise says where to look."""
+    for path, name in re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", page.read_text()):
+        assert (ROOT / path).exists(), path
+        assert not name or f"def {name}(" in (ROOT / path).read_text(), name
+
+
 def anchors(text: str) -> set[str]:
     """As forges make them: small letters, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
