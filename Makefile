@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd lint format docs dashboard-picture bench bench-service bench-lists bench-overload clean
+.PHONY: help run test test-faults test-systemd lint format docs dashboard-picture bench bench-service bench-lists bench-overload fuzz clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -26,6 +26,11 @@ test: $(DEV_READY)              ## all tests, with the real servers they talk to
 test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/faults.md
 	deploy/test-servers.sh
 	$(BIN)/python tests/faults/rig.py --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
+
+fuzz: $(DEV_READY)              ## strangers' bytes, SECONDS=60 for each target; ONLY="..." for some of them
+	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	  --editable '.[fuzz]' 2>/dev/null || echo "atheris cannot be built here (it needs clang): our own runner takes its place"
+	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ONLY)
 
 test-systemd: $(DEV_READY)      ## the units under a real systemd; its result goes into docs/systemd.md
 	deploy/test-servers.sh
@@ -64,7 +69,7 @@ bench-overload: $(DEV_READY)    ## ten times the scanner's capacity, beside what
 	$(BIN)/python bench/overload.py --write docs/benchmarks/overload.md
 
 clean:                          ## remove what the other commands made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A changed pyproject.toml means a new look at the dependencies; else nothing is done.

@@ -13,6 +13,8 @@ from bridge.testing import RunningBridge, running_bridge
 
 # Time says nothing about an example while other processes run tests too.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# For `make fuzz`; a test that says itself how many examples it wants keeps to that.
+settings.register_profile("long", settings.get_profile("patient"), max_examples=2000)
 settings.load_profile("patient")
 
 

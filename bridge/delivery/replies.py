@@ -59,7 +59,7 @@ class ReplyReader:
             reply = self._take(line.removesuffix(b"\r"))
             if reply is not None:
                 yield reply
-        if len(self._rest) > LINE_LIMIT:
+        if len(self._rest) > LINE_LIMIT + 1:  # a longest line and its CR may wait for its LF
             raise ProtocolError("the next hop sent an endless reply line")
 
     def _take(self, line: bytes) -> Reply | None:

@@ -72,21 +72,29 @@ def _domain(text: str) -> str:
 def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
     """A network, or an address as the network of itself. Raises ValueError."""
     try:
+        if "%" in text:  # a zone means nothing elsewhere
+            raise ValueError
         return ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:
         raise ValueError("not an IP address or network, for example 192.0.2.0/24") from None
 
 
 def _url(text: str) -> str:
-    """The host of a URL: lists match hosts, not paths."""
+    """The host of a URL: lists match hosts, not paths. An IPv6 address is one with and without brackets."""
     try:
-        host = urlsplit(text if "//" in text else f"//{text}").hostname or ""
+        parts = urlsplit(text if "//" in text else f"//{text}")
+        host, _ = parts.hostname or "", parts.port  # a port that is no number raises: what is before it is no host
     except ValueError:
         host = ""
+    return _ip(text) or _ip(host) or domain(re.sub(r"^(\*\.|\.)", "", host))
+
+
+def _ip(text: str) -> str | None:
+    """An IP address in its usual form; one with a zone means nothing elsewhere."""
     try:
-        return str(ipaddress.ip_address(host))
+        return None if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
-        return domain(re.sub(r"^(\*\.|\.)", "", host))
+        return None
 
 
 def _attachment(text: str) -> str:

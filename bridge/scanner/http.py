@@ -168,7 +168,7 @@ class HttpConnection(asyncio.Protocol):
             return
         try:
             self._parser.feed_data(data)
-        except httptools.HttpParserError:
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the second is no kind of the first
             self._fail(self._lost_error("the answer is not HTTP"))
 
     def eof_received(self) -> bool:
@@ -192,6 +192,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._answer is None or self._answer.done():  # a second answer to one request: whose would the next be?
             self.close()
+        self._headers = {}  # those of the answer before belong to whoever has it
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value

@@ -98,7 +98,7 @@ def _read_part(data: Buffer, start: int, end: int, depth: int, bounds: Bounds) -
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int]:
     """The header section, and where the body begins."""
-    first = data[start : start + 2]
+    first = data[start : min(start + 2, end)]
     if first[:1] == b"\n" or first == b"\r\n":
         return b"", start + (1 if first[:1] == b"\n" else 2)
     window = min(end, start + limit + 4)

@@ -1,0 +1,140 @@
+"""`make fuzz`: every target and every state machine, each for SECONDS; what breaks is written to fuzz-findings/.
+
+The byte parsers run under atheris (libFuzzer) where it is installed (the extra `fuzz`; it is built with clang), else
+under the runner of our own. The hypothesis tests run in rounds, each with another seed, until their time is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.util
+import os
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
+FINDINGS = ROOT / "fuzz-findings"
+
+MODELS = {
+    "session": "tests/hostile/test_hostile_session_model.py",
+    "milter": "tests/milter/test_milter_fuzz.py",
+    "milter-frames": "tests/milter/test_milter_codec.py",
+    "multipart": "tests/fuzz/test_fuzz_upload.py",
+    "address": "tests/intake/test_intake_address.py",
+    "config": "tests/fuzz/test_fuzz_config.py",
+    "inspection": "tests/service/test_service_inspection.py::test_no_bytes_whatever_break_the_inspection",
+}
+
+
+def main() -> int:
+    from targets import TARGETS
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
+    parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
+    parser.add_argument("--own", action="store_true", help="the runner of our own, also where atheris is installed")
+    parser.add_argument("--worker", help=argparse.SUPPRESS)
+    parser.add_argument("only", nargs="*", help=f"of {', '.join([*TARGETS, *MODELS])}")
+    options = parser.parse_args()
+    if options.worker:
+        under_atheris(options.worker, options.seconds, options.seed)
+    unknown = set(options.only) - {*TARGETS, *MODELS}
+    if unknown:
+        parser.error(f"no such target: {', '.join(sorted(unknown))}")
+    own = options.own or importlib.util.find_spec("atheris") is None
+    print(f"seed {options.seed}, {'our own runner' if own else 'atheris'}, {options.seconds:g} s for each target")
+    broken = 0
+    for name in options.only or [*TARGETS, *MODELS]:
+        if name in MODELS:
+            good = run_model(name, options.seconds, options.seed)
+        else:
+            good = (run_own if own else run_atheris)(name, options.seconds, options.seed)
+        broken += not good
+    print(f"{broken} broken" if broken else "nothing found")
+    return 1 if broken else 0
+
+
+def report(name: str, count: str, good: bool) -> bool:
+    print(f"{name:22} {count:>24}  {'ok' if good else 'BROKEN'}", flush=True)
+    return good
+
+
+def run_own(name: str, seconds: float, seed: int) -> bool:
+    from runner import Broken, Run, smaller
+
+    run = Run(name, random.Random(seed))
+    try:
+        run.replay()
+        run.mutate(seconds)
+    except Broken as broken:
+        data = smaller(broken)
+        path = FINDINGS / name / hashlib.sha256(data).hexdigest()[:16]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        print(f"{broken}\n  {path.relative_to(ROOT)}: {data[:200]!r}")
+        return report(name, f"{run.inputs} inputs", False)
+    return report(name, f"{run.inputs} inputs", True)
+
+
+def run_atheris(name: str, seconds: float, seed: int) -> bool:
+    """In a process of its own: libFuzzer ends the one it runs in."""
+    command = [sys.executable, __file__, "--worker", name, "--seconds", str(seconds), "--seed", str(seed)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
+    count = re.findall(r"(?m)^(?:Done |#)(\d+)", done.stderr)
+    if done.returncode:
+        print(done.stdout[-2000:], done.stderr[-3000:])
+    return report(name, f"{count[-1] if count else '?'} inputs", done.returncode == 0)
+
+
+def under_atheris(name: str, seconds: float, seed: int) -> None:
+    import atheris
+
+    for module in [module for module in sys.modules if module.partition(".")[0] in ("bridge", "targets")]:
+        del sys.modules[module]  # they are to be imported again, instrumented
+    with atheris.instrument_imports(include=["bridge"]):
+        import targets
+    findings = FINDINGS / name
+    findings.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as grown:
+        options = [
+            f"-max_total_time={int(seconds)}",
+            f"-seed={seed}",
+            "-max_len=12000",
+            "-timeout=10",
+            "-rss_limit_mb=1024",
+        ]
+        atheris.Setup(
+            [sys.argv[0], *options, f"-artifact_prefix={findings}/", grown, str(targets.CORPUS / name)],
+            targets.TARGETS[name],
+        )
+        atheris.Fuzz()
+
+
+def run_model(name: str, seconds: float, seed: int) -> bool:
+    end, examples, rounds = time.monotonic() + seconds, 0, 0
+    while rounds == 0 or time.monotonic() < end:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider", MODELS[name]]
+        command += [f"--hypothesis-seed={seed + rounds}", "--hypothesis-show-statistics", "--hypothesis-profile=long"]
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "HYPOTHESIS_STORAGE_DIRECTORY": str(FINDINGS / "hypothesis"),
+        }
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        rounds += 1
+        examples += sum(map(int, re.findall(r"(\d+) passing examples", done.stdout)))
+        if done.returncode:
+            print(done.stdout[-6000:], done.stderr[-2000:])
+            return report(name, f"{examples} examples", False)
+    return report(name, f"{examples} examples", True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Runs a target on mutated inputs: from its corpus, guided by the lines of `bridge` that an input reaches.
+
+Small and slow beside libFuzzer, which `fuzz.py` uses where atheris is installed; but it is always there, it
+needs no compiler, and the same seed is the same run. An input that reaches new lines becomes a parent of others.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from types import FrameType
+from typing import Any
+
+from targets import TARGETS, Target, seeds
+
+import bridge
+
+MAX_INPUT = 12_000
+SLOW_S = 2.0  # of processor time for one input: nothing that a stranger sends may cost that
+WATCHED = str(Path(bridge.__file__).parent)
+WORDS = (
+    *(
+        b"\r\n",
+        b"\n",
+        b"\r",
+        b"\0",
+        b"\xff",
+        b".",
+        b"\r\n.\r\n",
+        b" ",
+        b"\t",
+        b":",
+        b";",
+        b"=",
+        b'"',
+        b"\\",
+        b"<",
+        b">",
+    ),
+    *(
+        b"@",
+        b"--",
+        b"--b",
+        b"[",
+        b"]",
+        b"{",
+        b"}",
+        b",",
+        b"%",
+        b"+0D+0A",
+        b"=?",
+        b"?=",
+        b"\\ud800",
+        b"\xc3\xa9",
+        b"\xed\xa0\x80",
+    ),
+    *(
+        b"0",
+        b"-1",
+        b"65536",
+        b"99999999999999999999",
+        b"\x7f\xff\xff\xff",
+        b"\0\0\0\0",
+        b"\0\0\0\1",
+        b"&a",
+        b"*a",
+        b"!!",
+        b"- ",
+    ),
+    *("\u0130".encode(), "\u00df".encode(), "\u3002".encode(), "\u2028".encode(), "\u00b2".encode(), "\ufeff".encode()),
+)
+
+
+@dataclass
+class Broken(Exception):
+    """A promise that an input breaks."""
+
+    target: str
+    data: bytes
+    cause: BaseException
+
+    def __str__(self) -> str:
+        return f"{self.target}: {type(self.cause).__name__}: {self.cause}"
+
+
+@dataclass
+class Run:
+    """One target's run. `inputs` are counted, `pool` grows with what they reach."""
+
+    name: str
+    dice: Random
+    inputs: int = 0
+    pool: list[bytes] = field(default_factory=list)
+    reached: set[tuple[Any, int]] = field(default_factory=set)
+
+    @property
+    def target(self) -> Target:
+        return TARGETS[self.name]
+
+    def replay(self) -> None:
+        """The corpus as it is."""
+        for data in seeds(self.name):
+            self.pool.append(data)
+            self.try_one(data, watch=True)
+
+    def mutate(self, seconds: float = 0.0, inputs: int = 0) -> None:
+        """Until the time is over, or so many inputs were tried."""
+        end, last = time.monotonic() + seconds, self.inputs + inputs
+        while self.inputs < last or time.monotonic() < end:
+            data = changed(self.dice, self.pool)
+            if self.try_one(data, watch=self.inputs % 4 == 0):  # watching costs ten times as much as the input
+                self.pool.append(data)
+
+    def try_one(self, data: bytes, watch: bool = False) -> bool:
+        """Whether it reached a line that no input before it did. Raises Broken."""
+        self.inputs += 1
+        before, start = len(self.reached), time.process_time()
+        trace = sys.gettrace()
+        if watch:
+            sys.settrace(self._enter)
+        try:
+            self.target(data)
+        except Exception as exc:
+            raise Broken(self.name, data, exc) from exc
+        finally:
+            sys.settrace(trace)
+        if time.process_time() - start > SLOW_S:
+            raise Broken(self.name, data, TimeoutError("it takes too long"))
+        return len(self.reached) > before
+
+    def _enter(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        return self._line if frame.f_code.co_filename.startswith(WATCHED) else None
+
+    def _line(self, frame: FrameType, _event: str, _arg: object) -> Any:
+        self.reached.add((frame.f_code, frame.f_lineno))
+        return self._line
+
+
+def changed(dice: Random, pool: list[bytes]) -> bytes:
+    """A child of the pool."""
+    data = bytearray(dice.choice(pool))
+    for _ in range(dice.choice((1, 1, 2, 3, 8))):
+        at = dice.randint(0, len(data))
+        to = min(len(data), at + dice.choice((0, 1, 1, 2, 5, 40)))
+        match dice.randrange(7):
+            case 0:
+                data[at:to] = b""
+            case 1:
+                data[at:to] = dice.choice(WORDS)
+            case 2:
+                data[at:at] = dice.choice(WORDS)
+            case 3:
+                data[at:to] = dice.randbytes(dice.randint(1, 4))
+            case 4:
+                data[at:at] = data[at:to] * dice.choice((1, 2, 100))
+            case 5:
+                other = dice.choice(pool)
+                start = dice.randint(0, len(other))
+                data[at:to] = other[start : start + dice.choice((1, 10, 100, 5000))]
+            case _:
+                if at < len(data):
+                    data[at] ^= 1 << dice.randrange(8)
+    return bytes(data[:MAX_INPUT])
+
+
+def smaller(broken: Broken, seconds: float = 10.0) -> bytes:
+    """The same kind of failure from fewer bytes."""
+    data, end, size = broken.data, time.monotonic() + seconds, max(1, len(broken.data) // 2)
+    while size and time.monotonic() < end:
+        for start in range(0, len(data), size):
+            shorter = data[:start] + data[start + size :]
+            try:
+                TARGETS[broken.target](shorter)
+            except Exception as exc:
+                if type(exc) is type(broken.cause):
+                    data = shorter
+                    break
+        else:
+            size //= 2
+    return data

@@ -1,0 +1,370 @@
+"""What is fuzzed: for each parser of strangers' bytes a function that raises when a promise is broken.
+
+A target takes the bytes just as the parser would get them, so that a file of the corpus is a dialogue,
+a mail or an answer that one can read. Where the network may cut the bytes anywhere, the cuts are made
+from the bytes themselves: the same input is always the same run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from bridge.config import Config
+from bridge.delivery.replies import ReplyReader, passed_on, queue_id
+from bridge.errors import ConfigError, ProtocolError, Saturated, ScanError
+from bridge.intake import address, xforward
+from bridge.intake.data import DataReader, Fault
+from bridge.intake.inbox import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.milter import codec, wire
+from bridge.lists.errors import ListsMalformed
+from bridge.lists.files import Format, show
+from bridge.lists.ndjson import EntryReader
+from bridge.mail.message import Message, Spool
+from bridge.mail.reply import Reply
+from bridge.mail.session import Client
+from bridge.matching import spelling
+from bridge.scanner.answers import read_result, read_status
+from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, HttpConnection
+from bridge.service.analysis import structure
+from bridge.service.answers import Refused
+from bridge.service.settings import ServiceConfig
+from bridge.service.upload import Upload
+from bridge.yamlfile import load
+
+Target = Callable[[bytes], None]
+CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_LOOP = asyncio.new_event_loop()
+
+
+def cut(data: bytes) -> Iterator[bytes]:
+    """The bytes as a network might bring them: none of the pieces is empty."""
+    dice = Random(zlib.crc32(data))
+    longest = dice.choice((1, 2, 7, 60, 5000) if len(data) < 600 else (60, 700, 5000))
+    while data:
+        size = dice.randint(1, longest)
+        yield data[:size]
+        data = data[size:]
+
+
+# --- intake --------------------------------------------------------------------------------------
+
+
+def intake_address(data: bytes) -> None:
+    """A path goes on as it came, or is refused for good; no control character gets through."""
+    path = address.parse_path(data, syntax="Syntax")
+    if isinstance(path, Reply):
+        assert 500 <= path.code < 600
+        return
+    assert path.address.encode() in data
+    assert not CONTROL.search(path.address + "".join(path.as_sent))
+    again = " ".join([f"<{path.address}>", *path.as_sent]).encode()
+    assert address.parse_path(again, syntax="Syntax") == path
+
+
+def intake_data(data: bytes) -> None:
+    """However it is cut, a mail ends at CRLF . CRLF alone, unstuffed, and refused for a bare CR, LF or NUL."""
+    spool = Spool(1 << 30, memory_per_mail=256)
+    message = Message(spool)
+    reader, rest = DataReader(message, None), None
+    for piece in cut(data):
+        rest = reader.feed(piece) if rest is None else rest + piece
+    content = None if reader.fault or rest is None else b"".join(message.chunks())
+    message.close()
+    assert spool.in_use == 0
+    head, end, after = (b"\r\n" + data).partition(b"\r\n.\r\n")
+    assert rest == (after if end else None)
+    if rest is not None:
+        lines = (head + b"\r\n")[2:]
+        is_bare = re.search(rb"\r(?!\n)|(?<!\r)\n|\0", lines) is not None
+        assert reader.fault is (Fault.BARE if is_bare else None)
+        assert is_bare or content == re.sub(rb"(?m)^\.", b"", lines)
+
+
+def intake_inbox(data: bytes) -> None:
+    """Lines end with CRLF only; one that is too long is told, and does not cost memory."""
+    box = Inbox(_LOOP, lambda: None)
+    got: list[bytes | None] = []
+    for piece in cut(data):
+        box.feed(piece)
+        while True:
+            try:
+                line = box.take_line()
+            except LineTooLong:
+                got.append(None)
+                continue
+            if line is None:
+                break
+            got.append(line)
+        assert len(box) <= LINE_LIMIT + 1
+    *lines, _ = data.split(b"\r\n")
+    assert got == [line if len(line) <= LINE_LIMIT else None for line in lines]
+
+
+def intake_xforward(data: bytes) -> None:
+    """Attributes are text that every encoder takes, an address is an address, or nothing is taken at all."""
+    for names in (xforward.XFORWARD_NAMES, xforward.XCLIENT_NAMES):
+        try:
+            client = xforward.apply(Client(), data, names)
+        except xforward.BadAttribute:
+            continue
+        for value in asdict(client).values():
+            assert not isinstance(value, str) or value.encode().decode() == value
+        assert client.address is None or ipaddress.ip_address(client.address)
+        assert client.port is None or 0 <= client.port <= 65535
+
+
+PARSERS: dict[int, Callable[[bytes], Any]] = {
+    wire.CONNECT: codec.connect,
+    wire.MAIL: codec.address,
+    wire.RCPT: codec.address,
+    wire.MACRO: lambda data: codec.macros(data[1:]),
+    wire.NEGOTIATE: lambda data: codec.negotiation(codec.negotiate(data)),
+    wire.HEADER: codec.strings,
+}
+
+
+def milter_codec(data: bytes) -> None:
+    """Frames are the same in any cut, and what is in them is read or is a ProtocolError."""
+    whole, pieces = _events([data]), _events(cut(data))
+    if whole[-1:] != [None]:
+        assert whole == pieces
+    else:
+        assert pieces[-1:] == [None] or _events([*cut(data), b"\0"])[-1:] == [None]  # with the next byte at the latest
+    for event in pieces:
+        if event is not None:
+            try:
+                found = PARSERS.get(event[0], codec.text)(event[1])
+            except ProtocolError:
+                continue
+            if event[0] in (wire.MAIL, wire.RCPT) and not isinstance(found, Reply):
+                assert not CONTROL.search(found[0])
+                assert " ".join((found[0], *found[1])).encode()
+
+
+def _events(pieces: Any) -> list[tuple[int, bytes] | None]:
+    """Whole events; None at the end stands for a ProtocolError."""
+    decoder, events, body = codec.Decoder(), [], b""
+    for piece in pieces:
+        try:
+            found = decoder.feed(piece)
+        except ProtocolError:
+            return [*events, None]
+        for command, data in found:
+            if command == wire.BODY_PART:
+                body += data
+            elif command == wire.BODY:
+                events.append((command, body + data))
+                body = b""
+            else:
+                events.append((command, data))
+    return events
+
+
+# --- next hop and scanner ------------------------------------------------------------------------
+
+
+def next_hop_replies(data: bytes) -> None:
+    """Replies are the same in any cut; what a client reads of one is a refusal in whole lines of ASCII."""
+    whole, pieces = _replies([data]), _replies(cut(data))
+    assert whole == pieces
+    for reply in whole:
+        if reply is not None:
+            queue_id(reply)
+            said = passed_on(reply)
+            assert said.code >= 400 and said.code not in (421, 521)
+            assert re.fullmatch(rb"(%d-[\t -~]*\r\n)*%d [\t -~]*\r\n" % (said.code, said.code), said.to_bytes())
+
+
+def _replies(pieces: Any) -> list[Reply | None]:
+    """None at the end stands for a ProtocolError."""
+    reader: ReplyReader = ReplyReader()
+    replies: list[Reply | None] = []
+    try:
+        for piece in pieces:
+            for reply in reader.feed(piece):
+                replies.append(reply)
+    except ProtocolError:
+        replies.append(None)
+    return replies
+
+
+MAX_ANSWER = 2000
+
+
+class _Wire(asyncio.Transport):
+    def write(self, data: object) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.over = True
+
+    over = False
+
+
+def scanner_answer(data: bytes) -> None:
+    """Any bytes are an answer within its limit or a named error, and a decision or a named error: in any cut."""
+    whole, pieces = _LOOP.run_until_complete(_answer([data])), _LOOP.run_until_complete(_answer(cut(data)))
+    if not isinstance(whole, AnswerTooLarge | ConnectionLost) or not isinstance(
+        pieces, AnswerTooLarge | ConnectionLost
+    ):
+        assert whole == pieces
+    if isinstance(whole, Answer):
+        assert len(whole.body) <= MAX_ANSWER
+        for read in (read_result, read_status):
+            try:
+                read("url", whole)
+            except (ScanError, Saturated):
+                pass
+            else:
+                assert whole.status == 200
+
+
+async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
+    connection, transport = HttpConnection(MAX_ANSWER), _Wire()
+    connection.connection_made(transport)
+    exchange = asyncio.ensure_future(connection.exchange(b"", [], b"", asyncio.get_running_loop().time() + 600))
+    await asyncio.sleep(0)
+    for piece in pieces:
+        if not transport.over and not exchange.done():
+            connection.data_received(piece)
+    if not transport.over:
+        connection.eof_received()
+    connection.connection_lost(None)
+    try:
+        return await exchange
+    except (AnswerTooLarge, ConnectionLost) as exc:
+        return exc
+
+
+# --- lists ---------------------------------------------------------------------------------------
+
+
+def lists_ndjson(data: bytes) -> None:
+    """The same entries in any cut, or ListsMalformed in any cut; an entry can be written in every format."""
+    whole, pieces = _entries([data]), _entries(cut(data))
+    assert whole == pieces
+    for kind in Format:
+        assert show(whole or [], kind).encode().decode() is not None
+
+
+def _entries(pieces: Any) -> list[Any] | None:
+    reader, found = EntryReader(), []
+    try:
+        for piece in pieces:
+            found += reader.feed(piece)
+        return found + reader.end()
+    except ListsMalformed:
+        return None
+
+
+def list_spelling(data: bytes) -> None:
+    """An entry's one spelling is its own spelling: what was stored can be stored again and is the same."""
+    text = data.decode("utf-8", "surrogateescape" if data[:1] == b"\xed" else "replace")
+    for category in spelling._NORMALISERS:
+        try:
+            once = spelling.normalise(category, text)
+        except ValueError:
+            continue
+        assert once.encode() and not CONTROL.search(once)
+        assert spelling.normalise(category, once) == once, (category, once)
+        assert category in ("sender", "domain") or once.isascii(), (category, once)
+
+
+# --- the service ---------------------------------------------------------------------------------
+
+
+def service_structure(data: bytes) -> None:
+    """Any bytes have parts that lie within them, or reach a bound."""
+    try:
+        for part in structure.walk(data, structure.Bounds(parts=200, depth=10, header_bytes=4096)):
+            assert 0 <= part.body <= part.end <= len(data)
+            structure.decoded(data, part)
+            assert (part.filename + part.content_type).encode("utf-8", "replace")
+    except structure.TooMuch:
+        pass
+
+
+BOUNDARY = b"multipart/form-data; boundary=b"
+UPLOAD = (
+    b'--b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
+    b'{"borderMtaData": {"envelopeFrom": "", "envelopeRecipients": ["c@d"]}}\r\n'
+    b'--b\r\nContent-Disposition: form-data; name="email"\r\n\r\nSubject: x\r\n\r\nx\r\n--b--\r\n'
+)
+
+
+def service_upload(data: bytes) -> None:
+    """A body is a request with its mail, or is refused, in any cut; the mail is bytes of the body, to the last."""
+    whole, pieces = _upload([data], BOUNDARY), _upload(list(cut(data)), BOUNDARY)
+    assert whole == pieces
+    request, mail = whole
+    if not isinstance(request, str):
+        assert b"\r\n\r\n" + mail + b"\r\n--b" in data
+        assert request.to_json()
+
+
+def service_content_type(data: bytes) -> None:
+    """Whatever the header says, the body is read or refused; only its own boundary reads it."""
+    request, mail = _upload([UPLOAD], data)
+    assert isinstance(request, str) or mail == b"Subject: x\r\n\r\nx"
+
+
+def _upload(pieces: list[bytes], content_type: bytes) -> tuple[Any, bytes]:
+    """The request, or the name of the refusal; and the mail."""
+    spool = Spool(1 << 30, memory_per_mail=256)
+    events = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
+    events.append({"type": "http.request", "body": b"", "more_body": False})
+    upload, todo = Upload(spool), iter(events)
+
+    async def receive() -> Any:
+        return next(todo)
+
+    try:
+        request: Any = _LOOP.run_until_complete(upload.read(receive, content_type))
+        return request, b"".join(upload.mail.chunks())
+    except Refused as exc:
+        assert 400 <= exc.status < 500, exc
+        return exc.failure.error, b""
+    finally:
+        upload.close()
+        assert spool.in_use == 0
+
+
+# --- configuration -------------------------------------------------------------------------------
+
+
+def configuration(data: bytes) -> None:
+    """Any file gives a configuration, or a ConfigError each line of which names the file and a line."""
+    text = data.decode("utf-8", "replace")
+    for model in (Config, ServiceConfig):
+        try:
+            load(Path("/etc/x.yml"), model, text)
+        except ConfigError as exc:
+            for line in str(exc).split("\n"):
+                assert re.match(r"/etc/x\.yml:[1-9]\d*: .", line), line
+            assert not any(unicodedata.category(c) in ("Cc", "Cs") for c in str(exc) if c != "\n"), str(exc)
+
+
+TARGETS: dict[str, Target] = {
+    target.__name__: target
+    for target in (
+        *(intake_address, intake_data, intake_inbox, intake_xforward, milter_codec),
+        *(next_hop_replies, scanner_answer, lists_ndjson, list_spelling),
+        *(service_structure, service_upload, service_content_type, configuration),
+    )
+}
+
+CORPUS = Path(__file__).parent / "corpus"
+
+
+def seeds(name: str) -> list[bytes]:
+    """The target's corpus, in the order of its files' names."""
+    return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]

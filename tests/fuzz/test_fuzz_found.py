@@ -1,0 +1,79 @@
+"""What fuzzing has found, each by its name."""
+
+from __future__ import annotations
+
+import pytest
+from targets import next_hop_replies, scanner_answer
+
+from bridge.delivery.replies import LINE_LIMIT as REPLY_LINE
+from bridge.delivery.replies import ReplyReader
+from bridge.errors import ProtocolError
+from bridge.intake.inbox import LINE_LIMIT, Inbox, LineTooLong
+from bridge.matching import spelling
+from bridge.service.analysis.structure import Bounds, walk
+
+OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"decision":"deliver"}'
+
+
+def test_an_offer_to_switch_protocols_is_a_lost_connection_and_no_exception() -> None:
+    """httptools tells it with an exception that is no parser error."""
+    scanner_answer(b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n")
+
+
+def test_an_unasked_second_answer_leaves_the_first_ones_header_fields_alone() -> None:
+    """Cut or not, `Retry-After` and `Content-Encoding` are those of the answer itself."""
+    scanner_answer(OK + b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n")
+
+
+@pytest.mark.parametrize(
+    "text", ["2001:db8::1", "http://[2001:DB8::1]/", "[2001:db8::1]:80", "https://[2001:db8::1]:80/x"]
+)
+def test_an_ipv6_host_has_one_spelling(text: str) -> None:
+    """Without brackets it was taken for the host `2001`: an entry that blocks nothing."""
+    assert spelling.normalise("url", text) == "2001:db8::1"
+
+
+@pytest.mark.parametrize("text", ["2001:db8::zz", "fe80::1%eth0", "http://[fe80::1%eth0]/", "example.org:http"])
+def test_what_only_begins_like_a_host_is_refused(text: str) -> None:
+    """Half an address is not a host."""
+    with pytest.raises(ValueError, match="not a"):
+        spelling.normalise("url", text)
+
+
+@pytest.mark.parametrize("text", ["fe80::1%eth0", "fe80::%1/64"])
+def test_a_network_has_no_zone(text: str) -> None:
+    """A zone is a word of one machine."""
+    with pytest.raises(ValueError, match="not an IP address"):
+        spelling.normalise("network", text)
+
+
+def test_a_longest_command_may_end_in_two_packets() -> None:
+    """One byte more is too long, however it comes."""
+    box = Inbox(None, lambda: None)  # type: ignore[arg-type]
+    box.feed(b"x" * LINE_LIMIT + b"\r")
+    assert box.take_line() is None
+    box.feed(b"\n" + b"x" * LINE_LIMIT + b"x\r")
+    assert box.take_line() == b"x" * LINE_LIMIT
+    assert box.take_line() is None
+    assert len(box) <= 1, "it costs no memory"
+    box.feed(b"\n")
+    with pytest.raises(LineTooLong):
+        box.take_line()
+
+
+def test_a_longest_reply_of_the_next_hop_may_end_in_two_packets() -> None:
+    """It was taken for one without end."""
+    reader, line = ReplyReader(), b"250 " + b"x" * (REPLY_LINE - 4)
+    assert list(reader.feed(line + b"\r")) == []
+    assert [reply.code for reply in reader.feed(b"\n")] == [250]
+    with pytest.raises(ProtocolError):
+        list(reader.feed(line + b"x\r"))
+    next_hop_replies(line + b"\r\n")
+
+
+def test_an_empty_part_ends_where_it_begins() -> None:
+    """Its first bytes were looked for in the delimiter behind it."""
+    mail = b"Content-Type: multipart/a; boundary=b\n\n--b\n--b\n\n--b--"
+    parts = list(walk(mail, Bounds()))
+    assert len(parts) == 3
+    assert all(part.body <= part.end for part in parts)

@@ -1,0 +1,54 @@
+"""Every fuzz target on its corpus and on some hundred children of it; `make fuzz` does the same for longer."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from runner import Broken, Run, changed, smaller
+from targets import CORPUS, TARGETS, seeds
+
+
+@pytest.mark.parametrize("name", sorted(TARGETS))
+def test_no_seed_and_no_child_of_it_breaks_a_promise(name: str) -> None:
+    """The dice are the same in each run: a red test is red again."""
+    run = Run(name, Random(1))
+    try:
+        run.replay()
+        run.mutate(inputs=60 if name == "configuration" else 300)
+    except Broken as broken:
+        pytest.fail(f"{broken}: {smaller(broken, 2.0)!r}")
+    assert len(run.reached) > 10, "the target reaches its parser"
+
+
+def test_every_target_has_a_small_corpus_and_nothing_else_has_one() -> None:
+    """Seeds are for reading too."""
+    assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
+    for name in TARGETS:
+        assert 5 <= len(seeds(name)) <= 60
+        assert max(map(len, seeds(name))) <= 10_000
+
+
+def test_the_runner_finds_what_is_broken_and_makes_it_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fuzzer that finds nothing must be able to find something."""
+
+    def brittle(data: bytes) -> None:
+        if b"\r\n.\n" in data:
+            raise KeyError("smuggled")
+
+    monkeypatch.setitem(TARGETS, "intake_data", brittle)
+    run = Run("intake_data", Random(1))
+    run.replay()
+    with pytest.raises(Broken) as caught:
+        run.mutate(inputs=20_000)
+    assert smaller(caught.value) == b"\r\n.\n"
+
+
+def test_children_are_the_same_for_the_same_dice_and_bounded() -> None:
+    """What `make fuzz` says with SEED= is found again."""
+    pool = [b"a" * 9000, b"b"]
+    first, second = Random(7), Random(7)
+    children = [changed(first, pool) for _ in range(200)]
+    assert children == [changed(second, pool) for _ in range(200)]
+    assert len(set(children)) > 100
+    assert max(map(len, children)) <= 12_000
