@@ -77,7 +77,7 @@ class Inbox:
         """The next line without its CRLF, or None when none is whole yet."""
         end = self._buffer.find(b"\r\n")
         if end < 0:
-            if len(self._buffer) > LINE_LIMIT + 1:  # a longest line and its CR may wait for its LF
+            if len(self._buffer) - self._buffer.endswith(b"\r") > LINE_LIMIT:  # that CR may be its end
                 self._skipping = True
                 del self._buffer[:-1]  # the last byte may be the CR of its end
             return None

@@ -119,7 +119,7 @@ def test_any_body_reads_the_same_in_any_cut_or_is_refused_with_4xx(
     assert mail == same
     if isinstance(whole, Refused):
         assert isinstance(pieces, Refused)
-        assert (whole.status, whole.failure) == (pieces.status, pieces.failure)
+        assert (whole.status, whole.failure.error) == (pieces.status, pieces.failure.error)
         assert 400 <= whole.status < 500
     else:
         assert whole == pieces
