@@ -14,6 +14,7 @@ import unicodedata
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -198,6 +199,7 @@ def _replies(pieces: Any) -> list[Reply | None]:
 
 
 MAX_ANSWER = 2000
+TOKEN = "0123456789abcdef"
 
 
 class _Wire(asyncio.Transport):
@@ -219,9 +221,9 @@ def scanner_answer(data: bytes) -> None:
         assert whole == pieces
     if isinstance(whole, Answer):
         assert len(whole.body) <= MAX_ANSWER
-        for read in (read_result, read_status):
+        for read in (partial(read_result, "url", token=TOKEN), partial(read_status, "url")):
             try:
-                read("url", whole)
+                read(answer=whole)
             except (ScanError, Saturated):
                 pass
             else:
