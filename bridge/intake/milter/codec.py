@@ -288,6 +288,8 @@ def quarantine(reason: str) -> bytes:
 
 def _field(value: str) -> bytes:
     """Header text: a line end stays only where a continuation line follows it."""
+    if value.isascii() and value.isprintable():  # most of them
+        return value.encode("ascii")
     lines = value.replace("\0", "").replace("\r", "").split("\n")
     folded = lines[0] + "".join(("\n" if line[:1] in (" ", "\t") else " ") + line for line in lines[1:])
     return folded.encode("utf-8", "replace")

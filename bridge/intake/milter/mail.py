@@ -195,7 +195,9 @@ def _declared_size(params: tuple[str, ...]) -> int:
 
 
 # In the order of a mail. What comes with headers and body is never news; Postfix sends it with each of them.
-KEPT_MACROS = (wire.CONNECT, wire.HELO, wire.MAIL, wire.RCPT, wire.END_OF_BODY)
+_OF_CLIENT = (wire.CONNECT, wire.HELO)
+_OF_MAIL = (wire.MAIL, wire.RCPT, wire.END_OF_BODY)
+KEPT_MACROS = (*_OF_CLIENT, *_OF_MAIL)
 
 
 class Facts:
@@ -204,12 +206,13 @@ class Facts:
     Macros are kept as they came, by the event they came with, and read once per mail.
     """
 
-    __slots__ = ("_announced", "client", "helo", "macros")
+    __slots__ = ("_announced", "_known", "client", "helo", "macros")
 
     def __init__(self) -> None:
         self.client = codec.Connect()
         self.helo: str | None = None
         self.macros: dict[int, bytes] = {}
+        self._known: dict[bytes, bytes] | None = None  # those of the client, which stay from mail to mail
         self._announced = False  # MAIL's macros have come, MAIL has not
 
     def connect(self, data: bytes) -> None:
@@ -223,6 +226,8 @@ class Facts:
         self.macros[data[0]] = data[1:]
         if data[0] == wire.MAIL:
             self._announced = True
+        elif data[0] in _OF_CLIENT:
+            self._known = None
 
     def begin_mail(self) -> None:
         """Drop what belonged to the mail before, and keep what belongs to the client."""
@@ -232,11 +237,17 @@ class Facts:
             self.macros.pop(wire.MAIL, None)
         self._announced = False
 
-    def session(self, session_id: str, listener: str, peer: str) -> Session:
-        known: dict[bytes, bytes] = {}
-        for event in KEPT_MACROS:
+    def _read(self, events: tuple[int, ...]) -> dict[bytes, bytes]:
+        found: dict[bytes, bytes] = {}
+        for event in events:
             if event in self.macros:
-                known.update(codec.macros(self.macros[event]))
+                found.update(codec.macros(self.macros[event]))
+        return found
+
+    def session(self, session_id: str, listener: str, peer: str) -> Session:
+        if self._known is None:
+            self._known = self._read(_OF_CLIENT)
+        known = self._known | self._read(_OF_MAIL)
         verified = known.get(b"{client_resolve}", b"OK") == b"OK"
         client = Client(
             address=self.client.address,
