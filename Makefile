@@ -54,7 +54,7 @@ dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minut
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
 	$(BIN)/python docs/draw_dashboard.py
 
-bench: $(DEV_READY)             ## our bridge beside its peers: docs/benchmarks (20 minutes)
+bench: $(DEV_READY)             ## our bridge beside its peers: docs/benchmarks (15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	deploy/test-servers.sh
 	$(BIN)/python bench/speed.py

@@ -42,6 +42,7 @@ class Work:
     recipients: int = 1
     scanner_ms: int = 0
     warm: bool = True
+    cores: int = 1  # of the peer; 2: all of them, beside the load
 
 
 @dataclass
@@ -210,8 +211,8 @@ def load(protocol: str, port: int, work: Work, seconds: float = 0.0) -> dict[str
     return found
 
 
-def run(peer: Peer, work: Work, cores: int = 1) -> Run:
-    with running(peer, work.scanner_ms, cores) as (ports, pid):
+def run(peer: Peer, work: Work) -> Run:
+    with running(peer, work.scanner_ms, work.cores) as (ports, pid):
         if work.warm:
             load(
                 peer.protocol, ports.peer, Work(100_000, work.sessions, work.per_connection, work.size), peer.warm_up_s
@@ -225,9 +226,9 @@ def run(peer: Peer, work: Work, cores: int = 1) -> Run:
         return Run(told, used / max(told["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
 
 
-def best(peer: Peer, work: Work, times: int, cores: int = 1) -> Run:
+def best(peer: Peer, work: Work, times: int) -> Run:
     """The run with the median of CPU for each mail, of those without an error if there are any."""
-    runs = [run(peer, work, cores) for _ in range(times)]
+    runs = [run(peer, work) for _ in range(times)]
     good = [one for one in runs if not one.errors] or runs
     middle = median(one.cpu_ms for one in good)
     return min(good, key=lambda one: abs(one.cpu_ms - middle))

@@ -351,7 +351,7 @@ int main(int argc, char **argv) {
             if (((events[i].events & EPOLLOUT) && !flush(c)) || ((events[i].events & ~EPOLLOUT) && (!hear(c) || !take(s)))) lose(s);
         }
         if (finished != before) silent_since = now();
-        if (now() - silent_since > 60) break; /* what is missing are errors */
+        if (now() - silent_since > 20) break; /* what is missing are errors */
     }
     double took = now() - began;
     printf("{\"mails\":%ld,\"accepted\":%ld,\"refused\":%ld,\"errors\":%ld,\"bytes\":%zu,\"seconds\":%.4f", finished, accepted, refused,
