@@ -126,6 +126,20 @@ def writing(engine: Engine, lock: int | None = None) -> Iterator[Connection]:
         yield connection
 
 
+def probe(database: Database) -> None:
+    """Connect, make a table, and take it back: the server, the password, the rights. Raises DatabaseUnusable."""
+    engine = database.engine(wait_s=5.0, connections=1)
+    table = Table("scanbridge_probe", MetaData(), Column("x", Integer))
+    try:
+        with engine.connect().execution_options(immediate=True) as connection, connection.begin() as transaction:
+            table.create(connection)
+            transaction.rollback()
+    except SQLAlchemyError as exc:
+        raise DatabaseUnusable(reason(exc)) from exc
+    finally:
+        engine.dispose()
+
+
 def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_version") -> None:
     """Bring a schema to the newest version, which `table` remembers. Raises DatabaseNewer.
 

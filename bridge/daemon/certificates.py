@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import ssl
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
 _PEM = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
@@ -24,17 +25,34 @@ def first_end(path: Path) -> float | None:
     return min((end for end in ends if end is not None), default=None)
 
 
+def is_chain(path: Path) -> bool:
+    """Whether each certificate of a PEM file is followed by the one that signed it; True when it cannot be read."""
+    try:
+        names = [_names(ssl.PEM_cert_to_DER_cert(pem)) for pem in _PEM.findall(path.read_text("ascii", "replace"))]
+    except (OSError, ValueError, IndexError):
+        return True
+    return all(below[0] == above[1] for below, above in pairwise(names))
+
+
+def _names(der: bytes) -> tuple[bytes, bytes]:
+    """Issuer and subject."""
+    fields = _certificate_fields(der)
+    return fields[2][1], fields[4][1]
+
+
 def end_of(der: bytes) -> float | None:
     """notAfter of one certificate, Unix time; None if there is none to be found."""
     try:
-        certificate = _inside(der)[0][1]
-        fields = _inside(_inside(certificate)[0][1])  # tbsCertificate
-        if fields[0][0] == _VERSION:
-            fields = fields[1:]
-        kind, text = _inside(fields[3][1])[1]  # serial, algorithm, issuer, validity: notBefore, notAfter
+        kind, text = _inside(_certificate_fields(der)[3][1])[1]  # validity: notBefore, notAfter
         return _time(kind, text.decode("ascii"))
     except (IndexError, ValueError):
         return None
+
+
+def _certificate_fields(der: bytes) -> list[tuple[int, bytes]]:
+    """Of its tbsCertificate: serial, algorithm, issuer, validity, subject, ..."""
+    fields = _inside(_inside(_inside(der)[0][1])[0][1])
+    return fields[1:] if fields[0][0] == _VERSION else fields
 
 
 def _inside(value: bytes) -> list[tuple[int, bytes]]:

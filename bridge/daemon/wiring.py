@@ -177,12 +177,12 @@ def quarantine_place(conf: Config, state: Path) -> Place:
         max_size=conf.quarantine.max_size,
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
-        bucket=_bucket(conf),
+        bucket=bucket_settings(conf),
         owner="" if index.is_sqlite else f"{hostname(conf)}:{directory}",
     )
 
 
-def _bucket(conf: Config) -> BucketSettings | None:
+def bucket_settings(conf: Config) -> BucketSettings | None:
     s3 = conf.quarantine.s3
     if s3 is None:
         return None

@@ -16,6 +16,7 @@ import asyncio
 import functools
 import logging
 import re
+import secrets
 import time
 from collections.abc import Coroutine, Iterator
 from contextlib import contextmanager
@@ -183,28 +184,7 @@ class Bucket:
 
     @functools.cached_property
     def _store(self) -> S3Store:
-        from obstore.store import S3Store
-
-        settings = self._settings
-        options: dict[str, Any] = {"allow_http": settings.allow_http, "connect_timeout": f"{_CONNECT_S}s"}
-        options["timeout"] = f"{_REQUEST_S}s"
-        if settings.ca is not None:
-            options["root_certificate"] = settings.ca
-        keys: dict[str, Any] = {}
-        if settings.access_key is not None:
-            keys = {"access_key_id": settings.access_key, "secret_access_key": settings.secret_key}
-        if settings.endpoint is not None:
-            keys["endpoint"] = settings.endpoint
-        with _translated():
-            return S3Store(
-                settings.bucket,
-                prefix=settings.prefix or None,
-                region=settings.region,
-                disable_bulk_delete=True,  # not every server knows that request
-                client_options=options,  # type: ignore[arg-type]
-                retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_CONNECT_S)},
-                **keys,
-            )
+        return _open(self._settings)
 
     def _objects(self) -> Iterator[tuple[str, int, float]]:
         """Name, size, time; those directly in our place, not below it."""
@@ -231,6 +211,43 @@ class Bucket:
         task = asyncio.get_running_loop().create_task(work)
         self._tidying.add(task)
         task.add_done_callback(self._tidying.discard)
+
+
+def probe(settings: BucketSettings) -> None:
+    """Write an object and remove it: the keys, the bucket, the rights. Raises StoreError."""
+    import obstore
+
+    store, name = _open(settings), f"probe-{secrets.token_hex(8)}"
+    try:
+        with _translated():
+            obstore.put(store, name, b"x", use_multipart=False)
+            obstore.delete(store, name)
+    except NotKept:
+        raise StoreError("quarantine: object storage: what was written is not there") from None
+
+
+def _open(settings: BucketSettings) -> S3Store:
+    from obstore.store import S3Store
+
+    options: dict[str, Any] = {"allow_http": settings.allow_http, "connect_timeout": f"{_CONNECT_S}s"}
+    options["timeout"] = f"{_REQUEST_S}s"
+    if settings.ca is not None:
+        options["root_certificate"] = settings.ca
+    keys: dict[str, Any] = {}
+    if settings.access_key is not None:
+        keys = {"access_key_id": settings.access_key, "secret_access_key": settings.secret_key}
+    if settings.endpoint is not None:
+        keys["endpoint"] = settings.endpoint
+    with _translated():
+        return S3Store(
+            settings.bucket,
+            prefix=settings.prefix or None,
+            region=settings.region,
+            disable_bulk_delete=True,  # not every server knows that request
+            client_options=options,  # type: ignore[arg-type]
+            retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_CONNECT_S)},
+            **keys,
+        )
 
 
 async def _whole(content: Content, deadline: float) -> bytearray:

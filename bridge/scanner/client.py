@@ -209,6 +209,7 @@ class Scanner:
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         host.answered()
+        host.date = answer.headers.get(b"date", b"")
         status = read_status(host.url, answer)
         host.learn(Event.STATUS, loop.time())
         return status

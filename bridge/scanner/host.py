@@ -50,6 +50,7 @@ class Host:
         self.awaited: set[HttpConnection] = set()  # late answers are to come over these
         self.saturated_until = 0.0
         self.certificate: bytes | None = None  # of the last connection, as DER
+        self.date = b""  # what time it said it was, with its last status
         self.circuit = Circuit(settings.status_interval_s)
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0

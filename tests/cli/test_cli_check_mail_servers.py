@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from bridge import yamlfile
-from bridge.cli.mailserver import Finding, check_postfix, check_sendmail
+from bridge.cli.checks.finding import Finding
+from bridge.cli.checks.postfix import check_postfix
+from bridge.cli.checks.sendmail import check_sendmail
 from bridge.config import Config
 from tests.requirements import need
 

@@ -27,6 +27,7 @@ class Place:
         self.directory, self.scanner, self.next_hop = directory, scanner, next_hop
         self.port, self.admin = free_port(), free_port()
         (directory / "token").write_text(TOKEN + "\n")
+        (directory / "token").chmod(0o600)
         self.config = directory / "bridge.yml"
         self.write()
 
@@ -37,6 +38,7 @@ class Place:
             "relay": {"next_hop": self.next_hop.url},
             "admin": {"address": f"127.0.0.1:{self.admin}"},
             "state_directory": str(self.directory / "state"),
+            "limits": {"max_connections": 50},  # within anybody's ulimit -n
         }
         for name, value in sections.items():
             data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
@@ -54,6 +56,7 @@ class Place:
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
     background, scanner, next_hop = Background(), FakeScanner(), NextHop()
+    next_hop.extensions += ("XFORWARD NAME ADDR",)
     background.run(scanner.start())
     background.run(next_hop.start())
     yield Place(tmp_path, scanner, next_hop)
@@ -196,9 +199,9 @@ def test_scan_of_nothing_is_a_usage_error(place: Place, arguments: list[str], mo
 
 def test_check_of_a_good_place_holds(place: Place) -> None:
     """One line each, exit code 0, and the ports are free afterwards."""
-    done = place.run("check")
+    done = place.run("check", "-v")
     assert done.exit_code == 0, done.output
-    assert [line.partition(": ")[2].split(" ")[0] for line in done.stdout.splitlines()] == ["ok"] * 7
+    assert [line.partition(": ")[2].split(" ")[0] for line in done.stdout.splitlines()] == ["ok"] * 8
     assert TOKEN not in done.output
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", place.port))
@@ -212,7 +215,7 @@ def test_check_names_every_next_hop_it_tried(place: Place) -> None:
         relay={"routes": [{"recipient_domains": ["x.example"], "next_hop": down}]},
         tenants=[{"uid": TENANT, "recipient_domains": ["y.example"], "relay": own}],
     )
-    done = place.run("check")
+    done = place.run("check", "-v")
     hops = [line for line in done.stdout.splitlines() if line.startswith("next hop")]
     assert [line.split()[2].rstrip(":") for line in hops] == [place.next_hop.url, f"smtp://{down}", f"smtp://{other}"]
     assert problems(done) == hops[1:]
@@ -236,9 +239,10 @@ def test_check_tells_all_problems_at_once(place: Place) -> None:
         relay={"next_hop": f"127.0.0.1:{free_port()}"},
     )
     with socket.socket() as taken:
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         taken.bind(("127.0.0.1", place.port))
         taken.listen()
-        found = problems(place.run("check"))
+        found = problems(place.run("check", "-v"))
     assert [line.split(":")[0] for line in found] == [
         "token",
         "listener a",
@@ -261,20 +265,20 @@ def test_check_tells_all_problems_at_once(place: Place) -> None:
 def test_check_tells_what_is_wrong_with_the_scanner(place: Place, status: bytes, words: str) -> None:
     """In one line, with its address."""
     place.scanner.status = status
-    (found,) = problems(place.run("check"))
+    (found,) = problems(place.run("check", "-v"))
     assert found.startswith(f"scanner {place.scanner.url}: PROBLEM: ") and words in found
 
 
 def test_check_shows_the_colour_of_the_scanner(place: Place) -> None:
     """RED is no problem of the configuration, but one wants to know."""
     place.scanner.status = answer(200, b'{"messageQueueStatus": "RED"}')
-    assert f"scanner {place.scanner.url}: ok (RED)" in place.run("check").stdout
+    assert f"scanner {place.scanner.url}: ok (RED)" in place.run("check", "-v").stdout
 
 
 def test_check_of_an_unverified_scanner_says_so(place: Place) -> None:
     """A CA file that is none."""
     place.write(scanner={"urls": ["https://127.0.0.1:1"], "ca_file": "token"})
-    assert any("scanner.ca_file" in line for line in problems(place.run("check")))
+    assert any("scanner.ca_file" in line for line in problems(place.run("check", "-v")))
 
 
 def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> None:
@@ -284,10 +288,10 @@ def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> No
     with socket.socket(socket.AF_UNIX) as other:
         other.bind(str(path))
         other.listen()
-        (found,) = problems(place.run("check"))
+        (found,) = problems(place.run("check", "-v"))
     assert "listener a" in found and path.exists()
     path.unlink()
-    assert place.run("check").exit_code == 0 and not path.exists()
+    assert place.run("check", "-v").exit_code == 0 and not path.exists()
 
 
 # status

@@ -72,7 +72,7 @@ def check(tmp_path):
         data = configuration(tmp_path, scanner, NextHop(port=9), {"lists": lists, "tenants": TENANTS}, lists=door)
         path = tmp_path / "bridge.yml"
         path.write_text(yamlfile.dump(data))
-        done = CliRunner().invoke(main, ["check", "-c", str(path)])
+        done = CliRunner().invoke(main, ["check", "-v", "-c", str(path)])
         return done.exit_code, [line for line in done.output.splitlines() if line.startswith(("list ", "lists "))]
 
     return run
@@ -85,7 +85,7 @@ def test_check_finds_lists_that_are_not_there(check, service):
     assert "the key works" in text
     assert "list no-such-list: PROBLEM: the service has no list of this name" in text
     assert "list notes: PROBLEM: the service calls its entries 'notes'" in text
-    assert "list allowed-senders: ok (sender entries; careful: mail with a forged sender goes unscanned" in text
+    assert "list allowed-senders: WARNING: careful: mail with a forged sender goes unscanned" in text
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):

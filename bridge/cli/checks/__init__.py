@@ -1,0 +1,1 @@
+"""What `scanbridge check` looks at, one file for each idea."""

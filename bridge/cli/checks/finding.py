@@ -1,0 +1,30 @@
+"""One thing that was looked at, and what to change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`problem`: it does not work, or not safely. `warning`: it works, but one should know."""
+
+    what: str
+    problem: str = ""
+    detail: str = ""
+    warning: str = ""
+
+    @property
+    def state(self) -> str:
+        return "problem" if self.problem else "warning" if self.warning else "ok"
+
+    @property
+    def text(self) -> str:
+        return self.problem or self.warning
+
+    def __str__(self) -> str:
+        state = f"{self.state.upper()}: {self.text}" if self.text else "ok"
+        return f"{self.what}: {state}" + (f" ({self.detail})" if self.detail else "")
+
+    def to_dict(self) -> dict[str, str]:
+        return {"what": self.what, "state": self.state, "text": self.text, "detail": self.detail}

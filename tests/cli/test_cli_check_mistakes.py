@@ -1,0 +1,233 @@
+"""Twenty mistakes, each found by `scanbridge check` with what to change; and silence where there is none."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from email.utils import formatdate
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+from click.testing import CliRunner, Result
+
+from bridge import yamlfile
+from bridge.cli import main
+from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, configuration, running_bridge
+from tests.requirements import need
+
+GREEN = b'{"messageQueueStatus": "GREEN"}'
+
+
+class World:
+    """A good set-up: configuration, scanner, next hop, certificates, a Postfix's files as `setup` prints them."""
+
+    def __init__(self, directory: Path, background: Background) -> None:
+        self.directory, self.scanner, self.hop = directory, FakeScanner(), NextHop()
+        self.hop.extensions += ("XFORWARD NAME ADDR PROTO HELO",)
+        background.run(self.scanner.start())
+        background.run(self.hop.start())
+        self.scanner.status = answer(200, GREEN, f"Date: {formatdate(usegmt=True)}")
+        self.certify(datetime.now(UTC) + timedelta(days=90))
+        tls = {"cert_file": "cert.pem", "key_file": "key.pem"}
+        limits = {"max_connections": 50}
+        self.data = configuration(directory, self.scanner, self.hop, {"limits": limits}, tls=tls)
+        (directory / "token").chmod(0o600)
+        self.options: list[str] = []
+
+    @property
+    def listener(self) -> dict[str, Any]:
+        return self.data["listeners"][0]
+
+    def certify(self, end: datetime) -> None:
+        ca = trustme.CA()
+        cert = ca.issue_cert("mx.example", not_after=end)
+        chain = b"".join(one.bytes() for one in cert.cert_chain_pems) + ca.cert_pem.bytes()
+        (self.directory / "cert.pem").write_bytes(chain)
+        cert.private_key_pem.write_to_path(self.directory / "key.pem")
+
+    def run(self, *options: str) -> Result:
+        (self.directory / "bridge.yml").write_text(yamlfile.dump(self.data))
+        arguments = ["check", "-c", str(self.directory / "bridge.yml"), *self.options, *options]
+        return CliRunner().invoke(main, arguments)
+
+    def postfix(self, mode: str, change: Callable[[str], str] = str) -> None:
+        """`change` is done to main.cf and to master.cf."""
+        need("postconf")
+        if mode == "milter":
+            address = self.listener["address"]
+            self.data["listeners"] = [{"name": "m", "protocol": "milter", "address": address}]
+        else:
+            self.listener["profile"] = f"postfix-{mode}"
+        (self.directory / "bridge.yml").write_text(yamlfile.dump(self.data))
+        place = self.directory / "postfix"
+        place.mkdir()
+        for name in ("main.cf", "master.cf"):
+            arguments = ["setup", "postfix", "--mode", mode, "--file", name, "-c", str(self.directory / "bridge.yml")]
+            text = CliRunner().invoke(main, arguments).stdout
+            text += "compatibility_level = 3.6\nmyhostname = m.example\n" if name == "main.cf" else LOCAL
+            (place / name).write_text(change(text))
+            os.utime(place / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
+        self.options += ["--postfix", str(place)]
+
+    def file(self, option: str, text: str) -> None:
+        path = self.directory / "server.conf"
+        path.write_text(text)
+        self.options += [option, str(path)]
+
+
+LOCAL = "local unix - n n - - local\n"
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    background = Background()
+    one = World(tmp_path, background)
+    yield one
+    background.run(one.scanner.stop())
+    background.run(one.hop.stop())
+    background.close()
+
+
+@pytest.mark.parametrize("mode", ["", "proxy", "content-filter", "milter"])
+def test_good_set_up_is_one_line(world: World, mode: str) -> None:
+    """Nothing to change: OK, exit code 0; also with the Postfix that `scanbridge setup` describes."""
+    if mode:
+        world.postfix(mode)
+    done = world.run()
+    assert (done.exit_code, done.stdout.count("\n"), done.stdout[:3]) == (0, 1, "OK:"), done.stdout
+    assert TOKEN not in done.output
+
+
+def swap(old: str, new: str) -> Callable[[str], str]:
+    return lambda text: text.replace(old, new)
+
+
+def status(world: World, whole: bytes) -> None:
+    world.scanner.status = whole
+
+
+def expire(world: World, days: float) -> None:
+    world.certify(datetime.now(UTC) + timedelta(days=days))
+
+
+def exim(world: World, text: str) -> None:
+    world.listener["profile"] = "exim-cutthrough"
+    port = world.listener["address"].rpartition(":")[2]
+    world.file("--exim", text.replace("PORT", port))
+
+
+EXIM = """\
+message_size_limit = 52420000
+accept control = cutthrough_delivery/defer=pass
+route_list = * 127.0.0.1::PORT byname
+"""
+
+
+def shift_chain(world: World) -> None:
+    path = world.directory / "cert.pem"
+    other = trustme.CA().cert_pem.bytes()
+    path.write_bytes(
+        path.read_bytes().partition(b"-----END CERTIFICATE-----\n")[0] + b"-----END CERTIFICATE-----\n" + other
+    )
+
+
+MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
+    "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
+    "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
+    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "put the secret into it"),
+    "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then `scanbridge reload`"),
+    "certificate ends soon": (lambda w: expire(w, 5), "WARNING", "ends soon"),
+    "no chain": (shift_chain, "PROBLEM", "put them into that order"),
+    "wrong clock": (
+        lambda w: status(w, answer(200, GREEN, f"Date: {formatdate(time.time() - 900, usegmt=True)}")),
+        "PROBLEM", "timedatectl set-ntp true",
+    ),
+    "small next hop": (lambda w: setattr(w.hop, "extensions", ("SIZE 1000", "8BITMIME", "DSN", "SMTPUTF8", "XFORWARD X")),
+                       "PROBLEM", "limits.max_message_size: 1000"),
+    "next hop without SMTPUTF8": (lambda w: setattr(w.hop, "extensions", ("8BITMIME", "DSN", "XFORWARD X")),
+                                  "WARNING", "hide_extensions: [SMTPUTF8]"),
+    "XFORWARD not announced": (lambda w: setattr(w.hop, "extensions", ("8BITMIME", "DSN", "SMTPUTF8")),
+                               "WARNING", "smtpd_authorized_xforward_hosts"),
+    "deadline too long": (lambda w: w.listener.update(deadline="100s"), "PROBLEM", "set it to 90s"),
+    "too few descriptors": (lambda w: w.data["limits"].update(max_connections=10**9), "WARNING", "LimitNOFILE="),
+    "unreachable database": (
+        lambda w: w.data.update(state_database="postgresql://x@127.0.0.1:1/x"), "PROBLEM", "state_database",
+    ),
+    "Postfix does not wait": (
+        lambda w: w.postfix("proxy", swap("smtpd_proxy_timeout = 100s", "smtpd_proxy_timeout = 60s")),
+        "PROBLEM", "set smtpd_proxy_timeout = 100s",
+    ),
+    "missing XFORWARD host": (
+        lambda w: w.postfix("proxy", swap("xforward_hosts=127.0.0.0/8,[::1]/128", "xforward_hosts=192.0.2.1")),
+        "PROBLEM", "smtpd_authorized_xforward_hosts=127.0.0.0/8",
+    ),
+    "filter not named": (lambda w: w.postfix("proxy", swap("-o smtpd_proxy_filter=127", "-o smtpd_proxy_filter=128")),
+                         "PROBLEM", "set -o smtpd_proxy_filter=127.0.0.1:"),
+    "Postfix takes larger mail": (lambda w: w.postfix("proxy", swap("-o message_size_limit=52420608", "")),
+                                  "PROBLEM", "-o message_size_limit=52420608"),
+    "small mailboxes": (lambda w: w.postfix("proxy", swap("\nmailbox_size_limit = 0", "\nmailbox_size_limit = 1000")),
+                        "PROBLEM", "set mailbox_size_limit = 0"),
+    "mail goes round": (lambda w: w.postfix("content-filter", swap("-o content_filter=\n", "-o syslog_name=x\n")),
+                        "PROBLEM", "set -o content_filter= at"),
+    "queue does not wait": (lambda w: w.postfix("content-filter", swap("timeout=600s", "timeout=300s")),
+                            "PROBLEM", "set smtp_data_done_timeout = 600s"),
+    "client not told": (lambda w: w.postfix("content-filter", swap("xforward_command=yes", "xforward_command=no")),
+                        "PROBLEM", "smtp_send_xforward_command=yes"),
+    "milter fails open": (lambda w: w.postfix("milter", swap("action = tempfail", "action = accept")),
+                          "PROBLEM", "milter_default_action = tempfail"),
+    "no macros": (lambda w: w.postfix("milter", swap("protocol = 6", "protocol = 2")), "PROBLEM", "milter_protocol = 6"),
+    "Exim defers by itself": (lambda w: exim(w, EXIM.replace("/defer=pass", "")), "PROBLEM", "/defer=pass"),
+    "Exim without a router": (lambda w: exim(w, EXIM.replace("PORT", "9")), "PROBLEM", "route_list = * 127.0.0.1::"),
+    "Exim takes larger mail": (lambda w: exim(w, EXIM.replace("52420000", "60M")), "PROBLEM", "= 52420608"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_found_with_its_remedy(world: World, name: str) -> None:
+    """One line for the one mistake; a problem is exit code 1, a warning is not."""
+    make, state, remedy = MISTAKES[name]
+    make(world)
+    done = world.run()
+    (line,) = done.stdout.splitlines()
+    assert f": {state}: " in line and remedy in line, line
+    assert done.exit_code == (1 if state == "PROBLEM" else 0)
+
+
+def test_json_has_every_finding(world: World) -> None:
+    """Also those that are well."""
+    expire(world, -1)
+    shown = json.loads(world.run("--json").stdout)
+    assert shown["ok"] is False and len(shown["findings"]) > 5
+    assert [one["state"] for one in shown["findings"]].count("problem") == 1
+
+
+def test_good_exim_is_left_in_peace(world: World) -> None:
+    """As deploy/exim has it."""
+    exim(world, EXIM)
+    assert world.run().stdout.startswith("OK:")
+
+
+def test_send_test_needs_a_recipient_and_shows_every_outcome(tmp_path: Path) -> None:
+    """Real mail, five of them, to the address that was given."""
+    with running_bridge(tmp_path, {"limits": {"max_connections": 50}}) as bridge:
+        address = f"127.0.0.1:{bridge.port}"
+        data = configuration(
+            tmp_path, bridge.scanner, bridge.next_hop, {"admin": {"address": f"127.0.0.1:{bridge.admin_port}"}}
+        )
+        data["listeners"][0]["address"] = address
+        (tmp_path / "check.yml").write_text(yamlfile.dump(data))
+        command = ["check", "-c", str(tmp_path / "check.yml"), "--send-test"]
+        assert CliRunner().invoke(main, command).exit_code == 2
+        done = CliRunner().invoke(main, [*command, "--to", "b@example.org"])
+        lines = [line for line in done.stdout.splitlines() if line.startswith("test mail ")]
+        assert [line.split()[2] for line in lines] == ["clean", "GTUBE", "EICAR", "large", "SMTPUTF8"], done.output
+        assert all(": ok (250 2.0.0 Ok: queued as NEXT1" in line for line in lines)
+        assert len(bridge.next_hop.mails) == 5
+        bridge.scanner.reply = answer(500)
+        refused = CliRunner().invoke(main, [*command, "--to", "b@example.org"])
+        assert refused.exit_code == 1 and "test mail clean through test: PROBLEM: no decision: 451" in refused.stdout
