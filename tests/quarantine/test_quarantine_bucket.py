@@ -14,7 +14,8 @@ import pytest
 from quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
 from s3_kit import ACCESS, BUCKET, SECRET, FaultyServer, ObjectServer, faulty_server, s3_config, write_keys
 
-from bridge.database import Database
+from bridge.database import Database, probe
+from bridge.delivery import bucket
 from bridge.delivery.bucket import BucketSettings
 from bridge.delivery.quarantine import NotKept, Place, Quarantine, Query
 from bridge.errors import StoreError, StoreFull
@@ -242,3 +243,19 @@ def test_a_full_bucket_is_answered_with_452(tmp_path: Path, faulty: FaultyServer
         client.open()
         assert client.mail().startswith(b"452 4.3.1 ")
     assert faulty.objects == {}
+
+
+def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer) -> None:
+    """`scanbridge check` writes an object and removes it; a key that does not fit is said, not shown."""
+    good = settings(object_server.port, "probe")
+    bucket.probe(good)
+    assert not list(object_server.objects.glob("probe/*"))
+    with pytest.raises(StoreError) as caught:
+        bucket.probe(replace(good, secret_key="wrong-wrong-wrong"))
+    assert "403" in str(caught.value) and "wrong-wrong" not in str(caught.value)
+
+
+def test_probe_of_a_database_leaves_nothing(database: Database) -> None:
+    """A table is made and taken back, so it can be done again."""
+    probe(database)
+    probe(database)
