@@ -194,7 +194,7 @@ def names_of(address: Address) -> list[str]:
     if address.host in ("0.0.0.0", "::"):  # noqa: S104 - compared with
         hosts = ["127.0.0.1", "localhost", "::1"]
     plain = [f"{host}:{address.port}" for host in hosts if ":" not in host]
-    return [*plain, f"inet:{plain[0] if plain else ''}", *(f"[{host}]:{address.port}" for host in reversed(hosts))]
+    return [*plain, *(f"inet:{one}" for one in plain), *(f"[{host}]:{address.port}" for host in reversed(hosts))]
 
 
 def _read(directory: Path) -> Settings:
