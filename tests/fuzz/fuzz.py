@@ -24,6 +24,7 @@ FINDINGS = ROOT / "fuzz-findings"
 
 MODELS = {
     "session": "tests/hostile/test_hostile_session_model.py",
+    "groups": "tests/fuzz/test_fuzz_session.py",
     "milter": "tests/milter/test_milter_fuzz.py",
     "milter-frames": "tests/milter/test_milter_codec.py",
     "multipart": "tests/fuzz/test_fuzz_upload.py",
@@ -129,7 +130,7 @@ def run_model(name: str, seconds: float, seed: int) -> bool:
         }
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         rounds += 1
-        examples += sum(map(int, re.findall(r"(\d+) passing examples", done.stdout)))
+        examples += sum(map(int, re.findall(r"(\d+) passing (?:examples|test cases)", done.stdout)))
         if done.returncode:
             print(done.stdout[-6000:], done.stderr[-2000:])
             return report(name, f"{examples} examples", False)
