@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def report(name: str, count: str, good: bool) -> bool:
-    print(f"{name:22} {count:>24}  {'ok' if good else 'BROKEN'}", flush=True)
+    print(f"{name:22} {count:>28}  {'ok' if good else 'BROKEN'}", flush=True)
     return good
 
 
@@ -130,11 +130,11 @@ def run_model(name: str, seconds: float, seed: int) -> bool:
         }
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         rounds += 1
-        examples += sum(map(int, re.findall(r"(\d+) passing (?:examples|test cases)", done.stdout)))
+        examples += sum(map(int, re.findall(r"- (\d+) passing", done.stdout)))  # machines are not in it
         if done.returncode:
             print(done.stdout[-6000:], done.stderr[-2000:])
-            return report(name, f"{examples} examples", False)
-    return report(name, f"{examples} examples", True)
+            return report(name, f"{examples} examples, {rounds} rounds", False)
+    return report(name, f"{examples} examples, {rounds} rounds", True)
 
 
 if __name__ == "__main__":
