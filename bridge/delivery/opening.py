@@ -61,7 +61,7 @@ async def open_connection(settings: RelaySettings, until: float) -> Connection:
         late = limit == until and isinstance(exc, TimeoutError)
         if late:
             raise NextHopError(LATE, f"{settings.next_hop}: timed out") from exc
-        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {exc or 'timed out'}") from exc
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {str(exc) or 'timed out'}") from exc
 
 
 async def _open(settings: RelaySettings) -> Connection:
@@ -141,7 +141,7 @@ async def _handshake(conn: Connection, settings: RelaySettings, tls: TlsMode) ->
     try:
         await conn.start_tls(context, settings.next_hop.address.host or "localhost")
     except OSError as exc:
-        raise _TlsFailed(f"TLS handshake: {exc}") from exc
+        raise _TlsFailed(f"TLS handshake: {str(exc) or 'cut off'}") from exc
 
 
 @functools.cache
