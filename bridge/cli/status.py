@@ -78,5 +78,7 @@ def _list(one: dict[str, Any]) -> str:
 
 
 def _worker(one: dict[str, Any]) -> str:
+    if silent_s := one.get("silent_s", 0):
+        return f"{one['pid']}, silent for {silent_s} s"
     ready = "ready" if one["ready"] else "not ready"
     return f"{one['pid']}, up {one['uptime_s']} s, {ready}, {one['connections']} connections"

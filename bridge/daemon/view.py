@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 _COLOURS = {None: -1, QueueStatus.GREEN: 0, QueueStatus.YELLOW: 1, QueueStatus.RED: 2}
 
+_SILENT_S = 2.0  # a worker writes once a second
 _CIRCUITS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 
 
@@ -89,7 +90,8 @@ class View:
     def _words(self) -> dict[str, Any]:
         """For the siblings' boards."""
         life = self._share.life if self._share is not None else 0
-        return {"life": life, "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
+        now = time.monotonic()  # one clock for all processes of the machine
+        return {"life": life, "at": now, "metrics": self._daemon.metrics.snapshot(), "state": self._own_state()}
 
     async def registry(self) -> CollectorRegistry:
         """Everything, for one scrape."""
@@ -152,6 +154,8 @@ class View:
             return {**own, "workers": [_worker(own)]}
         others, supervisor, silent = await self.siblings.ask()
         states = [own, *(words["state"] for words in others)]
+        now = time.monotonic()
+        workers = [_worker(own), *(_worker(words["state"], now - words["at"]) for words in others)]
         for host in own["scanner"]:
             seen = [one for state in states for one in state["scanner"] if one["url"] == host["url"]]
             host["in_flight"] = sum(one["in_flight"] for one in seen)
@@ -165,10 +169,12 @@ class View:
             "uptime_s": round(time.monotonic() - supervisor.get("started", self._started)),
             "ready": not self.problem(),
             "connections": sum(state["connections"] for state in states),
-            "workers": sorted(map(_worker, states), key=lambda worker: int(worker["pid"])),
+            "workers": sorted(workers, key=lambda worker: int(worker["pid"])),
             "silent_workers": silent,
         }
 
 
-def _worker(state: dict[str, Any]) -> dict[str, Any]:
-    return {key: state[key] for key in ("pid", "uptime_s", "ready", "connections")}
+def _worker(state: dict[str, Any], age_s: float = 0.0) -> dict[str, Any]:
+    """`silent_s`: how long ago it wrote this, if that is longer than a worker that works ever takes."""
+    silent_s = int(age_s) if age_s >= _SILENT_S else 0
+    return {**{key: state[key] for key in ("pid", "uptime_s", "ready", "connections")}, "silent_s": silent_s}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
 from contextlib import ExitStack
 from pathlib import Path
 
-from process_kit import Gate, parts, running, scanbridge, start, until, write_config
+from process_kit import Gate, get, parts, running, scanbridge, start, until, write_config
 from workers_kit import children, clients_of_all, is_alive, number, owner, send, state, workers
 
 from bridge.testing import SmtpClient, free_port
@@ -86,10 +87,16 @@ def test_a_silent_worker_is_counted_and_its_numbers_stay(tmp_path: Path) -> None
             assert clients[0].mail().startswith(b"250 ")
         assert number(bridge, "scanbridge_mails_total") == 2
         frozen = workers(bridge)[0]
+
+        def seen_workers() -> list[dict[str, int]]:
+            code, text = get(bridge.admin, "/status")
+            return list(json.loads(text)["workers"]) if code == 200 else []
+
         os.kill(frozen, signal.SIGSTOP)
         # What the stopped one's event loop had accepted stays there; a new connection may need a second try.
         until(lambda: number(bridge, "scanbridge_workers_silent") == 1, "a scrape that misses it", 30)
         assert number(bridge, "scanbridge_mails_total") == 2
+        until(lambda: any(one["pid"] == frozen and one["silent_s"] for one in seen_workers()), "its name", 30)
         os.kill(frozen, signal.SIGCONT)
         until(lambda: number(bridge, "scanbridge_workers_silent") == 0, "its answer")
 
