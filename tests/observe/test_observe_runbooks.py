@@ -16,7 +16,7 @@ from bridge.testing import RunningBridge, answer, result, running_bridge
 
 TEXT = (ROOT / "docs" / "runbooks.md").read_text()
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "bridge").rglob("*.py"))
-GREPS = sorted(set(re.findall(r"journalctl -u scanbridge \| grep (?:-\w+ ?\d? )*'([^']+)'", TEXT)))
+GREPS = sorted(set(re.findall(r"journalctl -u scanbridge [^|`]*\| grep (?:-\w+ ?\d? )*'([^']+)'", TEXT)))
 
 
 def section(alert: str) -> str:
