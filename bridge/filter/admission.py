@@ -12,7 +12,8 @@ from dataclasses import dataclass
 
 from bridge.errors import Saturated
 
-RUSH_S = 0.01  # so long after saturation; a mail server beside us sends a small mail in less
+RUSH_S = 1.0  # so long after all slots were taken, mail is let in by twos
+PATIENCE_S = 0.25  # if none of those let in has come in this time, they are slow, or gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +28,8 @@ class Admission:
 
     # Of the class, because an account that several processes share counts slots in its own way, but these as we do.
     _full_at = float("-inf")  # when all slots were last seen taken
-    _let_in = 0  # since then
+    _on_their_way = 0  # let in at MAIL, and their content is not here yet
+    _moved_at = float("-inf")  # when the last of them came
 
     def __init__(self, settings: AdmissionSettings) -> None:
         self.settings = settings
@@ -45,17 +47,24 @@ class Admission:
         """For MAIL: whether this mail is likely to find a slot when its content is here.
 
         In a rush many wait for each slot that is given back. If all that come before one of them has taken it were
-        let in, their content would travel for nothing. So two are let in for each free slot, until all are taken
-        again, or the rush is over.
+        let in, their content would travel for nothing. So two may be on their way to each free slot; whoever comes
+        makes room for another, however long that takes on a busy machine, and who does not come is not waited for.
         """
         free = limit - self.glance()
         if free <= 0:
-            self._full_at, self._let_in = now, 0
+            self._full_at = now
             return False
-        if self._let_in >= 2 * free and now - self._full_at <= RUSH_S:
+        if now - self._full_at > RUSH_S or now - self._moved_at > PATIENCE_S:
+            self._on_their_way, self._moved_at = 0, now
+        elif self._on_their_way >= 2 * free:
             return False
-        self._let_in += 1
+        self._on_their_way += 1
         return True
+
+    def came(self, now: float) -> None:
+        """One that was let in is here, or refused before its content travelled."""
+        self._on_their_way = max(self._on_their_way - 1, 0)
+        self._moved_at = now
 
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """Take a slot and return the delay to wait before using it. Raises Saturated."""

@@ -137,7 +137,10 @@ class Filter:
 
     def closed(self) -> Reply | None:
         """The same before the content."""
-        return self._closed if self._is_full() or self._scanner.is_saturated() else None
+        if not self._is_full() and not self._scanner.is_saturated():
+            return None
+        self._admission.came(monotonic())
+        return self._closed
 
     def _is_full(self) -> bool:
         admission = self._admission
@@ -296,6 +299,7 @@ class Filter:
         if self._limit is not None and self._is_full():
             raise Saturated("mail in processing is at its limit for now")
         request = _request(tx, tenant)
+        self._admission.came(monotonic())
         delay = self._admission.enter(self._scanner.is_yellow)
         deadline = tx.deadline - self._reserve_s
         running = None

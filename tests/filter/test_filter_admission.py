@@ -7,7 +7,7 @@ import pytest
 from bridge.daemon.ledger import Ledger
 from bridge.daemon.share import SharedAdmission
 from bridge.errors import Saturated
-from bridge.filter.admission import RUSH_S, Admission, AdmissionSettings
+from bridge.filter.admission import PATIENCE_S, RUSH_S, Admission, AdmissionSettings
 
 
 def delays(limit: int, threshold: int, longest_s: float) -> list[float]:
@@ -68,22 +68,44 @@ def test_the_delay_shrinks_when_slots_are_given_back() -> None:
     assert admission.enter() == 0.0
 
 
-def test_in_a_rush_two_mails_are_let_in_for_each_free_slot() -> None:
-    """More would send their content for nothing. When all slots are taken again, it begins anew."""
+def test_in_a_rush_two_mails_are_on_their_way_to_each_free_slot() -> None:
+    """More would send their content for nothing. Whoever comes makes room, however long it takes."""
     admission = Admission(AdmissionSettings(4, 4))
     for _ in range(4):
         admission.enter()
+    admission.came(100.0)
     assert not admission.lets_in(4, 100.0)
     admission.leave()
     assert [admission.lets_in(4, 100.001) for _ in range(4)] == [True, True, False, False]
     admission.leave()
     assert [admission.lets_in(4, 100.002) for _ in range(3)] == [True, True, False]
-    admission.enter()
-    admission.enter()
-    assert not admission.lets_in(4, 100.003)
+    assert not admission.lets_in(4, 100.2)
+    for _ in range(2):
+        admission.came(100.2)
+        admission.enter()
+    assert not admission.lets_in(4, 100.3)  # all slots are taken
     admission.leave()
-    assert [admission.lets_in(4, 100.004) for _ in range(3)] == [True, True, False]
-    assert all(admission.lets_in(4, 100.003 + RUSH_S + 0.001) for _ in range(9))
+    assert not admission.lets_in(4, 100.31)  # two are still on their way to this one
+    admission.came(100.32)
+    assert [admission.lets_in(4, 100.33) for _ in range(2)] == [True, False]
+
+
+def test_who_does_not_come_is_not_waited_for() -> None:
+    admission = Admission(AdmissionSettings(1, 1))
+    admission.enter()
+    admission.came(100.0)
+    assert not admission.lets_in(1, 100.0)
+    admission.leave()
+    assert [admission.lets_in(1, 100.01) for _ in range(3)] == [True, True, False]
+    assert [admission.lets_in(1, 100.01 + PATIENCE_S) for _ in range(3)] == [True, True, False]
+
+
+def test_after_the_rush_everybody_is_let_in() -> None:
+    admission = Admission(AdmissionSettings(1, 1))
+    admission.enter()
+    assert not admission.lets_in(1, 100.0)
+    admission.leave()
+    assert all(admission.lets_in(1, 100.0 + RUSH_S + 0.001) for _ in range(50))
 
 
 @pytest.mark.parametrize("kind", ["one process", "workers"])
