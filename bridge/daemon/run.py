@@ -50,7 +50,6 @@ HURRIED_DRAIN_S = 2.0  # after a second signal
 _LAST_QUESTIONS_S = 0.5  # at the admin address, by whoever was connected when another worker took over
 _LAST_ANSWERS_S = 1.0  # of next hops, when all other time is over
 _FIRST_PURGE_S = 10.0
-_GC_THRESHOLD = (10_000, 20, 20)  # neither a mail nor a connection leaves cycles behind: look for them seldom
 _PURGE_INTERVAL_S = 3600.0
 
 
@@ -124,7 +123,6 @@ class Daemon:
     async def wait_told(self) -> None:
         gc.collect()
         gc.freeze()  # what is there now stays; the collector need not look at it again
-        gc.set_threshold(*_GC_THRESHOLD)
         await self._told.wait()
 
     def hurry(self) -> None:
