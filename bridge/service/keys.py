@@ -11,7 +11,6 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from time import monotonic
 
 from sqlalchemy import insert, select, update
 from starlette.types import Scope
@@ -23,7 +22,6 @@ from bridge.service.auth import credentials, digest
 from bridge.service.store import STORAGE_ERRORS, Store, api_key
 
 LOOK_EVERY_S = 0.2
-STALE_S = 2.0  # what is known is looked up again at the next request, also if nobody else does
 CHALLENGE = f'{AUTH_SCHEME} realm="lists"'
 
 
@@ -50,13 +48,11 @@ class KeyRing:
         self._valid: tuple[bytes, ...] | None = None  # not known yet
         self._looking: asyncio.Task[None] | None = None
         self._looked_at = float("-inf")
-        self._refreshed_at = float("-inf")
 
     def refresh(self) -> None:
         with self._store.reading() as connection:
             query = select(api_key.c.digest).where(api_key.c.revoked_at.is_(None))
             self._valid = tuple(bytes.fromhex(one) for one in connection.execute(query).scalars())
-        self._refreshed_at = monotonic()
 
     async def check(self, scope: Scope) -> None:
         """Raises Refused, with 401 unless the request carries a key that is in use.
@@ -66,17 +62,12 @@ class KeyRing:
         """
         given = digest(credentials(scope, AUTH_SCHEME, CHALLENGE))
         if self._knows(given):
-            if monotonic() - self._refreshed_at > STALE_S:
-                self._begin_to_look()
             return
-        await asyncio.shield(self._begin_to_look())
-        if not self._knows(given):
-            raise Refused(401, "unauthorized", "the API key is not known", challenge=CHALLENGE)
-
-    def _begin_to_look(self) -> asyncio.Task[None]:
         if self._looking is None or self._looking.done():
             self._looking = asyncio.create_task(self._look_again())
-        return self._looking
+        await asyncio.shield(self._looking)
+        if not self._knows(given):
+            raise Refused(401, "unauthorized", "the API key is not known", challenge=CHALLENGE)
 
     def _knows(self, given: bytes) -> bool:
         if self._valid is None:

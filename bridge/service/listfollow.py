@@ -76,9 +76,7 @@ class ListFollower:
                 if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
                     await self._load_all()
                 await self._apply(await self._in_thread(self._look))
-            except Exception as exc:  # whatever it is: who stops looking here goes by old keys and lists for ever
-                if not isinstance(exc, STORAGE_ERRORS):
-                    log.exception("lists: unexpected error")
+            except STORAGE_ERRORS as exc:
                 self._lost(exc)
             else:
                 if self._trouble:
