@@ -94,7 +94,7 @@ class Database:
         except (SQLAlchemyError, ImportError, ValueError) as exc:
             raise DatabaseUnusable(reason(exc)) from exc
         if (path := self.path) is not None:
-            event.listen(engine, "do_connect", lambda *_: _make_private(path))
+            event.listen(engine, "do_connect", lambda *_: _make_private_if_possible(path))
         event.listen(engine, "connect", lambda one, _record: _prepare_sqlite(one, _record, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
@@ -169,10 +169,21 @@ def reason(exc: BaseException) -> str:
     return (str(getattr(exc, "orig", None) or "") or type(exc).__name__).splitlines()[0]
 
 
-def _make_private(path: Path) -> None:
-    """A new file is for our eyes only; SQLite, which gives its journals the same mode, would take the umask's."""
+def make_private(path: Path) -> None:
+    """A new file is for our eyes only; SQLite, which gives its journals the same mode, would take the umask's.
+
+    One that exists is not opened: closing it again would end every lock that this process has on it, and another
+    process, which then takes itself for the last one, would remove the journal that we still write to.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass
+
+
+def _make_private_if_possible(path: Path) -> None:
     with suppress(OSError):  # SQLite finds it, too, and says it in its own words
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        make_private(path)
 
 
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float, synchronous: str) -> None:

@@ -204,7 +204,7 @@ class Index:
                 return self._engine
             self.close()
         if self._path is not None:
-            os.close(os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            database.make_private(self._path)
             durable.give_to_owner(self._path)
         self._identity = (*_file(self._path), os.getpid())
         # What a power cut takes is read from the store again.
