@@ -73,6 +73,7 @@ class Upload:
         self._has_mail = False
         self._headers: list[tuple[bytearray, bytearray]] = []
         self._parts = 0
+        self._begun = False
         self._sink: str = ""
         self._finished = False
         self._size = 0
@@ -117,6 +118,9 @@ class Upload:
         self._size += len(chunk)
         if self._size > MAX_BODY_BYTES:
             raise too_large()
+        if not self._begun:
+            chunk = chunk.lstrip(b"\r\n")  # behind an empty line the parser skips text, but only to the chunk's end
+            self._begun = bool(chunk)
         parser.write(chunk)
 
     def _complete(self) -> AnalysisRequest:

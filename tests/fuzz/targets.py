@@ -41,7 +41,7 @@ from bridge.service.settings import ServiceConfig
 from bridge.service.upload import Upload
 from bridge.yamlfile import load
 
-Target = Callable[[bytes], None]
+Target = Callable[[bytes], object]
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 _LOOP = asyncio.new_event_loop()
 
@@ -212,7 +212,7 @@ class _Wire(asyncio.Transport):
     over = False
 
 
-def scanner_answer(data: bytes) -> None:
+def scanner_answer(data: bytes) -> Answer | AnswerTooLarge | ConnectionLost:
     """Any bytes are an answer within its limit or a named error, and a decision or a named error: in any cut."""
     whole, pieces = _LOOP.run_until_complete(_answer([data])), _LOOP.run_until_complete(_answer(cut(data)))
     if not isinstance(whole, AnswerTooLarge | ConnectionLost) or not isinstance(
@@ -228,6 +228,7 @@ def scanner_answer(data: bytes) -> None:
                 pass
             else:
                 assert whole.status == 200
+    return whole
 
 
 async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:

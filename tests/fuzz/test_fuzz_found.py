@@ -4,25 +4,30 @@ from __future__ import annotations
 
 import pytest
 from targets import next_hop_replies, scanner_answer
+from test_fuzz_upload import read as read_upload
 
 from bridge.delivery.replies import LINE_LIMIT as REPLY_LINE
 from bridge.delivery.replies import ReplyReader
 from bridge.errors import ProtocolError
 from bridge.intake.inbox import LINE_LIMIT, Inbox, LineTooLong
 from bridge.matching import spelling
+from bridge.scanner.http import Answer, ConnectionLost
 from bridge.service.analysis.structure import Bounds, walk
+from bridge.service.answers import Refused
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"decision":"deliver"}'
 
 
 def test_an_offer_to_switch_protocols_is_a_lost_connection_and_no_exception() -> None:
     """httptools tells it with an exception that is no parser error."""
-    scanner_answer(b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n")
+    answer = scanner_answer(b"HTTP/1.1 101 X\r\nUpgrade: h2c\r\nConnection: Upgrade\r\n\r\n")
+    assert isinstance(answer, ConnectionLost) and answer.answered
 
 
 def test_an_unasked_second_answer_leaves_the_first_ones_header_fields_alone() -> None:
     """Cut or not, `Retry-After` and `Content-Encoding` are those of the answer itself."""
-    scanner_answer(OK + b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n")
+    answer = scanner_answer(OK + b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\n\r\n")
+    assert answer == Answer(200, {b"content-length": b"22"}, b'{"decision":"deliver"}')
 
 
 @pytest.mark.parametrize(
@@ -77,3 +82,12 @@ def test_an_empty_part_ends_where_it_begins() -> None:
     parts = list(walk(mail, Bounds()))
     assert len(parts) == 3
     assert all(part.body <= part.end for part in parts)
+
+
+@pytest.mark.parametrize("cuts", [[], [1], [2], [1, 1], [3]])
+def test_text_before_the_first_delimiter_is_refused_however_it_is_cut(cuts: list[int]) -> None:
+    """Behind an empty line it was passed over, unless a packet ended there."""
+    refused, _ = read_upload(b"\r\nx\r\n--b0undary--\r\n", cuts)
+    assert isinstance(refused, Refused) and refused.failure.error == "invalid_multipart"
+    empty, _ = read_upload(b"\r\n\r\n--b0undary--\r\n", cuts)
+    assert isinstance(empty, Refused) and empty.failure.error == "missing_part"
