@@ -7,6 +7,7 @@ because they must be able to misbehave. Nothing in the daemon imports this.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import json
 import os
 import socket
@@ -439,6 +440,7 @@ def _own_ports(pid: int) -> _Share:
         except OSError:
             claim.close()
         else:
+            atexit.register(claim.close)
             return _Share(cycle(range(first, first + _SHARE)), claim)
     raise OSError("other test runs have taken all ports")
 
