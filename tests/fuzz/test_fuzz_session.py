@@ -129,6 +129,7 @@ class Model:
 
 class Conversation(RuleBasedStateMachine):
     bridges: dict[bool, RunningBridge]  # set by the test
+    conversations = promised = 0  # of all runs
 
     @initialize(lmtp=st.booleans())
     def start(self, lmtp: bool) -> None:
@@ -142,6 +143,7 @@ class Conversation(RuleBasedStateMachine):
         self.delivered: list[Any] = []
         self.number = 0
         self._connect()
+        type(self).conversations += 1
 
     def _connect(self) -> None:
         self.client, self.model = self.bridge.client(), Model(self.lmtp)
@@ -225,6 +227,7 @@ class Conversation(RuleBasedStateMachine):
         assert got == self.delivered
 
     def teardown(self) -> None:
+        type(self).promised += len(getattr(self, "delivered", []))
         if getattr(self, "other", None) is not None:
             self.let_go()
         if hasattr(self, "client"):
@@ -265,3 +268,5 @@ def test_groups_of_commands_agree_with_the_model(bridges: dict[bool, RunningBrid
             suppress_health_check=list(HealthCheck),
         ),
     )
+    assert Conversation.conversations >= examples, "the model was hardly tried"
+    assert Conversation.promised >= examples, "hardly a mail was sent"

@@ -32,6 +32,7 @@ class Session(RuleBasedStateMachine):
     """What the client said so far, and what must have come of it."""
 
     bridge: RunningBridge  # set by the test
+    sessions = sent = 0  # of all runs
 
     def __init__(self) -> None:
         super().__init__()
@@ -45,6 +46,8 @@ class Session(RuleBasedStateMachine):
 
     def teardown(self) -> None:
         self.client.close()
+        type(self).sessions += 1
+        type(self).sent += len(self.mails)
 
     def says(self, command: bytes, code: bytes) -> None:
         reply = self.client.say(command)[0]
@@ -53,9 +56,11 @@ class Session(RuleBasedStateMachine):
     def forget(self) -> None:
         self.sender, self.recipients = None, []
 
-    @initialize()
-    def start(self) -> None:
+    @initialize(greeted=st.booleans())
+    def start(self, greeted: bool) -> None:
         self.says(b"MAIL FROM:<a@x.example>", b"503")
+        if greeted:
+            self.greet(b"EHLO")
 
     @rule(verb=st.sampled_from([b"EHLO", b"HELO"]))
     def greet(self, verb: bytes) -> None:
@@ -85,6 +90,17 @@ class Session(RuleBasedStateMachine):
     @rule(path=BAD)
     def bad_rcpt(self, path: bytes) -> None:
         self.says(b"RCPT TO:" + path, b"5")
+
+    @precondition(lambda self: self.greeted)
+    @rule(sender=ADDRESSES | st.just(b""), recipients=st.lists(ADDRESSES, min_size=1, max_size=3), lines=LINES)
+    def whole_mail(self, sender: bytes, recipients: list[bytes], lines: list[bytes]) -> None:
+        """By chance alone a mail would seldom come about."""
+        if self.sender is not None:
+            self.rset()
+        self.mail(sender)
+        for recipient in recipients:
+            self.rcpt(recipient)
+        self.data(lines, together=False)
 
     @rule(lines=LINES, together=st.booleans())
     def data(self, lines: list[bytes], together: bool) -> None:
@@ -137,14 +153,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
 
 def test_any_order_of_commands_agrees_with_the_model(running: RunningBridge) -> None:
     """Replies, envelope and content are what RFC 5321 makes of the commands, in whatever order they come."""
-
-    Session.bridge = running
+    Session.bridge, examples = running, settings.default.max_examples * 4 // 10  # 40 in a test run
     run_state_machine_as_test(
         Session,
         settings=settings(
-            max_examples=40, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
+    assert Session.sessions >= examples, "the model was hardly tried"
+    assert Session.sent > examples // 4, f"hardly a mail was sent: {Session.sent}"
 
 
 WORDS = [
@@ -184,7 +201,9 @@ WORDS = [
 
 
 @given(st.lists(st.sampled_from(WORDS) | st.binary(max_size=12), max_size=25), st.sampled_from([b"\r\n", b"\n", b""]))
-@settings(max_examples=150, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=settings.default.max_examples * 3 // 2, deadline=None, suppress_health_check=list(HealthCheck)
+)  # 150 in a test run
 def test_no_bytes_make_us_stumble(running: RunningBridge, words: list[bytes], end: bytes) -> None:
     """Whatever a client sends, every answer is a reply, no exception is logged, and the session ends with it."""
     log = Complaints()

@@ -198,14 +198,16 @@ class Mta:
             except ConnectionError:
                 return True
 
-    async def ended(self) -> None:
-        """Wait until the other side closes, whatever it says before."""
+    async def ended(self) -> bytes:
+        """Wait until the other side closes; what it said before."""
+        said = b""
         async with asyncio.timeout(DEADLINE_S):
             try:
-                while await self.reader.read(65536):
-                    pass
+                while more := await self.reader.read(65536):
+                    said += more
             except ConnectionError:
                 pass
+        return said
 
     def close(self) -> None:
         self.writer.close()

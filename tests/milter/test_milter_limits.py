@@ -226,7 +226,8 @@ def test_frame_that_does_not_come_is_not_waited_for(run, start):
             if start:
                 await mta.negotiate()
             mta.send(start)
-            await mta.ended()
+            assert await mta.ended() == (frame("c") if b"<a@b>" in start else b"")
+        assert filter_.seen == []
 
     run(scenario)
 
