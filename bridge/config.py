@@ -112,6 +112,13 @@ class Listener(Section):
     )
     tls: Tls | None = Field(None, description="Offer STARTTLS.")
     proxy_protocol: bool = Field(False, description="Expect a PROXY header (v1 or v2) on every connection.")
+    client_header: str | None = Field(
+        None,
+        pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$",
+        description="Header field in which a mail server that speaks no XFORWARD names its client, on top of each "
+        "mail: `X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost is believed, all are taken "
+        "out. The mail server must add it to every mail: see [the client's address](client-address.md).",
+    )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
         description="ESMTP extensions neither announced nor taken. For those that the next hop lacks: the mail server "
@@ -154,11 +161,13 @@ class Listener(Section):
             raise ValueError(f"{name} is for {profile.protocol}, but this listener speaks {protocol}")
         return name
 
-    @field_validator("tls", "proxy_protocol", "hide_extensions")
+    @field_validator("tls", "proxy_protocol", "client_header", "hide_extensions")
     @classmethod
-    def _not_for_milter(cls, value: Tls | bool | list[str] | None, info: ValidationInfo) -> Any:
+    def _not_for_milter(cls, value: Tls | bool | str | list[str] | None, info: ValidationInfo) -> Any:
         if value and info.data.get("protocol") == "milter":
-            raise ValueError("a milter listener has neither tls nor proxy_protocol nor hide_extensions")
+            raise ValueError(
+                "a milter listener has neither tls nor proxy_protocol nor client_header nor hide_extensions"
+            )
         return value
 
     @field_validator("lists")
@@ -435,7 +444,7 @@ class Config(Section):
     tenants: list[Tenant] = Field([], description="Whose mail it is, by the recipients' domains.")
     relay: Relay | None = Field(None, validate_default=True)
     quarantine: Quarantine = Quarantine()
-    headers: Headers = Headers()
+    headers: Headers = Field(Headers(), validate_default=True)
     spool: Spool = Spool()
     lists: Lists | None = Field(None, validate_default=True)
     admin: Admin = Admin()
@@ -498,6 +507,16 @@ class Config(Section):
         if relay is None and any(tenant.relay for tenant in info.data.get("tenants", [])):
             raise ValueError("a tenant has a next hop of its own, but there is none for all others: set relay.next_hop")
         return relay
+
+    @field_validator("headers")
+    @classmethod
+    def _apart(cls, headers: Headers, info: ValidationInfo) -> Headers:
+        for one in info.data.get("listeners", []):
+            if (one.client_header or "").lower().startswith(headers.prefix.lower()):
+                raise ValueError(
+                    f"{one.name}.client_header starts with our prefix {headers.prefix}: give it another name"
+                )
+        return headers
 
     @field_validator("lists")
     @classmethod

@@ -31,6 +31,7 @@ from bridge.filter.late import LateDecisions, LateSettings, Scan
 from bridge.filter.latestore import LateStore, MemoryStore, SqlStore
 from bridge.filter.limit import AdaptiveLimit
 from bridge.filter.policy import Case, Policy, Rule
+from bridge.intake.clientheader import ClientHeader
 from bridge.intake.milter.transport import MilterSettings
 from bridge.intake.server import Kinds, SmtpSettings
 from bridge.intake.wire import SessionLimits
@@ -354,6 +355,7 @@ def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
         tls=files.listener_tls(listener.tls, conf.directory, f"{listener.name}.tls") if listener.tls else None,
         tls_required=listener.tls.required if listener.tls else False,
         proxy_protocol=listener.proxy_protocol,
+        client_header=ClientHeader(listener.client_header) if listener.client_header else None,
         max_message_size=limits.max_message_size,
         max_connections=limits.max_connections,
         max_connections_per_client=limits.max_connections_per_client,

@@ -153,10 +153,10 @@ class Filter:
             return None
         tenant, listed = None, None
         if recipient is None:
-            listed = door.blocked(session, sender, None)
+            listed = None if session.in_header else door.blocked(session, sender, None)  # else see _on_list
         else:
             tenant = self._tenant_of(recipient)
-            if tenant is not None:
+            if tenant is not None and not session.in_header:
                 listed = door.blocked(session, sender, tenant)
             listed = listed or door.blocked_recipient(recipient, tenant)
         if listed is None:
@@ -224,6 +224,8 @@ class Filter:
         shadow = self._is_shadow(tx.session, tx.envelope.sender)
         if self.door is not None:
             record.listed = self._on_list(self.door, tx, tenant, shadow)
+            if record.listed is not None and record.listed.action is ListAction.REFUSED:
+                return Outcome(Action.REJECT, with_id(self.door.refusal, tx.id))
             if record.listed is not None and record.listed.action is ListAction.SKIPPED:
                 return await self._hand_on(
                     tx, self._headers.stamp(tx.id, None, f"list {record.listed.name}"), None, record
@@ -253,11 +255,18 @@ class Filter:
         return await durable.in_thread(lambda stop: marks.valid(fields, tx.message, addresses), math.inf)
 
     def _on_list(self, door: Door, tx: Transaction, tenant: str | None, shadow: bool) -> Listed | None:
-        """Whether it may go on unscanned; in shadow mode also what it would have been refused for."""
+        """Whether it may go on unscanned; in shadow mode also what it would have been refused for.
+
+        A client that is known only now is asked for now, in the lists of refusals too.
+        """
+        session, sender = tx.session, tx.envelope.sender
         if not shadow:
-            return door.allowed(tx.session, tx.envelope.sender, tenant)
-        listed = door.blocks(tx.session, tx.envelope, self._tenant_of)
-        if listed is None and (listed := door.allowed(tx.session, tx.envelope.sender, tenant)):
+            blocked = door.blocked(session, sender, None) if session.in_header else None
+            if blocked is None and session.in_header and tenant is not None:
+                blocked = door.blocked(session, sender, tenant)
+            return blocked or door.allowed(session, sender, tenant)
+        listed = door.blocks(session, tx.envelope, self._tenant_of)
+        if listed is None and (listed := door.allowed(session, sender, tenant)):
             listed = replace(listed, action=ListAction.SHADOW_SKIPPED)
         return listed
 

@@ -101,6 +101,7 @@ class Connection(Wire):
         self._argument = b""
         self.client = _NOBODY  # what we believe of the client behind this connection
         self.forwarded: Client | None = None  # XFORWARD's word, for one mail
+        self.introduced = False  # `client` is XCLIENT's word
         self.described: tuple[Any, Session] | None = None  # what was said, and the session made of it
 
     def _renew(self) -> None:

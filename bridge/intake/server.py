@@ -20,6 +20,7 @@ from typing import Any, Literal
 from aiosmtpd.smtp import MISSING
 
 from bridge.filter.decide import Filter
+from bridge.intake.clientheader import BadClient, ClientHeader
 from bridge.intake.smtp import BridgeLMTP, BridgeSMTP, SmtpEnvelope
 from bridge.intake.wire import SessionLimits
 from bridge.mail.envelope import Envelope, Recipient
@@ -36,6 +37,7 @@ _PROXY_TIMEOUT_S = 5.0
 _BACKLOG = 4096  # a burst that does not fit comes again only after a second
 _UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
 _MAX_KNOWN = 10_000
+_NOBODY = Client()
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server takes mail from its mail servers only")
@@ -69,6 +71,7 @@ class SmtpSettings:
     tls: ssl.SSLContext | None = None
     tls_required: bool = False
     proxy_protocol: bool = False
+    client_header: ClientHeader | None = None  # where the mail server names its client
     max_message_size: int = 50 * 1024 * 1024
     max_connections: int = 2000
     max_connections_per_client: int = 500
@@ -298,7 +301,10 @@ class SmtpServer:
         return refusal
 
     async def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Reply | tuple[Reply, ...]:
-        outcome = await self._filter.process(self._transaction(server, session, envelope))
+        transaction = self._transaction(server, session, envelope)
+        if self.settings.client_header is not None:
+            transaction = self._read_client(self.settings.client_header, transaction)
+        outcome = await self._filter.process(transaction)
         return outcome.replies or outcome.reply
 
     async def handle_REFUSED(
@@ -324,28 +330,48 @@ class SmtpServer:
             each=server.answers_each,
         )
 
+    def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
+        """The field is taken out in any case. XFORWARD and XCLIENT win over it: no sender can write those."""
+        session, client, fault = transaction.session, None, "is not there"
+        try:
+            client = header.take_from(transaction.message)
+        except BadClient:
+            fault = "cannot be read"
+        if not session.in_header:
+            return transaction
+        if client is None:
+            log.warning("mail %s: %s %s, the client is not known", transaction.id, header.name, fault)
+            return transaction
+        return replace(transaction, session=replace(session, client=client, is_told=True))
+
     def _describe(self, server: BridgeSMTP, session: Any) -> Session:
         """Made once, and again only when the client said something new of itself."""
-        told = (server.forwarded, server.client, session.host_name, session.extended_smtp)
+        header = self.settings.client_header
+        told = (server.forwarded, server.client, session.host_name, session.extended_smtp, header)
         if server.described is not None and server.described[0] == told:
             return server.described[1]
         client = server.forwarded or server.client
         if client.helo is None and server.forwarded is None:
             client = replace(client, helo=session.host_name)
+        in_header = header is not None and server.forwarded is None and not server.introduced
         description = Session(
             id=session.id,
             listener=self.settings.name,
             peer=server.peer_address or "unix",
-            client=client,
+            client=_NOBODY if in_header else client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,
-            is_told=server.forwarded is not None
-            or session.proxy_data is not None
-            or server.client.address != server.peer_address,
+            is_told=not in_header and (server.forwarded is not None or _is_told(server, session)),
+            in_header=in_header,
         )
         server.described = (told, description)
         return description
+
+
+def _is_told(server: BridgeSMTP, session: Any) -> bool:
+    """By a PROXY header, or by XCLIENT."""
+    return session.proxy_data is not None or server.client.address != server.peer_address
 
 
 @lru_cache(_MAX_KNOWN)

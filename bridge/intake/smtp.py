@@ -162,7 +162,7 @@ class BridgeSMTP(Connection):
         client = self._told(self.client, xforward.XCLIENT_NAMES)
         if client is None:
             return
-        self.client = client
+        self.client, self.introduced = client, True
         self.session.host_name = client.helo
         self.session.extended_smtp = client.protocol != "SMTP"
         self._set_rset_state()

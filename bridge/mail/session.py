@@ -1,8 +1,8 @@
 """Session: one client connection, and what is known of the client behind it.
 
 The connection's peer is usually our own mail server. The stranger who sent the mail is the
-`Client`: the peer itself, or what a trusted peer told us by XFORWARD, XCLIENT, PROXY or milter
-macros. Only the `Client` goes to the scanner.
+`Client`: the peer itself, or what a trusted peer told us by XFORWARD, XCLIENT, PROXY, a header field
+or milter macros. Only the `Client` goes to the scanner.
 """
 
 from __future__ import annotations
@@ -36,3 +36,4 @@ class Session:
     helo: str | None = None  # what the peer itself said
     esmtp: bool = True
     is_told: bool = False  # the client is a trusted peer's word, not the peer itself
+    in_header: bool = False  # that word is in the mail's head: before the content nobody knows the client

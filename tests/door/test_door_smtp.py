@@ -7,7 +7,7 @@ import re
 import pytest
 from door_kit import BLOCK, door, forwarded, offer
 from lists_kit import TENANT
-from smtp_kit import MAIL, Client, counted, mail_lines
+from smtp_kit import MAIL, Client, counted, mail_lines, send
 
 REFUSED = re.compile(r"550 5\.7\.1 Refused by the lists of this server \(id=([0-9A-F]+)\)")
 
@@ -202,3 +202,36 @@ def test_a_share_in_shadow_mode_hears_the_same_at_every_step(service, tmp_path):
         assert all(REFUSED.fullmatch(reply) for reply in replies if reply not in passed)
         assert 5 <= len(passed) <= 35
         assert {line.get("at") for line in lines} == {"mail", None}
+
+
+def test_a_client_that_the_mail_names_is_asked_for_at_its_end(tmp_path, service):
+    """With client_header nobody knows the client before the content; a list then speaks at the dot, or not at all."""
+    lists = {"block": BLOCK, "skip_scan": ["allowed-networks"], "block_recipients": ["closed-mailboxes"]}
+    with door(tmp_path, service, lists, client_header="X-Client") as bridge, mail_lines() as lines:
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=192.0.2.77\r\n" + MAIL))
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, sender="bad@sender.example"))
+        to_tenant = {"sender": "unwanted@sender.example", "recipients": ("a@tenant.example",)}
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, **to_tenant))
+        assert REFUSED.fullmatch(send(bridge, MAIL, recipients=("gone@example.org",)))
+        assert not bridge.scanner.submissions
+        assert send(bridge, b"X-Client: ADDR=203.0.113.9\r\n" + MAIL).startswith("250")
+        assert not bridge.scanner.submissions
+        assert send(bridge, MAIL).startswith("250")  # 127.0.0.0/8 is allowed, but that is the mail server
+        assert len(bridge.scanner.submissions) == 1
+    assert [(line.get("at"), line.get("list"), line["action"]) for line in lines] == [
+        (None, "blocked-networks", "reject"),
+        (None, "blocked-senders", "reject"),
+        (None, "blocked-senders", "reject"),
+        ("rcpt", "closed-mailboxes", "reject"),
+        (None, "allowed-networks", "relay"),
+        (None, None, "relay"),
+    ]
+
+
+def test_an_allowed_client_that_the_mail_names_wins_where_it_shall(tmp_path, service):
+    """`allow_wins`: the sender is blocked, but nothing is said of that before the client is known."""
+    lists = {"block": ["blocked-senders"], "skip_scan": ["allowed-networks"], "allow_wins": True}
+    with door(tmp_path, service, lists, client_header="X-Client") as bridge:
+        bad = {"sender": "bad@sender.example"}
+        assert send(bridge, b"X-Client: ADDR=203.0.113.9\r\n" + MAIL, **bad).startswith("250")
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, **bad))
