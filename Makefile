@@ -9,7 +9,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd lint format docs dashboard-picture bench bench-service bench-lists bench-overload fuzz clean
+.PHONY: help run test test-faults test-systemd lint format docs dist dashboard-picture bench bench-service bench-lists bench-overload fuzz clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -47,8 +47,12 @@ format: $(DEV_READY)            ## put the code into its style
 
 docs: $(DEV_READY)              ## the references that are made from the code
 	$(BIN)/python docs/generate.py
+	$(BIN)/python docs/manpages.py
 	$(BIN)/python deploy/mixin/dashboard.py
 	$(BIN)/python -m bridge.service.openapi > docs/openapi.json
+
+dist: $(DEV_READY)              ## wheel and source archive, into dist/
+	$(BIN)/uv build --quiet --out-dir dist
 
 dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib

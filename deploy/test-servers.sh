@@ -25,6 +25,10 @@ strace       strace
 unshare      util-linux
 systemd-analyze systemd
 ip           iproute2
+man          man-db
+mandoc       mandoc
+zsh          zsh
+fish         fish
 '
 
 say() { echo "test-servers: $*"; }

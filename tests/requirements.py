@@ -18,6 +18,7 @@ import pytest
 PACKAGES = {
     "clamd": "clamav-daemon",
     "initdb": "postgresql",
+    "man": "man-db",
     "nsenter": "util-linux",
     "pg_ctl": "postgresql",
     "postconf": "postfix",
