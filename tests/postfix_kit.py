@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
@@ -32,6 +33,8 @@ class Postfix:
         main = _MAIN_CF.format(directory=directory, destination=destination)
         (self._config / "main.cf").write_text(main + settings)
         (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
+        for name in ("main.cf", "master.cf"):
+            os.utime(self._config / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
 
     def __enter__(self) -> Self:
         self.start()

@@ -118,11 +118,16 @@ smtpd_forbid_bare_newline = no
 """
 
 
-def send(
+def send(port: int, content: bytes, **options: Any) -> str:
+    """One mail as a remote client sends it; the first refusal, or the reply to the final dot."""
+    return dialogue(port, content, **options)[1]
+
+
+def dialogue(
     port: int, content: bytes, *, sender: str = "a@example.org", recipient: str = "b@example.net",
     mail: Sequence[str] = (), rcpt: Sequence[str] = (), xclient: str = "", helo: str = "client.example",
-) -> str:  # fmt: skip
-    """One mail as a remote client sends it; the first refusal, or the reply to the final dot."""
+) -> tuple[str, str]:  # fmt: skip
+    """The same, and to what the reply was: MAIL, RCPT, DATA or the final dot."""
     with smtplib.SMTP("127.0.0.1", port, local_hostname=helo, timeout=DEADLINE_S) as client:
         if xclient:
             client.ehlo("first.example")
@@ -136,11 +141,11 @@ def send(
         ):
             code, text = client.docmd(command)
             if code >= 400:
-                return f"{code} {text.decode()}"
+                return command[:4], f"{code} {text.decode()}"
         stuffed = re.sub(rb"(?m)^\.", b"..", content)
         client.send(stuffed + (b".\r\n" if stuffed.endswith(b"\r\n") or not stuffed else b"\r\n.\r\n"))
         code, text = client.getreply()
-        return f"{code} {text.decode()}"
+        return ".", f"{code} {text.decode()}"
 
 
 def added_fields(arrived: bytes, sent: bytes) -> list[str]:

@@ -1,0 +1,14 @@
+"""The recipes of deploy/, each with its real mail server; `recipe_kit.py` says how."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from recipe_kit import Service
+
+
+@pytest.fixture(scope="session")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with Service(tmp_path_factory.mktemp("service")) as one:
+        yield one

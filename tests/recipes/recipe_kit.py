@@ -1,0 +1,289 @@
+"""A recipe of deploy/ set up as its files say, played through every case, and compared with what its pages promise.
+
+    with Setting("postfix-proxy", tmp_path, service) as setting, SomeServer(setting) as server:
+        agree(setting, play(setting, server))
+
+`Setting` has the recipe's files on ports of our own, the bridge, the `Service` (a real one, whose rules give each
+decision to a mail of its own) and a `Destination` behind everything. `play` sends one mail for each `Case` through the
+mail server and looks where it is in the end. `agree` holds the table in the recipe's README.md and its row in
+docs/recipes.md against that; with RECIPES=write in the environment it puts them there instead.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import yaml
+from chain import Destination, Program, dialogue, free_port, until
+
+from bridge.testing import TOKEN
+
+ROOT = Path(__file__).parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+class Case(StrEnum):
+    """In the order they are played: from the first trouble on, mail may be left in a queue."""
+
+    DELIVER = "deliver"
+    BOUNCE = "bounce"
+    DROP = "drop"
+    QUARANTINE = "quarantine"
+    UNDECIDED = "undecided"
+    SATURATED = "saturated"
+    DEAD = "bridge not running"
+
+    @property
+    def sender(self) -> str:
+        """By which the mail is known in a queue."""
+        return f"{self.name.lower()}@example.org"
+
+    @property
+    def marker(self) -> str:
+        """By which the mail is known everywhere else."""
+        return f"mark-{self.name.lower()}-mark"
+
+
+GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X\r\n"
+EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$" + b"EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*\r\n"
+_BODIES = {
+    Case.BOUNCE: GTUBE,
+    Case.DROP: b"http://name@drop.example/\r\n",  # url:userinfo
+    Case.QUARANTINE: EICAR,
+    Case.UNDECIDED: b"http://192.0.2.1/\r\n",  # url:ip-host
+}
+
+
+def mail(case: Case, *fields: str) -> bytes:
+    """The mail of this case."""
+    head = [f"Subject: {case.marker}", f"From: {case.sender}", "To: b@example.net", *fields]
+    head += [f"Message-ID: <{case.marker}@example.org>", "Date: Sun, 1 Nov 2026 10:00:00 +0000"]
+    return "\r\n".join(head).encode() + b"\r\n\r\n" + _BODIES.get(case, b"Hello\r\n")
+
+
+def sent(arrived: bytes) -> bytes:
+    """What arrived, without the fields that we and the mail servers on its way may add."""
+    return re.sub(rb"(?m)^(Received|X-Scan-[A-Za-z]+):.*\r\n([ \t].*\r\n)*", b"", arrived)
+
+
+class Service:
+    """The scanning service; `full()` takes all its places."""
+
+    _PLACES = 4
+
+    def __init__(self, directory: Path) -> None:
+        self.port = free_port()
+        (directory / "service.yml").write_text(_SERVICE.format(port=self.port, token=TOKEN, places=self._PLACES))
+        self.program = Program(directory, [self.port], "service", "-c", str(directory / "service.yml"))
+
+    def __enter__(self) -> Self:
+        self.program.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.program.kill()
+
+    @contextmanager
+    def full(self) -> Iterator[None]:
+        """A request is in processing from its head on: these never send their bodies."""
+        head = f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
+        head += "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n"
+        with ExitStack() as stack:
+            for _ in range(self._PLACES):
+                one = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=10))
+                one.sendall(head.encode())
+            yield
+
+
+_SERVICE = """\
+listen: 127.0.0.1:{port}
+guard:
+  scanSources: {{restApi: {{}}}}
+  maxGuardRequestsInProcessing: {places}
+  guardRequestThrottleThreshold: {places}
+abby: {{staticApiTokens: [{{name: bridge, token: {token}}}]}}
+decisions:
+  rules:
+    - {{tags: ["malware:*"], verdict: malware, decision: quarantine}}
+    - {{tags: ["spam:gtube"], verdict: spam, decision: bounce}}
+    - {{tags: ["url:userinfo"], verdict: unwanted, decision: drop}}
+    - {{tags: ["url:ip-host"], verdict: unknown, decision: undecided}}
+"""
+
+
+class Setting:
+    """The files of one recipe, moved to ports of our own; its bridge, and where mail ends."""
+
+    def __init__(self, recipe: str, directory: Path, service: Service) -> None:
+        self.recipe, self.directory, self.service = recipe, directory, service
+        self.files = DEPLOY / recipe
+        self.destination = Destination()
+        self.front = free_port()
+        self._admin = free_port()
+        self._ports = {port: free_port() for port in ("10025", "10026", "10027")} | {"9081": service.port}
+        data = yaml.safe_load(self.file("bridge.yml").replace("https://scan.example.org", "http://127.0.0.1"))
+        data["scanner"]["status_interval"] = "500ms"  # also how long it waits for one; RED takes the service 100 ms
+        data["admin"] = {"address": f"127.0.0.1:{self._admin}"}
+        (directory / "api-token").write_text(TOKEN)
+        (directory / "api-token").chmod(0o600)
+        (directory / "bridge.yml").write_text(yaml.safe_dump(data))
+        listening = [int(one["address"].rpartition(":")[2]) for one in data["listeners"]]
+        self.bridge = Program(directory, [self._admin, *listening], "run", "-c", str(directory / "bridge.yml"))
+
+    def file(self, name: str) -> str:
+        """One of the recipe's files, on our ports."""
+        return re.sub(r"\b(10025|10026|10027|9081)\b", lambda m: str(self.port(m[1])), (self.files / name).read_text())
+
+    def port(self, of_the_recipe: str) -> int:
+        """Ours for 10025, 10026 or 10027."""
+        return self._ports[of_the_recipe]
+
+    def __enter__(self) -> Self:
+        self.destination.__enter__()
+        self.bridge.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.bridge.kill()
+        self.destination.__exit__()
+
+    def status(self) -> str:
+        """The bridge's own page."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/status", timeout=10) as page:
+            return str(page.read().decode())
+
+    def quarantined(self, marker: str) -> list[Path]:
+        return [one for one in self.directory.glob("quarantine/*.eml") if marker.encode() in one.read_bytes()]
+
+
+class MailServer(Protocol):
+    """What is asked of the mail server of a recipe; it takes mail at `setting.front`."""
+
+    def senders(self) -> Mapping[str, str]:
+        """Of every mail that it has now, and how the mail stands: MOVING, WAITING or HELD."""
+
+    def flush(self) -> None:
+        """Try everything that is waiting at once."""
+
+
+MOVING, WAITING, HELD = "moving", "waiting", "held"
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the client read, and where the mail was then."""
+
+    when: str
+    reply: str
+    place: str
+
+
+def play(setting: Setting, server: MailServer, sending: Any = dialogue) -> dict[Case, Seen]:
+    """Every case, one after the other. `sending` is how a client gives a mail to the mail server."""
+
+    def one(case: Case) -> Seen:
+        to, reply = sending(setting.front, mail(case), sender=case.sender)
+        return Seen(_WHEN[to], _without_ids(reply), _place(setting, server, case, reply))
+
+    seen = {case: one(case) for case in Case if case not in (Case.SATURATED, Case.DEAD)}
+    with setting.service.full():
+        until(lambda: '"RED"' in setting.status(), "the bridge to know that the service is full")
+        seen[Case.SATURATED] = one(Case.SATURATED)
+    setting.bridge.kill()
+    seen[Case.DEAD] = one(Case.DEAD)
+    setting.bridge.start()
+    until(lambda: '"GREEN"' in setting.status(), "the bridge to know that the service has room")
+    for case in (Case.SATURATED, Case.DEAD):
+        if seen[case].place == _QUEUED:
+            _comes_in_the_end(setting, server, case)
+    assert not [one for one in setting.destination.mails if b"MAIL FROM:<>" in b" ".join(one.commands)], "a bounce"
+    return seen
+
+
+_WHEN = {"MAIL": "MAIL", "RCPT": "RCPT", "DATA": "DATA", ".": "end of data"}
+_QUEUED = "waiting in the mail server's queue"
+
+
+def _without_ids(reply: str) -> str:
+    """Queue ids, ours and the service's are another each time."""
+    reply = re.sub(r"\b(id|ggrid)=[\w-]+", r"\1=...", reply)
+    return re.sub(r"\b(?=[a-zA-Z]*\d)[0-9a-zA-Z]{8,}\b", "...", reply)
+
+
+def _place(setting: Setting, server: MailServer, case: Case, reply: str) -> str:
+    def look() -> list[str]:
+        state = server.senders().get(case.sender)  # first: what is no longer there is somewhere else already
+        if state == MOVING:
+            return []
+        found = {
+            "delivered": setting.destination.find(case.marker),
+            "in our quarantine": setting.quarantined(case.marker),
+            _QUEUED: state == WAITING,
+            "held by the mail server": state == HELD,
+        }
+        return [name for name, there in found.items() if there] or [
+            "gone" if reply.startswith("2") else "with the client"
+        ]
+
+    def twice() -> list[str]:
+        first = look()
+        return first if first and first == look() else []
+
+    places = until(twice, f"an end for the mail {case}")
+    assert reply.startswith("2") or places == ["with the client"], f"{case}: {reply}, and yet {places}"
+    assert len(setting.destination.find(case.marker)) < 2
+    return ", ".join(places)
+
+
+def _comes_in_the_end(setting: Setting, server: MailServer, case: Case) -> None:
+    """What waits in the queue is delivered, once, when the trouble is over."""
+
+    def arrived() -> bool:
+        if setting.destination.find(case.marker):
+            return True
+        server.flush()
+        return False
+
+    until(arrived, f"the mail {case} to be delivered after all")
+    until(lambda: case.sender not in server.senders(), f"the mail {case} to leave the queue")
+    assert len(setting.destination.find(case.marker)) == 1
+
+
+# The tables
+
+
+def agree(setting: Setting, seen: dict[Case, Seen]) -> None:
+    """The recipe's own page and the page of all recipes say what was seen."""
+    lines = [f"| {case} | `{one.reply}` | {one.when} | {one.place} |" for case, one in seen.items()]
+    head = ["| case | the client reads | at | the mail is |", "|---|---|---|---|"]
+    _compare(setting.files / "README.md", "\n".join(head + lines), r"(?m)(?<=<!-- seen -->\n)(\|.*\n)*")
+    name = f"| [{setting.recipe}]("
+    cells = [f"`{_code(one.reply)}`, {one.place}" for one in seen.values()]
+    line = f"{name}../deploy/{setting.recipe}/README.md) | {' | '.join(cells)} |"
+    _compare(ROOT / "docs" / "recipes.md", line, rf"(?m)^{re.escape(name)}.*\n")
+
+
+def _code(reply: str) -> str:
+    """451 4.3.2, or the code alone where the server has no other."""
+    found = re.match(r"\d{3}( \d\.\d+\.\d+)?", reply)
+    assert found, reply
+    return found[0]
+
+
+def _compare(page: Path, lines: str, pattern: str) -> None:
+    text = page.read_text()
+    found = re.search(pattern, text)
+    assert found, f"{page} has no place for what was seen: a line that begins with {lines[:20]}, or <!-- seen -->"
+    if os.environ.get("RECIPES") == "write":
+        page.write_text(f"{text[: found.start()]}{lines}\n{text[found.end() :]}")
+    else:
+        assert found[0] == f"{lines}\n", f"{page} says something else; RECIPES=write puts it there"
