@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import binascii
 import re
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from bridge.mail.reply import Reply
 
@@ -26,8 +26,7 @@ _ENCODED_WORD = re.compile(rb"=\?[^?]*\?[Bb]\?([^?]*)")
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
-@dataclass(frozen=True, slots=True)
-class Path:
+class Path(NamedTuple):
     """A parsed argument: the address without brackets, the parameters in their own case."""
 
     address: str
@@ -35,7 +34,7 @@ class Path:
 
     @property
     def as_sent(self) -> tuple[str, ...]:
-        return tuple(name if value is None else f"{name}={value}" for name, value in self.params)
+        return tuple([name if value is None else f"{name}={value}" for name, value in self.params])
 
 
 def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
@@ -70,6 +69,8 @@ def _hides_control(raw: bytes) -> bool:
 
 
 def _parse_params(raw: bytes) -> tuple[tuple[str, str | None], ...] | None:
+    if not raw:
+        return ()
     params: dict[str, str | None] = {}
     for word in raw.split(b" "):
         if not word:

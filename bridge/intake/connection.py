@@ -15,7 +15,7 @@ import logging
 import re
 import ssl
 from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import CoroutineType
 from typing import Any, Self, TypeVar
 
@@ -23,12 +23,11 @@ from aiosmtpd.proxy_protocol import get_proxy
 from aiosmtpd.smtp import MISSING, TLSSetupException
 
 from bridge.intake.data import DataReader
-from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong
+from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong, one_line
 from bridge.intake.wire import SessionLimits, Wire, Writer
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
-from bridge.mail.transaction import new_id
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +52,20 @@ def at_once(method: Method) -> Method:
     return method
 
 
+@dataclass(frozen=True, slots=True)
+class Command:
+    """What there is to know of a verb, looked up once for each line."""
+
+    name: str = ""
+    method: Work | None = None  # None: we do not know it
+    is_at_once: bool = False
+    is_idle: bool = False  # brings no mail nearer
+    is_checked: bool = False  # its own parser finds a CR, LF or NUL, and says more of it
+
+
+_UNKNOWN = Command()
+
+
 class Connection(Wire):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
@@ -69,17 +82,20 @@ class Connection(Wire):
         self._ehlo_replies: dict[tuple[bool, bool], bytes] = {}  # shared by all connections
         self._banner = f"220 {self.hostname} {self.__ident__}".encode()
         self.command_size_limits = dict.fromkeys(("MAIL", "RCPT"), self.command_size_limit + _EXTENDED)
-        self._commands = {name: getattr(type(self), "smtp_" + name, None) for name in self._smtp_methods}
         waits = any(self._waits(name) for name in self._handle_hooks)
         self._opens_at_once = self._proxy_timeout is None and not waits
-        quick = (name for name, method in self._commands.items() if hasattr(method, "at_once"))
-        self._at_once = frozenset(() if waits else quick)
+        self._commands = {name.encode(): self._command(name, not waits) for name in self._smtp_methods}
         self._set_fresh()
         self._renew()
 
     def _waits(self, name: str) -> bool:
         """Whether this hook needs a task that is not there in any case."""
         return name not in _IN_A_TASK and asyncio.iscoroutinefunction(self._handle_hooks[name])
+
+    def _command(self, name: str, may_be_quick: bool) -> Command:
+        method = getattr(type(self), "smtp_" + name, None)
+        is_at_once = may_be_quick and hasattr(method, "at_once")
+        return Command(name, method, is_at_once, name in _IDLE_COMMANDS, name in ("MAIL", "RCPT"))
 
     @staticmethod
     def _has_authenticator(stock: dict[str, Any]) -> bool:
@@ -115,11 +131,10 @@ class Connection(Wire):
         self.transport = self._transport = transport
         self._writer = Writer(transport)
         self.session = self._create_session()
-        self.session.id = new_id()
         self.session.peer = transport.get_extra_info("peername")
         self._set_rset_state()
-        self._phase_began = self.loop.time()
-        self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)
+        self._begin_phase()
+        self._clock.add(self)
         if self._opens_at_once:
             self._open_now()
         else:
@@ -129,6 +144,7 @@ class Connection(Wire):
         if self._is_lost:
             return
         self._is_lost = True
+        self._clock.discard(self)
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
         self._inbox.close()
@@ -158,15 +174,19 @@ class Connection(Wire):
         if self._data is not None:
             rest = self._data.feed(data)
             if rest is None:
-                return
+                return None
             data = self._end_data(rest)
         if data:
+            line = one_line(data) if self._task is None and not self._paused and self._inbox.is_idle else None
+            if line is not None:  # mostly: then it need not go through the inbox
+                return self._work(line)
             self._inbox.feed(data)
             if self._task is None:
                 self._work()
             if len(self._inbox) > PAUSE_AT and not self._reading_paused:
                 self._reading_paused = True
                 self._transport.pause_reading()
+        return None
 
     def resume_writing(self) -> None:
         """The client reads again: it may be answered again."""
@@ -184,19 +204,20 @@ class Connection(Wire):
 
     # What a client says is answered at once, or by a task
 
-    def _work(self) -> None:
-        """Answer what has come, with one write, until something must wait."""
+    def _work(self, line: bytes | None = None) -> None:
+        """Answer what has come, `line` before what is in the inbox, with one write, until something must wait."""
         try:
             while self._task is None and self.transport is not None and not self._paused:
                 try:
-                    line = self._inbox.take_line()
+                    if line is None:
+                        line = self._inbox.take_line()
+                        if line is None:
+                            break
+                    self._execute(line)
                 except LineTooLong:
                     self._hit("line")
                     self._say(b"500 5.5.2 Command line too long")
-                else:
-                    if line is None:
-                        break
-                    self._execute(line)
+                line = None
                 self._end_command()
         except Exception:
             self._break_down()
@@ -267,28 +288,27 @@ class Connection(Wire):
 
     def _execute(self, line: bytes) -> None:
         """One command line, CRLF cut off."""
-        verb_bytes, _, argument = line.partition(b" ")
-        verb = verb_bytes.upper().decode("ascii", "replace")
-        refusal = self._refuse_line(verb, line)
+        word, _, argument = line.partition(b" ")
+        command = self._commands.get(word) or self._commands.get(word.upper(), _UNKNOWN)
+        refusal = self._refuse_line(command, word, line)
         if refusal is not None:
             return self._say(refusal)
-        if self._enforce_call_limit and not self._within_call_limit(verb):
-            self._say(f"421 4.7.0 {verb} sent too many times".encode())
+        if self._enforce_call_limit and not self._within_call_limit(word):
+            self._say(b"421 4.7.0 %b sent too many times" % word.upper())
             return self._hang_up()
-        if self._mails >= self._limits.max_mails and verb != "QUIT":
+        if self._mails >= self._limits.max_mails and command.name != "QUIT":
             self._hit("max_mails_per_connection")
             self._say(b"421 4.7.0 Enough mail on this connection, go on with a new one")
             return self._hang_up()
-        method = self._commands.get(verb)
-        if method is None:
+        if command.method is None:
             return self._unknown(line)
-        self._idle_commands = self._idle_commands + 1 if verb in _IDLE_COMMANDS else 0
+        self._idle_commands = self._idle_commands + 1 if command.is_idle else 0
         self._argument = argument.strip(b" \t")
         argument_text = self._argument.decode("utf-8", "replace") or None
-        if verb not in self._at_once:
-            return self._start(self._obey, method, argument_text)
+        if not command.is_at_once:
+            return self._start(self._obey, command.method, argument_text)
         try:
-            self._now(method, self, argument_text)
+            self._now(command.method, self, argument_text)
         except Exception as error:
             self._now(self._fail, error)
         return None
@@ -319,32 +339,36 @@ class Connection(Wire):
 
     async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
         """aiosmtpd's, for hooks that are plain functions, too."""
-        hook = self._handle_hooks.get(command)
-        if hook is None:
-            return MISSING
-        status = hook(self, self.session, self.envelope, *arguments)
+        status = self._call_hook(command, *arguments)
         return await status if isinstance(status, CoroutineType) else status
 
-    def _refuse_line(self, verb: str, line: bytes) -> bytes | None:
+    def _call_hook(self, command: str, *arguments: Any) -> Any:
+        """The hook's answer, or what is to be awaited for it."""
+        hook = self._handle_hooks.get(command)
+        return MISSING if hook is None else hook(self, self.session, self.envelope, *arguments)
+
+    def _refuse_line(self, command: Command, word: bytes, line: bytes) -> bytes | None:
         if not line.isascii() and not self.enable_SMTPUTF8:
-            return b"500 5.5.2 Error: strict ASCII mode" if verb.isascii() else b"500 5.5.2 Error: bad syntax"
-        if not line or not verb.isascii():
+            return b"500 5.5.2 Error: strict ASCII mode" if word.isascii() else b"500 5.5.2 Error: bad syntax"
+        if not line or not word.isascii():
             return b"500 5.5.2 Error: bad syntax"
-        if (b"\0" in line or b"\r" in line or b"\n" in line) and verb not in ("MAIL", "RCPT"):
+        if (b"\0" in line or b"\r" in line or b"\n" in line) and not command.is_checked:
             return b"501 5.5.2 Error: NUL, CR or LF inside a command"
-        limit = self.command_size_limit
-        if self.session.extended_smtp:
-            limit = self.command_size_limits.get(verb, limit)
-        if len(line) > limit:
+        if len(line) > self.command_size_limit and len(line) > self._size_limit(command.name):
             self._hit("command")
             return b"500 5.5.2 Command line too long"
-        if not self._tls_handshake_okay and verb != "QUIT":
+        if not self._tls_handshake_okay and command.name != "QUIT":
             return b"554 5.7.0 Command refused due to lack of security"
-        if self.require_starttls and self.session.ssl is None and verb not in _BEFORE_TLS:
+        if self.require_starttls and self.session.ssl is None and command.name not in _BEFORE_TLS:
             return b"530 5.7.0 Must issue a STARTTLS command first"
         return None
 
-    def _within_call_limit(self, verb: str) -> bool:
+    def _size_limit(self, verb: str) -> int:
+        limit = self.command_size_limit
+        return self.command_size_limits.get(verb, limit) if self.session.extended_smtp else limit
+
+    def _within_call_limit(self, word: bytes) -> bool:
+        verb = word.upper().decode("ascii")
         left = self._call_limit.get(verb, int(self._call_limit_default))
         self._call_limit[verb] = left - 1
         return left >= 1
@@ -394,8 +418,6 @@ class Connection(Wire):
         self._silent_s = 0.0
         self._data_began = self.loop.time()
         self._data, self._data_ended = reader, self.loop.create_future()
-        self._timeout_handle.cancel()
-        self._timeout_handle = self.loop.call_later(self._timeout(), self._tick)
         try:
             await self._data_ended
         finally:
@@ -443,7 +465,7 @@ class Connection(Wire):
         self._tls_protocol = transport  # aiosmtpd asks whether it is there
         self.described = None
         old, self.session = self.session, self._create_session()
-        self.session.id, self.session.peer, self.session.proxy_data = old.id, old.peer, old.proxy_data
+        self.session._id, self.session.peer, self.session.proxy_data = old.id, old.peer, old.proxy_data
         self.session.ssl = {"ssl_object": transport.get_extra_info("ssl_object")}
         self._set_rset_state()
         self.client = replace(self.client, helo=None)

@@ -22,6 +22,12 @@ class LineTooLong(Exception):
     """A line over LINE_LIMIT went by; it was not kept."""
 
 
+def one_line(data: bytes) -> bytes | None:
+    """What came, without its CRLF, if it is one whole command line and nothing else: so it is mostly."""
+    end = len(data) - 2
+    return data[:end] if 0 <= data.find(b"\r\n") == end <= LINE_LIMIT else None
+
+
 class Inbox:
     __slots__ = ("_before_wait", "_buffer", "_eof", "_loop", "_skipping", "_waiter")
 
@@ -35,6 +41,11 @@ class Inbox:
 
     def __len__(self) -> int:
         return len(self._buffer)
+
+    @property
+    def is_idle(self) -> bool:
+        """Nothing waits in it, and nobody for it."""
+        return not (self._buffer or self._skipping or self._eof or self._waiter is not None)
 
     @property
     def at_eof(self) -> bool:

@@ -10,6 +10,7 @@ return a tuple of replies, one for each recipient.
 from __future__ import annotations
 
 import asyncio
+from types import CoroutineType
 from typing import Any
 
 from aiosmtpd.smtp import MISSING, syntax
@@ -196,11 +197,15 @@ class BridgeSMTP(Connection):
         refusal = self._refuse_mail_params(path)
         if refusal is not None:
             return self._reply(refusal)
-        status = await self._call_handler_hook("MAIL", path.address, list(path.as_sent))
+        sent = path.as_sent
+        status = self._call_hook("MAIL", path.address, list(sent))
+        if isinstance(status, CoroutineType):
+            status = await status
         if status is MISSING:
             self.envelope.mail_from = path.address
-            sent = [one for one in path.as_sent if one.upper() != "PRDR"] if self.envelope.prdr else path.as_sent
-            self.envelope.mail_options.extend(sent)  # PRDR is between this client and us
+            if self.envelope.prdr:  # between this client and us
+                sent = tuple(one for one in sent if one.upper() != "PRDR")
+            self.envelope.mail_options.extend(sent)
             status = "250 2.1.0 OK"
         elif isinstance(status, Reply) and status.is_temporary:
             self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
@@ -269,11 +274,14 @@ class BridgeSMTP(Connection):
         refusal = self._refuse_recipient(path)
         if refusal is not None:
             return self._reply(refusal)
-        status = await self._call_handler_hook("RCPT", path.address, list(path.as_sent))
+        sent = path.as_sent
+        status = self._call_hook("RCPT", path.address, list(sent))
+        if isinstance(status, CoroutineType):
+            status = await status
         if status is MISSING:
             self.envelope.rcpt_tos.append(path.address)
-            self.envelope.rcpt_options.extend(path.as_sent)
-            self.envelope.rcpt_params.append(path.as_sent)
+            self.envelope.rcpt_options.extend(sent)
+            self.envelope.rcpt_params.append(sent)
             status = "250 2.1.5 OK"
         return self._answer(status)
 

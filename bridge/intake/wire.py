@@ -1,21 +1,25 @@
 """What a client hears from us, and how long we wait for it.
 
 The lower half of one SMTP connection: replies are collected and written when nothing more can be
-answered, one timer looks back at each phase, and hanging up leaves nothing behind. Knows neither
-commands nor mail. If this is wrong, clients hang, or a silent one stays for ever.
+answered, one clock for all connections looks back at each one's phase, and hanging up leaves nothing
+behind. Knows neither commands nor mail. If this is wrong, clients hang, or a silent one stays for ever.
 """
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from typing import Any
 
 from aiosmtpd.smtp import SMTP
+from aiosmtpd.smtp import Session as StockSession
 
 from bridge.intake.data import DataReader
 from bridge.mail.reply import Reply
+from bridge.mail.transaction import new_id
 
 _RATE_WINDOW_S = 30.0
+_LOOK_S, _LOOKS = 1.0, 10  # how often we look: at least so often, and so often within the shortest time
 _LAST_WORDS_S = 5.0  # for a client to read what we said before we hang up
 
 
@@ -43,12 +47,55 @@ class Writer:
         self.transport.close()
 
 
+class SmtpSession(StockSession):
+    """aiosmtpd's session, with an id when somebody needs one."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        super().__init__(loop)
+        self._id = ""
+
+    @property
+    def id(self) -> str:
+        if not self._id:
+            self._id = new_id()
+        return self._id
+
+
+class Clock:
+    """Looks at all connections now and then: a timer for each would cost as much as a quick no."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, every_s: float) -> None:
+        self._loop = loop
+        self._every_s = every_s
+        self._open: set[Wire] = set()
+        self._is_set = False
+
+    def add(self, connection: Wire) -> None:
+        self._open.add(connection)
+        if not self._is_set:
+            self._is_set = True
+            self._loop.call_later(self._every_s, self._tick)
+
+    def discard(self, connection: Wire) -> None:
+        self._open.discard(connection)
+
+    def _tick(self) -> None:
+        self._is_set = bool(self._open)
+        if self._is_set:
+            self._loop.call_later(self._every_s, self._tick)
+        for connection in tuple(self._open):
+            connection._look_back()
+
+
 class Wire(SMTP):
     """A prototype of it is copied for each connection: `_set_fresh` for all of them, `_renew` for each."""
 
     def __init__(self, handler: Any, limits: SessionLimits, **stock: Any) -> None:
         super().__init__(handler, **stock)
         self._limits = limits
+        command_s = limits.command_timeout_s or float(self._timeout_duration)
+        shortest_s = min(command_s, _RATE_WINDOW_S, limits.data_timeout_s, limits.mail_timeout_s)
+        self._clock = Clock(self.loop, min(shortest_s / _LOOKS, _LOOK_S))
 
     def _set_fresh(self) -> None:
         """What every connection begins with: set once, on the prototype, and copied."""
@@ -69,6 +116,9 @@ class Wire(SMTP):
         """What changes in place, and so must be each connection's own."""
         self._out: list[bytes] = []
 
+    def _create_session(self) -> SmtpSession:
+        return SmtpSession(self.loop)
+
     # Time
 
     def _timeout(self) -> float:
@@ -76,24 +126,21 @@ class Wire(SMTP):
             return min(_RATE_WINDOW_S, self._limits.data_timeout_s, self._limits.mail_timeout_s)
         return self._limits.command_timeout_s or float(self._timeout_duration)
 
-    def _tick(self) -> None:
-        """One timer per connection, looking back at its phase instead of being set anew per command."""
-        if self.transport is None:
-            return
+    def _look_back(self) -> None:
+        """Called by the clock: has this phase taken too long?"""
+        if self.transport is None or self._busy:
+            return None
         waited = self.loop.time() - self._phase_began
-        left = self._timeout() - (0.0 if self._busy else waited)
+        if waited < self._timeout():
+            return None
         limit = "command_timeout"
-        if left <= 0 and self._data is not None:
+        if self._data is not None:
             limit = self._too_slow(self._data, waited)
             if not limit:
-                self._begin_phase()
-                left = self._timeout()
-        if left > 0:
-            self._timeout_handle = self.loop.call_later(max(left, 0.01), self._tick)
-            return
+                return self._begin_phase()
         self._hit(limit)
         self._say(b"421 4.4.2 Error: timeout exceeded")
-        self._hang_up()
+        return self._hang_up()
 
     def _too_slow(self, data: DataReader, waited: float) -> str:
         """The limit that the client has passed: too long in all, silent for too long, or speaking too slowly."""
@@ -160,7 +207,6 @@ class Wire(SMTP):
         self._flush()
         self._writer.close()
         if self._transport.get_write_buffer_size():
-            self._timeout_handle.cancel()
             self._timeout_handle = self.loop.call_later(min(_LAST_WORDS_S, self._timeout()), self._transport.abort)
         self.transport = None
 
