@@ -364,8 +364,10 @@ class Connection(Wire):
         return None
 
     def _size_limit(self, verb: str) -> int:
-        limit = self.command_size_limit
-        return self.command_size_limits.get(verb, limit) if self.session.extended_smtp else limit
+        limit: int = self.command_size_limit
+        if self.session.extended_smtp:
+            limit = self.command_size_limits.get(verb, limit)
+        return limit
 
     def _within_call_limit(self, word: bytes) -> bool:
         verb = word.upper().decode("ascii")
