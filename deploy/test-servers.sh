@@ -25,6 +25,7 @@ strace       strace
 unshare      util-linux
 systemd-analyze systemd
 ip           iproute2
+haproxy      haproxy
 man          man-db
 mandoc       mandoc
 zsh          zsh
