@@ -69,6 +69,21 @@ class Metrics(Collector):
 
     def __init__(self, listeners: Iterable[str] = ()) -> None:
         self._is_sum = False
+        self._declare_mails()
+        self._declare_late()
+        self._declare_lists()
+        self._declare_refusals()
+        self._declare_times()
+        self._declare_levels()
+        self._declare_next_hops()
+        self._declare_quarantine()
+        self._declare_upkeep()
+        self._declare_process()
+        self.registry = CollectorRegistry(auto_describe=True)
+        self.registry.register(self)
+        self.start(listeners)
+
+    def _declare_mails(self) -> None:
         self.mails = Count(
             "scanbridge_mails",
             "Mails that came to their end, by the service's decision and our action.",
@@ -90,6 +105,11 @@ class Metrics(Collector):
             "scanbridge_failures", "Mails that something went wrong with, by what it was.", ("reason",)
         )
         self.failures.start([reason for _, reason in FAILURES])
+        self.shadow_mails = Count(
+            "scanbridge_shadow_mails", "Mails in shadow mode, by what would have been done.", ("listener", "would")
+        )
+
+    def _declare_late(self) -> None:
         self.late_mails = Count(
             "scanbridge_late_mails",
             "Mails that late decisions had to do with: answered by one (hit), deferred again while the scan runs "
@@ -101,9 +121,8 @@ class Metrics(Collector):
             "scanbridge_late_scans", "Scans that went on after the deadline, by how they ended.", ("end",)
         )
         self.late_scans.start(list(Scan))
-        self.shadow_mails = Count(
-            "scanbridge_shadow_mails", "Mails in shadow mode, by what would have been done.", ("listener", "would")
-        )
+
+    def _declare_lists(self) -> None:
         self.list_matches = Count(
             "scanbridge_list_matches",
             "Mails, and at RCPT single recipients, that were on a list at the door: refused, not scanned (skipped), "
@@ -116,6 +135,8 @@ class Metrics(Collector):
             ("outcome",),
         )
         self.list_refreshes.start(REFRESHES)
+
+    def _declare_refusals(self) -> None:
         self.refused_early = Count(
             "scanbridge_saturated_replies",
             "451s given before the mail travelled, at MAIL or before 354.",
@@ -135,20 +156,11 @@ class Metrics(Collector):
             "scanbridge_log_lines_held_back", "Log lines left out because many like them came at once.", ()
         )
         self.log_lines_held_back.start()
-        self.next_hop_mails = Count(
-            "scanbridge_next_hop_mails",
-            "Mails given to a next hop: taken, deferred (its 4xx) or refused (its 5xx) by it, unreachable (no "
-            "connection), lost (no answer, or not in time).",
-            ("next_hop", "result"),
-        )
+
+    def _declare_times(self) -> None:
         self.wait = Times("scanbridge_wait_seconds", "Time a mail waited in the throttle.")
         self.scan = Times("scanbridge_scan_seconds", "Time the scanner took.")
         self.relay = Times("scanbridge_relay_seconds", "Time the next hop took.")
-        self._declare_levels()
-        self._declare_process()
-        self.registry = CollectorRegistry(auto_describe=True)
-        self.registry.register(self)
-        self.start(listeners)
 
     def _declare_levels(self) -> None:
         self.connections = Level("scanbridge_connections", "Open connections.", ("listener",), together=sum)
@@ -181,6 +193,14 @@ class Metrics(Collector):
         self.scanner_in_flight = Level(
             "scanbridge_scanner_in_flight", "Requests at this scanner host now.", ("host",), together=sum
         )
+
+    def _declare_next_hops(self) -> None:
+        self.next_hop_mails = Count(
+            "scanbridge_next_hop_mails",
+            "Mails given to a next hop: taken, deferred (its 4xx) or refused (its 5xx) by it, unreachable (no "
+            "connection), lost (no answer, or not in time).",
+            ("next_hop", "result"),
+        )
         self.next_hop_up = Level(
             "scanbridge_next_hop_up",
             "0 if the last try to connect, within the last minute, failed; else 1.",
@@ -190,6 +210,8 @@ class Metrics(Collector):
         self.next_hop_connections = Level(
             "scanbridge_next_hop_connections", "Connections to a next hop.", ("next_hop", "state"), together=sum
         )
+
+    def _declare_quarantine(self) -> None:
         self.quarantine_mails = Level("scanbridge_quarantine_mails", "Mails in the quarantine.")
         self.quarantine_bytes = Level("scanbridge_quarantine_bytes", "Bytes of the files in the quarantine.")
         self.quarantine_limit = Level(
@@ -203,6 +225,9 @@ class Metrics(Collector):
             "scanbridge_quarantine_disk_free_bytes", "What we could still write to the quarantine's disk."
         )
         self.quarantine_disk_size = Level("scanbridge_quarantine_disk_size_bytes", "Size of the quarantine's disk.")
+
+    def _declare_upkeep(self) -> None:
+        """What an operator looks after: certificates, lists, workers, the configuration."""
         self.certificate_expiry = Level(
             "scanbridge_tls_certificate_expiry_time_seconds",
             "When a certificate ends, Unix time; of a chain, the first that ends. Those of scanner and next_hop as "

@@ -27,9 +27,11 @@ ARROWS: dict[str, set[str]] = {
     "policies": {"mail", "fields"},
     "yamlfile": {"errors"},
     "fields": {"address"},
+    "hopconfig": {"address", "fields", "units"},
     "listconfig": {"fields", "units"},
     "config": {
-        *("api", "mail", "address", "fields", "listconfig", "policies", "profiles", "units", "yamlfile", "errors"),
+        *("api", "mail", "address", "fields", "hopconfig", "listconfig", "policies", "profiles", "units"),
+        *("yamlfile", "errors"),
     },
     "scanner": {"api", "mail", "errors"},
     "delivery": {"api", "mail", "errors", "address", "database"},
@@ -45,12 +47,12 @@ ARROWS: dict[str, set[str]] = {
     "service": {"api", "mail", "matching", *SMALL},
     "daemon": {
         *("intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "counting", "metrics", "maillog", "policies", "profiles", "tracing", "veil"),
+        *("config", "hopconfig", "counting", "metrics", "maillog", "policies", "profiles", "tracing", "veil"),
         *SMALL,
     },
     "cli": {
         *("daemon", "intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "fields", "listconfig", "maillog", "matching", "policies", "profiles", "veil"),
+        *("config", "fields", "hopconfig", "listconfig", "maillog", "matching", "policies", "profiles", "veil"),
         *SMALL,
     },
     "testing": {"daemon", "config", "yamlfile", "api", "mail"},
@@ -73,7 +75,7 @@ HOMES: dict[str, set[str]] = {
     "uvicorn": {"service"},
     "python_multipart": {"service"},
     "opentelemetry": {"tracing"},
-    "pydantic": {"config", "fields", "listconfig", "policies", "units", "yamlfile", "service"},
+    "pydantic": {"config", "fields", "hopconfig", "listconfig", "policies", "units", "yamlfile", "service"},
     "uvloop": {"cli", "testing", "daemon"},
 }
 

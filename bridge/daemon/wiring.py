@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bridge import config, policies
+from bridge import config, hopconfig, policies
 from bridge.address import Address, NextHop
 from bridge.config import Config
 from bridge.daemon import files
@@ -135,12 +135,12 @@ def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
     return found
 
 
-def _failover(conf: Config, settings: config.Relay, hops: tuple[NextHop, ...], watch: Watch) -> Relay:
+def _failover(conf: Config, settings: hopconfig.Relay, hops: tuple[NextHop, ...], watch: Watch) -> Relay:
     relays = [(str(hop), watch(str(hop), next_hop(conf, settings, hop))) for hop in hops]
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 
-def next_hop(conf: Config, settings: config.Relay, hop: NextHop) -> Relay:
+def next_hop(conf: Config, settings: hopconfig.Relay, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
         return Maildir(files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     return SmtpRelay(

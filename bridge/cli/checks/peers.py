@@ -14,10 +14,11 @@ from bridge.address import NextHop
 from bridge.cli.checks.finding import Finding
 from bridge.cli.checks.place import certificate_end
 from bridge.cli.postfixlines import HEADERS_BYTES
-from bridge.config import Config, Relay
+from bridge.config import Config
 from bridge.daemon import certificates, files, wiring
 from bridge.delivery import bucket
 from bridge.errors import BridgeError, ConfigError, NextHopError, ScanError
+from bridge.hopconfig import Relay
 from bridge.listconfig import DoorLists
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
