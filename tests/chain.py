@@ -126,9 +126,10 @@ def send(port: int, content: bytes, **options: Any) -> str:
 def dialogue(
     port: int, content: bytes, *, sender: str = "a@example.org", recipient: str = "b@example.net",
     mail: Sequence[str] = (), rcpt: Sequence[str] = (), xclient: str = "", helo: str = "client.example",
+    source: str = "127.0.0.1",
 ) -> tuple[str, str]:  # fmt: skip
     """The same, and to what the reply was: MAIL, RCPT, DATA or the final dot."""
-    with smtplib.SMTP("127.0.0.1", port, local_hostname=helo, timeout=DEADLINE_S) as client:
+    with smtplib.SMTP("127.0.0.1", port, local_hostname=helo, timeout=DEADLINE_S, source_address=(source, 0)) as client:
         if xclient:
             client.ehlo("first.example")
             assert client.docmd("XCLIENT", xclient)[0] == 220
