@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd lint format docs dist dashboard-picture bench bench-service bench-lists bench-overload fuzz clean
+.PHONY: help run test test-faults test-systemd lint format docs dist packages dashboard-picture bench bench-service bench-lists bench-overload fuzz clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -56,6 +56,9 @@ docs: $(DEV_READY)              ## the references that are made from the code
 
 dist: $(DEV_READY)              ## wheel and source archive, into dist/
 	$(BIN)/uv build --quiet --out-dir dist
+
+packages: $(DEV_READY)          ## Debian and RPM package, into dist/; ARCH=amd64 for another processor
+	$(BIN)/python deploy/package/build.py $(if $(ARCH),--arch $(ARCH))
 
 dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib

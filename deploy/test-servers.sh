@@ -28,6 +28,7 @@ ip           iproute2
 haproxy      haproxy
 man          man-db
 mandoc       mandoc
+rpm          rpm
 zsh          zsh
 fish         fish
 '

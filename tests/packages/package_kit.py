@@ -1,0 +1,134 @@
+"""The packages, built once for all processes of a test run, and a clean Debian to install them into."""
+
+from __future__ import annotations
+
+import fcntl
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+from requirements import need, unavailable
+
+PROJECT = Path(__file__).parents[2]
+SOURCES = "/etc/apt/sources.list.d/debian.sources"
+INCLUDED = "python3.11,init-system-helpers,systemd-standalone-sysusers,systemd-standalone-tmpfiles"
+OLD, NEW = "0.0.9", "0.2.0"
+
+
+def builder() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("package_build", PROJECT / "deploy/package/build.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def built(factory: pytest.TempPathFactory) -> Path:
+    """A directory with two versions of both packages.
+
+    The old one is the real thing, under an older number, without optional libraries. The new one has other defaults in
+    /etc and, to save time, no libraries at all.
+    """
+    shared = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
+    out = shared / "packages"
+    with (shared / "packages.lock").open("w") as lock:  # one of several processes builds them
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not out.exists():
+            with tempfile.TemporaryDirectory(dir=shared) as place:
+                _build(Path(place))
+                (Path(place) / "out").rename(out)
+    return out
+
+
+def _build(place: Path) -> None:
+    build = builder()
+    if build.PYTHON != "3.11":
+        pytest.skip(f"a package for Python {build.PYTHON} is not for Debian 12, which is at hand here")
+    out, real, light = place / "out", place / "real", place / "light"
+    for one in (out, real, light):
+        one.mkdir()
+    build.environment(real, build.NATIVE, extras="")
+    build.manual(real)
+    (light / build.HOME / "bin").mkdir(parents=True)
+    (light / build.HOME / "bin/scanbridge").write_text("#!/bin/sh\necho light\n")
+    (light / build.HOME / "bin/scanbridge").chmod(0o755)
+    build.manual(light)
+    changed = _changed_project(place / "project")
+    for packager in ("deb", "rpm"):
+        build.package(real, packager, build.NATIVE, OLD, out)
+        build.package(light, packager, build.NATIVE, NEW, out, changed)
+
+
+def _changed_project(copy: Path) -> Path:
+    """What nfpm.yaml names, with other defaults."""
+    for name in ("completions", "deploy", "docs", "systemd"):
+        shutil.copytree(PROJECT / name, copy / name)
+    for name in ("README.md", "LICENSE"):
+        shutil.copy(PROJECT / name, copy)
+    for name in ("bridge.yml", "service.yml"):
+        with (copy / "deploy/package" / name).open("a") as file:
+            file.write("# new in this version\n")
+    return copy
+
+
+def cached_root() -> Path:
+    """A Debian 12 with Python and little else; built on first use, which takes half a minute."""
+    need("mmdebstrap", root=True)
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
+    cache.mkdir(parents=True, exist_ok=True)
+    root = cache / "package-bookworm"
+    with (cache / "package-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not root.exists():
+            building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
+            command = ["mmdebstrap", "--mode=root", "--variant=essential", f"--include={INCLUDED}", "bookworm"]
+            sources = [SOURCES] if Path(SOURCES).exists() else []
+            done = subprocess.run([*command, building, *sources], capture_output=True, text=True, timeout=600)
+            if done.returncode != 0:
+                shutil.rmtree(building, ignore_errors=True)
+                unavailable(f"the root for packages cannot be built: {done.stderr[-400:]}")
+            building.rename(root)
+    return root
+
+
+class Debian:
+    """A copy of the root, for one test."""
+
+    def __init__(self, place: Path) -> None:
+        self.root = place / "root"
+        subprocess.run(["cp", "-a", cached_root(), self.root], check=True, timeout=120)
+
+    def run(self, *words: str, code: int = 0) -> str:
+        """A command inside; what it said."""
+        variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
+        done = subprocess.run(
+            ["chroot", str(self.root), *words],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            timeout=120,
+            env=variables,
+        )
+        assert done.returncode == code, f"{words}: {done.returncode}\n{done.stdout[-2000:]}"
+        return done.stdout
+
+    def take(self, package: Path) -> str:
+        """Copy it in; its name there."""
+        shutil.copy(package, self.root / "tmp")
+        return f"/tmp/{package.name}"
+
+    def read(self, path: str) -> str:
+        return (self.root / path).read_text()
+
+    def mode(self, path: str) -> int:
+        return (self.root / path).stat().st_mode & 0o7777
+
+    def is_file(self, path: str) -> bool:
+        """Also for links that lead into this root."""
+        return os.path.lexists(self.root / path)

@@ -1,0 +1,109 @@
+"""The Debian package in a clean Debian: installed, upgraded, removed, purged. With systemd: `make test-systemd`."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from package_kit import NEW, OLD, PROJECT, Debian, built
+from requirements import need
+
+WANTS = "etc/systemd/system/multi-user.target.wants"
+SOCKETS = "etc/systemd/system/sockets.target.wants"
+UNITS = [
+    *(f"{WANTS}/{name}" for name in ("scanbridge.service", "scanbridge-scanner.service")),
+    *(f"{SOCKETS}/{name}" for name in ("scanbridge.socket", "scanbridge-scanner.socket")),
+]
+
+
+@pytest.fixture
+def debian(tmp_path: Path) -> Debian:
+    return Debian(tmp_path)
+
+
+def package(factory: pytest.TempPathFactory, number: str) -> Path:
+    (found,) = built(factory).glob(f"scanbridge_{number}-*.deb")
+    return found
+
+
+def install(debian: Debian, file: Path) -> str:
+    return debian.run("dpkg", "--force-unsafe-io", "--force-confdef", "--force-confold", "-i", debian.take(file))
+
+
+def test_package_lives_its_life_in_a_clean_debian(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Installed, it runs; upgraded, what was changed is kept; removed, the program is gone; purged, everything is."""
+    before = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())
+    install(debian, package(tmp_path_factory, OLD))
+    _is_whole(debian)
+
+    bridge, token = debian.root / "etc/scanbridge/bridge.yml", debian.read("etc/scanbridge/api-token")
+    edited = bridge.read_text().replace("10026", "10099")
+    bridge.write_text(edited)
+    (debian.root / UNITS[1]).unlink()  # `systemctl disable scanbridge-scanner.service`: the postmaster has another one
+    install(debian, package(tmp_path_factory, NEW))
+    assert debian.run("scanbridge", "--version") == "light\n"
+    assert bridge.read_text() == edited, "the postmaster's configuration is lost"
+    assert "# new" in debian.read("etc/scanbridge/bridge.yml.dpkg-dist"), "the new default is not shown"
+    assert "# new" in debian.read("etc/scanbridge/service.yml"), "an unchanged file is not renewed"
+    assert debian.read("etc/scanbridge/api-token") == token
+    assert debian.is_file(UNITS[0]) and not debian.is_file(UNITS[1]), "enabled again, or no more"
+    assert not debian.is_file("opt/scanbridge/lib"), "files of the old version are left"
+
+    debian.run("dpkg", "-r", "scanbridge")
+    assert not debian.is_file("opt/scanbridge") and not debian.is_file("usr/bin/scanbridge")
+    assert bridge.read_text() == edited and debian.read("etc/scanbridge/api-token") == token
+
+    state = debian.root / "var/lib/scanbridge"
+    (state / "quarantine").mkdir(parents=True)
+    (state / "quarantine/1.eml").write_text("Subject: held\n")
+    assert "there is mail in /var/lib/scanbridge" in debian.run("dpkg", "-P", "scanbridge")
+    assert (state / "quarantine/1.eml").exists(), "a mail is lost"
+    after = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())
+    left = {path for path in after - before if not re.match(r"/etc/(passwd|group|g?shadow|subuid|subgid|\.pwd)", path)}
+    assert left == set(), "purged, but not gone"
+
+
+def _is_whole(debian: Debian) -> None:
+    """Program, units, users, secrets, man pages and completion are where Debian looks for them."""
+    config = "/etc/scanbridge/bridge.yml"
+    assert OLD not in debian.run("scanbridge", "--version")  # it knows its own
+    assert "next_hop: smtp://127.0.0.1:10026" in debian.run("scanbridge", "config", "show", "-c", config)
+    assert debian.run("/opt/scanbridge/bin/python3", "-c", "import sys; print(sys.prefix)") == "/opt/scanbridge\n"
+    assert debian.run("python3.11", "-c", "import importlib.util as u; print(u.find_spec('bridge'))") == "None\n"
+    for unit in UNITS:
+        assert debian.is_file(unit), unit
+    users = debian.read("etc/passwd")
+    assert "\nscanbridge:" in users and "\nscanbridge-scanner:" in users
+    for name in ("api-token", "service-token"):
+        assert debian.mode(f"etc/scanbridge/{name}") == 0o600
+        assert re.fullmatch(r"[0-9a-f]{64}\n", debian.read(f"etc/scanbridge/{name}"))
+    conffiles = debian.run("dpkg-query", "-W", "-f", "${Conffiles}", "scanbridge")
+    assert re.findall(r"/\S+", conffiles) == [config, "/etc/scanbridge/service.yml"]
+    for path in (
+        "usr/share/man/man1/scanbridge.1.gz",
+        "usr/share/man/man1/scanbridge-quarantine.1.gz",
+        "usr/share/bash-completion/completions/scanbridge",
+        "usr/share/zsh/vendor-completions/_scanbridge",
+        "usr/share/fish/vendor_completions.d/scanbridge.fish",
+        "usr/share/doc/scanbridge/README.md",
+        "usr/share/doc/scanbridge/copyright",
+    ):
+        assert debian.is_file(path), path
+    # What runs at every start is not compiled again by root, and not left uncompiled for everybody else.
+    before = debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token")
+    debian.run("scanbridge", "check", "--help")
+    assert debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token") == before
+
+
+def test_scripts_are_sound() -> None:
+    """The shell reads them, and the package's own configuration is what the units expect."""
+    need("sh")
+    scripts = [path for name in ("deb", "rpm") for path in (PROJECT / "deploy/package" / name).iterdir()]
+    for script in [*scripts, PROJECT / "deploy/package/first-tokens"]:
+        assert subprocess.run(["sh", "-n", script], timeout=10).returncode == 0, script
+    units = {path.name for path in (PROJECT / "systemd").glob("scanbridge*") if "@" not in path.name}
+    for name in ("deb/postinst", "deb/prerm", "deb/postrm", "rpm/post", "rpm/preun"):
+        text = (PROJECT / "deploy/package" / name).read_text()
+        assert all(unit in text for unit in units), name
