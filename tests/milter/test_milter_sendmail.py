@@ -49,8 +49,16 @@ def front():
             "slow": f"S=inet:{slow.port}@127.0.0.1, F=T, T=C:5s;S:2s;R:2s;E:1m",
             "dead": f"S=inet:{dead}@127.0.0.1, F=T, T=C:5s;S:10s;R:10s;E:5m",
         }
-        with Sendmail(filters, sink) as sendmail:
-            yield SimpleNamespace(sink=sink, bridge=bridge, sendmail=sendmail, dead=dead, port=sendmail.port)
+        ports = {name: free_port() for name in filters}
+        lines = "".join(LISTENER.format(name=name, port=ports[name], equates=filters[name]) for name in filters)
+        with Sendmail(lines, ports.values(), sink.port) as sendmail:
+            yield SimpleNamespace(sink=sink, bridge=bridge, sendmail=sendmail, dead=dead, port=ports.__getitem__)
+
+
+LISTENER = """\
+MAIL_FILTER(`{name}', `{equates}')dnl
+DAEMON_OPTIONS(`Port={port}, Addr=127.0.0.1, Name={name}, Listen=250, InputMailFilters={name}')dnl
+"""
 
 
 def test_delivered_mail_is_stamped_and_forged_fields_are_gone(front, marker):
@@ -78,7 +86,7 @@ def test_dropped_mail_and_mail_in_our_store_look_accepted(front, marker, want):
     """The client reads 250 and the mail goes nowhere."""
     reply = send(front.port("mx"), marker, want=want)
     assert reply.startswith("250 2.0.0")
-    assert reply.split()[2] not in front.sendmail.run("-bp") + front.sendmail.run("-bp", "-qQ")
+    assert reply.split()[2] not in front.sendmail.sendmail("-bp") + front.sendmail.sendmail("-bp", "-qQ")
     assert send(front.port("mx"), marker + "after").startswith("250")
     front.sink.arrived(marker + "after")
     assert len(front.sink.find(marker)) == 1
@@ -88,12 +96,12 @@ def test_held_mail_waits_in_the_quarantine_until_it_is_released(front, marker):
     """Listed by `mailq -qQ`, not delivered, and released by `sendmail -qQ -qI... -Q`."""
     reply = send(front.port("mx"), marker, "X-Scan-Decision: forged", want="hold")
     queue_id = reply.split()[2]
-    listing = front.sendmail.run("-bp", "-qQ")
+    listing = front.sendmail.sendmail("-bp", "-qQ")
     assert queue_id in listing
     assert "held for review" in listing
     assert not front.sink.find(marker)
-    front.sendmail.run("-qQ", f"-qI{queue_id}", "-Q")
-    front.sendmail.run(f"-qI{queue_id}")
+    front.sendmail.sendmail("-qQ", f"-qI{queue_id}", "-Q")
+    front.sendmail.sendmail(f"-qI{queue_id}")
     assert front.sink.arrived(marker).fields("X-Scan-Decision") == ["quarantine"]
 
 

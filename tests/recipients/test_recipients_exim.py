@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-from exim_kit import cached_root, deliver
+from exim_kit import deliver
 from recipients_kit import arrived, bridge_before, next_hop
 
 PEOPLE = ("b@example.org", "c@example.org", "d@example.org")
@@ -21,14 +21,12 @@ def lines(log: str, mark: str) -> list[str]:
 @pytest.mark.parametrize("protocol", ["prdr", "lmtp"])
 def test_exim_hears_of_each_recipient(tmp_path: Path, protocol: str) -> None:
     """One has the mail, one is deferred and stays in Exim's queue, one fails and is reported to the sender."""
-    cached_root()
-    (tmp_path / "exim").mkdir()
     with (
         next_hop(RCPT_c=b"550 5.1.1 No such user", RCPT_d=b"450 4.2.1 Try later") as hop,
         bridge_before(hop, tmp_path, protocol) as bridge,
     ):
         options = "hosts_try_prdr = *" if protocol == "prdr" else "protocol = lmtp"
-        log, queue = deliver(tmp_path / "exim", bridge.port, PEOPLE, options, MAIL)
+        log, queue = deliver(bridge.port, PEOPLE, options, MAIL)
         assert (lines(log, "=>"), lines(log, "=="), lines(log, "**")) == (["b"], ["d"], ["c"]), log
         assert ("PRDR" in log) == (protocol == "prdr")
         assert "550 5.1.1 No such user" in log and "450 4.2.1 Try later" in log
@@ -38,29 +36,24 @@ def test_exim_hears_of_each_recipient(tmp_path: Path, protocol: str) -> None:
 
 
 def test_exim_with_prdr_when_all_goes_well_and_when_nothing_does(tmp_path: Path) -> None:
-    cached_root()
-    for name in ("good", "bad"):
-        (tmp_path / name).mkdir()
     with next_hop() as hop, bridge_before(hop, tmp_path, "prdr") as bridge:
-        log, queue = deliver(tmp_path / "good", bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
+        log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
         assert sorted(lines(log, "=>") + lines(log, "->")) == ["b", "c", "d"], log
         assert queue.strip() == "" and arrived(hop) == [["b", "c", "d"]]
         hop.replies[b"."] = b"451 4.3.0 Not now"
-        log, queue = deliver(tmp_path / "bad", bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
+        log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
         assert lines(log, "==") == ["b", "c", "d"], log
         assert all(one in queue for one in PEOPLE)
 
 
 def test_exim_without_prdr_keeps_the_mail_for_all(tmp_path: Path) -> None:
     """Plain SMTP: one reply for all, so nobody has it, and nobody is lost."""
-    cached_root()
-    (tmp_path / "exim").mkdir()
     with next_hop(RCPT_d=b"450 4.2.1 Try later") as hop, bridge_before(hop, tmp_path, "smtp") as bridge:
-        log, queue = deliver(tmp_path / "exim", bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)
+        log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)
         assert lines(log, "==") == ["b", "c", "d"] and log.count("450 4.2.1 Try later") >= 3, log
         assert all(one in queue for one in PEOPLE) and arrived(hop) == []
         hop.replies.clear()
         (tmp_path / "good").mkdir()
-        log, queue = deliver(tmp_path / "good", bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)
+        log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)
         assert sorted(lines(log, "=>") + lines(log, "->")) == ["b", "c", "d"], log
         assert queue.strip() == "" and arrived(hop) == [["b", "c", "d"]]

@@ -1,0 +1,19 @@
+"""No recipe without its proof."""
+
+from __future__ import annotations
+
+import re
+
+from recipe_kit import DEPLOY, ROOT
+
+
+def test_every_recipe_is_in_the_table_of_results() -> None:
+    """Whoever adds a directory to deploy/ plays it."""
+    recipes = {path.parent.name for path in DEPLOY.glob("*/README.md") if path.with_name("bridge.yml").exists()}
+    rows = re.findall(
+        r"(?m)^\| \[([\w-]+)\]\(\.\./deploy/\1/README\.md\) \|(?: `[^|]+` ?[^|]*\|){7}$", PAGE.read_text()
+    )
+    assert sorted(rows) == sorted(recipes)
+
+
+PAGE = ROOT / "docs" / "recipes.md"
