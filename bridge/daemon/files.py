@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bridge import config
 from bridge.errors import ConfigError
+from bridge.tls import server_context
 
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
@@ -110,8 +111,7 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
 
 def listener_tls(tls: config.Tls, directory: Path, key: str) -> ssl.SSLContext:
     """For connections made to us."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = server_context()
     _load_chain(context, locate(tls.cert_file, directory), locate(tls.key_file, directory), f"{key}.cert_file")
     return context
 

@@ -28,6 +28,7 @@ from bridge.address import Address
 from bridge.api.failure import Failure
 from bridge.errors import BridgeError
 from bridge.service.settings import ServiceConfig, Tls
+from bridge.tls import server_context
 
 MAX_HEAD_BYTES = 64 * 1024
 HEAD_TIMEOUT_S = 30.0
@@ -145,12 +146,13 @@ def tls_context(tls: Tls | None, directory: Path) -> ssl.SSLContext | None:
     """Server side TLS, 1.2 and later. Raises CannotListen when the files cannot be used."""
     if tls is None:
         return None
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context = server_context()
     try:
-        context.load_cert_chain(directory / tls.cert_file, directory / tls.key_file)
-    except (OSError, ssl.SSLError) as exc:
-        raise CannotListen(f"tls: {tls.cert_file} and {tls.key_file} cannot be used: {exc.strerror}") from exc
+        # An encrypted key would stop us for a password on the terminal; refuse it instead.
+        context.load_cert_chain(directory / tls.cert_file, directory / tls.key_file, password=lambda: b"")
+    except (OSError, ssl.SSLError, ValueError) as exc:
+        reason = getattr(exc, "strerror", None) or "the key is encrypted"
+        raise CannotListen(f"tls: {tls.cert_file} and {tls.key_file} cannot be used: {reason}") from exc
     return context
 
 

@@ -94,6 +94,20 @@ def test_old_tls_is_refused(tls_bridge: RunningBridge, version: ssl.TLSVersion) 
             secure(client, context)
 
 
+@pytest.mark.parametrize("cipher", ["ECDHE-ECDSA-AES256-SHA384", "ECDHE-ECDSA-AES128-SHA", "AES256-GCM-SHA384"])
+def test_weak_cipher_is_refused(tls_bridge: RunningBridge, cipher: str) -> None:
+    """No cipher block chaining and no key exchange without forward secrecy (testssl: LUCKY13)."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.set_ciphers(cipher + ":@SECLEVEL=0")
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with tls_bridge.client() as client:
+        client.open()
+        client.say(b"STARTTLS")
+        with pytest.raises((ssl.SSLError, ConnectionResetError)):
+            secure(client, context)
+
+
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
 def test_current_tls_is_taken(tls_bridge: RunningBridge, certificate: Certificate, version: ssl.TLSVersion) -> None:
     """Both current versions work."""
