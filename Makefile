@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd lint format docs dist packages dashboard-picture bench bench-service bench-lists bench-overload fuzz clean
+.PHONY: help run test test-faults test-systemd test-tools lint format docs dist packages dashboard-picture bench bench-service bench-lists bench-overload bench-memory fuzz clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -38,6 +38,11 @@ fuzz: $(DEV_READY)              ## strangers' bytes, SECONDS=60 for each target;
 test-systemd: $(DEV_READY)      ## the units under a real systemd; its result goes into docs/systemd.md
 	deploy/test-servers.sh
 	$(BIN)/python tests/systemd/machine.py $(ONLY)
+
+test-tools: $(DEV_READY)        ## nmap, sslscan, testssl.sh, schemathesis and others; the result goes into docs/tools.md
+	deploy/test-servers.sh
+	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh
+	$(BIN)/python tests/tools/examine.py $(ONLY)
 
 lint: $(DEV_READY)              ## style and types
 	$(BIN)/ruff check .
@@ -77,6 +82,9 @@ bench-lists: $(DEV_READY)       ## what the List API and its client can do
 
 bench-overload: $(DEV_READY)    ## ten times the scanner's capacity, beside what one would write first
 	$(BIN)/python bench/overload.py --write docs/benchmarks/overload.md
+
+bench-memory: $(DEV_READY)      ## memory under each attack, beside stock aiosmtpd: docs/benchmarks/memory.md
+	$(BIN)/python bench/memory.py
 
 clean:                          ## remove what the other commands made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist

@@ -26,6 +26,8 @@ unshare      util-linux
 systemd-analyze systemd
 ip           iproute2
 haproxy      haproxy
+nmap         nmap
+sslscan      sslscan
 man          man-db
 mandoc       mandoc
 rpm          rpm

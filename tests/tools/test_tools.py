@@ -1,0 +1,23 @@
+"""Public tools that are quick find nothing; `make test-tools` runs them all (docs/tools.md)."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from requirements import need
+
+EXAMINE = Path(__file__).parent / "examine.py"
+QUICK = 6  # checks
+
+
+def test_quick_tools_find_nothing() -> None:
+    """nmap from an untrusted address, sslscan, smuggling before a real Postfix, STARTTLS injection both ways."""
+    need("nmap", "sslscan", "postfix", "unshare", "ip", root=True)
+    done = subprocess.run(
+        [sys.executable, EXAMINE, "--quick"], capture_output=True, text=True, timeout=300, check=False
+    )
+    lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD"))]
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(lines) == QUICK and all(line.startswith("ok ") for line in lines), done.stdout
