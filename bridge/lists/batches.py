@@ -72,7 +72,7 @@ async def run(
         async with asyncio.TaskGroup() as group:
             for _ in range(parallel):
                 group.create_task(work())
-    except* Exception as several:
+    except ExceptionGroup as several:
         raise several.exceptions[0] from None  # the source's own error: a file that cannot be read
     finally:
         await source.aclose()

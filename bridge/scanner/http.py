@@ -6,7 +6,7 @@ whether the request was sent whole, and an answer that comes while we still send
 Redirects are answers like any other, environment proxies do not exist, compressed answers are
 refused, and nothing is read beyond the limit.
 
-The deadline is a timer of the connection: when it passes after the request was sent whole, the
+The deadline is the connection's matter: when it passes after the request was sent whole, the
 waiter is freed, but the connection goes on waiting, and whoever wants the answer can have it later.
 """
 
@@ -20,6 +20,7 @@ from typing import cast
 import httptools
 
 _MAX_HEAD = 64 * 1024
+_TIMER_S = 0.002  # uvloop counts in milliseconds
 _JOIN_BELOW = 64 * 1024  # head and body of a small mail leave in one write
 
 
@@ -61,6 +62,8 @@ class HttpConnection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._drained: asyncio.Future[None] | None = None
         self._answer: asyncio.Future[Answer] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # at the deadline or before it
+        self._deadline = 0.0
         self.reusable = False
         self.idle_since = 0.0
         self._lost = False
@@ -88,15 +91,32 @@ class HttpConnection(asyncio.Protocol):
         self.reusable = False
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answer = answer
-        timer = self._loop.call_at(deadline, self._expire)
+        self._watch(deadline)
         try:
             await self._send(head, chunks, tail, answer)
             return await answer
         finally:
-            timer.cancel()
             self.forget(answer)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # when we were cancelled, nobody else will look at it
+
+    def _watch(self, deadline: float) -> None:
+        """One timer does for many requests: each is over long before it, and the next has a later deadline."""
+        self._deadline = deadline
+        if self._timer is not None and self._timer.when() > deadline:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(deadline, self._look)
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._answer is None or self._answer.done():
+            return
+        if self._loop.time() < self._deadline - _TIMER_S:
+            self._watch(self._deadline)
+        else:
+            self._expire()
 
     def _expire(self) -> None:
         """The deadline has passed."""
@@ -146,6 +166,9 @@ class HttpConnection(asyncio.Protocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self.reusable = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self.resume_writing()
         self._fail(self._lost_error("connection lost"))
 

@@ -258,7 +258,7 @@ def response(event: int, command: int, data: bytes = b"") -> bytes:
     """One frame, checked against the table of what this event may be answered with."""
     if command not in wire.EVENTS[event].responses:
         raise ValueError(f"{chr(command)!r} is no response to {wire.EVENTS[event].name}")
-    return b"%b%c%b" % (_U32.pack(len(data) + 1), command, data)
+    return _HEAD.pack(len(data) + 1, command) + data
 
 
 def reply_code(event: int, reply: Reply) -> bytes:
