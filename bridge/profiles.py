@@ -19,6 +19,7 @@ class Profile:
     limit_s: float  # the mail server's own timer
     deadline_s: float  # ours
     policy: Mapping[str, str] = field(default_factory=dict)
+    body_is_whole: bool = False  # milter: the mail server sends the fields with the body as well
 
     @property
     def is_after_queue(self) -> bool:
@@ -34,7 +35,7 @@ PROFILES: dict[str, Profile] = {
     "postfix-content-filter": Profile("smtp", 600, 540, _AFTER_QUEUE),
     "postfix-milter": Profile("milter", 300, 240, _HOLD),
     "sendmail-milter": Profile("milter", 300, 240, _HOLD),
-    "stalwart-milter": Profile("milter", 60, 50),
+    "stalwart-milter": Profile("milter", 60, 50, body_is_whole=True),
     "exim-cutthrough": Profile("smtp", 60, 50),
     "exim-queue": Profile("smtp", 600, 540, _AFTER_QUEUE),
     "opensmtpd": Profile("smtp", 300, 240, _AFTER_QUEUE),

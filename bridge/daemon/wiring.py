@@ -39,6 +39,7 @@ from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
+from bridge.profiles import PROFILES
 from bridge.scanner.client import Scanner, ScannerSettings
 from bridge.veil import FULL, Veil
 
@@ -383,4 +384,5 @@ def milter_settings(conf: Config, listener: config.Listener) -> MilterSettings:
         max_message_size=conf.limits.max_message_size,
         max_recipients=conf.limits.max_recipients,
         tenant_by_domain=tenants_by_domain(conf),
+        body_is_whole=PROFILES[listener.profile].body_is_whole,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from mta_kit import Postfix, Sink
 from requirements import need
 
 from bridge import config
+from bridge.daemon import wiring
 from bridge.mail.action import Action
 
 ROOT = Path(__file__).parents[2]
@@ -23,6 +25,17 @@ def test_configuration_is_valid_and_holds_quarantined_mail(name):
     assert listener.protocol == "milter"
     assert conf.policy_for(listener).quarantine.action is Action.HOLD
     assert listener.deadline < 300
+
+
+def test_stalwart_example():
+    """Mail is kept by us and not delivered with a mark on it, the body is the whole mail, errors are temporary."""
+    conf = config.load(ROOT / "deploy" / "stalwart" / "bridge.yml")
+    (listener,) = conf.listeners
+    milter = json.loads((ROOT / "deploy" / "stalwart" / "milter.json").read_text())
+    assert conf.policy_for(listener).quarantine.action is Action.QUARANTINE
+    assert wiring.milter_settings(conf, listener).body_is_whole
+    assert (milter["port"], milter["tempFailOnError"]) == (listener.address.port, True)
+    assert milter["timeoutData"] == "60s" and listener.deadline < 60
 
 
 def test_postfix_knows_every_parameter_of_the_example():

@@ -251,7 +251,7 @@ class Connection(asyncio.Protocol):
         self._facts.begin_mail()
         parsed = codec.address(data)
         address, params = ("", ()) if isinstance(parsed, Reply) else parsed
-        mail = self._mail = Mail(
+        mail = self._mail = self._server.kind_of_mail(
             address, params, self._server.spool, self._server.limits, leading_space=self._leading_space
         )
         if isinstance(parsed, Reply):

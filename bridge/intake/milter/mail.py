@@ -142,6 +142,9 @@ class Mail:
             if self.forged.total() > MAX_STRIPPED:
                 self._limits.on_hit("header")
                 return self.refuse(Reply(550, "5.6.0", "Too many header fields that are reserved here"))
+        self._write_head(block)
+
+    def _write_head(self, block: bytes) -> None:
         self._write(block)
 
     def body(self, chunk: bytes) -> None:

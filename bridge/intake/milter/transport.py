@@ -19,7 +19,8 @@ from dataclasses import dataclass, field
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.decide import Filter
 from bridge.intake.milter.connection import Connection
-from bridge.intake.milter.mail import Limits
+from bridge.intake.milter.mail import Limits, Mail
+from bridge.intake.milter.whole import WholeMail
 from bridge.mail.message import Spool
 
 log = logging.getLogger(__name__)
@@ -40,6 +41,7 @@ class MilterSettings:
     max_message_size: int = MAX_MESSAGE_BYTES
     max_recipients: int = 1000
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)  # of recipients; a mail has one tenant
+    body_is_whole: bool = False  # the mail server sends the fields with the body as well
     progress_interval_s: float = 5.0
     read_timeout_s: float = 60.0  # a frame, once begun, and the pauses within the content
     content_timeout_s: float = 600.0  # first header to end of body; the mail server sends it from its disk
@@ -84,6 +86,7 @@ class MilterServer:
         """Also for a reload: new connections, and the next mail of those that are open, go by these."""
         self.settings = settings
         self.filter = filter_
+        self.kind_of_mail = WholeMail if settings.body_is_whole else Mail
         self.limits = Limits(
             settings.max_message_size,
             settings.max_recipients,
