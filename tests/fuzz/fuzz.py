@@ -97,7 +97,9 @@ def run_atheris(name: str, seconds: float, seed: int) -> bool:
 def under_atheris(name: str, seconds: float, seed: int) -> None:
     import atheris
 
-    for module in [module for module in sys.modules if module.partition(".")[0] in ("bridge", "targets")]:
+    for module in [
+        module for module in sys.modules if module.partition(".")[0] in ("bridge", "targets", "targets_head")
+    ]:
         del sys.modules[module]  # they are to be imported again, instrumented
     with atheris.instrument_imports(include=["bridge"]):
         import targets

@@ -19,6 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from targets_head import mail_head, proxy
+
 from bridge.config import Config
 from bridge.delivery.replies import ReplyReader, passed_on, queue_id
 from bridge.errors import ConfigError, ProtocolError, Saturated, ScanError
@@ -35,7 +37,8 @@ from bridge.mail.session import Client
 from bridge.matching import spelling
 from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, HttpConnection
-from bridge.service.analysis import structure
+from bridge.service.analysis import clamav, rspamd, structure
+from bridge.service.analysis.engine import LimitReached
 from bridge.service.answers import Refused
 from bridge.service.settings import ServiceConfig
 from bridge.service.upload import Upload
@@ -121,6 +124,11 @@ def intake_xforward(data: bytes) -> None:
             assert not isinstance(value, str) or value.encode().decode() == value
         assert client.address is None or ipaddress.ip_address(client.address)
         assert client.port is None or 0 <= client.port <= 65535
+
+
+def intake_proxy(data: bytes) -> None:
+    """See targets_head.py."""
+    proxy([data], cut(data))
 
 
 PARSERS: dict[int, Callable[[bytes], Any]] = {
@@ -344,6 +352,16 @@ def _upload(pieces: list[bytes], content_type: bytes) -> tuple[Any, bytes]:
 # --- configuration -------------------------------------------------------------------------------
 
 
+def engine_answers(data: bytes) -> None:
+    """clamd's and rspamd's words are findings with clean tags, or a named error."""
+    for read in (clamav.read_answer, rspamd.read_answer):
+        try:
+            found = read(data)
+        except (clamav.ClamdError, rspamd.RspamdError, LimitReached):
+            continue
+        assert all(re.fullmatch(r"[\x21-\x7e]{1,300}", tag) for tag in found.tags), found
+
+
 def configuration(data: bytes) -> None:
     """Any file gives a configuration, or a ConfigError each line of which names the file and a line."""
     text = data.decode("utf-8", "replace")
@@ -359,9 +377,9 @@ def configuration(data: bytes) -> None:
 TARGETS: dict[str, Target] = {
     target.__name__: target
     for target in (
-        *(intake_address, intake_data, intake_inbox, intake_xforward, milter_codec),
+        *(intake_address, intake_data, intake_inbox, intake_xforward, intake_proxy, mail_head, milter_codec),
         *(next_hop_replies, scanner_answer, lists_ndjson, list_spelling),
-        *(service_structure, service_upload, service_content_type, configuration),
+        *(service_structure, service_upload, service_content_type, engine_answers, configuration),
     )
 }
 
