@@ -29,7 +29,7 @@ _PLACE = click.Path(path_type=Path, exists=True)
 @config_option
 @click.option("--postfix", type=_PLACE, help="Also Postfix's settings: its directory, e.g. /etc/postfix.")
 @click.option("--exim", type=_PLACE, help="Also Exim's: its file, or a directory of parts.")
-@click.option("--sendmail", type=_PLACE, help="Also Sendmail's, e.g. /etc/mail/sendmail.cf.")
+@click.option("--sendmail", type=_PLACE, help="Also Sendmail's: its sendmail.cf, or /etc/mail.")
 @click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener, to the address --to.")
 @click.option("--to", help="Who gets the mails of --send-test; they come from the same address.")
 @click.option("--listener", help="The listener for --send-test; the first SMTP one when absent.")

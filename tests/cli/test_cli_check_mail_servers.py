@@ -32,6 +32,7 @@ def config(tmp_path: Path, address: str = "127.0.0.1:10027", **listener: Any) ->
     data = {
         "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "token"},
         "listeners": [{"name": "milter", "protocol": "milter", "address": address, **listener}],
+        "relay": {"next_hop": "smtp://127.0.0.1:10026"},
     }
     return yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump(data))
 
@@ -64,6 +65,7 @@ def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
         ({"smtpd_milters": ""}, "Postfix and listener milter", "smtpd_milters = inet:127.0.0.1:10027"),
         ({"smtpd_milters": "inet:127.0.0.1:8891"}, "Postfix and listener milter", "no smtpd_milters names it"),
         ({"milter_default_action": "accept"}, "Postfix milter_default_action", "= tempfail"),
+        ({"milter_default_action": "reject"}, "Postfix milter_default_action", "refused for good"),
         ({"milter_content_timeout": "4s"}, "Postfix milter_content_timeout", "10s at least"),
         ({"milter_command_timeout": "1s"}, "Postfix milter_command_timeout", "10s at least"),
         ({"milter_protocol": "2"}, "Postfix milter_protocol", "milter_protocol = 6"),
@@ -106,19 +108,39 @@ def test_postfix_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     assert "postconf cannot read it" in found.problem
 
 
+GOOD_LINE = "Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:10s;E:10m"
+SENDMAIL = f"V10/Berkeley\nDZ8.17.1\nO InputMailFilters=other, scanbridge\n{GOOD_LINE}\n"
+
+
 @pytest.mark.parametrize(
-    ("line", "advice"),
+    ("old", "new", "advice"),
     [
-        ("Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:10s;E:10m", ""),
-        ("Xscanbridge, S=inet:10027@127.0.0.1, T=C:5m;S:10s;R:10s;E:10m", "add F=T"),
-        ("Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:10s;E:2m", "set E:300s"),
-        ("Xscanbridge, S=inet:10027@127.0.0.1, F=T, T=C:5m;S:10s;R:2s;E:10m", "T=R:2s is too short"),
-        ("Xother, S=inet:8891@127.0.0.1, F=T", "no X line names it"),
+        ("", "", ""),
+        ("F=T", "F=4", ""),
+        ("F=T, ", "", "add F=T"),
+        ("F=T", "F=R", "in place of F=R"),
+        ("E:10m", "E:2m", "set E:300s"),
+        ("R:10s", "R:2s", "T=R:2s is too short"),
+        ("inet:10027", "inet:8891", "no X line names it"),
+        ("other, scanbridge", "other", "write INPUT_MAIL_FILTER, not MAIL_FILTER"),
+        ("O InputMailFilters=other, ", "O DaemonPortOptions=Port=25, InputMailFilters=a;", ""),
+        ("V10", "O MaxMessageSize=60000000\nV10", "confMAX_MESSAGE_SIZE', `52428800'"),
+        ("DZ8.17", "DZ8.13", "``, i, {auth_authen}'')"),
+        ("DZ8.17.1", "DZ8.13.1\nO Milter.macros.envfrom=i, {auth_authen}", ""),
     ],
 )
-def test_sendmail_line_is_judged(tmp_path: Path, line: str, advice: str) -> None:
-    """Fail-open, short time-outs and a missing line are found; a good line is not."""
-    file = tmp_path / "sendmail.cf"
-    file.write_text(f"V10/Berkeley\n{line}\n")
-    (found,) = check_sendmail(config(tmp_path), file)
-    assert (advice in found.problem) if advice else (found.problem == "")
+def test_sendmail_cf_is_judged(tmp_path: Path, old: str, new: str, advice: str) -> None:
+    """One mistake, one finding that says what to write; and none in a good file."""
+    (tmp_path / "sendmail.cf").write_text(SENDMAIL.replace(old, new, 1))
+    found = problems(check_sendmail(config(tmp_path), tmp_path))
+    assert [advice in one.problem for one in found] == ([True] if advice else []), found
+
+
+def test_sendmail_without_a_listener_for_it_is_told(tmp_path: Path) -> None:
+    """A set-up for SMTP alone, and a file that is not there."""
+    data = {"name": "mx", "address": "127.0.0.1:10025", "protocol": "smtp"}
+    (found,) = check_sendmail(config(tmp_path), tmp_path)
+    assert "cannot be read" in found.problem
+    (tmp_path / "sendmail.cf").write_text(SENDMAIL)
+    (found,) = check_sendmail(config(tmp_path, **data), tmp_path / "sendmail.cf")
+    assert "profile: sendmail-milter" in found.problem

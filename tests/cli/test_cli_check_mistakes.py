@@ -128,6 +128,19 @@ route_list = * 127.0.0.1::PORT byname
 """
 
 
+def sendmail(world: World, text: str) -> None:
+    world.listener.update(protocol="milter", profile="sendmail-milter")
+    del world.listener["tls"]
+    world.file("--sendmail", text.replace("PORT", world.listener["address"].rpartition(":")[2]))
+
+
+SENDMAIL = """\
+O MaxMessageSize=52428800
+O InputMailFilters=scanbridge
+Xscanbridge, S=inet:PORT@127.0.0.1, F=T, T=C:30s;S:30s;R:30s;E:5m
+"""
+
+
 def shift_chain(world: World) -> None:
     path = world.directory / "cert.pem"
     other = trustme.CA().cert_pem.bytes()
@@ -185,6 +198,10 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "Exim defers by itself": (lambda w: exim(w, EXIM.replace("/defer=pass", "")), "PROBLEM", "/defer=pass"),
     "Exim without a router": (lambda w: exim(w, EXIM.replace("PORT", "9")), "PROBLEM", "route_list = * 127.0.0.1::"),
     "Exim takes larger mail": (lambda w: exim(w, EXIM.replace("52420000", "60M")), "PROBLEM", "= 52420608"),
+    "Sendmail fails open": (lambda w: sendmail(w, SENDMAIL.replace(" F=T,", "")), "PROBLEM", "add F=T"),
+    "Sendmail does not wait": (lambda w: sendmail(w, SENDMAIL.replace("E:5m", "E:1m")), "PROBLEM", "set E:300s"),
+    "Sendmail does not ask": (lambda w: sendmail(w, SENDMAIL.replace("Filters=scan", "Filters=")),
+                              "PROBLEM", "INPUT_MAIL_FILTER, not MAIL_FILTER"),
 }  # fmt: skip
 
 
@@ -207,9 +224,12 @@ def test_json_has_every_finding(world: World) -> None:
     assert [one["state"] for one in shown["findings"]].count("problem") == 1
 
 
-def test_good_exim_is_left_in_peace(world: World) -> None:
-    """As deploy/exim has it."""
+def test_good_exim_and_sendmail_are_left_in_peace(world: World) -> None:
+    """As deploy/exim and deploy/sendmail have it."""
     exim(world, EXIM)
+    assert world.run().stdout.startswith("OK:")
+    world.options.clear()
+    sendmail(world, SENDMAIL)
     assert world.run().stdout.startswith("OK:")
 
 

@@ -15,7 +15,7 @@ import os
 import re
 import socket
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -25,6 +25,9 @@ from typing import Any, Protocol, Self
 import yaml
 from chain import Destination, Program, dialogue, free_port, until
 
+from bridge import config
+from bridge.cli.checks.finding import Finding
+from bridge.config import Config
 from bridge.testing import TOKEN
 
 ROOT = Path(__file__).parents[2]
@@ -160,6 +163,10 @@ class Setting:
         """The bridge's own page."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/status", timeout=10) as page:
             return str(page.read().decode())
+
+    def problems(self, check: Callable[[Config, Path], Iterable[Finding]], place: Path) -> list[Finding]:
+        """Of `scanbridge check` with the mail server's settings in this place."""
+        return [one for one in check(config.load(self.directory / "bridge.yml"), place) if one.problem]
 
     def quarantined(self, marker: str) -> list[Path]:
         return [one for one in self.directory.glob("quarantine/*.eml") if marker.encode() in one.read_bytes()]

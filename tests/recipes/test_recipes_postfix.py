@@ -11,6 +11,8 @@ from chain import Postfix, dialogue, send
 from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from requirements import need
 
+from bridge.cli.checks.postfix import check_postfix
+
 _STATES = {"deferred": WAITING, "hold": HELD}
 
 
@@ -40,6 +42,7 @@ def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Se
     """What the client reads and where the mail is in every case; the scanner knows the client, no byte is changed."""
     need("postfix", root=True)
     with Setting(recipe, tmp_path, service) as setting, PostfixOf(setting) as postfix:
+        assert setting.problems(check_postfix, postfix.directory / "etc") == []
         agree(setting, play(setting, postfix, partial(dialogue, xclient="ADDR=192.0.2.7", helo="far.example")))
         assert "client=192.0.2.7 helo=far.example " in setting.bridge.logged(r"(?m)^id=.*$")[0]
         assert sent(setting.destination.arrived(Case.DELIVER.marker).content) == mail(Case.DELIVER)

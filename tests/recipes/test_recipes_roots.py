@@ -12,6 +12,9 @@ from debian_root import Room
 from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from sendmail_kit import Sendmail
 
+from bridge.cli.checks.exim import check_exim
+from bridge.cli.checks.sendmail import check_sendmail
+
 
 class EximOf(Room):
     """Exim as the recipe's exim.conf has it."""
@@ -86,11 +89,14 @@ _START_OPENSMTPD = "chmod 711 /var/spool/smtpd; exec smtpd -d -v -f /mnt/smtpd.c
 
 
 SERVERS = {"exim": EximOf, "sendmail": SendmailOf, "opensmtpd": OpenSmtpdOf}
+CHECKS = {"exim": (check_exim, "exim.conf"), "sendmail": (check_sendmail, "sendmail.cf")}
 
 
 @pytest.mark.parametrize("recipe", SERVERS)
 def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Service) -> None:
     """What the client reads and where the mail is in every case; no byte is changed."""
     with Setting(recipe, tmp_path, service) as setting, SERVERS[recipe](setting) as server:
+        check, file = CHECKS.get(recipe, (lambda *_: (), ""))
+        assert setting.problems(check, server.directory / file) == []
         agree(setting, play(setting, server))
         assert sent(setting.destination.arrived(Case.DELIVER.marker).content) == mail(Case.DELIVER)

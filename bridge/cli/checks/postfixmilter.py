@@ -14,6 +14,11 @@ from bridge.config import Listener
 _PROGRESS_S = 5.0  # we show a sign of life this often while a scan runs
 LEAST_S = 2 * _PROGRESS_S
 _LIMITS_S = {"milter_connect_timeout": 5.0, "milter_command_timeout": LEAST_S, "milter_content_timeout": LEAST_S}
+_AWAY = {
+    "accept": "mail passes unscanned",
+    "quarantine": "mail is put on hold unscanned",
+    "reject": "mail is refused for good",
+}
 NAMES = (*_LIMITS_S, "milter_default_action", "milter_protocol", "non_smtpd_milters", "smtpd_milters")
 
 
@@ -47,8 +52,9 @@ def _is_chrooted(services: list[list[str]]) -> bool:
 
 def _settings(main: dict[str, str]) -> Iterator[Finding]:
     action = main["milter_default_action"]
-    problem = "mail passes unscanned when we are away: set milter_default_action = tempfail"
-    yield Finding("Postfix milter_default_action", problem if action == "accept" else "", action)
+    wrong = _AWAY.get(action, "")
+    problem = f"{wrong} when we are away: set milter_default_action = tempfail" if wrong else ""
+    yield Finding("Postfix milter_default_action", problem, action)
     for name, least in _LIMITS_S.items():
         value = main[name]
         short = f"too short for a mail server under load: set it to {least:.0f}s at least"
