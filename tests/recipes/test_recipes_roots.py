@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import pytest
-from chain import is_listening
+from chain import dialogue, is_listening
 from debian_root import Room
 from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from sendmail_kit import Sendmail
@@ -88,15 +88,32 @@ class OpenSmtpdOf(Room):
 _START_OPENSMTPD = "chmod 711 /var/spool/smtpd; exec smtpd -d -v -f /mnt/smtpd.conf"
 
 
-SERVERS = {"exim": EximOf, "sendmail": SendmailOf, "opensmtpd": OpenSmtpdOf}
-CHECKS = {"exim": (check_exim, "exim.conf"), "sendmail": (check_sendmail, "sendmail.cf")}
+SERVERS = {"sendmail": SendmailOf, "opensmtpd": OpenSmtpdOf}
+FORGED = "X-Scanbridge-Client: ADDR=192.0.2.66 HELO=trusted.example"
 
 
 @pytest.mark.parametrize("recipe", SERVERS)
 def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Service) -> None:
     """What the client reads and where the mail is in every case; no byte is changed."""
     with Setting(recipe, tmp_path, service) as setting, SERVERS[recipe](setting) as server:
-        check, file = CHECKS.get(recipe, (lambda *_: (), ""))
-        assert setting.problems(check, server.directory / file) == []
         agree(setting, play(setting, server))
         assert sent(setting.destination.arrived(Case.DELIVER.marker).content) == mail(Case.DELIVER)
+        if recipe == "sendmail":
+            assert setting.problems(check_sendmail, server.directory / "sendmail.cf") == []
+
+
+def test_exim_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
+    """The same, and the scanner knows the client: who names another is not believed, nor does his field arrive."""
+    with Setting("exim", tmp_path, service) as setting, EximOf(setting) as exim:
+        agree(setting, play(setting, exim, forging))
+        assert "client=127.0.0.1 helo=far.example " in setting.bridge.logged(r"(?m)^id=.*$")[0]
+        assert sent(setting.destination.arrived(Case.DELIVER.marker).content) == mail(Case.DELIVER)
+        assert setting.problems(check_exim, exim.directory / "exim.conf") == []
+        exim.run("sh", "-c", f"printf 'Subject: local\\n{FORGED}\\n\\nx\\n' | exim4 -f local@example.org b@example.net")
+        line = setting.bridge.logged(r"(?m)^id=.*from=<local@example\.org>.*$")[0]
+        assert "192.0.2.66" not in line and "trusted.example" not in line
+        assert b"X-Scanbridge-Client" not in setting.destination.arrived("Subject: local").content
+
+
+def forging(port: int, content: bytes, **options: Any) -> tuple[str, str]:
+    return dialogue(port, f"{FORGED}\r\n".encode() + content, helo="far.example", **options)
