@@ -1,4 +1,4 @@
-"""CASES: Commands, and Envelope where a dialogue file cannot show it."""
+"""Commands and envelopes, where a dialogue file (tests/dialogues) cannot show it."""
 
 from __future__ import annotations
 

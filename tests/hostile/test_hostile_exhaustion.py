@@ -1,4 +1,4 @@
-"""CASES: Exhaustion. Memory, connections and time are bounded, and honest clients do not notice."""
+"""Exhaustion: memory, connections and time are bounded, and honest clients do not notice."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CASES: Nothing lost, where it concerns the client: it goes away, or we do."""
+"""Nothing is lost when the client goes away, or we do."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CASES: Smuggling. At most one mail reaches the next hop, and no bare CR, LF or NUL with it."""
+"""Smuggling: at most one mail reaches the next hop, and no bare CR, LF or NUL with it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import socket
 from pathlib import Path
 
 import pytest
+from smuggling import scan
 
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 
@@ -41,6 +42,14 @@ def test_smuggling_byte_by_byte_is_refused_too(shared: RunningBridge, sequence: 
         assert client.reply().startswith(b"550 5.5.2 ")
         assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
     assert shared.next_hop.mails == []
+
+
+def test_no_spelling_of_the_end_but_its_own_ends_a_mail(shared: RunningBridge) -> None:
+    """Every line end, dot and line end that some server has taken for it (tests/tools: before a real Postfix)."""
+    seen = scan(shared.client, b"example.org")
+    assert len(seen) > 500
+    assert [one for one in seen if not one.refused] == []
+    assert shared.next_hop.mails == [] and shared.scanner.submissions == []
 
 
 def test_end_of_data_one_byte_per_segment_is_the_end(shared: RunningBridge) -> None:

@@ -1,4 +1,4 @@
-"""CASES: TLS and trust."""
+"""TLS, and whom we believe."""
 
 from __future__ import annotations
 
