@@ -1,7 +1,7 @@
 """The client as the mail server in front names it in the head of the mail.
 
-Exim speaks neither XFORWARD nor XCLIENT. What it can do is put a field on top of the mail that it hands
-over. Only trusted clients hand mail over at all, and of several such fields only the topmost counts: it is
+Exim and OpenSMTPD speak neither XFORWARD nor XCLIENT. What they can do is put a field on top of the mail that they
+hand over. Only trusted clients hand mail over at all, and of several such fields only the topmost counts: it is
 the last one written, the mail server's own; those below may be a stranger's. All of them are taken out, so that
 neither scanner nor next hop sees one. If this is wrong, a sender chooses the address that he is judged by.
 """
