@@ -37,16 +37,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Makes the Debian and the RPM package.")
     parser.add_argument("--arch", choices=PROCESSORS, default=NATIVE, help="processor (default: this machine's)")
     parser.add_argument("--only", choices=["deb", "rpm"], help="default: both")
-    parser.add_argument("--version", help="default: the project's")
+    parser.add_argument("--version", action="append", help="default: the project's; several make several packages")
     parser.add_argument("--out", type=Path, default=PROJECT / "dist", help="directory (default: dist)")
     wanted = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="scanbridge-package-") as place:
         stage = Path(place)
         environment(stage, wanted.arch)
-        manual(stage)
+        documents(stage)
         wanted.out.mkdir(parents=True, exist_ok=True)
         for packager in [wanted.only] if wanted.only else ["deb", "rpm"]:
-            package(stage, packager, wanted.arch, wanted.version or version(stage), wanted.out.resolve())
+            for number in wanted.version or [version(stage)]:
+                package(stage, packager, wanted.arch, number, wanted.out.resolve())
 
 
 def environment(stage: Path, arch: str, extras: str = EXTRAS) -> None:
@@ -92,14 +93,17 @@ def compile_all(stage: Path, site: Path) -> None:
     run(sys.executable, "-m", "compileall", "-q", "-j", "0", *names, site)
 
 
-def manual(stage: Path) -> None:
-    """Man pages and the longer documents, compressed as both worlds do it."""
+def documents(stage: Path) -> None:
+    """Man pages and the changelog, compressed as both worlds do it; the recipes of deploy/."""
     for source, place in [
         *((page, f"man/{page.name}.gz") for page in (PROJECT / "man").glob("*.1")),
         (PROJECT / "CHANGELOG.md", "doc/changelog.gz"),
     ]:
         (stage / place).parent.mkdir(exist_ok=True)
         (stage / place).write_bytes(gzip.compress(source.read_bytes(), mtime=0))
+    for recipe in [*(PROJECT / "deploy").glob("*/bridge.yml"), PROJECT / "deploy/mixin/alerts.yml"]:
+        if recipe.parent.name not in ("compose", "package"):  # of no use without the project around it
+            shutil.copytree(recipe.parent, stage / "deploy" / recipe.parent.name)
 
 
 def version(stage: Path) -> str:

@@ -53,11 +53,11 @@ def _build(place: Path) -> None:
     for one in (out, real, light):
         one.mkdir()
     build.environment(real, build.NATIVE, extras="")
-    build.manual(real)
+    build.documents(real)
     (light / build.HOME / "bin").mkdir(parents=True)
     (light / build.HOME / "bin/scanbridge").write_text("#!/bin/sh\necho light\n")
     (light / build.HOME / "bin/scanbridge").chmod(0o755)
-    build.manual(light)
+    build.documents(light)
     changed = _changed_project(place / "project")
     for packager in ("deb", "rpm"):
         build.package(real, packager, build.NATIVE, OLD, out)

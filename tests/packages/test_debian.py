@@ -89,6 +89,8 @@ def _is_whole(debian: Debian) -> None:
         "usr/share/fish/vendor_completions.d/scanbridge.fish",
         "usr/share/doc/scanbridge/README.md",
         "usr/share/doc/scanbridge/copyright",
+        "usr/share/doc/scanbridge/deploy/postfix-proxy/master.cf",
+        "usr/share/doc/scanbridge/deploy/mixin/alerts.yml",
     ):
         assert debian.is_file(path), path
     # What runs at every start is not compiled again by root, and not left uncompiled for everybody else.

@@ -2,8 +2,10 @@
 
 A small Debian with systemd as process 1 runs in namespaces of its own: its network, processes, mounts
 and control groups are not the machine's. The root is built once and kept in the user's cache; each run
-works on a throw-away layer above it. Inside, `trial.py` tries one thing after the other. What came of
-it is written into docs/systemd.md, and the exit code is 0 only if everything holds.
+works on a throw-away layer above it. Inside, `trial.py` tries one thing after the other. Then a second
+machine, which has never seen us, gets the Debian package (`packaged.py`). What came of it is written into
+docs/systemd.md, and the exit code is 0 only if everything holds. `ONLY="package"`: the second machine alone;
+other words: the steps of the first that have them in their name.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -39,17 +41,28 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an end as any other: nothing is left behind
     only = sys.argv[1:]
     root = cached_root()
-    with layer(root) as (top, results):
-        install(top, only)
-        boot(top, results)
-        noted = results / "results.jsonl"
-        found = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
-        finished = (results / "finished").exists()
+    found: list[dict[str, object]] = []
+    finished = True
+    if only != ["package"]:
+        found, finished = run_machine(root, lambda top: install(top, only))
+    if not only or only == ["package"]:
+        more, to_the_end = run_machine(root, install_package)
+        found, finished = found + more, finished and to_the_end
     if not only and finished:
         write_page(found)
     failed = [one["name"] for one in found if not one["ok"]]
     print(f"{len(found) - len(failed)} hold, {len(failed)} do not" + ("" if finished else "; the trial did not finish"))
     return 0 if finished and found and not failed else 1
+
+
+def run_machine(root: Path, prepare: Callable[[Path], None]) -> tuple[list[dict[str, object]], bool]:
+    """One machine's life: what it noted, and whether it came to the end."""
+    with layer(root) as (top, results):
+        prepare(top)
+        boot(top, results)
+        noted = results / "results.jsonl"
+        found = [json.loads(line) for line in noted.read_text().splitlines()] if noted.exists() else []
+        return found, (results / "finished").exists()
 
 
 def need_root() -> None:
@@ -140,11 +153,33 @@ def install(root: Path, only: list[str]) -> None:
         (root / "usr/local/lib" / place).mkdir(parents=True)
         for unit in (PROJECT / "systemd" / source).glob("scanbridge*"):
             shutil.copy(unit, root / "usr/local/lib" / place)
-    trial = root / "opt/trial"
-    (trial / "results").mkdir(parents=True)
+    trial(root, f"/opt/scanbridge/bin/python3 /opt/trial/trial.py {' '.join(only)}")
+
+
+def install_package(root: Path) -> None:
+    """A machine that has never seen us, and two versions of the Debian package; the trial has a Python of its own."""
+    place = root / "opt/trial"
+    place.mkdir()
+    run(["mv", str(root / "opt/scanbridge"), str(place / "venv")])
+    package = place / SITE.replace("opt/scanbridge", "venv") / "bridge"
+    shutil.rmtree(package)
+    shutil.copytree(PROJECT / "bridge", package, ignore=shutil.ignore_patterns("__pycache__"))
+    with tempfile.TemporaryDirectory() as out:
+        build = [sys.executable, str(PROJECT / "deploy/package/build.py"), "--only", "deb", "--out", out]
+        run([*build, "--version", "0.0.1", "--version", "0.0.2"])
+        old, new = sorted(Path(out).glob("*.deb"))
+        shutil.copy(old, place / "old.deb")
+        shutil.copy(new, place / "new.deb")
+    trial(root, "/opt/trial/venv/bin/python3 /opt/trial/packaged.py")
+
+
+def trial(root: Path, command: str) -> None:
+    """The service that tries everything, and ends the machine."""
+    place = root / "opt/trial"
+    (place / "results").mkdir(parents=True)
     for source in HERE.glob("*.py"):
-        shutil.copy(source, trial)
-    (root / "etc/systemd/system/trial.service").write_text(TRIAL.format(only=" ".join(only)))
+        shutil.copy(source, place)
+    (root / "etc/systemd/system/trial.service").write_text(TRIAL.format(command=command))
     run(["chroot", str(root), "systemctl", "enable", "trial.service"])
     run(["chroot", str(root), "systemctl", "mask", "systemd-remount-fs.service", "systemd-networkd.service"])
 
@@ -154,7 +189,7 @@ TRIAL = """\
 After=multi-user.target
 [Service]
 Type=oneshot
-ExecStart=/opt/scanbridge/bin/python3 /opt/trial/trial.py {only}
+ExecStart={command}
 ExecStopPost=/bin/kill -s RTMIN+14 1
 Environment=HOME=/root PYTHONDONTWRITEBYTECODE=1
 StandardOutput=file:/opt/trial/results/output
