@@ -55,7 +55,6 @@ format: $(DEV_READY)            ## put the code into its style
 
 docs: $(DEV_READY)              ## the references that are made from the code
 	$(BIN)/python docs/generate.py
-	$(BIN)/python docs/manpages.py
 	$(BIN)/python deploy/mixin/dashboard.py
 	$(BIN)/python -m bridge.service.openapi > docs/openapi.json
 

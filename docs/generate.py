@@ -252,5 +252,8 @@ def _values(family: Any, label: str) -> str:
 
 
 if __name__ == "__main__":
+    import manpages  # beside this file
+
     for path, text in pages().items():
         path.write_text(text)
+    manpages.write()

@@ -1,4 +1,4 @@
-"""Makes the man pages and the shell completion from the command line itself. `make docs` runs it.
+"""Makes the man pages and the shell completion from the command line itself. docs/generate.py calls it.
 
 One page for each command of `scanbridge`; the commands below it are sections of its page. Words, options and
 defaults are those of --help, so a command cannot be without its page: a test fails when a page is out of date.
@@ -204,7 +204,7 @@ def _quoted(text: str) -> str:
     return f'"{_escaped(text)}"'
 
 
-if __name__ == "__main__":
+def write() -> None:
     MAN.mkdir(exist_ok=True)
     COMPLETIONS.mkdir(exist_ok=True)
     made = {**pages(), **completions()}
@@ -212,3 +212,7 @@ if __name__ == "__main__":
         old.unlink()
     for place, text in made.items():
         place.write_text(text)
+
+
+if __name__ == "__main__":
+    write()
