@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than there are processors: many tests wait for something.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd test-tools lint format docs dist packages dashboard-picture bench bench-service bench-lists bench-overload bench-memory fuzz clean
+.PHONY: help run test test-faults test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-lists bench-overload bench-memory fuzz clean
 
 help:                           ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -53,6 +53,9 @@ format: $(DEV_READY)            ## put the code into its style
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+site: $(DEV_READY)              ## these documents as a site, into build/site; broken links and pages nobody finds fail
+	$(BIN)/mkdocs build --strict
+
 docs: $(DEV_READY)              ## the references that are made from the code
 	$(BIN)/python docs/generate.py
 	$(BIN)/python deploy/mixin/dashboard.py
@@ -86,7 +89,7 @@ bench-memory: $(DEV_READY)      ## memory under each attack, beside stock aiosmt
 	$(BIN)/python bench/memory.py
 
 clean:                          ## remove what the other commands made
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis fuzz-findings dist build/site
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 # A changed pyproject.toml means a new look at the dependencies; else nothing is done.

@@ -85,6 +85,12 @@ def test_tests_that_a_page_names_exist(page):
         assert not name or f"def {name}(" in (ROOT / path).read_text(), name
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_page_is_in_the_navigation_of_the_site(page):
+    """Else nobody finds it (`make site` would say so too)."""
+    assert re.search(rf": {re.escape(str(page.relative_to(ROOT)))}$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+
+
 def anchors(text: str) -> set[str]:
     """As forges make them: small letters, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)

@@ -1,0 +1,47 @@
+"""The site has the repository's pages at the repository's paths: a hook of mkdocs (`make site`).
+
+Documents are written for readers of the repository, and link to each other, to the recipes in deploy/ and to the files
+beside them. mkdocs by itself knows docs/ only. Knows nothing of what the pages say; a link that leads nowhere, and
+a page that is not in the navigation, are found by mkdocs itself (`--strict`).
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).parent.parent
+SHOWN = ["*.md", "LICENSE", "docs/**/*", "deploy/**/*", "tests/*/README.md"]
+CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
+COMMENT = re.compile(r"^<!--.*?-->$", re.MULTILINE | re.DOTALL)
+# A line of text, and a list or table right below it.
+NO_EMPTY_LINE = re.compile(r"^(?![-|#> ]|\d+\. )(.+\n)(?=- |1\. |\|)", re.MULTILINE)
+
+
+def on_config(config: MkDocsConfig) -> None:
+    config.mdx_configs["toc"] = {"slugify": anchor, "permalink": True}
+
+
+def anchor(heading: str, separator: str) -> str:
+    """As forges make them: small letters, no punctuation, hyphens for spaces."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Those of mkdocs' theme stay; those of docs/ move to where the others expect them."""
+    pages = [file for file in files if file.src_dir != config.docs_dir]
+    for path in sorted({path for pattern in SHOWN for path in ROOT.glob(pattern)}):
+        if path.is_file() and path.suffix not in (".py", ".pyc"):
+            pages.append(File.generated(config, path.relative_to(ROOT).as_posix(), abs_src_path=str(path)))
+    return Files(pages)
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Forges want no empty line before a list or table; Python-Markdown does."""
+    parts = CODE.split(markdown)
+    parts[::2] = [NO_EMPTY_LINE.sub(r"\1\n", COMMENT.sub("", text)) for text in parts[::2]]
+    return "".join(parts)

@@ -1,0 +1,68 @@
+"""The documents as a site: built strictly, every page found, nothing loaded from elsewhere."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+
+def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
+    """`make site`, elsewhere. Not `--quiet`: what is not said is not counted by `--strict` either."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory) -> Path:
+    directory = tmp_path_factory.mktemp("site")
+    done = build(ROOT / "mkdocs.yml", directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return directory
+
+
+def pages(site: Path) -> dict[str, str]:
+    return {str(path.relative_to(site)): path.read_text() for path in site.rglob("*.html")}
+
+
+def test_the_site_has_recipes_and_root_pages(site):
+    """What lies outside of docs/ is there, at its own path, with the files beside it."""
+    for name in ("index.html", "docs/flow/index.html", "SECURITY/index.html", "deploy/exim/exim.conf"):
+        assert (site / name).is_file(), name
+    for recipe in ROOT.glob("deploy/*/README.md"):
+        assert (site / "deploy" / recipe.parent.name / "index.html").is_file(), recipe
+
+
+def test_a_page_nobody_finds_and_a_broken_link_fail(tmp_path):
+    """Both at once in a copy of the documents: the strict build names them."""
+    for name in ("README.md", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
+        shutil.copy(ROOT / name, tmp_path)
+    for name in ("docs", "deploy", "tests/fuzz", "tests/dialogues"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    (tmp_path / "docs" / "hidden.md").write_text("# Hidden\n\n[gone](gone.md) [no such place](flow.md#nowhere)\n")
+    done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
+    assert done.returncode == 1
+    said = done.stdout + done.stderr
+    assert re.search(r'not included in the "nav" configuration:\n +- docs/hidden\.md', said), said
+    assert "'gone.md'" in said and "'flow.md#nowhere'" in said
+
+
+def test_nothing_is_loaded_from_elsewhere(site):
+    """A reader of the site tells nobody else what he reads."""
+    for name, text in pages(site).items():
+        loaded = re.findall(r"""<(?:script|img|iframe)[^>]*src="(https?:[^"]+)|<link[^>]*href="(https?:[^"]+)""", text)
+        assert not loaded, name
+
+
+def test_lists_and_tables_are_rendered(site):
+    """Python-Markdown is not the Markdown of forges: what it did not understand would stand there as text."""
+    for name, text in pages(site).items():
+        prose = re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", text, flags=re.DOTALL)
+        left = re.findall(r"```|^\|.*\|$|^- .*$|\]\([^)]*\)|<p>(?:[-|]|\d+\.) .*", prose, re.MULTILINE)
+        assert not left, name
