@@ -43,7 +43,7 @@ def test_a_page_nobody_finds_and_a_broken_link_fail(tmp_path):
     """Both at once in a copy of the documents: the strict build names them."""
     for name in ("README.md", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "deploy", "tests/fuzz", "tests/dialogues"):
+    for name in ("docs", "deploy", *(f"tests/{page.parent.name}" for page in ROOT.glob("tests/*/README.md"))):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     (tmp_path / "docs" / "hidden.md").write_text("# Hidden\n\n[gone](gone.md) [no such place](flow.md#nowhere)\n")
     done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
