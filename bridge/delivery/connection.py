@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import math
 import ssl
-from enum import Enum
+from enum import StrEnum
 from typing import cast
 
 from bridge.delivery.commands import Capabilities
@@ -23,7 +23,7 @@ from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
 
 
-class End(Enum):
+class End(StrEnum):
     """How a connection ended."""
 
     LOST = "connection lost"  # closed, reset, or 421

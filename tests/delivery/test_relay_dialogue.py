@@ -296,6 +296,20 @@ def test_probe_tells_what_the_next_hop_offers(run: Run) -> None:
 
 
 @pytest.mark.parametrize(
+    ("greeting", "words"), [("SSH-2.0-OpenSSH_9.2", "not SMTP before mail"), (DROP, "connection lost before mail")]
+)
+def test_a_connection_that_ends_before_mail_is_told_in_words(run: Run, greeting: str, words: str) -> None:
+    """They are what an operator reads in the log."""
+
+    async def main() -> None:
+        async with ScriptedHop({"GREETING": greeting}) as hop:
+            with pytest.raises(NextHopError, match=words):
+                await deliver(hop)
+
+    run(main())
+
+
+@pytest.mark.parametrize(
     ("script", "reply"),
     [
         ({"GREETING": "554 5.3.2 No service"}, replies.UNREACHABLE),
