@@ -10,6 +10,7 @@ import asyncio
 import atexit
 import json
 import os
+import re
 import socket
 import ssl
 import threading
@@ -176,6 +177,11 @@ class Received:
     commands: list[bytes]
     content: bytes
     recipients: list[bytes]  # whom the next hop accepted it for
+
+    def fields(self, name: str) -> list[str]:
+        """The values of the header fields of this name, in their order."""
+        head = self.content.partition(b"\r\n\r\n")[0].decode("latin-1")
+        return re.findall(rf"(?im)^{re.escape(name)}:[ \t]*(.*?)\r?$", head)
 
 
 @dataclass

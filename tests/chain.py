@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import smtplib
@@ -102,10 +101,6 @@ class Postfix(postfix_kit.Postfix):
 
     def __init__(self, services: str, destination: int, settings: str = "") -> None:
         super().__init__(services, destination, _FAITHFUL + settings)
-
-    def queue(self) -> list[dict[str, Any]]:
-        """What is queued now, as `postqueue -j` says it."""
-        return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
 
 _FAITHFUL = """\

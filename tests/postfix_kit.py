@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from requirements import find
 
@@ -59,6 +60,16 @@ class Postfix:
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
         return done.stdout
+
+    def queue(self) -> list[dict[str, Any]]:
+        """What is queued now, as `postqueue -j` says it."""
+        return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
+
+    def complaints(self) -> str:
+        """Of `postconf` about this configuration: it warns of every parameter that no program knows."""
+        command = [str(find("postconf")), "-c", str(self._config)]
+        shown = [subprocess.run([*command, option], capture_output=True, text=True) for option in ("-n", "-M", "-P")]
+        return "".join(one.stderr for one in shown)
 
     def log(self) -> str:
         path = self.directory / "maillog"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import smtplib
 
 import pytest
+from chain import Destination
 from door_kit import BLOCK, door
-from mta_kit import Postfix, Sink
+from mta_kit import Postfix
 from requirements import need
 from smtp_kit import mail_lines
 
@@ -16,11 +17,11 @@ def postfix(service, tmp_path_factory):
     need("postfix", root=True)
     lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"], "skip_scan": ["allowed-networks"]}
     with (
-        Sink() as sink,
+        Destination() as destination,
         door(tmp_path_factory.mktemp("milter"), service, lists, protocol="milter") as bridge,
-        Postfix({"mx": f"  -o smtpd_milters=inet:127.0.0.1:{bridge.port}\n"}, sink) as postfix,
+        Postfix({"mx": f"  -o smtpd_milters=inet:127.0.0.1:{bridge.port}\n"}, destination) as postfix,
     ):
-        yield postfix.port("mx"), bridge, sink
+        yield postfix.port("mx"), bridge, destination
 
 
 def session(port: int, address: str = "198.51.100.99") -> smtplib.SMTP:
@@ -47,22 +48,22 @@ def test_blocked_senders_and_clients_are_refused_at_mail(postfix):
 
 def test_one_recipient_is_refused_and_the_mail_goes_to_the_other(postfix):
     """At RCPT; what arrives was scanned."""
-    port, bridge, sink = postfix
+    port, bridge, destination = postfix
     before = len(bridge.scanner.submissions)
     with session(port) as client:
         client.docmd("MAIL FROM:<good@sender.example>")
         assert client.docmd("RCPT TO:<gone@example.net>")[0] == 550
         assert client.docmd("RCPT TO:<b@example.net>")[0] == 250
         assert client.data(b"Subject: doormilter1\r\n\r\nhello\r\n")[0] == 250
-    assert sink.arrived("doormilter1").fields("X-Scan-Decision") == ["deliver"]
+    assert destination.arrived("doormilter1").fields("X-Scan-Decision") == ["deliver"]
     assert len(bridge.scanner.submissions) == before + 1
 
 
 def test_an_allowed_client_is_not_scanned(postfix):
     """A milter is always told the client's address; the field is added by Postfix."""
-    port, bridge, sink = postfix
+    port, bridge, destination = postfix
     before = len(bridge.scanner.submissions)
     with session(port, "203.0.113.77") as client:
         client.sendmail("good@sender.example", ["b@example.net"], b"Subject: doormilter2\r\n\r\nhello\r\n")
-    assert sink.arrived("doormilter2").fields("X-Scan-Unscanned") == ["list allowed-networks"]
+    assert destination.arrived("doormilter2").fields("X-Scan-Unscanned") == ["list allowed-networks"]
     assert len(bridge.scanner.submissions) == before

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import pytest
 from chain import free_port, send
 from click.testing import CliRunner, Result
 from postfix_kit import Postfix
-from requirements import find, need
+from requirements import need
 from test_proxy_filter import mail
 
 from bridge import yamlfile
@@ -46,7 +45,7 @@ def test_printed_lines_carry_a_mail(mode, tmp_path, destination, marker):
             master_cf = "smtp inet n - n - - smtpd\n"
         moved = re.sub(r"(?m)^smtp inet", f"127.0.0.1:{front} inet", master_cf)
         with Postfix(moved, destination.port, f"relay_domains = example.net\n{main_cf}") as postfix:
-            assert complaints(postfix.directory / "etc") == ""
+            assert postfix.complaints() == ""
             assert send(front, mail(marker), xclient="ADDR=192.0.2.7").startswith("250 2.0.0 Ok: queued as ")
             assert marker.encode() in destination.arrived(marker).content
             assert bridge.scanner.submissions[0].parameters["borderMtaData"]["remoteAddress"] == "192.0.2.7"
@@ -59,13 +58,6 @@ def test_printed_lines_carry_a_mail(mode, tmp_path, destination, marker):
             else:
                 assert refused.startswith("550 5.7.1 ")
     assert len(destination.find(marker)) == 1
-
-
-def complaints(directory: Path) -> str:
-    """Of `postconf` about this configuration: it warns of every parameter that no program knows."""
-    command = [str(find("postconf")), "-c", str(directory)]
-    shown = [subprocess.run([*command, option], capture_output=True, text=True) for option in ("-n", "-M", "-P")]
-    return "".join(one.stderr for one in shown)
 
 
 def without_postfix(tmp_path: Path, *listeners: dict[str, Any], **sections: Any) -> dict[str, Any]:

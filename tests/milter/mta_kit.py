@@ -1,4 +1,4 @@
-"""Real mail servers for the milter tests: a bridge beside them, a sink behind them, private to one test run."""
+"""Real mail servers for the milter tests, with a bridge beside them, private to one test run."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import os
 import re
 import smtplib
 import socket
-import socketserver
 import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import postfix_kit
 import uvloop
+from chain import Destination
 from milter_kit import DEADLINE_S, SETTINGS, ScriptedFilter, Seen, as_wanted
 
 from bridge.intake.milter.transport import MilterServer
@@ -78,85 +78,6 @@ class Bridge:
         assert self.server.spool.in_use == 0
 
 
-@dataclass(frozen=True)
-class Arrived:
-    """One mail at the end of its way."""
-
-    recipients: tuple[str, ...]
-    content: bytes
-
-    def fields(self, name: str) -> list[str]:
-        head = self.content.partition(b"\r\n\r\n")[0].decode("latin-1")
-        return re.findall(rf"(?im)^{re.escape(name)}:[ \t]*(.*?)\r?$", head)
-
-
-class Sink(socketserver.ThreadingTCPServer):
-    """Takes every mail and keeps it: the next hop behind the mail server."""
-
-    allow_reuse_address = True
-    daemon_threads = True
-    request_queue_size = 200
-
-    def __init__(self, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), _SinkSession)
-        self.port = self.server_address[1]
-        self._mails: list[Arrived] = []
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
-
-    def __enter__(self) -> Sink:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.shutdown()
-        self.server_close()
-        self._thread.join(DEADLINE_S)
-
-    def keep(self, mail: Arrived) -> None:
-        with self._changed:
-            self._mails.append(mail)
-            self._changed.notify_all()
-
-    def find(self, marker: str) -> list[Arrived]:
-        return [mail for mail in self._mails if marker.encode() in mail.content[:4096]]
-
-    def arrived(self, marker: str, count: int = 1, deadline_s: float = DEADLINE_S) -> Arrived:
-        """Wait for the mail with this marker in it."""
-        with self._changed:
-            assert self._changed.wait_for(lambda: len(self.find(marker)) >= count, deadline_s), f"{marker} is lost"
-        return self.find(marker)[0]
-
-
-class _SinkSession(socketserver.StreamRequestHandler):
-    server: Sink
-
-    def handle(self) -> None:
-        self._say(b"220 sink.example")
-        recipients: list[str] = []
-        while line := self.rfile.readline():
-            verb = line[:4].upper()
-            if verb == b"RCPT":
-                recipients.append(line.decode("latin-1").split("<")[1].split(">")[0])
-            if verb == b"DATA":
-                self._say(b"354 go on")
-                self.server.keep(Arrived(tuple(recipients), self._content()))
-                recipients = []
-            if verb == b"QUIT":
-                return self._say(b"221 bye")
-            self._say(b"250 ok")
-        return None
-
-    def _content(self) -> bytes:
-        lines = []
-        while (line := self.rfile.readline()) not in (b".\r\n", b""):
-            lines.append(line[1:] if line.startswith(b".") else line)
-        return b"".join(lines)
-
-    def _say(self, line: bytes) -> None:
-        self.wfile.write(line + b"\r\n")
-
-
 def send(port: int, marker: str, *fields: str, want: str = "relay", body: str = "Hello", **options: Any) -> str:
     """Send one mail as an SMTP client would; the reply to the first command that was refused, or to the dot."""
     with smtplib.SMTP("127.0.0.1", port, local_hostname="client.example", timeout=60) as client:
@@ -205,11 +126,11 @@ def big_mail(port: int, marker: str, size: int) -> str:
 class Postfix(postfix_kit.Postfix):
     """A Postfix with a listener per filter."""
 
-    def __init__(self, services: dict[str, str], sink: Sink, settings: str = "") -> None:
+    def __init__(self, services: dict[str, str], destination: Destination, settings: str = "") -> None:
         """`services`: the options of each SMTP listener, by name; its port is `port(name)`."""
         self._ports = {name: free_port() for name in services}
         listeners = "".join(f"127.0.0.1:{self._ports[n]} inet n - n - 250 smtpd\n{o}" for n, o in services.items())
-        super().__init__(listeners, sink.port, _MILTERS + settings)
+        super().__init__(listeners, destination.port, _MILTERS + settings)
 
     def port(self, service: str) -> int:
         return self._ports[service]

@@ -10,7 +10,8 @@ import urllib.request
 from types import SimpleNamespace
 
 import pytest
-from mta_kit import Postfix, Sink, send, send_on
+from chain import Destination
+from mta_kit import Postfix, send, send_on
 from requirements import need
 
 from bridge.testing import answer, result, running_bridge, until
@@ -26,15 +27,15 @@ def marker():
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Postfix, the daemon with a milter listener, a scripted scanner, and a sink where mail arrives."""
+    """Postfix, the daemon with a milter listener, a scripted scanner, and a destination where mail arrives."""
     need("postfix", root=True)
     config = {"scanner": {"status_interval": "100ms"}}
     with (
-        Sink() as sink,
+        Destination() as destination,
         running_bridge(tmp_path_factory.mktemp("daemon"), config, protocol="milter") as bridge,
-        Postfix({"mx": f"  -o smtpd_milters=inet:127.0.0.1:{bridge.port}\n"}, sink) as postfix,
+        Postfix({"mx": f"  -o smtpd_milters=inet:127.0.0.1:{bridge.port}\n"}, destination) as postfix,
     ):
-        yield SimpleNamespace(sink=sink, bridge=bridge, postfix=postfix, port=postfix.port("mx"))
+        yield SimpleNamespace(destination=destination, bridge=bridge, postfix=postfix, port=postfix.port("mx"))
 
 
 @pytest.fixture
@@ -56,7 +57,7 @@ def test_delivered_mail_is_scanned_and_stamped(whole, scanner, marker):
         client.docmd("XCLIENT", "ADDR=198.51.100.7")
         client.ehlo("mail.example.com")
         send_on(client, marker, "X-Scan-Verdict: forged")
-    mail = whole.sink.arrived(marker)
+    mail = whole.destination.arrived(marker)
     assert mail.fields("X-Scan-Verdict") == ["test"]
     assert mail.fields("X-Scan-Decision") == ["deliver"]
     submission = scanner.submissions[-1]
@@ -90,7 +91,7 @@ def test_decision_is_carried_out(whole, scanner, marker, decision, expected):
         assert re.search(rf"^{reply.split()[-1]}!", whole.postfix.run("postqueue", "-p"), re.MULTILINE)
     elif not expected.startswith("250"):
         assert "id=" in reply
-    assert not whole.sink.find(marker)
+    assert not whole.destination.find(marker)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +111,7 @@ def test_scanner_that_misbehaves_delivers_nothing(whole, scanner, marker, misbeh
     reply = send(whole.port, marker)
     assert reply.startswith(expected)
     assert "127.0.0.1" not in reply
-    assert not whole.sink.find(marker)
+    assert not whole.destination.find(marker)
 
 
 def test_red_service_is_451_at_mail_and_green_lets_mail_in_again(whole, scanner, marker):
@@ -130,7 +131,7 @@ def test_red_service_is_451_at_mail_and_green_lets_mail_in_again(whole, scanner,
         scanner.status = green
     until(lambda: at_mail(250), "250 at MAIL")
     assert send(whole.port, marker).startswith("250")
-    whole.sink.arrived(marker)
+    whole.destination.arrived(marker)
 
 
 def test_own_quarantine_and_fail_open_are_a_matter_of_policy(marker, tmp_path):
@@ -138,9 +139,9 @@ def test_own_quarantine_and_fail_open_are_a_matter_of_policy(marker, tmp_path):
     need("postfix", root=True)
     config = {"policy": {"quarantine": "quarantine", "unavailable": "relay"}}
     with (
-        Sink() as sink,
+        Destination() as destination,
         running_bridge(tmp_path, config, protocol="milter") as bridge,
-        Postfix({"mx": f"  -o smtpd_milters=inet:127.0.0.1:{bridge.port}\n"}, sink) as postfix,
+        Postfix({"mx": f"  -o smtpd_milters=inet:127.0.0.1:{bridge.port}\n"}, destination) as postfix,
     ):
         bridge.scanner.reply = answer(200, result("quarantine"))
         assert send(postfix.port("mx"), marker).startswith("250")
@@ -148,5 +149,5 @@ def test_own_quarantine_and_fail_open_are_a_matter_of_policy(marker, tmp_path):
         assert marker.encode() in kept.read_bytes()
         bridge.scanner.reply = answer(500)
         assert send(postfix.port("mx"), marker + "open").startswith("250")
-        assert sink.arrived(marker + "open").fields("X-Scan-Unscanned") == ["unreachable"]
-        assert len(sink.find(marker)) == 1
+        assert destination.arrived(marker + "open").fields("X-Scan-Unscanned") == ["unreachable"]
+        assert len(destination.find(marker)) == 1
