@@ -41,7 +41,7 @@ test-systemd: $(DEV_READY)      ## the units under a real systemd; its result go
 
 test-tools: $(DEV_READY)        ## nmap, sslscan, testssl.sh, schemathesis and others; the result goes into docs/tools.md
 	deploy/test-servers.sh
-	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh
+	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh || echo "testssl.sh cannot be installed here"
 	$(BIN)/python tests/tools/examine.py $(ONLY)
 
 lint: $(DEV_READY)              ## style and types
