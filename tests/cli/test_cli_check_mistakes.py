@@ -116,13 +116,17 @@ def expire(world: World, days: float) -> None:
 
 
 def exim(world: World, text: str) -> None:
-    world.listener["profile"] = "exim-cutthrough"
+    world.listener.update(profile="exim-cutthrough", client_header="X-Client")
     port = world.listener["address"].rpartition(":")[2]
     world.file("--exim", text.replace("PORT", port))
 
 
 EXIM = """\
 message_size_limit = 52420000
+acl_smtp_mail = acl_mail
+acl_not_smtp = acl_local
+accept add_header = :at_start:X-Client: ADDR=$sender_host_address
+accept add_header = :at_start:X-Client: ADDR=
 accept control = cutthrough_delivery/defer=pass
 route_list = * 127.0.0.1::PORT byname
 """
@@ -130,7 +134,8 @@ route_list = * 127.0.0.1::PORT byname
 
 def sendmail(world: World, text: str) -> None:
     world.listener.update(protocol="milter", profile="sendmail-milter")
-    del world.listener["tls"]
+    for key in ("tls", "client_header"):
+        world.listener.pop(key, None)
     world.file("--sendmail", text.replace("PORT", world.listener["address"].rpartition(":")[2]))
 
 
@@ -198,6 +203,12 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "Exim defers by itself": (lambda w: exim(w, EXIM.replace("/defer=pass", "")), "PROBLEM", "/defer=pass"),
     "Exim without a router": (lambda w: exim(w, EXIM.replace("PORT", "9")), "PROBLEM", "route_list = * 127.0.0.1::"),
     "Exim takes larger mail": (lambda w: exim(w, EXIM.replace("52420000", "60M")), "PROBLEM", "= 52420608"),
+    "Exim believes senders": (lambda w: exim(w, EXIM.replace("acl_not_smtp = acl_local", "")),
+                              "PROBLEM", "ADDR=$sender_host_address in acl_not_smtp"),
+    "Exim's field is below": (lambda w: exim(w, EXIM.replace(":at_start:", "")),
+                              "PROBLEM", "write accept add_header = :at_start:X-Client"),
+    "Exim names no client": (lambda w: (exim(w, EXIM), w.listener.update(client_header=None)),
+                             "WARNING", "set client_header: X-Scanbridge-Client"),
     "Sendmail fails open": (lambda w: sendmail(w, SENDMAIL.replace(" F=T,", "")), "PROBLEM", "add F=T"),
     "Sendmail does not wait": (lambda w: sendmail(w, SENDMAIL.replace("E:5m", "E:1m")), "PROBLEM", "set E:300s"),
     "Sendmail does not ask": (lambda w: sendmail(w, SENDMAIL.replace("Filters=scan", "Filters=")),

@@ -42,6 +42,7 @@ def _listener(listener: Listener, text: str) -> Iterator[Finding]:
         yield Finding(what, f"no router sends mail to it: route_list = * {address.host}::{address.port} byname")
     else:
         yield Finding(what, detail=str(address))
+    yield _client(listener, text)
     if listener.profile == "exim-cutthrough":
         yield from _cutthrough(text)
         return
@@ -51,6 +52,25 @@ def _listener(listener: Listener, text: str) -> Iterator[Finding]:
         f"it ends before our deadline of {listener.deadline:g}s: set final_timeout = {mail_server_wait_s(listener)}s"
     )
     yield Finding("Exim final_timeout", problem if early else "", waits[0])
+
+
+def _client(listener: Listener, text: str) -> Finding:
+    """Exim sends no XFORWARD: a field on top of every mail says who the client is."""
+    what, name = "Exim and the client's address", listener.client_header
+    if name is None:
+        advice = f"set client_header: X-Scanbridge-Client at listener {listener.name} (deploy/exim has Exim's side)"
+        return Finding(what, warning=f"the scanner takes Exim for the client: {advice}")
+    added = re.findall(rf"(?m)^[^#\n]*\badd_header\s*=\s*(\S*){re.escape(name)}:", text)
+    line = f"accept add_header = :at_start:{name}: ADDR=$sender_host_address"
+    if any(not one.startswith(":at_start:") for one in added):
+        return Finding(what, f"a sender's own {name} is above Exim's, and believed: write {line}")
+    missing = [acl for acl in ("acl_smtp_mail", "acl_not_smtp") if not re.search(rf"(?m)^\s*{acl}\s*=", text)]
+    if missing or len(added) < 2:
+        where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
+        return Finding(
+            what, f"not every mail gets {name}, and where it is missing a sender's own is believed: {line} in {where}"
+        )
+    return Finding(what, detail=name)
 
 
 def _cutthrough(text: str) -> Iterator[Finding]:
