@@ -1,0 +1,195 @@
+"""Container image and compose file: sound by their schemas, and their configuration tried with the real programs.
+
+No container engine is needed: bridge, scanning service and Postfix run in a network of their own, at the
+addresses and names of the compose file, with its files.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from requirements import find, need
+
+from bridge.testing import until
+
+ROOT = Path(__file__).parents[2]
+COMPOSE = ROOT / "deploy/compose"
+FILES = [ROOT / "deploy/container/Containerfile", COMPOSE / "postfix/Containerfile"]
+BIN = Path(sys.executable).parent
+GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
+
+
+def compose() -> dict[str, Any]:
+    return dict(yaml.safe_load((COMPOSE / "compose.yaml").read_text()))
+
+
+def run(*words: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
+
+
+def test_hadolint_has_nothing_to_say() -> None:
+    done = run(BIN / "hadolint", "--no-color", *FILES)
+    assert (done.returncode, done.stdout) == (0, "")
+
+
+def test_image_runs_as_nobody_and_knows_its_health() -> None:
+    """Non-root, a state directory of its own, a health check that is our own command."""
+    last = FILES[0].read_text().rpartition("\nFROM ")[2]
+    assert re.search(r"^USER 10001:10001$", last, re.M) and 'CMD ["scanbridge", "status"]' in last
+    ignored = (ROOT / "deploy/container/Containerfile.dockerignore").read_text().split()
+    copied = re.findall(r"^COPY (?!--from)(.+) \S+$", FILES[0].read_text(), re.M)
+    for name in " ".join(copied).split():
+        assert (ROOT / name).exists() and f"!{name}" in ignored, name
+
+
+@pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["as it is", "misspelt"])
+def test_compose_file_follows_the_schema(change: dict[str, Any], sound: bool, tmp_path: Path) -> None:
+    """The Compose Specification's own, which comes with check-jsonschema."""
+    (tmp_path / "compose.yaml").write_text(yaml.safe_dump(compose() | change))
+    done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", tmp_path / "compose.yaml")
+    assert (done.returncode == 0) is sound, done.stdout + done.stderr
+
+
+def test_compose_file_names_what_is_there() -> None:
+    """Files that are mounted and built exist, ports are for this machine only, and all but Postfix are confined."""
+    services = compose()["services"]
+    assert set(services) == {"postfix", "bridge", "scanner", "prometheus", "grafana"}
+    for name, service in services.items():
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert not source.startswith(".") or (COMPOSE / source).is_file(), volume
+        if build := service.get("build"):
+            assert (COMPOSE / build["context"] / build["dockerfile"]).is_file(), name
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", [])), name
+        if name != "postfix":
+            assert service["read_only"] and service["cap_drop"] == ["ALL"], name
+
+
+def test_prometheus_and_grafana_get_the_mixin(tmp_path: Path) -> None:
+    """promtool takes the configuration with the alerts; the provisioned dashboard is a dashboard."""
+    need("promtool")
+    text = (COMPOSE / "prometheus/prometheus.yml").read_text()
+    alerts = ROOT / "deploy/mixin/alerts.yml"
+    (tmp_path / "prometheus.yml").write_text(text.replace("/etc/prometheus/alerts.yml", str(alerts)))
+    done = run("promtool", "check", "config", tmp_path / "prometheus.yml")
+    assert done.returncode == 0 and re.search(r"[1-9]\d* rules found", done.stdout), done.stdout + done.stderr
+    (provider,) = yaml.safe_load((COMPOSE / "grafana/dashboards.yml").read_text())["providers"]
+    mounted = [one for one in compose()["services"]["grafana"]["volumes"] if provider["options"]["path"] in one]
+    assert json.loads((COMPOSE / mounted[0].partition(":")[0]).read_text())["panels"]
+
+
+# The files of the compose file, run
+
+
+@contextmanager
+def network(hosts: dict[str, str], place: Path) -> Iterator[list[str]]:
+    """A network of its own with these names and addresses: the words to run a command in it."""
+    (place / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
+    addresses = "".join(f"ip addr add {address}/32 dev lo && " for address in hosts.values())
+    (place / "resolv.conf").touch()  # asks this machine, which refuses at once
+    mounts = "".join(f"mount --bind {place}/{name} /etc/{name} && " for name in ("hosts", "resolv.conf"))
+    script = f"ip link set lo up && {addresses} {mounts} echo ready && exec sleep 600"
+    command = ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", script]
+    holder = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert holder.stdout is not None
+        assert (said := holder.stdout.readline()) == "ready\n", said
+        yield ["nsenter", "-t", str(holder.pid), "-n", "-m"]
+    finally:
+        holder.kill()
+        holder.communicate()
+
+
+@contextmanager
+def daemon(inside: list[str], place: Path, *words: str, secret: str) -> Iterator[subprocess.Popen[bytes]]:
+    """`scanbridge ...` as the container has it: a token, a directory for its state, and its file."""
+    (place / "secrets").mkdir(parents=True)
+    (place / "secrets" / secret).write_text("5ca11ab1e" * 7 + "0\n")
+    variables = {
+        "CREDENTIALS_DIRECTORY": str(place / "secrets"),
+        "STATE_DIRECTORY": str(place),
+        "PYTHONPATH": str(ROOT),
+    }
+    command = [*inside, sys.executable, "-m", "bridge", *words]
+    process = subprocess.Popen(
+        command, env=os.environ | variables, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    try:
+        yield process
+    finally:
+        process.terminate()
+        process.wait(60)
+
+
+@contextmanager
+def postfix(inside: list[str], place: Path) -> Iterator[None]:
+    """The compose file's Postfix, but for where things lie."""
+    for name in ("etc/postfix-files.d", "etc/dynamicmaps.cf.d", "spool", "data", "mail"):
+        (place / name).mkdir(parents=True)
+    shutil.chown(place / "data", "postfix")
+    os.chown(place / "mail", 10002, 10002)
+    for file in Path("/etc/postfix").glob("postfix-files*"):
+        if file.is_file():
+            shutil.copy(file, place / "etc")
+    (place / "etc/dynamicmaps.cf").touch()
+    main = (COMPOSE / "postfix/main.cf").read_text()
+    main = main.replace("/var/mail/virtual", f"{place}/mail").replace("/dev/stdout", f"{place}/maillog")
+    places = f"queue_directory = {place}/spool\ndata_directory = {place}/data\nmaillog_file_prefixes = {place}\n"
+    (place / "etc/main.cf").write_text(
+        main + places + "daemon_directory = /usr/lib/postfix/sbin\ninet_protocols = ipv4\n"
+    )
+    shutil.copy(COMPOSE / "postfix/master.cf", place / "etc")
+    for name in ("main.cf", "master.cf"):
+        os.utime(place / "etc" / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
+    words = [*inside, str(find("postfix")), "-c", place / "etc"]
+    started = run(*words, "start")
+    assert started.returncode == 0 and "warning" not in started.stderr, started.stdout + started.stderr
+    try:
+        yield
+    finally:
+        run(*words, "stop")
+
+
+def test_mail_goes_through_the_configuration_of_the_compose_file() -> None:
+    """Postfix, bridge and service with their files: clean mail lies in the mailbox, GTUBE is refused, none is lost."""
+    need("postfix", "swaks", "unshare", "nsenter", "ip", root=True)
+    networks = {name: one["networks"] for name, one in compose()["services"].items()}
+    hosts = {name: networks[name]["mail"]["ipv4_address"] for name in ("postfix", "bridge", "scanner")}
+    with ExitStack() as stack:
+        place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compose-")))
+        place.chmod(0o755)
+        inside = stack.enter_context(network(hosts, place))
+        service = ("service", "-c", str(COMPOSE / "service.yml"))
+        stack.enter_context(daemon(inside, place / "scanner", *service, secret="service-token"))
+        config = str(COMPOSE / "bridge.yml")
+        bridge = stack.enter_context(daemon(inside, place / "bridge", "run", "-c", config, secret="api-token"))
+        stack.enter_context(postfix(inside, place / "postfix"))
+
+        def send(body: str) -> str:
+            words = ["swaks", "--server", hosts["postfix"], "--to", "you@example.org", "--body", body]
+            return run(*inside, *words).stdout
+
+        until(lambda: "250 2.0.0 Ok: queued" in send("clean"), "the first mail", 30)
+        new = place / "postfix/mail/all/new"
+        (mail,) = until(lambda: list(new.glob("*")), "the mailbox")
+        assert "X-Scan-Decision: deliver" in mail.read_text()
+        assert "550 5.7.1" in send(GTUBE)
+        healthy = [*inside, sys.executable, "-m", "bridge", "status", "-c", config]
+        assert subprocess.run(healthy, capture_output=True, timeout=30, cwd=ROOT).returncode == 0
+        bridge.kill()
+        bridge.wait()
+        assert "451 4.3.0" in send("nobody is there")
+        assert subprocess.run(healthy, capture_output=True, timeout=30, cwd=ROOT).returncode == 1
+        assert len(list(new.glob("*"))) == 1

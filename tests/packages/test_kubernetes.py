@@ -1,0 +1,94 @@
+"""The Kustomize base: every object by the schemas of Kubernetes, and one fits the other."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from bridge import yamlfile
+from bridge.config import Config
+from bridge.service import settings
+
+BASE = Path(__file__).parents[2] / "deploy/kubernetes"
+KUSTOMIZATION = yaml.safe_load((BASE / "kustomization.yaml").read_text())
+OBJECTS: list[dict[str, Any]] = [
+    one for name in KUSTOMIZATION["resources"] for one in yaml.safe_load_all((BASE / name).read_text())
+]
+VERSIONS = ["1.28", "1.34"]
+
+
+def of(kind: str) -> list[dict[str, Any]]:
+    return [one for one in OBJECTS if one["kind"] == kind]
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_objects_follow_the_schemas(version: str) -> None:
+    """Strictly: a key that Kubernetes does not know is a mistake."""
+    for one in OBJECTS:
+        kubernetes_validate.validate(one, version, strict=True)
+
+
+def test_a_wrong_object_would_be_found() -> None:
+    """The test above can fail."""
+    wrong = copy.deepcopy(of("StatefulSet")[0])
+    wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
+    with pytest.raises(kubernetes_validate.ValidationError):
+        kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
+
+
+def test_references_lead_somewhere() -> None:
+    """Files, configurations, selectors and ports that one object names exist in the others."""
+    here = {path.name for path in BASE.iterdir()}
+    generated = {one["name"]: one["files"] for one in KUSTOMIZATION["configMapGenerator"]}
+    assert here == {
+        "README.md",
+        "kustomization.yaml",
+        *KUSTOMIZATION["resources"],
+        *(file for files in generated.values() for file in files),
+    }
+    pods = {}
+    for one in of("StatefulSet"):
+        labels, pod = one["spec"]["template"]["metadata"]["labels"], one["spec"]["template"]["spec"]
+        assert one["spec"]["selector"]["matchLabels"] == labels
+        (container,) = pod["containers"]
+        volumes = {volume["name"] for volume in pod["volumes"]} | {
+            claim["metadata"]["name"] for claim in one["spec"]["volumeClaimTemplates"]
+        }
+        assert {mount["name"] for mount in container["volumeMounts"]} == volumes
+        for volume in pod["volumes"]:
+            assert volume.get("configMap", {}).get("name") in {None, *generated}
+        assert one["spec"]["serviceName"] in {service["metadata"]["name"] for service in of("Service")}
+        pods[labels["app.kubernetes.io/name"]] = {port["name"] for port in container["ports"]}
+    for service in of("Service"):
+        ports = pods[service["spec"]["selector"]["app.kubernetes.io/name"]]
+        assert {port["targetPort"] for port in service["spec"]["ports"]} <= ports
+    for policy in of("NetworkPolicy"):
+        ports = pods[policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/name"]]
+        assert {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]} == ports
+
+
+def test_pods_are_confined() -> None:
+    """The restricted profile, a read-only root, and time to finish the mail that is there."""
+    for one in of("StatefulSet"):
+        pod = one["spec"]["template"]["spec"]
+        own = pod["containers"][0]["securityContext"]
+        assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]
+        assert own["readOnlyRootFilesystem"] and own["capabilities"]["drop"] == ["ALL"]
+        assert own["allowPrivilegeEscalation"] is False and not pod["automountServiceAccountToken"]
+    bridge = of("StatefulSet")[0]["spec"]["template"]["spec"]
+    drain_s = yamlfile.load(BASE / "bridge.yml", Config).drain_timeout
+    assert bridge["terminationGracePeriodSeconds"] > drain_s
+
+
+def test_configurations_are_valid(tmp_path: Path) -> None:
+    """The service's too (the bridge's are tried with all the others), with a token in its place."""
+    token = tmp_path / "token"
+    token.write_text("5ca11ab1e" * 7 + "0\n")
+    text = (BASE / "service.yml").read_text().replace("/run/secrets/scanbridge/token", str(token))
+    (tmp_path / "service.yml").write_text(text)
+    assert settings.load(tmp_path / "service.yml")
