@@ -24,6 +24,7 @@ SOURCES = "/etc/apt/sources.list.d/debian.sources"
 PACKAGES = {
     "exim": "exim4-daemon-light",
     "opensmtpd": "opensmtpd",
+    "package": "python3.11,systemd-standalone-sysusers,systemd-standalone-tmpfiles",  # for our own
     "sendmail": "sendmail-bin,sendmail-base,sensible-mda,m4,make",
 }
 _DEADLINE_S = 60.0

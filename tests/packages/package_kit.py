@@ -12,11 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from requirements import need, unavailable
+from debian_root import cached_root
 
 PROJECT = Path(__file__).parents[2]
-SOURCES = "/etc/apt/sources.list.d/debian.sources"
-INCLUDED = "python3.11,init-system-helpers,systemd-standalone-sysusers,systemd-standalone-tmpfiles"
 OLD, NEW = "0.0.9", "0.2.0"
 
 
@@ -76,32 +74,12 @@ def _changed_project(copy: Path) -> Path:
     return copy
 
 
-def cached_root() -> Path:
-    """A Debian 12 with Python and little else; built on first use, which takes half a minute."""
-    need("mmdebstrap", root=True)
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
-    cache.mkdir(parents=True, exist_ok=True)
-    root = cache / "package-bookworm"
-    with (cache / "package-lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not root.exists():
-            building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
-            command = ["mmdebstrap", "--mode=root", "--variant=essential", f"--include={INCLUDED}", "bookworm"]
-            sources = [SOURCES] if Path(SOURCES).exists() else []
-            done = subprocess.run([*command, building, *sources], capture_output=True, text=True, timeout=600)
-            if done.returncode != 0:
-                shutil.rmtree(building, ignore_errors=True)
-                unavailable(f"the root for packages cannot be built: {done.stderr[-400:]}")
-            building.rename(root)
-    return root
-
-
 class Debian:
     """A copy of the root, for one test."""
 
     def __init__(self, place: Path) -> None:
         self.root = place / "root"
-        subprocess.run(["cp", "-a", cached_root(), self.root], check=True, timeout=120)
+        subprocess.run(["cp", "-a", cached_root("package"), self.root], check=True, timeout=120)
 
     def run(self, *words: str, code: int = 0) -> str:
         """A command inside; what it said."""

@@ -1,0 +1,54 @@
+"""The Ansible role: ansible-lint and Ansible itself find nothing wrong. Applied it is by `make test-systemd`."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from bridge import yamlfile
+from bridge.config import Config
+
+ANSIBLE = Path(__file__).parents[2] / "deploy/ansible"
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """Where the tools may leave what they like."""
+    shutil.copytree(ANSIBLE, tmp_path / "ansible")
+    return tmp_path / "ansible"
+
+
+def run(place: Path, *words: str) -> tuple[int, str]:
+    variables = {"HOME": str(place.parent), "PATH": f"{BIN}:{os.environ['PATH']}", "NO_COLOR": "1"}
+    done = subprocess.run(words, cwd=place, env=os.environ | variables, capture_output=True, text=True, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_ansible_lint_has_nothing_to_say(copy: Path) -> None:
+    """By its strictest profile, without asking anybody on the network."""
+    code, said = run(copy, "ansible-lint", "--offline", "--strict", "--profile", "production", "--format", "pep8")
+    assert code == 0 and "Passed" in said, said
+
+
+def test_playbook_is_understood(copy: Path) -> None:
+    code, said = run(copy, "ansible-playbook", "-i", "inventory.yml", "--syntax-check", "playbook.yml")
+    assert code == 0 and "WARNING" not in said, said
+
+
+def test_example_and_variables_are_true(tmp_path: Path) -> None:
+    """The inventory's configuration is valid, and the page names every variable with its default."""
+    inventory = yaml.safe_load((ANSIBLE / "inventory.yml").read_text())["mailservers"]["vars"]
+    text = yaml.safe_dump(inventory.pop("scanbridge_config"))
+    assert yamlfile.load(tmp_path / "bridge.yml", Config, text).listeners
+    defaults = yaml.safe_load((ANSIBLE / "roles/scanbridge/defaults/main.yml").read_text())
+    assert set(inventory) <= set(defaults)
+    named = dict(re.findall(r"^\| `(scanbridge_\w+)` \| (\S*) *\|", (ANSIBLE / "README.md").read_text(), re.M))
+    assert {name: yaml.safe_load(value.strip("`|") or '""') for name, value in named.items()} == defaults
