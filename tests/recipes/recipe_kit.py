@@ -293,4 +293,4 @@ def _compare(page: Path, lines: str, pattern: str) -> None:
     if os.environ.get("RECIPES") == "write":
         page.write_text(f"{text[: found.start()]}{lines}\n{text[found.end() :]}")
     else:
-        assert found[0] == f"{lines}\n", f"{page} says something else; RECIPES=write puts it there"
+        assert found[0] == f"{lines}\n", f"{page} has\n{found[0]}and not what was seen (RECIPES=write):\n{lines}"
