@@ -21,6 +21,8 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_POLL_S = 0.01
+
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inodes, quota, ulimit
 
 
@@ -34,19 +36,33 @@ class Stop:
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
         self._event = threading.Event()
+        self._beginning = threading.Lock()
+        self.has_begun = False
+        self.is_running = False
 
     def set(self) -> None:
-        self._event.set()
+        with self._beginning:
+            self._event.set()
 
     def check(self) -> None:
         if self._event.is_set() or time.monotonic() >= self._deadline:
             raise Stopped
 
+    def run(self, work: Callable[[Stop], T]) -> T:
+        """The thread's side. Work that was told to stop before it began never begins."""
+        with self._beginning:
+            self.check()
+            self.has_begun = self.is_running = True
+        try:
+            return work(self)
+        finally:
+            self.is_running = False
+
 
 async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
-    """Run `work`; end only when it has ended. Raises Stopped past the deadline."""
+    """Run `work`; end only when it has ended. Raises Stopped past the deadline, OSError when there is no thread."""
     stop = Stop(deadline)
-    job = asyncio.ensure_future(asyncio.to_thread(work, stop))
+    job = asyncio.ensure_future(asyncio.to_thread(stop.run, work))
     try:
         return await asyncio.shield(job)
     except asyncio.CancelledError:
@@ -59,6 +75,18 @@ async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
         if not job.cancelled():
             job.exception()  # seen: the caller hears of the cancellation alone
         raise
+    except RuntimeError as exc:
+        if stop.has_begun and not stop.is_running:
+            raise  # the work's own
+        await _abandon(stop)
+        raise OSError(errno.EAGAIN, f"no thread for it: {exc}") from exc
+
+
+async def _abandon(stop: Stop) -> None:
+    """Where no thread can be started, the work is in the pool's queue all the same: the next thread would find it."""
+    stop.set()
+    while stop.is_running:  # noqa: ASYNC110 - a thread has it, and this hardly ever happens
+        await asyncio.sleep(_POLL_S)
 
 
 def make_directory(path: Path) -> None:
