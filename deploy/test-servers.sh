@@ -19,6 +19,8 @@ clamd        clamav-daemon
 rspamd       rspamd
 mmdebstrap   mmdebstrap
 curl         curl
+jq           jq
+less         less
 prometheus   prometheus
 promtool     prometheus
 strace       strace

@@ -1,0 +1,64 @@
+# Sourced by a shell in namespaces of its own: a machine to try commands on exactly as they are written.
+#
+# The real ports, because the network is its own; the real paths, because writes go to memory; a checkout with a virtual
+# environment that is ready. $ROOM is an empty directory, $SOURCE the repository, $PYTHON the interpreter of the tests, $WARM a
+# program that answers calls of scanbridge.
+set -eu
+ip link set lo up
+mount -t tmpfs tmpfs "$ROOM"
+over() {  # a directory of the machine, or of the repository, with what is written to it in memory
+    layers=$ROOM/layers/$(basename "$2")
+    mkdir -p "$layers/new" "$layers/work" "$2"
+    mount -t overlay overlay -o "lowerdir=$1,upperdir=$layers/new,workdir=$layers/work" "$2"
+}
+for directory in /etc /opt /usr/local /var; do over "$directory" "$directory"; done
+over "$SOURCE" "$ROOM/checkout"
+mkdir -p "$ROOM/checkout/.venv" "$ROOM/home"
+mount -t tmpfs tmpfs "$ROOM/checkout/.venv"
+mkdir "$ROOM/checkout/.venv/bin"
+printf '#!/bin/sh\nexec %s "$@"\n' "$PYTHON" >"$ROOM/checkout/.venv/bin/python"
+printf '#!/bin/sh\nexec %s -IS %s %s "$@"\n' "$PYTHON" "$WARM" "$ROOM/warm" >"$ROOM/checkout/.venv/bin/scanbridge"
+chmod 755 "$ROOM/checkout/.venv/bin/"*
+touch "$ROOM/checkout/.venv/.run-ready" "$ROOM/checkout/.venv/.dev-ready"
+cp "$ROOM/checkout/.venv/bin/scanbridge" /usr/local/bin/
+export HOME=$ROOM/home PYTHONPATH=$SOURCE PATH=/usr/local/bin:$PATH:/usr/local/sbin:/usr/sbin:/sbin
+unset SCANBRIDGE_CONFIG XDG_STATE_HOME STATE_DIRECTORY
+cd "$ROOM/checkout"
+"$PYTHON" "$WARM" "$ROOM/warm" &
+until [ -S "$ROOM/warm" ]; do sleep 0.02; done
+set +eu
+
+listening() {  # wait until somebody listens at each of these ports
+    for port; do
+        until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do sleep 0.02; done
+    done
+}
+
+embedded() {  # the embedded default, with one mail in its quarantine, whose id is $ID
+    scanbridge run >"$HOME/scanbridge.log" 2>&1 &
+    listening 10025 9081 9082
+    eicar 10025
+    ID=$(scanbridge quarantine list --json --limit 1 | jq -r .id)
+    [ -n "$ID" ]
+}
+
+eicar() {
+    swaks --server "127.0.0.1:$1" --from bad@sender.example --to you@example.org --silent 3 \
+      --body 'X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*'
+}
+
+configured() {  # the embedded default as a file of this name, with more behind it; all commands go by it
+    mkdir -p "$(dirname "$1")"
+    "$PYTHON" -c 'import sys, bridge.config; print(bridge.config.EMBEDDED.format(state=sys.argv[1]))' "$HOME/state" >"$1"
+    cat >>"$1"
+    export SCANBRIDGE_CONFIG=$1
+}
+
+journalctl() {  # there is no journal here: the log of the embedded default instead; of the options -g is heard
+    pattern=.
+    while [ $# -gt 0 ]; do
+        [ "$1" != -g ] || pattern=$2
+        shift
+    done
+    grep -e "$pattern" "$HOME/scanbridge.log"
+}

@@ -1,0 +1,123 @@
+"""Every command in the documents is run, exactly as it stands there.
+
+Each page is a story: its blocks marked `sh` and `python` are run in one shell from the first to the last, on a machine
+of their own with the real ports and paths (room.sh).
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from blocks import Block, blocks
+from requirements import need
+from story import Story, tell
+
+LANGUAGES = {"sh", "python", "yaml", "toml", "json", ""}
+PROGRAMS = "sudo|scanbridge|make|curl|swaks|systemctl|apt|pip|docker|kubectl|postconf|postfix"
+COMMAND = re.compile(rf"^(?:\$|{PROGRAMS}) (?!\d)", re.MULTILINE)
+
+MAIL = r"printf 'From: a@example.org\r\nSubject: hello\r\n\r\nhello\r\n' > mail.eml"
+GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
+
+STORIES: dict[str, Story] = {
+    "README.md": Story(
+        prepare=MAIL,
+        words={"ID": "$(scanbridge quarantine list --json --limit 1 | jq -r .id)", "DIRECTORY": "~"},
+        goes_on={"make run": "10025 10027 9081 9082"},
+        fails={f"swaks --server 127.0.0.1:10025 --to you@example.org --body '{GTUBE}'": 26},
+    ),
+    "docs/lists.md": Story(
+        prepare="""
+            embedded
+            echo new.example | tee feed.csv > domains.txt
+            seq -f user%g@example.org 50 | scanbridge lists add blocked-senders
+            seq -f user%g@example.org 2 51 > blocked-senders.txt
+            mkdir lists; cp domains.txt lists/blocked-domains.txt
+            cp ~/.local/state/scanbridge/api-key .
+        """,
+        words={
+            "ID": "$ID",
+            "https://feed.example/domains.txt": "file://$PWD/domains.txt",
+            "partners": "allowed-senders",
+        },
+        fails={"scanbridge lists sync blocked-senders blocked-senders.txt --prune --dry-run": 3},
+    ),
+    "docs/operations.md": Story(prepare="embedded"),
+    "docs/privacy.md": Story(
+        prepare="""
+            echo 'log: {addresses: hashed}' | configured bridge.yml
+            embedded
+            swaks --server 127.0.0.1:10025 --to jane@example.org --silent 3
+        """,
+    ),
+    "docs/quarantine.md": Story(prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}),
+    "docs/runbooks.md": Story(
+        prepare="""
+            configured /etc/scanbridge/bridge.yml </dev/null
+            sed -i 's#next_hop: .*#next_hop: smtp://127.0.0.1:10026#' /etc/scanbridge/bridge.yml  # nobody is there
+            embedded
+            unset SCANBRIDGE_CONFIG
+            swaks --server 127.0.0.1:10025 --to jane@example.org --silent 3 || true
+        """,
+        words={"NAME": "scanbridge_failures_total"},
+        fails={"scanbridge check": 1},
+    ),
+    "docs/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
+}
+
+# Page and first command of every block that is not run. Its reason stands above it in the page.
+NOT_RUN = {
+    ("CONTRIBUTING.md", "make run"),
+    ("README.md", "make test"),
+    ("docs/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
+    ("docs/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
+    ("docs/install.md", "pipx install dist/scanbridge-*.whl"),
+    ("docs/systemd.md", "python3 -m venv /opt/scanbridge && /opt/scanbridge/bin/pip install scanbridge"),
+    ("docs/systemd.md", "mkdir -p /etc/scanbridge/lab"),
+    (
+        "docs/systemd.md",
+        "systemd-run -q --wait --pipe -p DynamicUser=yes -p User=scanbridge -p StateDirectory=scanbridge \\",
+    ),
+}
+
+RUN = [block for block in blocks() if block.is_program and block.not_run is None]
+
+
+def need_a_room() -> None:
+    need("unshare", "ip", "curl", "jq", "less", "make", "promtool", "swaks", root=True)
+
+
+@pytest.mark.parametrize("page", sorted({block.page for block in RUN}))
+def test_commands_of_a_page_work(page, tmp_path):
+    """What a reader types from this page does what it should."""
+    need_a_room()
+    story = STORIES.get(page, Story())
+    told = tell([block for block in RUN if block.page == page], story, tmp_path)
+    assert told.failures == story.fails, told.output
+
+
+def test_commands_that_fail_are_found(tmp_path):
+    """In the middle of a block, within a pipe, and in Python."""
+    need_a_room()
+    shell = "scanbridge lists nonsense\nscanbridge nonsense 2>&1 | cat\nscanbridge --version   # well\n"
+    page = [Block("page", 1, "sh", shell, None), Block("page", 9, "python", "import nonsense\n", None)]
+    told = tell(page, Story(), tmp_path)
+    assert list(told.failures.values()) == [2, 2, 1], told.output
+    assert "scanbridge, version" in told.output
+
+
+def test_what_is_not_run_is_known_and_has_its_reason():
+    """Nobody leaves a command out in passing: a new one needs its line here, and a sentence in the page."""
+    left_out = [block for block in blocks() if block.not_run is not None]
+    assert {block.name for block in left_out} == NOT_RUN
+    for block in left_out:
+        assert block.is_program and len(block.not_run or "") > 10, f"{block.page}:{block.line} needs a reason"
+
+
+def test_commands_are_marked_as_such():
+    """A block that would escape, because it is marked otherwise or not at all."""
+    for block in blocks():
+        assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language}"
+        if not block.is_program:
+            assert not COMMAND.search(block.text), f"{block.page}:{block.line} is a block of commands: mark it sh"

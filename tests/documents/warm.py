@@ -1,0 +1,78 @@
+"""`scanbridge` for shells that call it a hundred times: a process that has imported everything forks for each call.
+
+Each start of Python with all our libraries costs a second of a processor. The call itself is the real one: its own
+process, arguments, directory, environment, standard streams and exit code. `warm.py SOCKET` serves, `warm.py SOCKET
+ARGUMENT...` calls.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import sys
+
+
+def call(path: str, arguments: list[str]) -> int:
+    with socket.socket(socket.AF_UNIX) as server:
+        server.connect(path)
+        text = json.dumps([arguments, os.getcwd(), dict(os.environ)]).encode()
+        socket.send_fds(server, [len(text).to_bytes(4, "big")], [0, 1, 2])
+        server.sendall(text)
+        return (server.recv(1) or b"\xff")[0]
+
+
+def serve(path: str) -> None:
+    import importlib
+    import pkgutil
+
+    import bridge
+
+    for module in pkgutil.walk_packages(bridge.__path__, "bridge."):
+        if module.name not in ("bridge.__main__", "bridge.testing"):
+            importlib.import_module(module.name)
+    gc.freeze()  # what was imported need not be copied by a child that collects garbage
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for them
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+        listener.listen(100)
+        while True:
+            client, _ = listener.accept()
+            if os.fork() == 0:
+                listener.close()
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                _answer(client)
+            client.close()
+
+
+def _answer(client: socket.socket) -> None:
+    """In the child: become what was called, and tell its exit code."""
+    from bridge.cli import main
+
+    length, streams, _, _ = socket.recv_fds(client, 4, 3)
+    arguments, directory, environment = json.loads(client.recv(int.from_bytes(length, "big"), socket.MSG_WAITALL))
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.chdir(directory)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = ["scanbridge", *arguments]
+    code = 1
+    try:
+        main(prog_name="scanbridge")
+    except SystemExit as exit_:
+        code = exit_.code if isinstance(exit_.code, int) else int(exit_.code is not None)
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        client.sendall(bytes([code]))
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        serve(sys.argv[1])
+    sys.exit(call(sys.argv[1], sys.argv[2:]))
