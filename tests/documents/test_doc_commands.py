@@ -72,6 +72,13 @@ NOT_RUN = {
     ("README.md", "make test"),
     ("docs/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
     ("docs/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
+    ("deploy/ansible/README.md", "make packages"),
+    ("deploy/compose/README.md", "cd deploy/compose"),
+    (
+        "deploy/kubernetes/README.md",
+        'kubectl -n mail create secret generic scanbridge-token --from-literal=token="$(openssl rand -hex 32)"',
+    ),
+    ("docs/install.md", "podman build --format docker -f deploy/container/Containerfile -t scanbridge ."),
     ("docs/install.md", "pipx install dist/scanbridge-*.whl"),
     ("docs/systemd.md", "python3 -m venv /opt/scanbridge && /opt/scanbridge/bin/pip install scanbridge"),
     ("docs/systemd.md", "mkdir -p /etc/scanbridge/lab"),
