@@ -22,8 +22,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / one) for one in ("", "hostile"))]
+sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / one) for one in ("", "hostile", "service"))]
 
+import memory_service  # noqa: E402
 import trustme  # noqa: E402
 from attacks import ATTACKS, Attack, MiB, Target  # noqa: E402
 from hostile_kit import bridge_process, can_connect  # noqa: E402
@@ -56,10 +57,15 @@ def main() -> int:
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     chosen = [one for one in ATTACKS if not options.only or any(word in one.name for word in options.only)]
     rows = [measure(one, options.ours) for one in chosen]
+    bombs = [one for one in memory_service.BOMBS if not options.only or any(word in one.name for word in options.only)]
+    looked_into = [memory_service.measure(one) for one in bombs]
     if not options.only and not options.ours:
-        write(rows)
-    bad = [row.attack.name for row in rows if not row.good]
-    print(f"{len(rows) - len(bad)} within their bound" + (f", {len(bad)} not: {', '.join(bad)}" if bad else ""))
+        write(rows, looked_into)
+    bad = [row.attack.name for row in rows if not row.good] + [row.bomb.name for row in looked_into if not row.good]
+    print(
+        f"{len(rows) + len(looked_into) - len(bad)} within their bound"
+        + (f", {len(bad)} not: {', '.join(bad)}" if bad else "")
+    )
     return 1 if bad else 0
 
 
@@ -136,7 +142,7 @@ def certificate(directory: Path) -> None:
     issued.cert_chain_pems[0].write_to_path(directory / "cert.pem")
 
 
-def write(rows: list[Row]) -> None:
+def write(rows: list[Row], looked_into: list[memory_service.BombRow]) -> None:
     """Our own prose above the mark stays."""
     prose = PAGE.read_text().partition(MARK)[0]
     lines = ["| attack | stock, MiB | ours, MiB | bound, MiB | which limit |", "|---|---:|---:|---:|---|"]
@@ -144,7 +150,10 @@ def write(rows: list[Row]) -> None:
         stocks = "-" if row.stock is None else f"{row.stock / MiB:.0f}"
         mine = f"{row.ours / MiB:.1f}" if row.good else f"**{row.ours / MiB:.1f}**"
         lines.append(f"| {row.attack.name} | {stocks} | {mine} | {row.attack.bound / MiB:.1f} | {row.attack.why} |")
-    PAGE.write_text(f"{prose}{MARK}\nRun on {datetime.now(UTC):%Y-%m-%d}.\n\n" + "\n".join(lines) + "\n")
+    lines += ["", "## Mail that the service looks into", "", *memory_service.table(looked_into)]
+    PAGE.write_text(
+        f"{prose}{MARK}\n## The bridge\n\nRun on {datetime.now(UTC):%Y-%m-%d}.\n\n" + "\n".join(lines) + "\n"
+    )
 
 
 if __name__ == "__main__":

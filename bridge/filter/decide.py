@@ -187,6 +187,8 @@ class Filter:
             record.outcome = Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
         finally:
             self._tell(record)
+            if record.error is not None:
+                record.error.__traceback__ = None  # its frames hold the record: only the collector would find them
         return record.outcome
 
     def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:

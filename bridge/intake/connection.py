@@ -152,6 +152,7 @@ class Connection(Wire):
         self.transport = None
         if self._task is not None:
             self._task.cancel()
+            self._task = None
         if (hook := self._handle_hooks.get("CLOSE")) is not None:
             hook(self)
 
@@ -253,6 +254,8 @@ class Connection(Wire):
             await work(*arguments)
         except asyncio.CancelledError:
             self._hang_up()
+            if self._task is asyncio.current_task():
+                self._task = None  # it keeps the exception, and with that us: only the collector would find it
             raise
         except ConnectionError:
             self._hang_up()

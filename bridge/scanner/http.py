@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import httptools
 
@@ -68,10 +68,10 @@ class HttpConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._lost = False
         self._sent_whole = False
+        self._parser: Any = None  # from the first request on; it refers to us
         self._begin()
 
     def _begin(self) -> None:
-        self._parser = httptools.HttpResponseParser(self)
         self._headers: dict[bytes, bytes] = {}
         self._head_complete = False
         self._body: list[bytes] = []
@@ -87,6 +87,7 @@ class HttpConnection(asyncio.Protocol):
         if self._lost:
             raise ConnectionLost("closed while idle", sent_whole=False, answered=False)
         self._begin()
+        self._parser = httptools.HttpResponseParser(self)
         self._sent_whole = False
         self.reusable = False
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -171,6 +172,7 @@ class HttpConnection(asyncio.Protocol):
             self._timer = None
         self.resume_writing()
         self._fail(self._lost_error("connection lost"))
+        self._parser = None  # or only the collector would find us
 
     def pause_writing(self) -> None:
         if self._drained is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import gzip
 import socket
+import ssl
 import struct
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -25,9 +26,8 @@ SLACK = 6 * MiB
 CONNECTION = 24 * KiB  # one that is idle
 HANDSHAKE = 96 * KiB  # one that has begun TLS: OpenSSL's buffers
 MAIL = 2 * BLOCK  # one in DATA: what is kept in memory, and a block on its way to the disk
-PROCESSED = (
-    8 * BLOCK
-)  # one that is sent to the scanner or the next hop: blocks that were read, stuffed, are on their way
+ENCRYPTED = 3 * BLOCK  # one in DATA over TLS: with the buffers of the event loop and of OpenSSL
+PROCESSED = 8 * BLOCK  # one on its way to scanner or next hop: blocks that were read, stuffed, are being sent
 LINES = (b"x" * 898 + b"\r\n") * 72  # shorter than RFC 5321 wants them: stock parts take no longer ones
 
 
@@ -159,6 +159,24 @@ def stalled_in_data(count: int, size: int) -> Callable[[Target], None]:
     return act
 
 
+def left_in_data(target: Target) -> None:
+    """Over TLS, again and again: what is kept of those who have left adds up."""
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
+    for _ in range(4):
+        with ExitStack() as stack:
+            clients = [stack.enter_context(target.client()) for _ in range(100)]
+            for client in clients:
+                client.open()
+                client.say(b"STARTTLS")
+                client.sock = tls.wrap_socket(client.sock)
+                client.say(b"EHLO client.example")
+                client.begin()
+                pour(client, LINES, MiB, 30.0)
+            with target.client() as last:  # what they sent was read, for this one came after them
+                last.open()
+
+
 def large_mails(target: Target) -> None:
     """All of them in the scanner's hands at once."""
     release = asyncio.Event()
@@ -287,6 +305,7 @@ _SMTP: list[tuple[str, Callable[[Target], None], int, str]] = [
         400 * (CONNECTION + MAIL),
         "a mail",
     ),
+    ("4 times 100 connections over TLS that leave in DATA, 1 MiB each", left_in_data, 100 * ENCRYPTED, "a mail"),
     ("20 mails of 8 MiB in the scan", large_mails, 20 * PROCESSED, "mails in processing"),
     ("a scanner's answer of 64 MiB", scanner_says(large_answer), _MAX_ANSWER, "the scanner's answer"),
     ("a scanner's answer that unpacks to 64 MiB", scanner_says(packed_answer), _MAX_ANSWER, "the scanner's answer"),

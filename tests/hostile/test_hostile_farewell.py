@@ -8,14 +8,20 @@ import gc
 import logging
 import os
 import socket
+import ssl
 import struct
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hostile_kit import Hanging, bridge_process, eventually
 
+from bridge.intake.data import DataReader
+from bridge.intake.smtp import BridgeSMTP
+from bridge.mail.message import Message
+from bridge.scanner.http import HttpConnection
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 
 
@@ -33,6 +39,7 @@ def half_close(client: SmtpClient) -> None:
 
 
 Way = Callable[[SmtpClient], None]
+Certificate = tuple[dict[str, Any], ssl.SSLContext]
 WAYS: list[Way] = [close, reset, half_close]
 IN_DATA = b"MAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nSubject: x\r\n\r\nx"
 
@@ -74,6 +81,46 @@ def test_client_that_leaves_in_the_middle_leaves_nothing(
         assert eventually(lambda: is_idle(shared))
         client.close()
     assert caplog.records == [] and shared.scanner.submissions == []
+
+
+@pytest.fixture
+def no_collector() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def alive(*kinds: type) -> int:
+    return sum(type(one) in kinds for one in gc.get_objects())
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("leave", WAYS)
+@pytest.mark.parametrize("in_the_scan", [False, True], ids=["in data", "in the scan"])
+def test_client_that_leaves_is_forgotten_without_the_collector(
+    tmp_path: Path, certificate: Certificate, leave: Way, in_the_scan: bool
+) -> None:
+    """The collector looks seldom at what has lived long, and a TLS connection has buffers of hundreds of KiB."""
+    with running_bridge(tmp_path, tls=certificate[0]) as bridge:
+        bridge.scanner.reply = Hanging()
+        kinds = (BridgeSMTP, DataReader, Message)
+        before = alive(*kinds)
+        for _ in range(3):
+            client = bridge.client()
+            client.open()
+            client.say(b"STARTTLS")
+            client.sock = certificate[1].wrap_socket(client.sock, server_hostname="bridge.example")
+            client.say(b"EHLO client.example")
+            client.begin()
+            client.send(b"x" * 300_000 + (b"\r\n.\r\n" if in_the_scan else b""))
+            if in_the_scan:
+                assert bridge.scanner.arrived.acquire(timeout=60)
+            leave(client)
+            client.close()
+        assert eventually(lambda: is_idle(bridge))
+        assert eventually(lambda: alive(*kinds) <= before, 10.0), alive(*kinds) - before
+        assert eventually(lambda: alive(HttpConnection) <= 1, 10.0), "one asks for the scanner's status"
 
 
 def test_replies_owed_are_given_to_a_client_that_says_no_more(shared: RunningBridge) -> None:
