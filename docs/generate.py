@@ -252,8 +252,10 @@ def _values(family: Any, label: str) -> str:
 
 
 if __name__ == "__main__":
-    import manpages  # beside this file
+    import httppage  # beside this file
+    import manpages
 
     for path, text in pages().items():
         path.write_text(text)
+    httppage.write()
     manpages.write()

@@ -25,17 +25,27 @@ MENTIONED = re.compile(r"(?:^|[`/ ])scanbridge ([a-z]+)(?: ([a-z]+))?(?: ([a-z]+
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def generated():
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
+def program(name: str):
+    """One of those in docs/ that make pages."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.pages()
+    return module
+
+
+def generated():
+    return program("generate").pages()
 
 
 @pytest.mark.parametrize("name", ["configuration.md", "metrics.md"])
 def test_generated_page_is_up_to_date(name):
     """`make docs` would change nothing."""
     assert (ROOT / "docs" / name).read_text() == generated()[ROOT / "docs" / name], "run `make docs`"
+
+
+def test_page_about_http_is_up_to_date():
+    """`make docs` would change nothing here, either."""
+    assert (ROOT / "docs" / "http-api.md").read_text() == program("httppage").page(), "run `make docs`"
 
 
 def test_pages_that_are_generated_are_the_ones_tried_here():

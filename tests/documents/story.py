@@ -26,6 +26,7 @@ class Story:
     words: Mapping[str, str] = field(default_factory=dict)
     goes_on: Mapping[str, str] = field(default_factory=dict)  # a command that does not end by itself: its ports
     fails: Mapping[str, int] = field(default_factory=dict)  # a command that is meant to fail: its exit code
+    shows: Sequence[str] = ()  # patterns of what a reader sees, in this order
 
 
 @dataclass(frozen=True)

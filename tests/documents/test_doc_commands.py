@@ -26,6 +26,15 @@ STORIES: dict[str, Story] = {
         words={"ID": "$(scanbridge quarantine list --json --limit 1 | jq -r .id)", "DIRECTORY": "~"},
         goes_on={"make run": "10025 10027 9081 9082"},
         fails={f"swaks --server 127.0.0.1:10025 --to you@example.org --body '{GTUBE}'": 26},
+        shows=[
+            "scanbridge is running",
+            "550 5.7.1",
+            "250 2.0.0 Ok: queued",
+            "OK: ",
+            "deliver",
+            "malware",
+            "released: 250",
+        ],
     ),
     "docs/lists.md": Story(
         prepare="""
@@ -51,6 +60,10 @@ STORIES: dict[str, Story] = {
             swaks --server 127.0.0.1:10025 --to jane@example.org --silent 3
         """,
     ),
+    "docs/python.md": Story(
+        prepare="embedded",
+        shows=["True clean", "250 2.0.0 Ok: queued as NEXT1", "550 5.7.1 The message was refused", "451 4.3.0"],
+    ),
     "docs/quarantine.md": Story(prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}),
     "docs/runbooks.md": Story(
         prepare="""
@@ -62,6 +75,19 @@ STORIES: dict[str, Story] = {
         """,
         words={"NAME": "scanbridge_failures_total"},
         fails={"scanbridge check": 1},
+    ),
+    "docs/start.md": Story(
+        prepare="mailserver",
+        goes_on={"scanbridge service -c service.yml": "9081", "scanbridge run -c bridge.yml": "10025 10027"},
+        fails={f"swaks --server 127.0.0.1 --to you@example.org --body '{GTUBE}'": 26},
+        shows=[
+            "listener=milter .* decision=deliver",
+            "nothing to change",
+            "Configuration file is valid",
+            "listener=mx .* decision=deliver",
+            "550 5.7.1 The message was refused",
+            "next hop .* up",
+        ],
     ),
     "docs/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
 }
@@ -102,6 +128,7 @@ def test_commands_of_a_page_work(page, tmp_path):
     story = STORIES.get(page, Story())
     told = tell([block for block in RUN if block.page == page], story, tmp_path)
     assert told.failures == story.fails, told.output
+    assert re.search(".*".join(story.shows), told.output, re.DOTALL), told.output
 
 
 def test_commands_that_fail_are_found(tmp_path):
