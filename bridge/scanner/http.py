@@ -100,6 +100,7 @@ class HttpConnection(asyncio.Protocol):
             self.forget(answer)
             if answer.done() and not answer.cancelled():
                 answer.exception()  # when we were cancelled, nobody else will look at it
+            del answer  # it holds the error, whose traceback holds this frame
 
     def _watch(self, deadline: float) -> None:
         """One timer does for many requests: each is over long before it, and the next has a later deadline."""

@@ -18,9 +18,11 @@ from typing import Any
 import pytest
 from hostile_kit import Hanging, bridge_process, eventually
 
+from bridge.filter.outcome import Record
 from bridge.intake.data import DataReader
 from bridge.intake.smtp import BridgeSMTP
 from bridge.mail.message import Message
+from bridge.mail.transaction import Transaction
 from bridge.scanner.http import HttpConnection
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 
@@ -120,6 +122,26 @@ def test_client_that_leaves_is_forgotten_without_the_collector(
             client.close()
         assert eventually(lambda: is_idle(bridge))
         assert eventually(lambda: alive(*kinds) <= before, 10.0), alive(*kinds) - before
+        assert eventually(lambda: alive(HttpConnection) <= 1, 10.0), "one asks for the scanner's status"
+
+
+async def reset_the_bridge(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+
+
+@pytest.mark.usefixtures("no_collector")
+@pytest.mark.parametrize("fault", ["reset", "nonsense", "silence"])
+def test_failed_scan_is_forgotten_without_the_collector(tmp_path: Path, fault: str) -> None:
+    """A scanner in trouble fails mail after mail: what each leaves behind must not add up."""
+    replies = {"reset": reset_the_bridge, "nonsense": b"220 smtp.example\r\n\r\n", "silence": Hanging()}
+    with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, deadline="1s") as bridge:
+        bridge.scanner.reply = replies[fault]
+        before = alive(Message, Transaction, Record)
+        with bridge.client() as client:
+            client.open()
+            assert [client.mail()[:4] for _ in range(2)] == [b"451 "] * 2
+        assert eventually(lambda: is_idle(bridge))
+        assert eventually(lambda: alive(Message, Transaction, Record) <= before, 10.0)
         assert eventually(lambda: alive(HttpConnection) <= 1, 10.0), "one asks for the scanner's status"
 
 
