@@ -18,10 +18,14 @@ from bridge.daemon.run import Daemon
 from bridge.testing import Background, free_port
 
 ROOT = Path(__file__).parent.parent
+MADE = ("build", "dist")  # and whatever begins with a dot
 PAGES = sorted(
-    path for path in ROOT.rglob("*.md") if not any(part.startswith(".") for part in path.relative_to(ROOT).parts)
+    path
+    for path in ROOT.rglob("*.md")
+    if not any(part.startswith(".") or part in MADE for part in path.relative_to(ROOT).parts)
 )
 MENTIONED = re.compile(r"(?:^|[`/ ])scanbridge ([a-z]+)(?: ([a-z]+))?(?: ([a-z]+))?(?=[` \n])", re.MULTILINE)
+CALL = re.compile(r"(?:^|[`/|&;(] ?)scanbridge ([^|&;#)`]+)")
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -74,6 +78,28 @@ def test_commands_in_a_page_exist(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_options_in_a_page_exist(page):
+    """Every `--option` behind a `scanbridge ...` that a page shows, in a block or in a sentence."""
+    for line in code(page.read_text()).splitlines():
+        for call in CALL.findall(line):
+            command, options = called(call.split())
+            known = {
+                name for one in command.get_params(click.Context(command)) for name in one.opts + one.secondary_opts
+            }
+            assert options <= known, f"scanbridge {call}"
+
+
+def called(words: list[str]) -> tuple[click.Command, set[str]]:
+    """The command that these words name, and the options behind it."""
+    command: click.Command = main
+    for word in words:
+        if not isinstance(command, click.Group) or not (found := command.get_command(click.Context(command), word)):
+            break
+        command = found
+    return command, {match[0] for word in words if (match := re.match(r"--[a-z][a-z-]+", word))}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_links_of_a_page_lead_somewhere(page):
     """Files and headings; other people's sites are not asked."""
     prose = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(), flags=re.DOTALL)
@@ -99,6 +125,17 @@ def test_tests_that_a_page_names_exist(page):
 def test_page_is_in_the_navigation_of_the_site(page):
     """Else nobody finds it (`make site` would say so too)."""
     assert re.search(rf": {re.escape(str(page.relative_to(ROOT)))}$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["flow.md", "way.svg"])
+def test_code_that_the_way_of_a_mail_names_exists(name):
+    """Page and picture lead a new developer to files that are there."""
+    text = (ROOT / "docs" / name).read_text()
+    paths = {f"bridge/{path}" for path in re.findall(r'class="home">([^<]+)<', text)}
+    paths |= set(re.findall(r"bridge/[\w/]+(?:\.py|/)", text))
+    assert len(paths) > 5
+    for path in paths:
+        assert (ROOT / path).exists(), path
 
 
 def anchors(text: str) -> set[str]:

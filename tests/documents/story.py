@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from blocks import ROOT, Block, bare
+from requirements import unavailable
 
 _HERE = Path(__file__).parent
 _UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
@@ -53,6 +54,8 @@ def tell(page: Sequence[Block], story: Story, directory: Path) -> Told:
         [*_UNSHARE, "bash", str(script)], env=environment, stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_DEADLINE_S,
     )  # fmt: skip
+    if re.match("(unshare|mount|ip|RTNETLINK)", done.stdout):
+        unavailable(f"there is no room for commands here: {done.stdout[:400]}")
     assert done.returncode == 0, done.stdout
     lines = script.read_text().splitlines()
     found = [line.split() for line in failures.read_text().splitlines()]

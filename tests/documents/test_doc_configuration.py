@@ -1,0 +1,36 @@
+"""The configuration that the documents show is taken by the program that it is for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from blocks import Block, blocks
+
+from bridge import yamlfile
+from bridge.config import Config
+from bridge.service.settings import ServiceConfig
+
+# What an excerpt does not show.
+BRIDGE: dict[str, Any] = {
+    "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "token"},
+    "listeners": [{"name": "mx", "address": "127.0.0.1:10025"}],
+    "relay": {"next_hop": "smtp://127.0.0.1:10026"},
+}
+# Files of other programs: Kustomize, Prometheus.
+OTHERS = {"configMapGenerator", "scrape_configs"}
+EXCERPTS = [block for block in blocks() if block.language == "yaml"]
+
+
+@pytest.mark.parametrize("block", EXCERPTS, ids=lambda block: f"{block.page}:{block.line}")
+def test_configuration_is_valid(block: Block, tmp_path):
+    """Whole, or as an excerpt of one."""
+    text = block.text.replace("STATE", "/var/lib/scanbridge").replace("token: ...", "token: " + 64 * "0")
+    shown = yaml.safe_load(text)
+    if shown.keys() & OTHERS:
+        return
+    if shown.keys() <= Config.model_fields.keys():
+        yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump({**BRIDGE, **shown}))
+    else:
+        yamlfile.load(tmp_path / "service.yml", ServiceConfig, text)
