@@ -29,6 +29,7 @@ class Front:
     bridge: Bridge
     dead: int
     ports: Mapping[str, int]
+    without_us = "451"  # its own words when we do not answer begin like this
 
     def port(self, listener: str) -> int:
         return self.ports[listener]
@@ -53,6 +54,7 @@ class Front:
 @dataclass
 class PostfixFront(Front):
     server: Postfix
+    without_us = "451 4.7.1"
 
     def queue_id(self, reply: str) -> str:
         return _found(r"250 2\.0\.0 Ok: queued as (\w+)", reply)
