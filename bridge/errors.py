@@ -10,6 +10,7 @@
     │   ├── ScanRefused            401, 403, other 4xx                     temporary, page the operator
     │   └── MessageTooLarge        413, or over the limit here             permanent
     ├── Saturated                  admission closed, 429, 503              temporary
+    ├── SpoolFull                  no room for content that came           temporary
     ├── StoreError                 the quarantine could not keep the mail  temporary
     │   └── StoreFull              no space, no inodes                     temporary
     └── NextHopError(reply)        carries the next hop's own reply
@@ -81,6 +82,10 @@ class Saturated(BridgeError):
     def __init__(self, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class SpoolFull(BridgeError):
+    """Content could not be put aside while it came: the spool's disk is full, or fails."""
 
 
 class StoreError(BridgeError):

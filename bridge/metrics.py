@@ -30,6 +30,7 @@ from bridge.errors import (
     ScanRefused,
     ScanTimeout,
     ScanUnavailable,
+    SpoolFull,
     StoreError,
 )
 from bridge.filter.late import Late, Scan
@@ -48,6 +49,7 @@ FAILURES: tuple[tuple[type[BaseException], str], ...] = (
     (ScanUnavailable, "unavailable"),
     (MessageTooLarge, "too_large"),
     (NextHopError, "next_hop"),
+    (SpoolFull, "spool"),
     (StoreError, "quarantine"),
     (BaseException, "internal"),
 )

@@ -64,7 +64,7 @@ def check(
 
 
 def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool) -> Iterator[str]:
-    wrong = [one for one in findings if one.text]
+    wrong = sorted((one for one in findings if one.text), key=lambda one: not one.problem)  # problems first
     yield from map(str, findings if verbose else wrong)
     yield from map(str, outcomes)  # somebody asked for them
     if not wrong and not verbose:

@@ -52,7 +52,10 @@ def table(state: dict[str, Any]) -> str:
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
         f"{state['bytes_in_processing']} bytes",
     ]
-    if len(state["workers"]) > 1:
+    wanted = state.get("workers_wanted", 1)
+    if wanted > len(state["workers"]):
+        lines.append(f"workers        {len(state['workers'])} of {wanted} run")
+    if wanted > 1 or len(state["workers"]) > 1:
         lines += [f"worker         {_worker(one)}" for one in state["workers"]]
     if not state["reload"]["ok"]:
         lines.append(f"configuration  the old one, because the last reload failed: {state['reload']['problem']}")

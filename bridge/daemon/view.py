@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 from bridge import __version__
 from bridge.api.scanning import QueueStatus
 from bridge.daemon.siblings import Siblings
+from bridge.daemon.wiring import worker_count
 from bridge.metrics import Metrics
 from bridge.scanner.circuit import State
 
@@ -170,6 +171,7 @@ class View:
             "ready": not self.problem(),
             "connections": sum(state["connections"] for state in states),
             "workers": sorted(workers, key=lambda worker: int(worker["pid"])),
+            "workers_wanted": worker_count(self._daemon.config),
             "silent_workers": silent,
         }
 

@@ -38,6 +38,7 @@ from bridge.filter.policy import (
     accepted,
     case_of_decision,
     case_of_error,
+    cause_of,
     reply_for,
     reply_to_error,
     with_id,
@@ -196,7 +197,7 @@ class Filter:
         action = Action.TEMPFAIL if reply.is_temporary else Action.REJECT
         outcome = Outcome(action, with_id(reply, tx.id))
         tx.message.close()
-        self._tell(Record(tx, size, outcome=outcome))
+        self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply)))
         return outcome
 
     def _tell(self, record: Record) -> None:

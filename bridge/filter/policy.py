@@ -20,6 +20,7 @@ from bridge.errors import (
     ScanRefused,
     ScanTimeout,
     ScanUnavailable,
+    SpoolFull,
     StoreError,
     StoreFull,
 )
@@ -54,15 +55,19 @@ class Rule:
 
 Policy = Mapping[Case, Rule]
 
+SATURATED = Reply(451, "4.3.2", "Too much mail in processing, try again later")
+NO_STORAGE = Reply(452, "4.3.1", "Insufficient system storage")
+
 # Why there is no decision -> the reply that a tempfail gives. The first match wins.
 _FAILURES: tuple[tuple[type[BridgeError], Reply], ...] = (
-    (Saturated, Reply(451, "4.3.2", "Too much mail in processing, try again later")),
+    (Saturated, SATURATED),
     (ScanTimeout, Reply(451, "4.4.7", "The scan took too long, try again later")),
     (ScanRefused, Reply(451, "4.3.5", "The scanner is not set up, try again later")),
     (ScanMalformed, Reply(451, "4.3.0", "The scanner failed, try again later")),
     (ScanUnavailable, Reply(451, "4.3.0", "The scanner cannot be reached, try again later")),
     (MessageTooLarge, Reply(552, "5.3.4", "The message is too large")),
-    (StoreFull, Reply(452, "4.3.1", "Insufficient system storage")),
+    (SpoolFull, NO_STORAGE),
+    (StoreFull, NO_STORAGE),
     (StoreError, Reply(451, "4.3.0", "The mail could not be kept, try again later")),
 )
 _INTERNAL = Reply(451, "4.3.0", "Internal problem, try again later")
@@ -71,9 +76,15 @@ _UNDECIDED = Reply(451, "4.7.1", "The scan came to no decision, try again later"
 
 _GGRID = re.compile(r"[0-9A-Za-z-]{1,64}")  # a UUID; whatever else the scanner calls so is not for strangers
 
-SATURATED = _FAILURES[0][1]
 LONG_HEAD = Reply(554, "5.6.0", "The header section is too long")
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
+
+
+def cause_of(refusal: Reply) -> BridgeError | None:
+    """What went wrong with a mail whose content was refused while it came, if it was not the mail itself."""
+    if refusal == SATURATED:
+        return Saturated("no room for it when it came")
+    return SpoolFull("the spool cannot be written: is its disk full?") if refusal == NO_STORAGE else None
 
 
 def case_of_decision(decision: Decision) -> Case:

@@ -16,6 +16,7 @@ from typing import Any
 from aiosmtpd.smtp import MISSING, syntax
 from aiosmtpd.smtp import Envelope as StockEnvelope
 
+from bridge.filter.policy import NO_STORAGE, SATURATED
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
 from bridge.intake.connection import Connection, at_once
@@ -36,8 +37,8 @@ _NO_MAIL_PARAMETER = Reply(555, "5.5.4", "MAIL FROM parameters not recognized or
 _FAULTS = {
     Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
     Fault.TOO_LARGE: Reply(552, "5.3.4", "Error: Too much mail data"),
-    Fault.SATURATED: Reply(451, "4.3.2", "Too much mail in processing, try again later"),
-    Fault.STORAGE: Reply(452, "4.3.1", "Insufficient system storage"),
+    Fault.SATURATED: SATURATED,
+    Fault.STORAGE: NO_STORAGE,
 }
 _LIMITS = {Fault.TOO_LARGE: "max_message_size", Fault.SATURATED: "max_bytes_in_processing"}
 

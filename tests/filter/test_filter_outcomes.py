@@ -361,6 +361,19 @@ def test_a_copy_that_cannot_be_kept_stops_the_mail(tmp_path: Path) -> None:
         assert not relayed(bridge)
 
 
+def test_a_spool_that_cannot_be_written_has_a_reason_in_log_and_metrics(tmp_path: Path) -> None:
+    """Only mail that does not fit into memory is deferred: without a reason, nobody would think of it."""
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    config = {"spool": {"memory_per_mail": "1KiB", "directory": str(spool)}}
+    with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
+        spool.rmdir()
+        assert send(bridge, b"Subject: x\r\n\r\n" + b"x" * 5000 + b"\r\n").startswith("452 4.3.1 ")
+        assert (lines[0]["error"], lines[0]["action"]) == ("spool", "tempfail")
+        assert counted(bridge, "failures_total", reason="spool") == 1
+        assert send(bridge).startswith("250 ")
+
+
 def test_fail_open_relays_with_an_unscanned_header(tmp_path: Path) -> None:
     """The operator's choice; the reader can see it. A mail over the limit is still refused."""
     with running_bridge(tmp_path, {"policy": {"unavailable": "relay"}}) as bridge:

@@ -16,6 +16,7 @@ from bridge.errors import (
     ScanRefused,
     ScanTimeout,
     ScanUnavailable,
+    SpoolFull,
     StoreError,
     StoreFull,
 )
@@ -41,6 +42,7 @@ ERRORS = [
     (ScanMalformed("x"), 451, "4.3.0"),
     (ScanUnavailable("x"), 451, "4.3.0"),
     (MessageTooLarge("x"), 552, "5.3.4"),
+    (SpoolFull("x"), 452, "4.3.1"),
     (StoreFull("x"), 452, "4.3.1"),
     (StoreError("x"), 451, "4.3.0"),
     (ValueError("x"), 451, "4.3.0"),

@@ -73,6 +73,15 @@ def test_an_answer_without_a_decision_is_malformed(body: bytes) -> None:
         run(submit_to(answer(200, body)))
 
 
+def test_the_log_says_what_came_in_place_of_a_decision() -> None:
+    """A page of some proxy's, most likely; a token that it repeats is struck out, and the rest is left out."""
+    page = f"<html>Request {TOKEN} rejected".encode() + b"x" * 1000
+    with pytest.raises(ScanMalformed) as caught:
+        run(submit_to(answer(200, page, "Content-Type: text/html")))
+    assert "text/html, '<html>Request *** rejectedx" in str(caught.value)
+    assert TOKEN not in str(caught.value) and len(str(caught.value)) < 300
+
+
 def test_a_compressed_answer_is_refused() -> None:
     """We never asked for one, so there is no bomb to unpack."""
     body = gzip.compress(result())

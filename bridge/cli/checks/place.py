@@ -49,7 +49,7 @@ def _strangers(state: Path) -> str:
     found = sorted(one.name for one in state.iterdir() if one.lstat().st_uid != owner)
     if not found:
         return ""
-    return f"{', '.join(found[:5])} in {state} are not their owner's: chown -R --reference={state} {state}"
+    return f"another user owns {', '.join(found[:5])} in {state}: chown -R --reference={state} {state}"
 
 
 def check_token(conf: Config) -> Finding:

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from bridge.errors import MessageTooLarge, ProtocolError, Saturated, StoreFull
-from bridge.filter.policy import SATURATED, reply_to_error
+from bridge.errors import MessageTooLarge, ProtocolError, Saturated
+from bridge.filter.policy import NO_STORAGE, SATURATED, reply_to_error
 from bridge.intake.milter import codec, wire
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -182,7 +182,6 @@ class Mail:
 
 
 TOO_LARGE = reply_to_error(MessageTooLarge())
-NO_STORAGE = reply_to_error(StoreFull())
 
 
 def _domain(address: str) -> str:
