@@ -29,7 +29,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 PAGE = PROJECT / "docs" / "systemd.md"
-PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-venv,procps,iproute2"
+PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-apt,python3-venv,procps,iproute2"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 SITE = "opt/scanbridge/lib/python3.11/site-packages"
 LIMIT_S = 600.0
@@ -170,6 +170,10 @@ def install_package(root: Path) -> None:
         old, new = sorted(Path(out).glob("*.deb"))
         shutil.copy(old, place / "old.deb")
         shutil.copy(new, place / "new.deb")
+    shutil.copytree(PROJECT / "deploy/ansible", place / "role")
+    target = ["--python-version", "3.11", "--python-platform", f"{platform.machine()}-manylinux_2_34"]
+    uv = str(Path(sys.executable).with_name("uv"))
+    run([uv, "pip", "install", "--quiet", "--target", str(place / "ansible"), *target, "ansible-core"])
     trial(root, "/opt/trial/venv/bin/python3 /opt/trial/packaged.py")
 
 

@@ -57,7 +57,10 @@ def upgrade(next_hop: NextHop) -> str:
     edited, token, process = CONFIG.read_text(), (ETC / "api-token").read_text(), show("MainPID")
     with Load(4) as load:
         until(lambda: len(load.accepted) > 20, "mail to flow", 60)
+        begun = time.monotonic()
         dpkg("-i", str(TRIAL / "new.deb"))
+        took = time.monotonic() - begun
+        assert took < 45, f"{took:.0f} s: somebody waited for the end of drain_timeout"
         assert show("MainPID") != process and status()["ready"], "it was not restarted"
         done = len(load.accepted)
         until(lambda: len(load.accepted) > done + 20, "mail to flow again", 60)
@@ -65,8 +68,8 @@ def upgrade(next_hop: NextHop) -> str:
     assert not load.lost(next_hop) and load.seen["refused"] == 0, load.seen
     others = {what: count for what, count in load.seen.items() if what not in ("250", "refused")}
     return (
-        f"`dpkg -i` of the next version: configuration and token kept, daemons restarted; {len(load.accepted)} mails "
-        f"accepted and all arrived, 0 connections refused, told to come again: {sum(others.values())}"
+        f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted; "
+        f"{len(load.accepted)} mails accepted and all arrived, 0 connections refused, told to come again: {sum(others.values())}"
     )
 
 
@@ -86,11 +89,54 @@ def removed(next_hop: NextHop) -> str:
     return "removed: sockets closed, configuration kept; purged: nothing left but the quarantined mail, which it names"
 
 
+def by_ansible(next_hop: NextHop) -> str:
+    done, first = play(next_hop), CONFIG.read_text()
+    assert " failed=0 " in done, done
+    reply = mail(b"by Ansible")
+    assert reply.startswith("250"), reply
+    assert systemctl("is-enabled", *UNITS).split() == ["enabled"] * 4
+    again = play(next_hop)
+    assert " changed=0 " in again and " failed=0 " in again, again
+    process = show("MainPID")
+    assert " failed=0 " in play(next_hop, admission={"max_in_processing": 7}) and show("MainPID") == process
+    assert status()["max_in_processing"] == 7, "the new configuration is not in force"
+    second = CONFIG.read_text()
+    assert " failed=1 " in play(next_hop, no_such_key=1) and CONFIG.read_text() == second != first
+    return (
+        f"the role of deploy/ansible installs it, and a mail passes ({reply[:3]}); a second run changes nothing; a new "
+        "configuration is reloaded in the same process; one with a mistake fails the play and stays out"
+    )
+
+
+def play(next_hop: NextHop, **settings: object) -> str:
+    """The role, as from another machine; what Ansible said."""
+    config = {
+        "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "api-token"},
+        "listeners": [{"name": "mx", "address": "127.0.0.1:10025", "profile": "postfix-proxy"}],
+        "relay": {"next_hop": next_hop.url, "tls": "none"},
+        **settings,
+    }
+    variables = {
+        "ansible_become": False,
+        "ansible_connection": "local",
+        "ansible_python_interpreter": "/usr/bin/python3",
+        "scanbridge_config": config,
+        "scanbridge_package": str(TRIAL / "new.deb"),
+    }
+    inventory = {"mailservers": {"hosts": {"localhost": {}}, "vars": variables}}
+    (TRIAL / "inventory.json").write_text(json.dumps(inventory))
+    words = ["-m", "ansible", "playbook", "-i", str(TRIAL / "inventory.json"), str(TRIAL / "role/playbook.yml")]
+    environment = ["env", f"PYTHONPATH={TRIAL}/ansible", "LC_ALL=C.UTF-8", "/usr/bin/python3"]
+    done = command(*environment, *words, check=False, timeout_s=300)
+    return done.stdout + done.stderr
+
+
 STORY: list[tuple[str, Callable[[NextHop], str]]] = [
     ("the Debian package, installed", installed),
     ("the Debian package, after one edit", one_edit),
     ("the Debian package, upgraded under load", upgrade),
     ("the Debian package, removed and purged", removed),
+    ("the Debian package, by Ansible", by_ansible),
 ]
 
 
