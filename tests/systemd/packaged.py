@@ -69,7 +69,8 @@ def upgrade(next_hop: NextHop) -> str:
     others = {what: count for what, count in load.seen.items() if what not in ("250", "refused")}
     return (
         f"`dpkg -i` of the next version took {took:.0f} s: configuration and token kept, daemons restarted; "
-        f"{len(load.accepted)} mails accepted and all arrived, 0 connections refused, told to come again: {sum(others.values())}"
+        f"{len(load.accepted)} mails accepted and all arrived, 0 connections refused, "
+        f"told to come again: {sum(others.values())}"
     )
 
 
