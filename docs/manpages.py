@@ -37,6 +37,7 @@ FILES = [
     ("/etc/scanbridge/service.yml", "The scanning service's."),
     ("/var/lib/scanbridge", "Quarantine and state of the bridge."),
 ]
+HELP = ("-h, --help", "Show this message and exit.")
 ABOUT = """\
 scanbridge takes each mail of a mail server over SMTP, LMTP or milter, submits it with its envelope to an HTTP scanning
 service, and turns the decision into what the mail server understands: relay, refuse, discard, quarantine, or "try
@@ -147,17 +148,16 @@ def _records(path: Path_, command: click.Command) -> list[tuple[str, str]]:
     """Options and what they mean, as --help has them; with the variable of the environment where there is one."""
     context = _context(path, command)
     found = []
-    for parameter in command.get_params(context):
+    for parameter in command.params:
         record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
         if record is not None:
             variable = parameter.envvar
             found.append((record[0], record[1] + (f" Environment: {variable}." if variable else "")))
-    return found
+    return [*found, HELP]  # not click's own option: it keeps the first names that it was ever asked for
 
 
 def _context(path: Path_, command: click.Command) -> click.Context:
-    settings = main.context_settings
-    return click.Context(command, info_name=path[-1], help_option_names=settings["help_option_names"])
+    return click.Context(command, info_name=path[-1])
 
 
 def _foot(path: Path_) -> list[str]:
