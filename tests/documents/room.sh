@@ -11,7 +11,7 @@ over() {  # a directory of the machine, or of the repository, with what is writt
     mkdir -p "$layers/new" "$layers/work" "$2"
     mount -t overlay overlay -o "lowerdir=$1,upperdir=$layers/new,workdir=$layers/work" "$2"
 }
-for directory in /etc /opt /usr/local /var; do over "$directory" "$directory"; done
+for directory in /etc /opt /usr/local /var/lib /var/log /var/spool; do over "$directory" "$directory"; done
 over "$SOURCE" "$ROOM/checkout"
 mkdir -p "$ROOM/checkout/.venv" "$ROOM/home"
 mount -t tmpfs tmpfs "$ROOM/checkout/.venv"

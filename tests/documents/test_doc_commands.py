@@ -118,7 +118,7 @@ RUN = [block for block in blocks() if block.is_program and block.not_run is None
 
 
 def need_a_room() -> None:
-    need("unshare", "ip", "curl", "jq", "less", "make", "promtool", "swaks", root=True)
+    need("unshare", "ip", "curl", "haproxy", "jq", "less", "make", "postfix", "promtool", "swaks", root=True)
 
 
 @pytest.mark.parametrize("page", sorted({block.page for block in RUN}))
