@@ -48,7 +48,8 @@ def ask(address: Address) -> dict[str, Any] | None:
 def table(state: dict[str, Any]) -> str:
     """For people."""
     lines = [
-        f"scanbridge {state['version']}, up {state['uptime_s']} s, {'ready' if state['ready'] else 'not ready'}",
+        f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
+        f"{'ready' if state['ready'] else 'not ready'}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
         f"{state['bytes_in_processing']} bytes",
     ]
@@ -61,7 +62,7 @@ def table(state: dict[str, Any]) -> str:
         lines.append(f"configuration  the old one, because the last reload failed: {state['reload']['problem']}")
     lines += [f"listener       {one['name']}: {one['protocol']} on {one['address']}" for one in state["listeners"]]
     lines += [f"scanner        {_host(one)}" for one in state["scanner"]]
-    lines += [f"next hop       {one['name']}: {'up' if one['up'] else 'down'}" for one in state.get("next_hops", ())]
+    lines += [f"next hop       {_hop(one)}" for one in state.get("next_hops", ())]
     lines += [f"list           {_list(one)}" for one in state.get("lists", ())]
     return "\n".join(lines)
 
@@ -71,6 +72,11 @@ def _host(one: dict[str, Any]) -> str:
     return f"{one['url']}: {one['status']}, {one['in_flight']} in flight" + (
         "" if circuit == "closed" else f", circuit {circuit}"
     )
+
+
+def _hop(one: dict[str, Any]) -> str:
+    busy = one.get("busy", 0)
+    return f"{one['name']}: {'up' if one['up'] else 'down'}" + (f", {busy} mails on their way" if busy else "")
 
 
 def _list(one: dict[str, Any]) -> str:

@@ -144,7 +144,8 @@ class View:
                 for host in daemon.scanner.hosts
             ],
             "next_hops": [
-                {"name": name, "up": up} for name, up in {hop.name: hop.is_up for hop in daemon.parts.hops}.items()
+                {"name": hop.name, "up": hop.is_up, "busy": hop.busy}
+                for hop in {hop.name: hop for hop in daemon.parts.hops}.values()
             ],
         }
 
@@ -164,6 +165,9 @@ class View:
         down = {hop["name"] for state in states for hop in state["next_hops"] if not hop["up"]}
         for hop in own["next_hops"]:
             hop["up"] = hop["name"] not in down
+            hop["busy"] = sum(
+                one["busy"] for state in states for one in state["next_hops"] if one["name"] == hop["name"]
+            )
         return {
             **own,
             "pid": self._share.supervisor,

@@ -34,6 +34,11 @@ class Hop:
         """False when the last try to connect failed, and not long ago."""
         return self._failed_at is None or asyncio.get_running_loop().time() - self._failed_at > DOWN_S
 
+    @property
+    def busy(self) -> int:
+        """Connections with a mail in them, or being opened for one."""
+        return self.pool.connections[0] if self.pool is not None else 0
+
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         try:
             delivered = await self._relay.deliver(tx, head, deadline)
