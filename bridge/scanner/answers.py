@@ -20,7 +20,7 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
         try:
             return AnalysisResult.from_json(answer.body)
         except (ValueError, RecursionError) as exc:
-            raise ScanMalformed(f"{url}: the answer cannot be read: {_seen(answer).replace(token, '***')}") from exc
+            raise ScanMalformed(f"{url}: the answer cannot be read: {_seen(answer, token)}") from exc
     failure = _failure(answer)
     said = f"{failure.error} {failure.message}".replace(token, "***")
     text = f"{url}: {answer.status} {said}".strip()[:300]
@@ -50,10 +50,11 @@ def read_status(url: str, answer: Answer) -> QueueStatus:
         raise ScanMalformed(f"{url}: the status cannot be read") from exc
 
 
-def _seen(answer: Answer) -> str:
+def _seen(answer: Answer, token: str) -> str:
     """How an answer begins that is none: often a proxy's own page."""
     kind = answer.headers.get(b"content-type", b"no content type")
-    return f"{kind.decode('ascii', 'replace')[:60]}, {answer.body[:80].decode('utf-8', 'replace')!r}"
+    said = (text.replace(token.encode(), b"***") for text in (kind, answer.body))  # before half a token is cut off
+    return ", ".join(repr(text[:80].decode("utf-8", "replace")) for text in said)
 
 
 def _failure(answer: Answer) -> Failure:

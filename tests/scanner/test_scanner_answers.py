@@ -78,8 +78,8 @@ def test_the_log_says_what_came_in_place_of_a_decision() -> None:
     page = f"<html>Request {TOKEN} rejected".encode() + b"x" * 1000
     with pytest.raises(ScanMalformed) as caught:
         run(submit_to(answer(200, page, "Content-Type: text/html")))
-    assert "text/html, '<html>Request *** rejectedx" in str(caught.value)
-    assert TOKEN not in str(caught.value) and len(str(caught.value)) < 300
+    assert "'text/html', '<html>Request *** rejectedx" in str(caught.value)
+    assert TOKEN[:8] not in str(caught.value) and len(str(caught.value)) < 300
 
 
 def test_a_compressed_answer_is_refused() -> None:
