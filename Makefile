@@ -83,6 +83,7 @@ bench-lists: $(DEV_READY)       ## what the List API and its client can do
 	$(BIN)/python bench/lists.py
 
 bench-overload: $(DEV_READY)    ## ten times the scanner's capacity, beside what one would write first
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	$(BIN)/python bench/overload.py --write docs/benchmarks/overload.md
 
 bench-memory: $(DEV_READY)      ## memory under each attack, beside stock aiosmtpd: docs/benchmarks/memory.md

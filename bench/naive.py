@@ -2,8 +2,7 @@
 
     python bench/naive.py PORT http://127.0.0.1:9081
 
-httpx2 is the maintained continuation of httpx, with the same interface; its limits and time-outs are lifted, so that
-what is seen is not those. There is no limit on mail in processing: all that comes is taken.
+httpx's limits and time-outs are lifted, so that what is seen is not those. There is no limit on mail in processing: all that comes is taken.
 """
 
 from __future__ import annotations
@@ -13,8 +12,7 @@ import json
 import sys
 from typing import Any
 
-import httpx2
-import uvloop
+import httpx
 from aiosmtpd.smtp import SMTP
 
 _REPLIES = {"deliver": "250 OK", "drop": "250 OK", "quarantine": "250 OK", "bounce": "550 5.7.1 Rejected"}
@@ -23,8 +21,8 @@ _REPLIES = {"deliver": "250 OK", "drop": "250 OK", "quarantine": "250 OK", "boun
 class Handler:
     def __init__(self, url: str) -> None:
         self._url = f"{url}/v1/messageQueue/submitEmail"
-        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=None)
-        self._client = httpx2.AsyncClient(limits=limits, timeout=120, trust_env=False)
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+        self._client = httpx.AsyncClient(limits=limits, timeout=120, trust_env=False)
 
     async def handle_DATA(self, server: Any, session: Any, envelope: Any) -> str:  # noqa: N802 - aiosmtpd's name
         envelope_data = {"envelopeFrom": envelope.mail_from, "envelopeRecipients": envelope.rcpt_tos}
@@ -38,7 +36,7 @@ class Handler:
                 },
             )
             return _REPLIES[answer.json()["decision"]]
-        except (httpx2.HTTPError, ValueError, KeyError):
+        except (httpx.HTTPError, ValueError, KeyError):
             return "451 4.3.0 Try again later"
 
 
@@ -52,4 +50,4 @@ async def main() -> None:
 
 
 if __name__ == "__main__":
-    uvloop.run(main())
+    asyncio.run(main())
