@@ -2,7 +2,8 @@
 
     python bench/naive.py PORT http://127.0.0.1:9081
 
-httpx's limits and time-outs are lifted, so that what is seen is not those. There is no limit on mail in processing: all that comes is taken.
+httpx's limits and time-outs are lifted, so that what is seen is not those. There is no limit on mail in processing:
+all that comes is taken.
 """
 
 from __future__ import annotations
