@@ -21,7 +21,7 @@ typedef struct times { double *seconds; size_t count, room; } times;
 
 static int port, is_kept, most_connections, connections, number;
 static double measured_from, measured_until;
-static long with_mail, offered, done_in_time, too_many, lost[9];
+static long with_mail, unanswered, offered, done_in_time, too_many, lost[9];
 static times accepted, after_dot, behind, refused[9];
 static struct { char text[10]; long count; } codes[64];
 static conn *idle;
@@ -69,7 +69,7 @@ static void lose(conn *c) {
             }
     } else if (one->stage != QUIT && one->stage != RSET) {
         with_mail--;
-        if (one->arrived >= measured_from) lost[one->stage]++;
+        if (one->arrived >= measured_from) lost[one->stage]++, unanswered--;
     }
     end(c);
 }
@@ -98,6 +98,7 @@ static void arrive(double arrived, double t) {
     if (arrived >= measured_from) {
         note(&behind, t - arrived);
         offered++;
+        unanswered++;
     }
     with_mail++;
     if (is_kept && idle) {
@@ -107,7 +108,7 @@ static void arrive(double arrived, double t) {
         if (!go(c, MAIL, "MAIL FROM:<a@client.example>\r\n")) lose(c);
     } else if (connections >= MOST_CONNECTIONS) {
         with_mail--;
-        if (arrived >= measured_from) too_many++;
+        if (arrived >= measured_from) too_many++, unanswered--;
     } else {
         open_one(arrived);
     }
@@ -118,6 +119,7 @@ static void over(client *one, int is_accepted, const char *reply) {
     with_mail--;
     if (is_accepted && t >= measured_from && t < measured_until) done_in_time++;
     if (one->arrived < measured_from) return;
+    unanswered--;
     count_code(reply);
     note(is_accepted ? &accepted : &refused[one->stage], t - one->arrived);
     if (is_accepted) note(&after_dot, t - one->dot_at);
@@ -222,7 +224,7 @@ static void print_all(double seconds) {
     if (too_many) comma = ",", printf("\"too many connections at once\":%ld", too_many);
     for (int i = 0; i < 9; i++)
         if (lost[i]) printf("%s\"lost at %s\":%ld", comma, STAGES[i], lost[i]), comma = ",";
-    if (with_mail) printf("%s\"no answer\":%ld", comma, with_mail);
+    if (unanswered) printf("%s\"no answer\":%ld", comma, unanswered);
     puts("}}");
 }
 

@@ -273,7 +273,7 @@ class Connection(Wire):
 
     def _open_now(self) -> None:
         try:
-            self._now(self._open)
+            self._greet(self._call_hook("CONNECT"))
         except Exception:
             self._break_down()
         self._flush()
@@ -282,7 +282,9 @@ class Connection(Wire):
         """The greeting, or what is said in place of it."""
         if self._proxy_timeout is not None and not await self._read_proxy():
             return
-        status = await self._call_handler_hook("CONNECT")
+        self._greet(await self._call_handler_hook("CONNECT"))
+
+    def _greet(self, status: Any) -> None:
         if status is MISSING:
             self._say(self._banner)
         else:

@@ -7,7 +7,6 @@ transaction, goes through the filter, and the outcome's reply is the answer to t
 from __future__ import annotations
 
 import asyncio
-import collections
 import ipaddress
 import logging
 import socket
@@ -105,7 +104,7 @@ class SmtpServer:
         self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
         self._servers: list[asyncio.Server] = []
         self._sessions: set[BridgeSMTP] = set()
-        self._per_client: collections.Counter[str] = collections.Counter()
+        self._per_client: dict[str, int] = {}
         self._strangers = 0
         self._known: dict[str, bool] = {}  # addresses already looked up in the trusted networks
         self._expected: set[BridgeSMTP] = set()  # those whose PROXY header has not come yet
@@ -206,14 +205,15 @@ class SmtpServer:
         ):
             self._refused(address, "limit")
             return _FULL
-        if address is not None and self._per_client[address] >= settings.max_connections_per_client:
+        of_client = self._per_client.get(address, 0) if address is not None else 0
+        if of_client >= settings.max_connections_per_client:
             self._refused(address, "client_limit")
             return _CLIENT_FULL
         self._sessions.add(server)
         self._empty.clear()
         self._strangers += stranger
         if address is not None:
-            self._per_client[address] += 1
+            self._per_client[address] = of_client + 1
         server.counted_as = address
         return GOODBYE if self.draining else None
 
@@ -230,8 +230,8 @@ class SmtpServer:
         self._strangers -= not server.trusted
         address = server.counted_as
         if address is not None:
-            self._per_client[address] -= 1
-            if not self._per_client[address]:
+            left = self._per_client[address] = self._per_client[address] - 1
+            if not left:
                 del self._per_client[address]
         if not self._sessions:
             self._empty.set()

@@ -31,6 +31,7 @@ _EXTENSION_OF = {
     "SMTPUTF8": "SMTPUTF8",
     "PRDR": "PRDR",
 }
+_PARAMETERS = " [SP <mail-parameters>]"
 _PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
 _NO_MAIL_PARAMETER = Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
 
@@ -213,14 +214,13 @@ class BridgeSMTP(Connection):
         return self._answer(status)
 
     def _path(self, keyword: bytes, form: str) -> Path | Reply:
-        if self.session.extended_smtp:
-            form += " [SP <mail-parameters>]"
+        extended = self.session.extended_smtp
         if self._argument[: len(keyword)].upper() != keyword:
-            return Reply(501, "5.5.4", form)
-        path = parse_path(self._argument[len(keyword) :], syntax=form)
+            return Reply(501, "5.5.4", form + _PARAMETERS if extended else form)
+        path = parse_path(self._argument[len(keyword) :], syntax=form + _PARAMETERS if extended else form)
         if isinstance(path, Reply):
             return path
-        if path.params and not self.session.extended_smtp:
+        if path.params and not extended:
             return Reply(501, "5.5.4", form)
         if self.local_part_limit and len(path.address.rpartition("@")[0]) > self.local_part_limit:
             return Reply(553, "5.1.3", "Error: malformed address")
