@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
 from s3_kit import ACCESS, BUCKET, SECRET, FaultyServer, ObjectServer, faulty_server, s3_config, write_keys
+from sqlalchemy import inspect
 
 from bridge.database import Database, probe
 from bridge.delivery import bucket
@@ -259,3 +260,6 @@ def test_probe_of_a_database_leaves_nothing(database: Database) -> None:
     """A table is made and taken back, so it can be done again."""
     probe(database)
     probe(database)
+    engine = database.engine(wait_s=5.0, connections=1)
+    assert not inspect(engine).has_table("scanbridge_probe")
+    engine.dispose()
