@@ -12,12 +12,13 @@ import pytest
 import bridge
 
 ROOT = Path(bridge.__file__).parent
-SMALL = {"errors", "units", "yamlfile", "address", "database", "tls"}  # top-level modules that any part may use
+SMALL = {"errors", "units", "yamlfile", "address", "database", "tls", "value"}  # modules that any part may use
 
 # Part -> the other parts it may import. A part is a package or a top-level module of `bridge`.
 ARROWS: dict[str, set[str]] = {
-    "api": set(),
-    "mail": {"errors"},  # Saturated, and in return errors knows the type of a reply
+    "value": set(),
+    "api": {"value"},
+    "mail": {"value", "errors"},  # Saturated, and in return errors knows the type of a reply
     "errors": {"mail", "api"},  # for types only
     "units": set(),
     "address": set(),
@@ -34,11 +35,11 @@ ARROWS: dict[str, set[str]] = {
         *("api", "mail", "address", "fields", "hopconfig", "listconfig", "policies", "profiles", "units"),
         *("yamlfile", "errors"),
     },
-    "scanner": {"api", "mail", "errors"},
+    "scanner": {"api", "mail", "errors", "value"},
     "delivery": {"api", "mail", "errors", "address", "database"},
     "lists": {"api", "mail", "matching", *SMALL},
-    "filter": {"scanner", "delivery", "matching", "api", "mail", "errors", "database"},
-    "intake": {"filter", "api", "mail", "errors"},
+    "filter": {"scanner", "delivery", "matching", "api", "mail", "errors", "database", "value"},
+    "intake": {"filter", "api", "mail", "errors", "value"},
     "counting": set(),
     "metrics": {"counting", "filter", "api", "mail", "errors"},
     "flood": set(),

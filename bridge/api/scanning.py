@@ -7,10 +7,11 @@ the service does the reverse. It knows no HTTP library, so either side can choos
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
 from enum import StrEnum
 from json.encoder import encode_basestring_ascii as _quoted
 from typing import Any
+
+from bridge.value import value
 
 SUBMIT_PATH = "/v1/messageQueue/submitEmail"
 STATUS_PATH = "/v1/admin/status"
@@ -38,7 +39,7 @@ class QueueStatus(StrEnum):
     RED = "RED"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class BorderMtaData:
     """What the mail server that faced the stranger saw."""
 
@@ -48,7 +49,7 @@ class BorderMtaData:
     sender_helo: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnalysisRequest:
     """MessageAnalysisRequest: the `parameters` part."""
 
@@ -74,7 +75,7 @@ class AnalysisRequest:
         return (text + "}").encode("ascii")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class AnalysisResult:
     """MessageAnalysisResult: the answer to submitEmail."""
 

@@ -13,9 +13,10 @@ from bridge.mail.listed import Listed
 from bridge.mail.reply import Reply
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction
+from bridge.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Outcome:
     """What became of a mail, for the intake to render."""
 

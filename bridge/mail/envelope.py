@@ -6,10 +6,10 @@ encodes to the very bytes the client sent (`intake.address` refuses the rest).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bridge.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Recipient:
     """One accepted RCPT: the address and its parameters (NOTIFY=..., ORCPT=...) in their own case."""
 
@@ -17,7 +17,7 @@ class Recipient:
     params: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Envelope:
     """Sender and recipients of one mail."""
 

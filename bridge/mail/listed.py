@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import StrEnum
+
+from bridge.value import value
 
 
 class ListAction(StrEnum):
@@ -13,7 +14,7 @@ class ListAction(StrEnum):
     SHADOW_SKIPPED = "shadow_skipped"
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Listed:
     """One match."""
 

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
+
+from bridge.value import value
 
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|$)")
 _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e]")
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Reply:
     """One SMTP reply, e.g. Reply(451, "4.3.2", "Try again later")."""
 

@@ -7,10 +7,10 @@ or milter macros. Only the `Client` goes to the scanner.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from bridge.value import value
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Client:
     """The sending host as seen at the border. None: not known, and never guessed."""
 
@@ -24,7 +24,7 @@ class Client:
     source: str | None = None  # LOCAL or REMOTE
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Session:
     """One connection to one of our listeners."""
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from dataclasses import dataclass
 
 from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
 from bridge.mail.session import Session
+from bridge.value import value
 
 _numbers = itertools.count(int.from_bytes(os.urandom(2)))
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Transaction:
     """One mail, complete, and the moments that bound it (monotonic clock, seconds)."""
 

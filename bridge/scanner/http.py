@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, cast
 
 import httptools
+
+from bridge.value import value
 
 _MAX_HEAD = 64 * 1024
 _TIMER_S = 0.002  # uvloop counts in milliseconds
@@ -45,7 +46,7 @@ class DeadlinePassed(Exception):
         self.late = late
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Answer:
     status: int
     headers: dict[bytes, bytes]  # names in small letters; the last of equal ones
