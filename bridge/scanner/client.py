@@ -15,7 +15,7 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Never
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
@@ -33,6 +33,7 @@ from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
 from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, DeadlinePassed, HttpConnection, LateAnswer
+from bridge.value import value
 
 __all__ = ["Host", "LateScan", "Scanner", "ScannerSettings"]
 
@@ -41,7 +42,7 @@ log = logging.getLogger(__name__)
 # Our own, not the module's: whoever seeds or watches that one is not disturbed by us.
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
-Body = Callable[[], Iterable[bytes]]  # gives the content anew each time it is called
+Request = Callable[[Host], Iterable[bytes]]  # gives the bytes for a host, anew each time it is called
 
 
 class Scanner:
@@ -90,12 +91,10 @@ class Scanner:
         or abandon that.
         """
         problem: ScanError | Saturated | None = None
-        boundary, head, tail = _multipart(request)
-        lines = b"Content-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
-        start = header + lines % (boundary, len(head) + message.size + len(tail)) + head
+        submission = _Submission(request, message, header).to
         for host in self._by_preference():
             try:
-                return await self._try(host, host.submit_head + start, message.chunks, tail, deadline)
+                return await self._try(host, submission, deadline)
             except _NotReached as exc:
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
@@ -107,14 +106,14 @@ class Scanner:
                 problem = exc
         raise problem or ScanUnavailable("every scanner host has failed just now")
 
-    async def _try(self, host: Host, head: bytes, chunks: Body, tail: bytes, deadline: float) -> AnalysisResult:
+    async def _try(self, host: Host, request: Request, deadline: float) -> AnalysisResult:
         """One mail to this host; whatever comes of it, the host's circuit learns it."""
         loop = asyncio.get_running_loop()
         probe = host.circuit.begin()
         host.in_flight += 1
         began = loop.time()
         try:
-            answer = await self._exchange(host, head, chunks, tail, deadline)
+            answer = await self._exchange(host, request, deadline)
             now = loop.time()
             host.took(now - began, now)
             return _learn(host, answer, now)
@@ -149,9 +148,7 @@ class Scanner:
             )
         return hosts
 
-    async def _exchange(
-        self, host: Host, head: bytes, chunks: Body, tail: bytes, deadline: float, fresh: bool = False
-    ) -> Answer:
+    async def _exchange(self, host: Host, request: Request, deadline: float, fresh: bool = False) -> Answer:
         """Over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
         loop = asyncio.get_running_loop()
         now = loop.time()
@@ -162,10 +159,10 @@ class Scanner:
         if connection is None:
             connection = await self._connect(host, deadline)
         try:
-            answer = await connection.exchange(head, chunks(), tail, deadline)
+            answer = await connection.exchange(request(host), deadline)
         except ConnectionLost as exc:
             if reused and not exc.answered:  # most likely the server closed it before it read us: once more
-                return await self._exchange(host, head, chunks, tail, deadline, fresh=True)
+                return await self._exchange(host, request, deadline, fresh=True)
             if not exc.sent_whole and not exc.answered:
                 raise _NotReached(str(exc)) from exc
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
@@ -198,7 +195,7 @@ class Scanner:
         """Ask one host how it is. Raises ScanError."""
         loop = asyncio.get_running_loop()
         try:
-            answer = await self._exchange(host, host.status_head, tuple, b"", loop.time() + timeout_s)
+            answer = await self._exchange(host, _status, loop.time() + timeout_s)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
@@ -314,15 +311,32 @@ def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
     return result
 
 
-def _multipart(request: AnalysisRequest) -> tuple[bytes, bytes, bytes]:
-    """Boundary, head and tail of the body. The boundary is random per mail, so no sender can put it into one."""
-    boundary = os.urandom(18).hex().encode("ascii")
-    head = (
-        b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
-        b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
-        b"Content-Type: message/rfc822\r\n\r\n"
-    ) % (boundary, _parameters(request), boundary)
-    return boundary, head, b"\r\n--%b--\r\n" % boundary
+@value
+class _Submission:
+    """One mail as a request. Its bytes are made when they are sent: in memory they would wait for the scanner too."""
+
+    request: AnalysisRequest
+    message: Message
+    header: bytes  # of the caller's
+
+    def to(self, host: Host) -> Iterator[bytes]:
+        """The boundary is random, so no sender can put it into a mail."""
+        boundary = os.urandom(18).hex().encode("ascii")
+        head = (
+            b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
+            b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
+            b"Content-Type: message/rfc822\r\n\r\n"
+        ) % (boundary, _parameters(self.request), boundary)
+        tail = b"\r\n--%b--\r\n" % boundary
+        lines = b"Content-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
+        lines %= (boundary, len(head) + self.message.size + len(tail))
+        yield b"".join((host.submit_head, self.header, lines, head))
+        yield from self.message.chunks()
+        yield tail
+
+
+def _status(host: Host) -> Iterable[bytes]:
+    return (host.status_head,)
 
 
 def _parameters(request: AnalysisRequest) -> bytes:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, QueueStatus
 from bridge.scanner.circuit import Circuit, Event, State
-from bridge.scanner.http import HttpConnection
+from bridge.scanner.http import HttpConnection, Watch
 
 log = logging.getLogger(__name__)
 
@@ -55,6 +55,7 @@ class Host:
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[HttpConnection] = []
+        self._watch: Watch | None = None
         self._closed = False
         host = f"[{self.name}]" if ":" in self.name else self.name
         common = f"Host: {host}:{self.port}\r\nAuthorization: Bearer {settings.token}\r\nAccept: application/json\r\n"
@@ -120,8 +121,9 @@ class Host:
 
     async def connect(self) -> HttpConnection:
         loop = asyncio.get_running_loop()
+        watch = self._watch = self._watch or Watch()
         transport, connection = await loop.create_connection(
-            lambda: HttpConnection(_MAX_ANSWER),
+            lambda: HttpConnection(_MAX_ANSWER, watch),
             self.name,
             self.port,
             ssl=self.tls,

@@ -13,6 +13,7 @@ waiter is freed, but the connection goes on waiting, and whoever wants the answe
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Iterable
 from typing import Any, cast
 
@@ -22,6 +23,7 @@ from bridge.value import value
 
 _MAX_HEAD = 64 * 1024
 _TIMER_S = 0.002  # uvloop counts in milliseconds
+_LOOK_S = 1.0
 _JOIN_BELOW = 64 * 1024  # head and body of a small mail leave in one write
 
 
@@ -54,33 +56,67 @@ class Answer:
     early: bool = False  # it came before the request had left us
 
 
+class Watch:
+    """All connections, looked at once a second: a timer for each would cost half a KiB while it waits.
+
+    Only one whose deadline comes before the next look has a timer of its own.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._open: set[HttpConnection] = set()
+        self._is_set = False
+        self.next_look = 0.0  # on the event loop's clock
+
+    def add(self, connection: HttpConnection) -> None:
+        self._open.add(connection)
+        if not self._is_set:
+            self._set()
+
+    def discard(self, connection: HttpConnection) -> None:
+        self._open.discard(connection)
+
+    def _set(self) -> None:
+        self._is_set = True
+        self.next_look = self._loop.time() + _LOOK_S
+        self._loop.call_at(self.next_look, self._look)
+
+    def _look(self) -> None:
+        self._is_set = False
+        if self._open:
+            self._set()
+            for connection in self._open:
+                connection.look_ahead()
+
+
 class HttpConnection(asyncio.Protocol):
     """`exchange` one request after another; `reusable` says whether there may be a next."""
 
-    def __init__(self, max_answer: int) -> None:
+    def __init__(self, max_answer: int, watch: Watch | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_answer = max_answer
+        self._watch = watch or Watch()
         self._transport: asyncio.Transport | None = None
         self._drained: asyncio.Future[None] | None = None
         self._answer: asyncio.Future[Answer] | None = None
         self._timer: asyncio.TimerHandle | None = None  # at the deadline or before it
-        self._deadline = 0.0
+        self._deadline = math.inf
         self.reusable = False
         self.idle_since = 0.0
         self._lost = False
         self._sent_whole = False
-        self._parser: Any = None  # from the first request on; it refers to us
         self._begin()
 
     def _begin(self) -> None:
+        self._parser: Any = None  # made when an answer comes; it refers to us
         self._headers: dict[bytes, bytes] = {}
         self._head_complete = False
         self._body: list[bytes] = []
         self._received = 0
         self._body_bytes = 0
 
-    async def exchange(self, head: bytes, chunks: Iterable[bytes], tail: bytes, deadline: float) -> Answer:
-        """Send head, chunks and tail, return the answer. `deadline` is on the event loop's clock.
+    async def exchange(self, request: Iterable[bytes], deadline: float) -> Answer:
+        """Send what `request` gives, return the answer. `deadline` is on the event loop's clock.
 
         Raises ConnectionLost, AnswerTooLarge, DeadlinePassed.
         """
@@ -88,14 +124,15 @@ class HttpConnection(asyncio.Protocol):
         if self._lost:
             raise ConnectionLost("closed while idle", sent_whole=False, answered=False)
         self._begin()
-        self._parser = httptools.HttpResponseParser(self)
         self._sent_whole = False
         self.reusable = False
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answer = answer
-        self._watch(deadline)
+        self._deadline = deadline
+        self.look_ahead()
         try:
-            await self._send(head, chunks, tail, answer)
+            await self._send(request, answer)
+            del request  # nothing of it is kept while the scanner works
             return await answer
         finally:
             self.forget(answer)
@@ -103,26 +140,29 @@ class HttpConnection(asyncio.Protocol):
                 answer.exception()  # when we were cancelled, nobody else will look at it
             del answer  # it holds the error, whose traceback holds this frame
 
-    def _watch(self, deadline: float) -> None:
-        """One timer does for many requests: each is over long before it, and the next has a later deadline."""
-        self._deadline = deadline
+    def look_ahead(self) -> None:
+        """See to it that we wake up at the deadline, if nobody looks here before it."""
+        deadline = self._deadline
+        if deadline > self._watch.next_look:
+            return
         if self._timer is not None and self._timer.when() > deadline:
             self._timer.cancel()
             self._timer = None
         if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._look)
+            self._timer = self._loop.call_at(deadline, self._wake)
 
-    def _look(self) -> None:
+    def _wake(self) -> None:
         self._timer = None
         if self._answer is None or self._answer.done():
             return
         if self._loop.time() < self._deadline - _TIMER_S:
-            self._watch(self._deadline)
+            self.look_ahead()
         else:
             self._expire()
 
     def _expire(self) -> None:
         """The deadline has passed."""
+        self._deadline = math.inf
         waiting = self._answer
         if waiting is None or waiting.done():
             return
@@ -137,11 +177,13 @@ class HttpConnection(asyncio.Protocol):
         """Nobody waits for this any more; whatever comes now was not asked for."""
         if self._answer is answer:
             self._answer = None
+            self._deadline = math.inf
 
-    async def _send(self, head: bytes, chunks: Iterable[bytes], tail: bytes, answer: asyncio.Future[Answer]) -> None:
+    async def _send(self, request: Iterable[bytes], answer: asyncio.Future[Answer]) -> None:
         assert self._transport is not None
-        pending, size = [head], len(head)
-        for chunk in chunks:
+        pending: list[bytes] = []
+        size = 0
+        for chunk in request:
             pending.append(chunk)
             size += len(chunk)
             if size < _JOIN_BELOW:
@@ -152,7 +194,6 @@ class HttpConnection(asyncio.Protocol):
                 await asyncio.wait((self._drained, answer), return_when=asyncio.FIRST_COMPLETED)
             if answer.done():  # it has heard enough: an early 413, or a lost connection
                 return
-        pending.append(tail)
         self._transport.write(b"".join(pending))
         self._sent_whole = True
 
@@ -165,10 +206,12 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
+        self._watch.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self.reusable = False
+        self._watch.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -193,6 +236,8 @@ class HttpConnection(asyncio.Protocol):
         if self._received > self._max_answer + _MAX_HEAD:
             self._fail(AnswerTooLarge())
             return
+        if self._parser is None:
+            self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the second is no kind of the first

@@ -243,7 +243,7 @@ def scanner_answer(data: bytes) -> Answer | AnswerTooLarge | ConnectionLost:
 async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
     connection, transport = HttpConnection(MAX_ANSWER), _Wire()
     connection.connection_made(transport)
-    exchange = asyncio.ensure_future(connection.exchange(b"", [], b"", asyncio.get_running_loop().time() + 600))
+    exchange = asyncio.ensure_future(connection.exchange([], asyncio.get_running_loop().time() + 600))
     await asyncio.sleep(0)
     for piece in pieces:
         if not transport.over and not exchange.done():

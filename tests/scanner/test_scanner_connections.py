@@ -103,6 +103,24 @@ def test_a_host_that_drops_packets_ends_at_the_connect_timeout() -> None:
     run(one())
 
 
+def test_every_mail_ends_at_its_own_deadline() -> None:
+    """Those that wait are looked at once a second, and all the same each ends in time, whichever look finds it."""
+
+    async def one() -> None:
+        async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
+            began = asyncio.get_running_loop().time()
+
+            async def ends_after(deadline_s: float) -> float:
+                with pytest.raises(ScanTimeout):
+                    await submit(scanner, deadline_s=deadline_s)
+                return asyncio.get_running_loop().time() - began - deadline_s
+
+            late = await asyncio.gather(*map(ends_after, (0.1, 0.9, 1.05, 1.4, 2.1)))
+            assert all(-0.01 < by < 0.5 for by in late), late
+
+    run(one())
+
+
 def test_a_server_that_never_reads_ends_at_the_deadline() -> None:
     """The upload stops in the middle; time passes all the same."""
 
