@@ -17,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as _escaped
 from typing import Any
 
 from bridge.filter.outcome import Outcome, Record
@@ -25,7 +26,7 @@ from bridge.mail.reply import Reply
 from bridge.metrics import reason_of
 from bridge.veil import FULL, Veil
 
-_PLAIN = re.compile(r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+")
+_is_plain = re.compile(r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+").fullmatch
 _MAX_VALUE = 1000
 _MAX_RECIPIENTS = 20
 _MAX_LINES = 20_000
@@ -60,45 +61,56 @@ class MailLog:
 
 
 def _fields(record: Record) -> dict[str, Any]:
-    """In reading order. What is not known is left out."""
+    """In reading order. What is not known is left out, by itself or as None."""
     tx, outcome = record.tx, record.outcome
-    client, result = tx.session.client, outcome.result if outcome else None
-    fields = {
+    session, envelope = tx.session, tx.envelope
+    client, result = session.client, outcome.result if outcome else None
+    fields: dict[str, Any] = {
         "id": tx.id,
-        "session": tx.session.id,
-        "listener": tx.session.listener,
+        "session": session.id,
+        "listener": session.listener,
         "client": client.address,
         "helo": client.helo,
-        "from": f"<{tx.envelope.sender}>",
-        "to": _recipients(tx.envelope.addresses),
-        "nrcpt": len(tx.envelope.recipients),
+        "from": f"<{envelope.sender}>",
+        "to": _recipients(envelope.addresses),
+        "nrcpt": len(envelope.recipients),
         "size": record.size,
         "message_id": record.message_id or None,
         "tenant": record.tenant,
-        "decision": str(result.decision) if result else None,
-        "verdict": (result.verdict or None) if result else None,
-        "action": str(outcome.action) if outcome else "cancelled",
-        "would": record.would,
-        "at": record.at or None,
-        "list": None if record.listed is None else record.listed.name,
-        "entry": None if record.listed is None else record.listed.entry,
-        "late": record.late,
-        "reply": str(outcome.reply) if outcome else None,
-        "accepted": _accepted(outcome) if outcome and outcome.replies else None,
-        "refused": _refused(tx.envelope.addresses, outcome.replies) if outcome and outcome.replies else None,
-        "ggrid": (result.ggrid or None) if result else None,
-        "wait_ms": round(record.wait_s * 1000, 1),
-        "scan_ms": round(record.scan_s * 1000, 1),
-        "relay_ms": round(record.relay_s * 1000, 1),
-        "next_id": record.next_id or None,
-        "trace_id": None if record.trace is None else record.trace.trace_id,
-        "ident": client.ident,
-        "login": client.login,
-        "tls": tx.session.tls,
-        "error": None if record.error is None else reason_of(record.error),
-        "why": None if record.error is None else str(record.error),
     }
-    return {name: value for name, value in fields.items() if value is not None}
+    if result is not None:
+        fields["decision"] = result.decision
+        fields["verdict"] = result.verdict or None
+    fields["action"] = "cancelled" if outcome is None else outcome.action
+    if record.would is not None:
+        fields["would"] = record.would
+    if record.at:
+        fields["at"] = record.at
+    if record.listed is not None:
+        fields["list"], fields["entry"] = record.listed.name, record.listed.entry
+    if record.late is not None:
+        fields["late"] = record.late
+    if outcome is not None:
+        fields["reply"] = str(outcome.reply)
+        if outcome.replies:
+            fields["accepted"] = _accepted(outcome)
+            fields["refused"] = _refused(envelope.addresses, outcome.replies)
+    if result is not None:
+        fields["ggrid"] = result.ggrid or None
+    fields["wait_ms"] = round(record.wait_s * 1000, 1)
+    fields["scan_ms"] = round(record.scan_s * 1000, 1)
+    fields["relay_ms"] = round(record.relay_s * 1000, 1)
+    if record.next_id:
+        fields["next_id"] = record.next_id
+    if record.trace is not None:
+        fields["trace_id"] = record.trace.trace_id
+    fields["ident"] = client.ident
+    fields["login"] = client.login
+    fields["tls"] = session.tls
+    if record.error is not None:
+        fields["error"] = reason_of(record.error)
+        fields["why"] = str(record.error)
+    return fields
 
 
 def _veiled(record: Record, fields: dict[str, Any], veil: Veil) -> dict[str, Any]:
@@ -106,18 +118,18 @@ def _veiled(record: Record, fields: dict[str, Any], veil: Veil) -> dict[str, Any
     envelope, outcome = record.tx.envelope, record.outcome
     addresses = tuple(map(veil.address, envelope.addresses))
     veiled = {"from": f"<{veil.address(envelope.sender)}>", "to": _recipients(addresses)}
-    veiled |= {name: veil.text(fields[name]) for name in ("entry", "reply", "why", "helo") if name in fields}
-    if "message_id" in fields:
+    veiled |= {name: veil.text(fields[name]) for name in ("entry", "reply", "why", "helo") if fields.get(name)}
+    if fields["message_id"]:
         veiled["message_id"] = f"<{veil.address(fields['message_id'].strip('<>'))}>"
-    if "login" in fields:
+    if fields["login"]:
         veiled["login"] = veil.address(fields["login"])
-    if "refused" in fields and outcome is not None:
+    if fields.get("refused") and outcome is not None:
         veiled["refused"] = veil.text(_refused(addresses, outcome.replies) or "")
     return veiled
 
 
 def _recipients(addresses: tuple[str, ...]) -> str:
-    shown = ",".join(f"<{address}>" for address in addresses[:_MAX_RECIPIENTS])
+    shown = ",".join([f"<{address}>" for address in addresses[:_MAX_RECIPIENTS]])
     return shown if len(addresses) <= _MAX_RECIPIENTS else f"{shown},..."
 
 
@@ -137,13 +149,20 @@ def _refused(addresses: tuple[str, ...], replies: tuple[Reply, ...]) -> str | No
 
 def _key_value(fields: dict[str, Any]) -> str:
     """`id=... from=<a@b> reply="250 2.0.0 Ok"`."""
-    return " ".join([f"{name}={value if name in _OURS else _quoted(value)}" for name, value in fields.items()])
+    return " ".join(
+        [
+            f"{name}={value if name in _OURS else _quoted(value)}"
+            for name, value in fields.items()
+            if value is not None
+        ]
+    )
 
 
 def _json(fields: dict[str, Any]) -> str:
     line = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
     for name, value in fields.items():
-        line[name] = _cut(value) if isinstance(value, str) else value
+        if value is not None:
+            line[name] = _cut(value) if isinstance(value, str) else value
     return json.dumps(line)
 
 
@@ -177,8 +196,10 @@ def _line(record: logging.LogRecord, formatter: logging.Formatter, veil: Veil) -
 
 
 def _quoted(value: Any) -> str:
-    text = _cut(value if isinstance(value, str) else str(value))
-    return text if _PLAIN.fullmatch(text) else json.dumps(text)
+    text = value if isinstance(value, str) else str(value)
+    if len(text) > _MAX_VALUE:
+        text = _cut(text)
+    return text if _is_plain(text) else _escaped(text)
 
 
 def _cut(text: str) -> str:

@@ -53,6 +53,8 @@ class Reply:
         return self._wire
 
     def __str__(self) -> str:
+        if self.text.isascii() and self.text.isprintable():
+            return f"{self.code} {self.status} {self.text}" if self.status else f"{self.code} {self.text}"
         return f"{self.code} " + " / ".join(self.lines())
 
     @classmethod
