@@ -148,10 +148,10 @@ def _refused(addresses: tuple[str, ...], replies: tuple[Reply, ...]) -> str | No
 
 
 def _key_value(fields: dict[str, Any]) -> str:
-    """`id=... from=<a@b> reply="250 2.0.0 Ok"`."""
+    """`id=... from=<a@b> reply="250 2.0.0 Ok"`. What is not ours is text."""
     return " ".join(
         [
-            f"{name}={value if name in _OURS else _quoted(value)}"
+            f"{name}={value if name in _OURS or (len(value) <= _MAX_VALUE and _is_plain(value)) else _quoted(value)}"
             for name, value in fields.items()
             if value is not None
         ]
@@ -195,10 +195,8 @@ def _line(record: logging.LogRecord, formatter: logging.Formatter, veil: Veil) -
     return line
 
 
-def _quoted(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
-    if len(text) > _MAX_VALUE:
-        text = _cut(text)
+def _quoted(text: str) -> str:
+    text = _cut(text)
     return text if _is_plain(text) else _escaped(text)
 
 

@@ -115,7 +115,7 @@ class AnalysisResult:
             decision=_DECISIONS.get(decision, Decision.UNDECIDED),
             ggrid=_text(value.get("ggrid")),
             verdict=_text(value.get("verdict")),
-            tags=tuple(t for t in tags if isinstance(t, str)) if isinstance(tags, list) else (),
+            tags=tuple([tag for tag in tags if isinstance(tag, str)]) if isinstance(tags, list) else (),
             created=_text(value.get("created")),
             completed=_text(value.get("completed")),
         )

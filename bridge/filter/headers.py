@@ -17,7 +17,7 @@ from bridge.mail.transaction import Transaction
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 _COMMENT = re.compile(r"[^\x21-\x27\x2a-\x5b\x5d-\x7e]")  # printable, without ( ) and backslash
-_MESSAGE_ID = re.compile(rb"message-id:(?:\r\n[ \t]|[ \t])*([^\r\n]*?)[ \t]*(?:\r\n|$)", re.IGNORECASE)
+_MESSAGE_ID = re.compile(rb"message-id:(?:\r\n[ \t]|[ \t])*([^\r\n]*)(?:\r\n|$)", re.IGNORECASE)
 _MAX_VALUE = 900  # RFC 5322 2.1.1: a line has at most 998 characters
 
 Fields = tuple[tuple[str, str], ...]
@@ -33,6 +33,9 @@ class HeaderEditor:
         self._lower = prefix.lower().encode("ascii")
         field = rb"^%b[^\r\n]*\r\n(?:[ \t][^\r\n]*\r\n)*" % re.escape(self._lower)
         self._ours = re.compile(field, re.IGNORECASE | re.MULTILINE)
+        self._id, self._decision, self._verdict, self._tags, self._ggrid, self._unscanned = (
+            prefix + name for name in ("Id", "Decision", "Verdict", "Tags", "Ggrid", "Unscanned")
+        )
 
     def strip(self, head: bytes) -> bytes | None:
         """The header section without fields of ours; None when there are none."""
@@ -60,13 +63,18 @@ class HeaderEditor:
 
     def stamp(self, mail_id: str, result: AnalysisResult | None, unscanned: str = "") -> Fields:
         """The fields that say what we know of this mail."""
-        fields = [("Id", mail_id)]
-        if result is not None:
-            fields += [("Decision", str(result.decision)), ("Verdict", result.verdict)]
-            fields += [("Tags", ", ".join(result.tags)), ("Ggrid", result.ggrid)]
+        fields = [(self._id, mail_id)]
+        if result is None:
+            fields.append((self._unscanned, _clean(unscanned)))
         else:
-            fields.append(("Unscanned", unscanned))
-        return tuple((self.prefix + name, _clean(value)) for name, value in fields if value)
+            fields.append((self._decision, result.decision.value))
+            if result.verdict:
+                fields.append((self._verdict, _clean(result.verdict)))
+            if result.tags:
+                fields.append((self._tags, _clean(", ".join(result.tags))))
+            if result.ggrid:
+                fields.append((self._ggrid, _clean(result.ggrid)))
+        return tuple(fields)
 
     def lines(self, tx: Transaction, fields: Fields) -> bytes:
         """What goes in front of a relayed mail: Received, then our fields."""
@@ -105,8 +113,10 @@ def message_id(head: bytes) -> str:
     lower = head.lower()
     start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
     found = _MESSAGE_ID.match(head, start)
-    return "" if found is None else found[1].decode("utf-8", "replace")
+    return "" if found is None else found[1].rstrip(b" \t").decode("utf-8", "replace")
 
 
 def _clean(value: str) -> str:
-    return _UNSAFE.sub("?", value)[:_MAX_VALUE].strip()
+    if not (value.isascii() and value.isprintable()):
+        value = _UNSAFE.sub("?", value)
+    return value[:_MAX_VALUE].strip()
