@@ -78,6 +78,7 @@ HOMES: dict[str, set[str]] = {
     "python_multipart": {"service"},
     "opentelemetry": {"tracing"},
     "pydantic": {"config", "fields", "hopconfig", "listconfig", "policies", "units", "yamlfile", "service"},
+    "pydantic_core": {"api"},
     "uvloop": {"cli", "testing", "daemon"},
 }
 

@@ -35,9 +35,9 @@ class Marks:
     def __init__(self, key: str, prefix: str) -> None:
         self._key = key.encode()
         self._name = f"{prefix}Released"
-        lower = re.escape(self._name.lower().encode())
+        self._lower = self._name.lower().encode()
         self._ours = re.compile(
-            rb"^%b[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)\r\n" % lower, re.IGNORECASE | re.MULTILINE
+            rb"^%b[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)\r\n" % re.escape(self._lower), re.IGNORECASE | re.MULTILINE
         )
 
     def field(self, message: Message, recipients: Iterable[str], now: datetime) -> bytes:
@@ -50,9 +50,10 @@ class Marks:
 
     def find(self, head: bytes, now: float) -> list[re.Match[bytes]]:
         """Fields that may be marks, by their looks. Cheap: most mail has none."""
-        fields = (self._ours.finditer(head)) if self._name.lower().encode() in head.lower() else ()
+        if self._lower not in head.lower():
+            return []
         found = []
-        for match in fields:
+        for match in self._ours.finditer(head):
             value = _VALUE.search(match.group(1))
             if value is not None and -_SKEW_S <= now - int(value.group(1)) <= VALID_S:
                 found.append(match)

@@ -70,7 +70,7 @@ class Admission:
         """Take a slot and return the delay to wait before using it. Raises Saturated."""
         if self.in_processing >= self.settings.max_in_processing:
             raise Saturated("mail in processing is at its limit")
-        delay = self.delay(is_pressed)
+        delay = self.delay_after(self.in_processing, is_pressed)
         self.in_processing += 1
         return delay
 

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import math
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
@@ -215,7 +216,8 @@ class Filter:
         if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
             record.limit = "header"
             return Outcome(Action.REJECT, with_id(LONG_HEAD, tx.id))
-        mark = await self._mark(tx, head)
+        marks = self._marks.find(head, time()) if self._marks is not None else None
+        mark = await self._valid_mark(marks, tx) if marks else None
         stripped = self._headers.strip(head)
         if stripped is not None:
             tx.message.replace_head((mark or b"") + stripped)
@@ -224,7 +226,7 @@ class Filter:
             log.info("mail %s: it was released from the quarantine, and is not scanned again", tx.id)
             return await self._hand_on(tx, self._headers.stamp(tx.id, None, "released"), None, record)
         policy = self._settings.tenant_policies.get(tenant or "", self._settings.policy)
-        shadow = self._is_shadow(tx.session, tx.envelope.sender)
+        shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
         if self.door is not None:
             record.listed = self._on_list(self.door, tx, tenant, shadow)
             if record.listed is not None and record.listed.action is ListAction.REFUSED:
@@ -237,7 +239,11 @@ class Filter:
         try:
             # A scan that goes on is of use only if the mail comes back.
             waits = not shadow and policy[Case.DEADLINE].action is Action.TEMPFAIL
-            result = await self._decision(tx, tenant, record, self._late if waits else None)
+            late = self._late if waits else None
+            if late is None or late.is_empty():
+                result = await self._scan(tx, tenant, record, late)
+            else:
+                result = await self._late_or_new(tx, tenant, record, late)
             case = case_of_decision(result.decision)
         except (ScanError, Saturated) as exc:
             record.error, case = exc, case_of_error(exc)
@@ -248,11 +254,8 @@ class Filter:
             record.would, rule = _WOULD.get(record.listed.action) if record.listed else rule.action, _SHADOW
         return await self._carry_out(tx, case, rule, result, record)
 
-    async def _mark(self, tx: Transaction, head: bytes) -> bytes | None:
+    async def _valid_mark(self, fields: list[re.Match[bytes]], tx: Transaction) -> bytes | None:
         """The field that says that somebody released this very mail to these very recipients."""
-        fields = self._marks.find(head, time()) if self._marks is not None else []
-        if not fields:
-            return None
         assert self._marks is not None
         marks, addresses = self._marks, tx.envelope.addresses
         return await durable.in_thread(lambda stop: marks.valid(fields, tx.message, addresses), math.inf)
@@ -288,24 +291,23 @@ class Filter:
         domain = address.rpartition("@")[2].lower()
         return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
 
-    async def _decision(
-        self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions | None
+    async def _late_or_new(
+        self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions
     ) -> AnalysisResult:
-        """A late one, if this mail was here before, else the scanner's. Raises ScanError, Saturated."""
-        if late is not None and not late.is_empty():
-            found = await late.look_up(tenant, tx.envelope, tx.message)
-            if isinstance(found, AnalysisResult):
-                record.late = Late.HIT
-                return found
-            if found is not None:
-                record.late = found
-                raise ScanTimeout("the scan of this mail still runs")
+        """A late decision, if this mail was here before, else a new one. Raises ScanError, Saturated."""
+        found = await late.look_up(tenant, tx.envelope, tx.message)
+        if isinstance(found, AnalysisResult):
+            record.late = Late.HIT
+            return found
+        if found is not None:
+            record.late = found
+            raise ScanTimeout("the scan of this mail still runs")
         return await self._scan(tx, tenant, record, late)
 
     async def _scan(
         self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions | None
     ) -> AnalysisResult:
-        """The scanner's word, from within a slot."""
+        """The scanner's word, from within a slot. Raises ScanError, Saturated."""
         if self._scanner.is_saturated():
             raise Saturated("the scanner has said that it has no room")
         if self._limit is not None and self._is_full():

@@ -87,8 +87,11 @@ def cause_of(refusal: Reply) -> BridgeError | None:
     return SpoolFull("the spool cannot be written: is its disk full?") if refusal == NO_STORAGE else None
 
 
+_CASE_OF = {decision: Case(decision.value) for decision in Decision}
+
+
 def case_of_decision(decision: Decision) -> Case:
-    return Case(decision.value)
+    return _CASE_OF[decision]
 
 
 _CASES: dict[type[BridgeError], Case] = {

@@ -99,6 +99,10 @@ class Message:
         """The header section, up to and with the CRLF that ends its last field (no blank line)."""
         if self._head is not None:
             return self._head
+        first = self._chunks[0] if self._chunks else b""
+        end = first.find(b"\r\n\r\n")
+        if end > 0 and not first.startswith(b"\r\n"):  # nearly every mail
+            return first[: end + 2]
         head = b""
         for chunk in self._raw(0):
             start = max(len(head) - 3, 0)
