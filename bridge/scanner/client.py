@@ -16,7 +16,7 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Iterable, Iterator
-from typing import Never
+from typing import Never, Self
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
@@ -94,7 +94,8 @@ class Scanner:
         submission = _Submission(request, message, header).to
         for host in self._by_preference():
             try:
-                return await self._try(host, submission, deadline)
+                with _Attempt(host) as attempt:
+                    return attempt.read(await self._exchange(host, submission, deadline))
             except _NotReached as exc:
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
@@ -105,29 +106,6 @@ class Scanner:
                     raise
                 problem = exc
         raise problem or ScanUnavailable("every scanner host has failed just now")
-
-    async def _try(self, host: Host, request: Request, deadline: float) -> AnalysisResult:
-        """One mail to this host; whatever comes of it, the host's circuit learns it."""
-        loop = asyncio.get_running_loop()
-        probe = host.circuit.begin()
-        host.in_flight += 1
-        began = loop.time()
-        try:
-            answer = await self._exchange(host, request, deadline)
-            now = loop.time()
-            host.took(now - began, now)
-            return _learn(host, answer, now)
-        except (_NotReached, ScanUnavailable) as exc:
-            unreached = isinstance(exc, _NotReached)
-            host.learn(Event.UNREACHABLE if unreached else Event.FAILURE, loop.time())
-            raise
-        except ScanMalformed:
-            host.learn(Event.FAILURE, loop.time())
-            raise
-        finally:
-            host.in_flight -= 1
-            if probe:
-                host.circuit.release()
 
     def _by_preference(self) -> list[Host]:
         """Those whose circuit admits a mail: with room, then a probe, then the least busy, then the quickest."""
@@ -158,14 +136,12 @@ class Scanner:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
+        waiting = connection.ask(request(host), deadline)
         try:
-            answer = await connection.exchange(request(host), deadline)
+            answer = await waiting
         except ConnectionLost as exc:
-            if reused and not exc.answered:  # most likely the server closed it before it read us: once more
-                return await self._exchange(host, request, deadline, fresh=True)
-            if not exc.sent_whole and not exc.answered:
-                raise _NotReached(str(exc)) from exc
-            raise ScanUnavailable(f"{host.url}: {exc}") from exc
+            if not reused or exc.answered:
+                raise _lost(host, exc) from exc
         except AnswerTooLarge as exc:
             raise ScanMalformed(f"{host.url}: the answer is too large") from exc
         except DeadlinePassed:
@@ -173,8 +149,14 @@ class Scanner:
         except BaseException:  # cancelled in the middle: this connection is of no use any more
             connection.close()
             raise
-        host.give_back(connection, loop.time())
-        return answer
+        else:
+            host.give_back(connection, loop.time())
+            return answer
+        finally:
+            connection.forget(waiting)
+            del waiting  # it holds the error, whose traceback holds this frame
+        # Most likely the server had closed the connection before it read us: once more.
+        return await self._exchange(host, request, deadline, fresh=True)
 
     async def _connect(self, host: Host, deadline: float) -> HttpConnection:
         loop = asyncio.get_running_loop()
@@ -246,6 +228,37 @@ class Scanner:
             host.close()
 
 
+class _Attempt:
+    """One mail at this host; whatever comes of it, the host's circuit learns it."""
+
+    __slots__ = ("_began", "_host", "_is_probe", "_loop")
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._loop = asyncio.get_running_loop()
+
+    def __enter__(self) -> Self:
+        self._is_probe = self._host.circuit.begin()
+        self._host.in_flight += 1
+        self._began = self._loop.time()
+        return self
+
+    def read(self, answer: Answer) -> AnalysisResult:
+        now = self._loop.time()
+        self._host.took(now - self._began, now)
+        return _learn(self._host, answer, now)
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        host = self._host
+        if isinstance(error, _NotReached):
+            host.learn(Event.UNREACHABLE, self._loop.time())
+        elif isinstance(error, ScanUnavailable | ScanMalformed):
+            host.learn(Event.FAILURE, self._loop.time())
+        host.in_flight -= 1
+        if self._is_probe:
+            host.circuit.release()
+
+
 class LateScan:
     """A scan that goes on after the deadline of its mail. It must be awaited or abandoned."""
 
@@ -286,6 +299,13 @@ class LateScan:
 
 class _NotReached(Exception):
     """The request did not get to this host: another may be asked."""
+
+
+def _lost(host: Host, exc: ConnectionLost) -> _NotReached | ScanUnavailable:
+    """What a lost connection means: only if nothing was read at the other end may another host be asked."""
+    if not exc.sent_whole and not exc.answered:
+        return _NotReached(str(exc))
+    return ScanUnavailable(f"{host.url}: {exc}")
 
 
 def _give_up(host: Host, late: LateAnswer | None, keep_late: bool) -> Never:

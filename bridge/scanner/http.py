@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import httptools
@@ -90,14 +90,18 @@ class Watch:
 
 
 class HttpConnection(asyncio.Protocol):
-    """`exchange` one request after another; `reusable` says whether there may be a next."""
+    """`ask` one request after another, each when the one before has its answer; `reusable`: there may be a next.
+
+    No coroutine of ours waits here: thousands of mails may wait for the scanner, and each would keep its frame.
+    """
 
     def __init__(self, max_answer: int, watch: Watch | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_answer = max_answer
         self._watch = watch or Watch()
         self._transport: asyncio.Transport | None = None
-        self._drained: asyncio.Future[None] | None = None
+        self._unsent: Iterator[bytes] | None = None  # of a request that the transport takes in parts
+        self._is_paused = False
         self._answer: asyncio.Future[Answer] | None = None
         self._timer: asyncio.TimerHandle | None = None  # at the deadline or before it
         self._deadline = math.inf
@@ -115,30 +119,53 @@ class HttpConnection(asyncio.Protocol):
         self._received = 0
         self._body_bytes = 0
 
-    async def exchange(self, request: Iterable[bytes], deadline: float) -> Answer:
-        """Send what `request` gives, return the answer. `deadline` is on the event loop's clock.
+    def ask(self, request: Iterable[bytes], deadline: float) -> asyncio.Future[Answer]:
+        """Send what `request` gives. `deadline` is on the event loop's clock. Whoever asks says `forget` in the end.
 
-        Raises ConnectionLost, AnswerTooLarge, DeadlinePassed.
+        The answer is one, or ConnectionLost, AnswerTooLarge, DeadlinePassed, or what `request` raised.
         """
-        assert self._transport is not None
+        answer: asyncio.Future[Answer] = self._loop.create_future()
         if self._lost:
-            raise ConnectionLost("closed while idle", sent_whole=False, answered=False)
+            answer.set_exception(ConnectionLost("closed while idle", sent_whole=False, answered=False))
+            return answer
         self._begin()
         self._sent_whole = False
         self.reusable = False
-        answer: asyncio.Future[Answer] = self._loop.create_future()
         self._answer = answer
         self._deadline = deadline
         self.look_ahead()
+        self._unsent = iter(request)
+        self._send_on()
+        return answer
+
+    def forget(self, answer: asyncio.Future[Answer]) -> None:
+        """Nobody waits for this any more; whatever comes now was not asked for."""
+        if self._answer is answer:
+            self._answer = self._unsent = None
+            self._deadline = math.inf
+        if answer.done() and not answer.cancelled():
+            answer.exception()  # when its waiter was cancelled, nobody else will look at it
+
+    def _send_on(self) -> None:
+        """As much as the transport takes; `resume_writing` goes on with the rest."""
+        assert self._transport is not None and self._answer is not None
+        pending: list[bytes] = []
+        size = 0
         try:
-            await self._send(request, answer)
-            del request  # nothing of it is kept while the scanner works
-            return await answer
-        finally:
-            self.forget(answer)
-            if answer.done() and not answer.cancelled():
-                answer.exception()  # when we were cancelled, nobody else will look at it
-            del answer  # it holds the error, whose traceback holds this frame
+            for chunk in self._unsent or ():
+                pending.append(chunk)
+                size += len(chunk)
+                if size < _JOIN_BELOW:
+                    continue
+                self._transport.writelines(pending)
+                pending, size = [], 0
+                if self._is_paused or self._answer.done():
+                    return
+        except Exception as exc:  # the spool cannot be read
+            return self._fail(exc)
+        self._transport.write(b"".join(pending))
+        self._unsent = None  # nothing of it is kept while the scanner works
+        self._sent_whole = True
 
     def look_ahead(self) -> None:
         """See to it that we wake up at the deadline, if nobody looks here before it."""
@@ -173,30 +200,6 @@ class HttpConnection(asyncio.Protocol):
         self._answer.add_done_callback(_seen)
         waiting.set_exception(DeadlinePassed(LateAnswer(self, self._answer)))
 
-    def forget(self, answer: asyncio.Future[Answer]) -> None:
-        """Nobody waits for this any more; whatever comes now was not asked for."""
-        if self._answer is answer:
-            self._answer = None
-            self._deadline = math.inf
-
-    async def _send(self, request: Iterable[bytes], answer: asyncio.Future[Answer]) -> None:
-        assert self._transport is not None
-        pending: list[bytes] = []
-        size = 0
-        for chunk in request:
-            pending.append(chunk)
-            size += len(chunk)
-            if size < _JOIN_BELOW:
-                continue
-            self._transport.writelines(pending)
-            pending, size = [], 0
-            if self._drained is not None:
-                await asyncio.wait((self._drained, answer), return_when=asyncio.FIRST_COMPLETED)
-            if answer.done():  # it has heard enough: an early 413, or a lost connection
-                return
-        self._transport.write(b"".join(pending))
-        self._sent_whole = True
-
     def close(self) -> None:
         self.reusable = False
         if self._transport is not None:
@@ -215,18 +218,21 @@ class HttpConnection(asyncio.Protocol):
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.resume_writing()
+        self._unsent = None
         self._fail(self._lost_error("connection lost"))
         self._parser = None  # or only the collector would find us
 
     def pause_writing(self) -> None:
-        if self._drained is None:
-            self._drained = self._loop.create_future()
+        self._is_paused = True
 
     def resume_writing(self) -> None:
-        if self._drained is not None and not self._drained.done():
-            self._drained.set_result(None)
-        self._drained = None
+        self._is_paused = False
+        if self._unsent is None or self._answer is None:
+            return
+        if self._answer.done():  # it has heard enough: an early 413, or a lost connection
+            self._unsent = None
+        else:
+            self._send_on()
 
     def data_received(self, data: bytes) -> None:
         if self._answer is None:  # nobody asked

@@ -243,16 +243,15 @@ def scanner_answer(data: bytes) -> Answer | AnswerTooLarge | ConnectionLost:
 async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
     connection, transport = HttpConnection(MAX_ANSWER), _Wire()
     connection.connection_made(transport)
-    exchange = asyncio.ensure_future(connection.exchange([], asyncio.get_running_loop().time() + 600))
-    await asyncio.sleep(0)
+    answer = connection.ask([], asyncio.get_running_loop().time() + 600)
     for piece in pieces:
-        if not transport.over and not exchange.done():
+        if not transport.over and not answer.done():
             connection.data_received(piece)
     if not transport.over:
         connection.eof_received()
     connection.connection_lost(None)
     try:
-        return await exchange
+        return await answer
     except (AnswerTooLarge, ConnectionLost) as exc:
         return exc
 
