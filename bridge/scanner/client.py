@@ -16,7 +16,7 @@ import os
 import random
 import ssl
 from collections.abc import Callable, Iterable, Iterator
-from typing import Never, Self
+from typing import Never
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
@@ -91,20 +91,30 @@ class Scanner:
         or abandon that.
         """
         problem: ScanError | Saturated | None = None
+        loop = asyncio.get_running_loop()
         submission = _Submission(request, message, header).to
         for host in self._by_preference():
+            is_probe = host.begin()
+            began = loop.time()
             try:
-                with _Attempt(host) as attempt:
-                    return attempt.read(await self._exchange(host, submission, deadline))
+                answer = await self._exchange(host, submission, deadline)
+                now = loop.time()
+                host.took(now - began, now)
+                return _learn(host, answer, now)
             except _NotReached as exc:
+                host.learn(Event.UNREACHABLE, loop.time())
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
             except DeadlinePassed as exc:
                 _give_up(host, exc.late, keep_late)
             except (ScanUnavailable, ScanMalformed, Saturated) as exc:
+                if not isinstance(exc, Saturated):
+                    host.learn(Event.FAILURE, loop.time())
                 if not self._settings.resubmit:
                     raise
                 problem = exc
+            finally:
+                host.end(is_probe)
         raise problem or ScanUnavailable("every scanner host has failed just now")
 
     def _by_preference(self) -> list[Host]:
@@ -226,37 +236,6 @@ class Scanner:
     def close(self) -> None:
         for host in self.hosts:
             host.close()
-
-
-class _Attempt:
-    """One mail at this host; whatever comes of it, the host's circuit learns it."""
-
-    __slots__ = ("_began", "_host", "_is_probe", "_loop")
-
-    def __init__(self, host: Host) -> None:
-        self._host = host
-        self._loop = asyncio.get_running_loop()
-
-    def __enter__(self) -> Self:
-        self._is_probe = self._host.circuit.begin()
-        self._host.in_flight += 1
-        self._began = self._loop.time()
-        return self
-
-    def read(self, answer: Answer) -> AnalysisResult:
-        now = self._loop.time()
-        self._host.took(now - self._began, now)
-        return _learn(self._host, answer, now)
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
-        host = self._host
-        if isinstance(error, _NotReached):
-            host.learn(Event.UNREACHABLE, self._loop.time())
-        elif isinstance(error, ScanUnavailable | ScanMalformed):
-            host.learn(Event.FAILURE, self._loop.time())
-        host.in_flight -= 1
-        if self._is_probe:
-            host.circuit.release()
 
 
 class LateScan:

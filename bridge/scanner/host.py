@@ -64,6 +64,16 @@ class Host:
             "latin-1"
         )
 
+    def begin(self) -> bool:
+        """A mail is given to it: whether as a probe. `end` follows in any case."""
+        self.in_flight += 1
+        return self.circuit.begin()
+
+    def end(self, is_probe: bool) -> None:
+        self.in_flight -= 1
+        if is_probe:
+            self.circuit.release()
+
     def learn(self, event: Event, now: float) -> None:
         """For the circuit; what it makes of it is worth a line when it opens or closes."""
         before = self.circuit.state
