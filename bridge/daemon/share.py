@@ -50,22 +50,45 @@ class SharedAdmission(Admission):
 
 
 class SharedSpool(Spool):
-    """The bytes of all workers together."""
+    """The bytes of all workers together.
+
+    A worker with mail in processing keeps a small reserve, because taking from the common account needs a lock. So
+    the limit is never passed, and may seem to be reached a thousandth of it too early for each worker.
+    """
 
     def __init__(self, limit: int, memory_per_mail: int, directory: str | None, used: Column) -> None:
         self.limit, self.memory_per_mail, self.directory = limit, memory_per_mail, directory
         self._used = used
+        self._own = 0  # what our mail holds; the rest of what we took is the reserve
+        self._reserve = 0
+        self._most_reserve = limit // 1000
 
     @property
     def in_use(self) -> int:  # type: ignore[override]
         return self._used.total
 
     def take(self, count: int) -> None:
-        if self._used.take(count, self.limit) is None:
-            raise Saturated("bytes in processing are at their limit")
+        if count > self._reserve:
+            self._refill(count)
+        self._reserve -= count
+        self._own += count
+
+    def _refill(self, count: int) -> None:
+        """Have at least so much in reserve."""
+        missing = count - self._reserve
+        for more in (missing + self._most_reserve, missing):
+            if self._used.take(more, self.limit) is not None:
+                self._reserve += more
+                return
+        raise Saturated("bytes in processing are at their limit")
 
     def give_back(self, count: int) -> None:
-        self._used.give_back(count)
+        self._own -= count
+        self._reserve += count
+        kept = self._most_reserve if self._own else 0
+        if self._reserve > kept:
+            self._used.give_back(self._reserve - kept)
+            self._reserve = kept
 
 
 @dataclass(slots=True)

@@ -336,7 +336,7 @@ class Filter:
     ) -> AnalysisResult:
         """Timed, for the log and for the adaptive limit."""
         began = record.scan_at = monotonic()
-        in_processing = self._admission.in_processing
+        in_processing = 0 if self._limit is None else self._admission.in_processing
         try:
             header = b"" if record.trace is None else record.trace.header
             result = await self._scanner.submit(request, tx.message, deadline, keep_late, header)

@@ -8,6 +8,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -35,20 +37,9 @@ def test_random_deaths_neither_pass_the_limit_nor_lose_a_slot() -> None:
 def test_a_process_that_dies_with_the_lock_blocks_nobody() -> None:
     """The kernel ends the lock with the process."""
     ledger = Ledger(2)
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        fcntl.lockf(ledger._lock, fcntl.LOCK_EX)
-        os.write(writing, b"locked")
-        signal.pause()
-    assert os.read(reading, 6) == b"locked"
-    with pytest.raises(BlockingIOError):
+    with ledger_locked_by_another(ledger), pytest.raises(BlockingIOError):
         fcntl.lockf(ledger._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    os.kill(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
     assert ledger.mails(1).take(1, 1) == 0
-    for fd in (reading, writing):
-        os.close(fd)
 
 
 def test_admission_counts_all_rows() -> None:
@@ -78,6 +69,48 @@ def test_bytes_count_in_all_rows() -> None:
     assert one.in_use == 100
     one.give_back(60)
     assert two.in_use == 40
+
+
+def test_a_worker_with_mail_keeps_a_reserve_and_one_without_keeps_nothing() -> None:
+    """Small takes need no lock; near the limit the reserve is what is left, and the limit is not passed."""
+    ledger = Ledger(2)
+    one, two = (SharedSpool(100_000, 10, None, ledger.bytes(row)) for row in range(2))
+    one.take(50)
+    assert one.in_use == 150  # a thousandth of the limit is in reserve
+    with ledger_locked_by_another(ledger):
+        one.take(100)  # from the reserve: it waits for nobody
+    assert one.in_use == 150
+    two.take(99_850)
+    with pytest.raises(Saturated):
+        one.take(1)
+    with pytest.raises(Saturated):
+        two.take(1)
+    assert one.in_use == 100_000
+    one.give_back(100)
+    one.take(60)
+    assert one.in_use == 100_000
+    for spool, count in ((one, 50), (two, 99_850), (one, 60)):
+        spool.give_back(count)
+    assert one.in_use == two.in_use == 0
+
+
+@contextmanager
+def ledger_locked_by_another(ledger: Ledger) -> Iterator[None]:
+    """Whoever wants the lock meanwhile waits for ever."""
+    reading, writing = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        fcntl.lockf(ledger._lock, fcntl.LOCK_EX)
+        os.write(writing, b"locked")
+        signal.pause()
+    try:
+        assert os.read(reading, 6) == b"locked"
+        yield
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        for fd in (reading, writing):
+            os.close(fd)
 
 
 def test_a_board_shows_the_last_whole_edition() -> None:
