@@ -28,6 +28,7 @@ _LINE_LIMIT = 900  # libmilter's MAXREPLYLEN is 980, with the code
 _LINES = 32  # libmilter's MAXREPLIES
 _U32 = struct.Struct(">I")
 _HEAD = struct.Struct(">IB")
+_read_head = _HEAD.unpack_from
 _NEGOTIATION = struct.Struct(">III")
 
 
@@ -76,17 +77,17 @@ class Decoder:
     def _cut(self, data: bytes, position: int, events: list[tuple[int, bytes]]) -> None:
         end = len(data)
         while end - position > 4:
-            length, command = _HEAD.unpack_from(data, position)
+            length, command = _read_head(data, position)
             if not 0 < length <= _LIMITS[command]:
                 kind = FrameTooLong if length > _LIMITS[command] > 0 else ProtocolError
                 raise kind(f"a frame of {length} bytes with command {command:#04x}")
-            start, stop = position + 5, position + 4 + length
+            stop = position + 4 + length
             if stop <= end:
-                events.append((command, data[start:stop]))
+                events.append((command, data[position + 5 : stop]))
                 position = stop
             elif command == wire.BODY:
                 self._body_left = stop - end
-                events.append((wire.BODY_PART, data[start:]))
+                events.append((wire.BODY_PART, data[position + 5 :]))
                 return
             else:
                 self._hold(data[position:], 4 + length)
@@ -235,15 +236,17 @@ def address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
     if len(raw) > _ADDRESS_LIMIT or _CONTROL.search(raw):
         return Reply(553, "5.1.3", "Control characters in the address, or too long")
     try:
-        return raw.decode("utf-8"), tuple(text(param) for param in params)
+        return raw.decode("utf-8"), tuple(map(text, params)) if params else ()
     except UnicodeDecodeError:
         return Reply(553, "5.1.3", "The address is not valid UTF-8")
 
 
 def macros(data: bytes) -> dict[bytes, bytes]:
     """The pairs of one MACRO event: long names in braces, short ones without, values of any bytes."""
-    words = strings(data) if data else []
-    return dict(zip(words[::2], words[1::2], strict=False))
+    words = data.split(b"\0")
+    if words.pop():
+        raise ProtocolError("a macro without its end")
+    return {words[0]: words[1]} if len(words) == 2 else dict(zip(words[::2], words[1::2], strict=False))
 
 
 def text(raw: bytes) -> str:
@@ -273,8 +276,13 @@ def reply_code(event: int, reply: Reply) -> bytes:
 
 
 def add_header(name: str, value: str, agreement: Agreement) -> bytes:
-    space = b" " if agreement.steps & wire.LEADING_SPACE else b""  # else the mail server adds it
-    return response(wire.END_OF_BODY, wire.ADD_HEADER, _field(name) + b"\0" + space + _field(value) + b"\0")
+    space = " " if agreement.steps & wire.LEADING_SPACE else ""  # else the mail server adds it
+    text = name + value
+    if text.isascii() and text.isprintable():  # most of them
+        data = f"{name}\0{space}{value}\0".encode("ascii")
+    else:
+        data = f"{_field(name)}\0{space}{_field(value)}\0".encode("utf-8", "replace")
+    return _HEAD.pack(len(data) + 1, wire.ADD_HEADER) + data
 
 
 def delete_header(name: bytes, index: int) -> bytes:
@@ -283,13 +291,10 @@ def delete_header(name: bytes, index: int) -> bytes:
 
 
 def quarantine(reason: str) -> bytes:
-    return response(wire.END_OF_BODY, wire.QUARANTINE, _field(reason) + b"\0")
+    return response(wire.END_OF_BODY, wire.QUARANTINE, _field(reason).encode("utf-8", "replace") + b"\0")
 
 
-def _field(value: str) -> bytes:
+def _field(value: str) -> str:
     """Header text: a line end stays only where a continuation line follows it."""
-    if value.isascii() and value.isprintable():  # most of them
-        return value.encode("ascii")
     lines = value.replace("\0", "").replace("\r", "").split("\n")
-    folded = lines[0] + "".join(("\n" if line[:1] in (" ", "\t") else " ") + line for line in lines[1:])
-    return folded.encode("utf-8", "replace")
+    return lines[0] + "".join(("\n" if line[:1] in (" ", "\t") else " ") + line for line in lines[1:])

@@ -23,7 +23,7 @@ from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter.outcome import Outcome
 from bridge.filter.policy import reply_to_error, with_id
 from bridge.intake.milter import codec, wire
-from bridge.intake.milter.mail import KEPT_MACROS, Facts, Mail
+from bridge.intake.milter.mail import Facts, Mail
 from bridge.intake.milter.wire import State
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
@@ -232,8 +232,7 @@ class Connection(asyncio.Protocol):
         self._out.append(codec.negotiation(self._agreement))
 
     def _on_macro(self, data: bytes) -> None:
-        if len(data) > 1 and data[0] in KEPT_MACROS:
-            self._facts.macro(data)
+        self._facts.macro(data)
 
     def _on_connect(self, data: bytes) -> None:
         self._drop_mail()

@@ -12,7 +12,6 @@ Knows nothing of sockets or of how an answer is written.
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
@@ -58,7 +57,7 @@ class Mail:
         self.params = params
         self.recipients: list[Recipient] = []
         self.message = Message(spool)
-        self.forged: Counter[bytes] = Counter()  # fields with our prefix, by name
+        self.forged: dict[bytes, int] = {}  # fields with our prefix, by name
         self.refusal: Reply | None = None
         self._limits = limits
         self._colon = b":" if leading_space else b": "
@@ -66,7 +65,7 @@ class Mail:
         self._head_size = 0
         self._in_head = True
         self.size = 0
-        if _declared_size(params) > limits.max_message_size:
+        if params and _declared_size(params) > limits.max_message_size:
             self._refuse_size()
 
     def refuse(self, reply: Reply) -> None:
@@ -133,13 +132,14 @@ class Mail:
 
     def _flush_head(self) -> None:
         """Pass on the fields gathered so far, and note those that only we may write."""
-        block = b"\r\n".join(self._head) + b"\r\n"
+        self._head.append(b"")
+        block = b"\r\n".join(self._head)
         self._head.clear()
         self._head_size = 0
         if self._limits.prefix in block.lower():
-            names = self._limits.ours.findall(block)
-            self.forged.update(name.lower() for name in names)
-            if self.forged.total() > MAX_STRIPPED:
+            for name in self._limits.ours.findall(block):
+                self.forged[name.lower()] = self.forged.get(name.lower(), 0) + 1
+            if sum(self.forged.values()) > MAX_STRIPPED:
                 self._limits.on_hit("header")
                 return self.refuse(Reply(550, "5.6.0", "Too many header fields that are reserved here"))
         self._write_head(block)
@@ -199,7 +199,6 @@ def _declared_size(params: tuple[str, ...]) -> int:
 # In the order of a mail. What comes with headers and body is never news; Postfix sends it with each of them.
 _OF_CLIENT = (wire.CONNECT, wire.HELO)
 _OF_MAIL = (wire.MAIL, wire.RCPT, wire.END_OF_BODY)
-KEPT_MACROS = (*_OF_CLIENT, *_OF_MAIL)
 
 
 class Facts:
@@ -224,11 +223,13 @@ class Facts:
         self.helo = codec.text(codec.strings(data)[0])
 
     def macro(self, data: bytes) -> None:
-        """The macros of one of the events in KEPT_MACROS; they replace those it had before."""
-        self.macros[data[0]] = data[1:]
-        if data[0] == wire.MAIL:
-            self._announced = True
-        elif data[0] in _OF_CLIENT:
+        """The macros of one event; they replace those it had before. Only some events have any that we want."""
+        event = data[0] if len(data) > 1 else 0
+        if event in _OF_MAIL:
+            self.macros[event] = data
+            self._announced = self._announced or event == wire.MAIL
+        elif event in _OF_CLIENT:
+            self.macros[event] = data
             self._known = None
 
     def begin_mail(self) -> None:
@@ -242,27 +243,27 @@ class Facts:
     def _read(self, events: tuple[int, ...]) -> dict[bytes, bytes]:
         found: dict[bytes, bytes] = {}
         for event in events:
-            if event in self.macros:
-                found.update(codec.macros(self.macros[event]))
+            data = self.macros.get(event)
+            if data is not None:
+                found.update(codec.macros(data[1:]))
         return found
 
     def session(self, session_id: str, listener: str, peer: str) -> Session:
         if self._known is None:
             self._known = self._read(_OF_CLIENT)
         known = self._known | self._read(_OF_MAIL)
-        verified = known.get(b"{client_resolve}", b"OK") == b"OK"
+        told, ident, login, tls = self.client, known.get(b"i"), known.get(b"{auth_authen}"), None
         client = Client(
-            address=self.client.address,
-            port=self.client.port,
-            name=self.client.name if verified else None,
-            helo=self.helo,
-            ident=codec.text(known.get(b"i", b"")) or None,
-            login=codec.text(known.get(b"{auth_authen}", b"")) or None,
+            told.address,
+            told.port,
+            told.name if known.get(b"{client_resolve}", b"OK") == b"OK" else None,
+            self.helo,
+            ident=codec.text(ident) if ident else None,
+            login=codec.text(login) if login else None,
         )
-        tls = None
         if b"{tls_version}" in known:
             tls = _plain(known[b"{tls_version}"]) + "/" + _plain(known.get(b"{cipher}", b""))
-        return Session(id=session_id, listener=listener, peer=peer, client=client, tls=tls, is_told=True)
+        return Session(session_id, listener, peer, client, tls, is_told=True)
 
 
 def _plain(raw: bytes) -> str:

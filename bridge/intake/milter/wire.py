@@ -145,6 +145,8 @@ class State(Enum):
     BUSY = "the mail is complete, our answer is due"
     CLOSED = "after QUIT"
 
+    __hash__ = object.__hash__  # Enum's own is a call of Python's, and a mail looks up five states
+
 
 # MAIL, HELO and CONNECT start afresh wherever they come: after an early decision Sendmail does not
 # always send ABORT first. Everything else must come in order.
