@@ -230,15 +230,17 @@ def address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
     The mail server has accepted the address already, so its form is not judged again; but it goes
     into JSON and into files, where control characters and broken UTF-8 have no place.
     """
-    raw, *params = strings(data)
+    words = strings(data)
+    raw = words[0]
     if raw[:1] == b"<" and raw[-1:] == b">":
         raw = raw[1:-1]
-    if len(raw) > _ADDRESS_LIMIT or _CONTROL.search(raw):
-        return Reply(553, "5.1.3", "Control characters in the address, or too long")
     try:
-        return raw.decode("utf-8"), tuple(map(text, params)) if params else ()
+        address = raw.decode("utf-8")
     except UnicodeDecodeError:
         return Reply(553, "5.1.3", "The address is not valid UTF-8")
+    if len(raw) > _ADDRESS_LIMIT or (not address.isprintable() and _CONTROL.search(raw)):
+        return Reply(553, "5.1.3", "Control characters in the address, or too long")
+    return address, () if len(words) == 1 else tuple(map(text, words[1:]))
 
 
 def macros(data: bytes) -> dict[bytes, bytes]:

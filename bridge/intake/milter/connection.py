@@ -3,8 +3,8 @@
 The reading side is plain and synchronous: every event is checked against the table of the state
 we are in and handled at once; the answers of one read go out in one write. Only a complete mail
 starts a task, which asks the filter; whatever ends the mail first (ABORT, QUIT, a lost connection,
-a timer) cancels that task, and the filter gives its slot back. Time is the server's business: it
-looks at `expires_at` and `progress_at` once per tick, so that a mail costs no timer of its own.
+a timer) cancels that task, and the filter gives its slot back. Time is the server's business: its
+tick has every connection look back at when it last heard something, so that a mail costs no timer.
 
 What the mail server reads after a violation is a closed connection, and its default action then
 is its own (docs/milter.md says how to set it); no half-understood mail is ever let through.
@@ -15,8 +15,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-import time
 from collections.abc import Callable
+from time import monotonic
 from typing import TYPE_CHECKING, assert_never, cast
 
 from bridge.errors import ProtocolError, ScanTimeout
@@ -57,7 +57,7 @@ class Connection(asyncio.Protocol):
         self._decoder = codec.Decoder()
         self._out: list[bytes] = []
         self._state = State.NEW
-        self._allowed = wire.TRANSITIONS[State.NEW]
+        self._steps = _STEPS[State.NEW]
         self._agreement = codec.Agreement(wire.VERSIONS[0], 0, 0)
         self._answered = self._agreement.answered
         self._leading_space = False
@@ -69,9 +69,10 @@ class Connection(asyncio.Protocol):
         self._session_id = ""
         self._quickack: Callable[[int, int, int], None] | None = None
         self._choked = False  # the peer does not read what we say
+        self._heard_at = _NEVER
+        self._overrun_at = _NEVER  # when we stop believing in the filter
+        self._progress_at = _NEVER
         self.peer = "unix"
-        self.expires_at = _NEVER
-        self.progress_at = _NEVER
 
     # --- asyncio's side --------------------------------------------------------------------------
 
@@ -83,7 +84,7 @@ class Connection(asyncio.Protocol):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._quickack = sock.setsockopt if _QUICKACK is not None else None
         if self._server.admit(self):
-            self.expires_at = time.monotonic() + self._settings.read_timeout_s
+            self._heard_at = monotonic()
         else:
             self._enter(State.CLOSED)
             self._transport.abort()
@@ -91,12 +92,14 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for command, payload in self._decoder.feed(data):
-                state = self._allowed.get(command)
+                step = self._steps.get(command)
+                if step is None:
+                    raise ProtocolError(f"command {command:#04x} {self._state.value}")
+                state, handle = step
                 if state is not self._state:
-                    if state is None:
-                        raise ProtocolError(f"command {command:#04x} {self._state.value}")
-                    self._enter(state)
-                _HANDLERS[command](self, payload)
+                    self._state = state
+                    self._steps = _STEPS[state]
+                handle(self, payload)
         except ProtocolError as error:
             if isinstance(error, codec.FrameTooLong):
                 self._server.on_limit("frame")
@@ -110,8 +113,10 @@ class Connection(asyncio.Protocol):
             self._flush()  # the answer carries the ACK
         elif self._state is not State.BUSY:
             self._rearm_quickack()
-        if not self._decoder.stalled:
-            self._rearm_timer()
+        if self._state is not State.BUSY and not self._decoder.stalled:
+            self._heard_at = now = monotonic()
+            if self._content_until is _NEVER and self._state in _CONTENT:
+                self._content_until = now + self._settings.content_timeout_s
 
     def _rearm_quickack(self) -> None:
         """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms a mail.
@@ -125,23 +130,11 @@ class Connection(asyncio.Protocol):
             except OSError:  # the connection is gone; connection_lost follows
                 self._quickack = None
 
-    def _rearm_timer(self) -> None:
-        now = time.monotonic()
-        if self._state is State.BUSY:
-            return
-        if self._state in _CONTENT:
-            if self._content_until == _NEVER:
-                self._content_until = now + self._settings.content_timeout_s
-            self.expires_at = min(now + self._settings.read_timeout_s, self._content_until)
-        elif self._decoder.partial or self._choked:
-            self.expires_at = now + self._settings.read_timeout_s
-        else:
-            self.expires_at = now + self._settings.idle_timeout_s
-
     def _flush(self) -> None:
-        if self._out:
-            self._transport.write(b"".join(self._out))
-            self._out.clear()
+        out = self._out
+        if out:
+            self._transport.write(out[0] if len(out) == 1 else b"".join(out))
+            out.clear()
 
     def pause_writing(self) -> None:
         """A peer that does not read its answers is not read from, and not waited for long."""
@@ -152,7 +145,7 @@ class Connection(asyncio.Protocol):
         self._choked = False
         if not self._transport.is_closing():
             self._transport.resume_reading()
-            self._rearm_timer()
+            self._heard_at = monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._drop_mail()
@@ -174,37 +167,41 @@ class Connection(asyncio.Protocol):
         """End now, whatever is under way."""
         self._enter(State.CLOSED)
         self._drop_mail()
-        self.expires_at = _NEVER
+        self._heard_at = _NEVER
         self._transport.abort()
 
-    def progress(self, now: float) -> None:
-        """The scan runs: the mail server's timer starts anew."""
-        self._transport.write(_PROGRESS)
-        self.progress_at = now + self._settings.progress_interval_s
-
-    def expire(self) -> None:
-        """Too long silent, or the filter too long at work."""
-        if self._state is State.BUSY:
+    def look_back(self, now: float) -> None:
+        """Called by the server now and then: too long silent, or the filter too long at work?"""
+        if self._state is not State.BUSY:
+            limit = self._overdue(now)
+            if limit is not None:
+                self._server.on_limit(limit)
+                self._server.warn("%s: closed: silent %s", self.peer, self._state.value)
+                self.cut()
+        elif now >= self._overrun_at:
             self._server.warn("%s: the filter overran its deadline", self.peer)
             self._drop_mail()
-            self._finish(codec.reply_code(wire.END_OF_BODY, _TOO_LATE))
-            return
-        self._server.on_limit(self._overdue)
-        self._server.warn("%s: closed: silent %s", self.peer, self._state.value)
-        self.cut()
+            self._finish([codec.reply_code(wire.END_OF_BODY, _TOO_LATE)])
+        elif now >= self._progress_at:  # the scan runs: the mail server's timer starts anew
+            self._transport.write(_PROGRESS)
+            self._progress_at = now + self._settings.progress_interval_s
 
-    @property
-    def _overdue(self) -> str:
-        """The limit that the mail server has passed, now that it has."""
-        if self._state not in _CONTENT:
-            return "command_timeout"
-        return "mail_timeout" if time.monotonic() >= self._content_until else "data_timeout"
+    def _overdue(self, now: float) -> str | None:
+        """The limit that the mail server has passed, if any."""
+        silent_s = now - self._heard_at
+        if self._state in _CONTENT:
+            if now >= self._content_until:
+                return "mail_timeout"
+            return "data_timeout" if silent_s >= self._settings.read_timeout_s else None
+        is_reading = self._state is State.NEW or self._decoder.partial or self._choked
+        limit_s = self._settings.read_timeout_s if is_reading else self._settings.idle_timeout_s
+        return "command_timeout" if silent_s >= limit_s else None
 
     # --- events ----------------------------------------------------------------------------------
 
     def _enter(self, state: State) -> None:
         self._state = state
-        self._allowed = wire.TRANSITIONS[state]
+        self._steps = _STEPS[state]
 
     def _answer(self, event: int, reply: Reply | None = None) -> None:
         if event in self._answered:
@@ -216,7 +213,7 @@ class Connection(asyncio.Protocol):
         Once the filter has it, it closes the message: closing it here could cut short what a
         thread of the filter is just writing.
         """
-        self._content_until = self.progress_at = _NEVER
+        self._content_until = _NEVER
         if self._task is not None:
             self._task.cancel()
             self._task = None
@@ -246,20 +243,22 @@ class Connection(asyncio.Protocol):
         self._answer(wire.HELO)
 
     def _on_mail(self, data: bytes) -> None:
-        self._drop_mail()
+        if self._mail is not None:
+            self._drop_mail()
         self._facts.begin_mail()
+        server = self._server
         parsed = codec.address(data)
         address, params = ("", ()) if isinstance(parsed, Reply) else parsed
-        mail = self._mail = self._server.kind_of_mail(
-            address, params, self._server.spool, self._server.limits, leading_space=self._leading_space
+        mail = self._mail = server.kind_of_mail(
+            address, params, server.spool, server.limits, leading_space=self._leading_space
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif self._server.filter.door is not None and (listed := self._refused_by_list(address)) is not None:
+        elif server.filter.door is not None and (listed := self._refused_by_list(address)) is not None:
             mail.refuse(listed)
-        elif mail.refusal is None and (closed := self._server.filter.closed_at_mail()):
+        elif mail.refusal is None and (closed := server.filter.closed_at_mail()):
             mail.refuse(closed)
-            self._server.on_saturated("mail")
+            server.on_saturated("mail")
         self._answer(wire.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
@@ -325,18 +324,18 @@ class Connection(asyncio.Protocol):
         mail = self._under_way
         mail.end(data)
         session = self._facts.session(self._session_id or new_id(), self._settings.listener, self.peer)
-        now = time.monotonic()
+        now = monotonic()
         tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + self._server.filter.deadline_s)
         if mail.refusal is not None:
             self._refuse(tx, mail, mail.refusal)
             return
-        self.progress_at = now + self._settings.progress_interval_s
-        self.expires_at = tx.deadline + GRACE_S
+        self._progress_at = now + self._settings.progress_interval_s
+        self._overrun_at = tx.deadline + GRACE_S
         self._task = self._server.loop.create_task(self._decide(tx, mail))
 
     def _refuse(self, tx: Transaction, mail: Mail, reply: Reply) -> None:
         outcome = self._server.filter.refuse(tx, reply, mail.size)
-        self._finish(codec.reply_code(wire.END_OF_BODY, outcome.reply))
+        self._finish([codec.reply_code(wire.END_OF_BODY, outcome.reply)])
 
     async def _decide(self, tx: Transaction, mail: Mail) -> None:
         self._handed_over = True  # a task that is cancelled before its start never gets here
@@ -345,54 +344,56 @@ class Connection(asyncio.Protocol):
             answer = self._render(outcome, tx, mail)
         except Exception as error:  # the filter promises none; a promise is no proof
             log.exception("%s the filter failed", tx.id)
-            answer = codec.reply_code(wire.END_OF_BODY, with_id(reply_to_error(error), tx.id))
+            answer = [codec.reply_code(wire.END_OF_BODY, with_id(reply_to_error(error), tx.id))]
         if self._mail is mail:  # else it was dropped, and the filter could not be stopped any more
             self._task = None
             self._finish(answer)
 
-    def _finish(self, answer: bytes) -> None:
+    def _finish(self, answer: list[bytes]) -> None:
         self._drop_mail()
         self._enter(State.READY)
-        self._out.append(answer)
-        self._rearm_timer()
+        self._out += answer
+        self._heard_at = monotonic()
         if self._server.draining:
             self.close()
         else:
             self._flush()
 
-    def _render(self, outcome: Outcome, tx: Transaction, mail: Mail) -> bytes:
+    def _render(self, outcome: Outcome, tx: Transaction, mail: Mail) -> list[bytes]:
         """The outcome in milter's words."""
         match outcome.action:
             case Action.RELAY:
-                return self._edits(outcome, mail) + _CONTINUE
+                return [*self._edits(outcome, mail), _CONTINUE]
             case Action.REJECT | Action.TEMPFAIL:
-                return codec.reply_code(wire.END_OF_BODY, outcome.reply)
+                return [codec.reply_code(wire.END_OF_BODY, outcome.reply)]
             case Action.DISCARD | Action.QUARANTINE:
-                return _DISCARD
+                return [_DISCARD]
             case Action.HOLD if self._agreement.actions & wire.CAN_QUARANTINE:
-                return self._edits(outcome, mail) + codec.quarantine(f"held for review ({tx.id})") + _CONTINUE
+                return [*self._edits(outcome, mail), codec.quarantine(f"held for review ({tx.id})"), _CONTINUE]
             case Action.HOLD:
                 self._server.warn("%s: the mail server cannot hold mail; %s is put off", self.peer, tx.id)
-                return codec.reply_code(wire.END_OF_BODY, with_id(_NO_HOLD, tx.id))
+                return [codec.reply_code(wire.END_OF_BODY, with_id(_NO_HOLD, tx.id))]
             case unknown:
                 assert_never(unknown)
 
-    def _edits(self, outcome: Outcome, mail: Mail) -> bytes:
+    def _edits(self, outcome: Outcome, mail: Mail) -> list[bytes]:
         """Strip what only we may write, last one first (the others keep their number), then stamp."""
+        agreement = self._agreement
         edits = []
-        if self._agreement.actions & wire.CAN_CHANGE_HEADERS:
+        if mail.forged and agreement.actions & wire.CAN_CHANGE_HEADERS:
             for name, count in mail.forged.items():
                 edits += [codec.delete_header(name, index) for index in range(count, 0, -1)]
-        if self._agreement.actions & wire.CAN_ADD_HEADERS:
-            edits += [codec.add_header(name, value, self._agreement) for name, value in outcome.stamp]
-        return b"".join(edits)
+        if agreement.actions & wire.CAN_ADD_HEADERS:
+            edits += [codec.add_header(name, value, agreement) for name, value in outcome.stamp]
+        return edits
 
 
 def _address_of(peername: tuple[str, int] | None) -> str:
     return str(peername[0]) if peername else "unknown"  # gone before it was accepted
 
 
-_HANDLERS: dict[int, Callable[[Connection, bytes], None]] = {
+_Handler = Callable[[Connection, bytes], None]
+_HANDLERS: dict[int, _Handler] = {
     wire.NEGOTIATE: Connection._on_negotiate,
     wire.MACRO: Connection._on_macro,
     wire.CONNECT: Connection._on_connect,
@@ -409,4 +410,10 @@ _HANDLERS: dict[int, Callable[[Connection, bytes], None]] = {
     wire.ABORT: Connection._on_abort,
     wire.QUIT: Connection._on_quit,
     wire.QUIT_NC: Connection._on_quit_nc,
+}
+
+# What an event leads to, in each state: the table of the protocol with the handlers in it.
+_STEPS: dict[State, dict[int, tuple[State, _Handler]]] = {
+    state: {command: (following, _HANDLERS[command]) for command, following in row.items()}
+    for state, row in wire.TRANSITIONS.items()
 }

@@ -25,7 +25,7 @@ from bridge.mail.session import Client, Session
 
 MAX_STRIPPED = 500  # forged fields of ours in one mail; each costs the mail server a walk through the head
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
-_HEAD_BLOCK = 64 * 1024  # header bytes gathered before they go to the message
+_FIELDS, _LONG_FIELD = 64, 2048  # fields gathered before they go to the message, and one that goes at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Limits:
 class Mail:
     """Grows event by event from MAIL to the end of the body."""
 
-    __slots__ = ("_colon", "_head", "_head_size", "_in_head", "_limits", "forged", "message", "params",
+    __slots__ = ("_colon", "_head", "_in_head", "_limits", "forged", "message", "params",
                  "recipients", "refusal", "sender", "size")  # fmt: skip
 
     def __init__(
@@ -62,7 +62,6 @@ class Mail:
         self._limits = limits
         self._colon = b":" if leading_space else b": "
         self._head: list[bytes] = []
-        self._head_size = 0
         self._in_head = True
         self.size = 0
         if params and _declared_size(params) > limits.max_message_size:
@@ -91,7 +90,7 @@ class Mail:
         parsed = codec.address(data)
         if isinstance(parsed, Reply):
             return parsed
-        if not self._is_of_one_tenant(parsed[0]):
+        if self.recipients and not self._is_of_one_tenant(parsed[0]):
             return Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
         if refused is not None and (reply := refused(parsed[0])) is not None:
             return reply
@@ -101,9 +100,7 @@ class Mail:
     def _is_of_one_tenant(self, address: str) -> bool:
         """A mail is scanned for one tenant: the first recipient's."""
         tenants = self._limits.tenant_by_domain
-        if not tenants or not self.recipients:
-            return True
-        return tenants.get(_domain(address)) == tenants.get(_domain(self.recipients[0].address))
+        return not tenants or tenants.get(_domain(address)) == tenants.get(_domain(self.recipients[0].address))
 
     def header(self, data: bytes) -> None:
         """One field: name, NUL, value, NUL."""
@@ -113,14 +110,10 @@ class Mail:
             raise ProtocolError("a header field without its end") from None
         if rest or not name:
             raise ProtocolError("a header field without name or end")
-        if self.refusal is not None:
-            return
-        if b"\n" in value:  # Postfix and Sendmail send folded fields with bare line feeds
-            value = value.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
-        self._head.append(name + self._colon + value)
-        self._head_size += len(data)
-        if self._head_size > _HEAD_BLOCK:
-            self._flush_head()
+        if self.refusal is None:
+            self._head.append(name + self._colon + value)
+            if len(self._head) > _FIELDS or len(data) > _LONG_FIELD:
+                self._flush_head()
 
     def end_of_headers(self) -> None:
         """The blank line, once."""
@@ -134,8 +127,9 @@ class Mail:
         """Pass on the fields gathered so far, and note those that only we may write."""
         self._head.append(b"")
         block = b"\r\n".join(self._head)
+        if b"\n" in b"".join(self._head):  # Postfix and Sendmail send folded fields with bare line feeds
+            block = block.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         self._head.clear()
-        self._head_size = 0
         if self._limits.prefix in block.lower():
             for name in self._limits.ours.findall(block):
                 self.forged[name.lower()] = self.forged.get(name.lower(), 0) + 1
@@ -168,7 +162,8 @@ class Mail:
 
     def end(self, chunk: bytes) -> None:
         """The last piece: the mail is complete, or refused."""
-        self.body(chunk)
+        if chunk or self._in_head:
+            self.body(chunk)
         if self.refusal is None and not self.recipients:
             self.refuse(Reply(451, "4.5.0", "No recipient was named"))
 
@@ -240,26 +235,28 @@ class Facts:
             self.macros.pop(wire.MAIL, None)
         self._announced = False
 
-    def _read(self, events: tuple[int, ...]) -> dict[bytes, bytes]:
-        found: dict[bytes, bytes] = {}
+    def _read(self, events: tuple[int, ...], known: dict[bytes, bytes]) -> dict[bytes, bytes]:
+        """What is known, with the macros of these events."""
+        known = known.copy()
         for event in events:
             data = self.macros.get(event)
             if data is not None:
-                found.update(codec.macros(data[1:]))
-        return found
+                known.update(codec.macros(data[1:]))
+        return known
 
     def session(self, session_id: str, listener: str, peer: str) -> Session:
         if self._known is None:
-            self._known = self._read(_OF_CLIENT)
-        known = self._known | self._read(_OF_MAIL)
+            self._known = self._read(_OF_CLIENT, {})
+        known = self._read(_OF_MAIL, self._known)
         told, ident, login, tls = self.client, known.get(b"i"), known.get(b"{auth_authen}"), None
         client = Client(
             told.address,
             told.port,
             told.name if known.get(b"{client_resolve}", b"OK") == b"OK" else None,
             self.helo,
-            ident=codec.text(ident) if ident else None,
-            login=codec.text(login) if login else None,
+            None,
+            codec.text(ident) if ident else None,
+            codec.text(login) if login else None,
         )
         if b"{tls_version}" in known:
             tls = _plain(known[b"{tls_version}"]) + "/" + _plain(known.get(b"{cipher}", b""))

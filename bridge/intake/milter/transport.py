@@ -185,8 +185,5 @@ class MilterServer:
             return
         now = time.monotonic()
         for connection in list(self._connections):
-            if now >= connection.expires_at:
-                connection.expire()
-            elif now >= connection.progress_at:
-                connection.progress(now)
+            connection.look_back(now)
         self._timer = self.loop.call_later(self._tick_s, self._tick)
