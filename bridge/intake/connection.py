@@ -16,7 +16,7 @@ import re
 import ssl
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, replace
-from types import CoroutineType
+from types import CoroutineType, FunctionType
 from typing import Any, Self, TypeVar
 
 from aiosmtpd.proxy_protocol import get_proxy
@@ -66,12 +66,18 @@ class Command:
 _UNKNOWN = Command()
 
 
+def _as_it_is(attribute: object) -> object:
+    """An object's attribute, for a class: what is callable must not become a method there."""
+    return staticmethod(attribute) if isinstance(attribute, FunctionType) else attribute
+
+
 class Connection(Wire):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
     peer_address: str | None = None  # of the connection's other end; None on a unix socket
     trusted = False  # believed about its clients; the handler sets it when a client connects
     counted_as: str | None = None  # whose connection this is, for the cap per client
+    _twins: type[Self] | None = None  # of the prototype alone
 
     def __init__(
         self, handler: Any, *, limits: SessionLimits | None = None, spool: Spool | None = None, **stock: Any
@@ -102,9 +108,14 @@ class Connection(Wire):
         return stock.get("authenticator") is not None or stock.get("auth_callback") is not None
 
     def spawn(self) -> Self:
-        """A fresh connection with the same settings, without aiosmtpd's costly set-up."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
+        """A fresh connection with the same settings, without aiosmtpd's costly set-up.
+
+        What it begins with is in a class of its own, for all of them together: a connection has only what has changed.
+        """
+        if self._twins is None:
+            common = {name: _as_it_is(one) for name, one in self.__dict__.items()}
+            self._twins = type(type(self).__name__, (type(self),), common)
+        twin = object.__new__(self._twins)
         twin._renew()
         return twin
 
