@@ -74,9 +74,6 @@ def _as_it_is(attribute: object) -> object:
 class Connection(Wire):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
-    peer_address: str | None = None  # of the connection's other end; None on a unix socket
-    trusted = False  # believed about its clients; the handler sets it when a client connects
-    counted_as: str | None = None  # whose connection this is, for the cap per client
     _twins: type[Self] | None = None  # of the prototype alone
 
     def __init__(
@@ -91,7 +88,6 @@ class Connection(Wire):
         waits = any(self._waits(name) for name in self._handle_hooks)
         self._opens_at_once = self._proxy_timeout is None and not waits
         self._commands = {name.encode(): self._command(name, not waits) for name in self._smtp_methods}
-        self._set_fresh()
         self._renew()
 
     def _waits(self, name: str) -> bool:
@@ -110,7 +106,7 @@ class Connection(Wire):
     def spawn(self) -> Self:
         """A fresh connection with the same settings, without aiosmtpd's costly set-up.
 
-        What it begins with is in a class of its own, for all of them together: a connection has only what has changed.
+        Those are in a class, for all connections together: each has only what is its own.
         """
         if self._twins is None:
             common = {name: _as_it_is(one) for name, one in self.__dict__.items()}
@@ -119,22 +115,28 @@ class Connection(Wire):
         twin._renew()
         return twin
 
-    def _set_fresh(self) -> None:
-        super()._set_fresh()
+    def _renew(self) -> None:
+        super()._renew()
+        self._inbox = Inbox(self.loop, self._before_wait)
         self._data_ended: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None  # what runs for this client and must wait
         self._is_lost = False
         self._idle_commands = 0
         self._argument = b""
+        self.peer_address: str | None = None  # of the connection's other end; None on a unix socket
+        self.trusted = False  # believed about its clients; the handler sets it when a client connects
+        self.counted_as: str | None = None  # whose connection this is, for the cap per client
         self.client = _NOBODY  # what we believe of the client behind this connection
         self.forwarded: Client | None = None  # XFORWARD's word, for one mail
         self.introduced = False  # `client` is XCLIENT's word
         self.described: tuple[Any, Session] | None = None  # what was said, and the session made of it
+        if self._enforce_call_limit:
+            self._call_limit: dict[str, int] = dict(self._call_limit_base)
 
-    def _renew(self) -> None:
-        super()._renew()
-        self._inbox = self._reader = Inbox(self.loop, self._before_wait)
-        self._call_limit: dict[str, int] = dict(self._call_limit_base) if self._enforce_call_limit else {}
+    @property
+    def _reader(self) -> Inbox:
+        """aiosmtpd's word for it."""
+        return self._inbox
 
     # The connection's life
 

@@ -77,7 +77,7 @@ class BridgeSMTP(Connection):
     @property
     def answers_each(self) -> bool:
         """Whether the final dot of the mail in progress has one reply for each recipient."""
-        return self.envelope.prdr
+        return bool(self.envelope.prdr)
 
     def _create_envelope(self) -> SmtpEnvelope:
         envelope = SmtpEnvelope()

@@ -88,7 +88,7 @@ class Clock:
 
 
 class Wire(SMTP):
-    """A prototype of it is copied for each connection: `_set_fresh` for all of them, `_renew` for each."""
+    """Each connection is a twin of a prototype, with the same settings; `_renew` gives it what is its own."""
 
     def __init__(self, handler: Any, limits: SessionLimits, **stock: Any) -> None:
         super().__init__(handler, **stock)
@@ -97,24 +97,28 @@ class Wire(SMTP):
         shortest_s = min(command_s, _RATE_WINDOW_S, limits.data_timeout_s, limits.mail_timeout_s)
         self._clock = Clock(self.loop, min(shortest_s / _LOOKS, _LOOK_S))
 
-    def _set_fresh(self) -> None:
-        """What every connection begins with: set once, on the prototype, and copied."""
+    def _renew(self) -> None:
+        """What a connection begins with: all of it, and no more than 30 attributes.
+
+        So many CPython keeps in a plain array, whose names all objects of a class share; with one more each object has
+        a dictionary of its own, of nearly a KiB.
+        """
         self._transport: Any = None
         self.transport: Any = None  # None once we have hung up
         self._writer: Any = None
+        self.session: Any = None
+        self.envelope: Any = None
+        self._out: list[bytes] = []
         self._reading_paused = False
         self._data: DataReader | None = None  # content on its way
         self._busy = False  # a mail in processing
         self._farewell: Reply | None = None  # said when the running mail is over
+        self._phase_began = 0.0
         self._silent_s = 0.0
         self._data_began = 0.0
         self._errors = 0
         self._mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
-
-    def _renew(self) -> None:
-        """What changes in place, and so must be each connection's own."""
-        self._out: list[bytes] = []
 
     def _create_session(self) -> SmtpSession:
         return SmtpSession(self.loop)
