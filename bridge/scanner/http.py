@@ -95,6 +95,12 @@ class HttpConnection(asyncio.Protocol):
     No coroutine of ours waits here: thousands of mails may wait for the scanner, and each would keep its frame.
     """
 
+    __slots__ = (
+        *("_answer", "_body", "_body_bytes", "_deadline", "_head_complete", "_headers", "_is_paused", "_loop", "_lost"),
+        *("_max_answer", "_parser", "_received", "_sent_whole", "_timer", "_transport", "_unsent", "_watch"),
+        *("idle_since", "reusable"),
+    )
+
     def __init__(self, max_answer: int, watch: Watch | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_answer = max_answer
@@ -113,9 +119,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _begin(self) -> None:
         self._parser: Any = None  # made when an answer comes; it refers to us
-        self._headers: dict[bytes, bytes] = {}
+        self._headers: Any = None  # these two, too
+        self._body: Any = None
         self._head_complete = False
-        self._body: list[bytes] = []
         self._received = 0
         self._body_bytes = 0
 
@@ -141,7 +147,7 @@ class HttpConnection(asyncio.Protocol):
     def forget(self, answer: asyncio.Future[Answer]) -> None:
         """Nobody waits for this any more; whatever comes now was not asked for."""
         if self._answer is answer:
-            self._answer = self._unsent = None
+            self._answer = self._unsent = self._parser = self._headers = self._body = None
             self._deadline = math.inf
         if answer.done() and not answer.cancelled():
             answer.exception()  # when its waiter was cancelled, nobody else will look at it
@@ -270,7 +276,7 @@ class HttpConnection(asyncio.Protocol):
     def on_message_begin(self) -> None:
         if self._answer is None or self._answer.done():  # a second answer to one request: whose would the next be?
             self.close()
-        self._headers = {}  # those of the answer before belong to whoever has it
+        self._headers, self._body = {}, []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._headers[name.lower()] = value
