@@ -14,10 +14,10 @@ import asyncio
 import logging
 import re
 import ssl
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass, replace
 from types import CoroutineType, FunctionType
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
 from aiosmtpd.proxy_protocol import get_proxy
 from aiosmtpd.smtp import MISSING, TLSSetupException
@@ -39,17 +39,9 @@ _IDLE_COMMANDS = frozenset(
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
 _EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
-_IN_A_TASK = frozenset({"DATA", "REFUSED", "PROXY"})  # hooks that are called from one in any case
 _NOBODY = Client()
 
 Work = Callable[..., Coroutine[Any, Any, None]]
-Method = TypeVar("Method", bound=Work)
-
-
-def at_once(method: Method) -> Method:
-    """A command that waits for nothing but its hook: if that is a plain function, no task is needed for it."""
-    method.__dict__["at_once"] = True
-    return method
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +49,8 @@ class Command:
     """What there is to know of a verb, looked up once for each line."""
 
     name: str = ""
-    method: Work | None = None  # None: we do not know it
-    is_at_once: bool = False
+    method: Callable[..., Any] | None = None  # None: we do not know it
+    waits: bool = False  # for more than its hook: the method is a coroutine function
     is_idle: bool = False  # brings no mail nearer
     is_checked: bool = False  # its own parser finds a CR, LF or NUL, and says more of it
 
@@ -85,19 +77,15 @@ class Connection(Wire):
         self._ehlo_replies: dict[tuple[bool, bool], bytes] = {}  # shared by all connections
         self._banner = f"220 {self.hostname} {self.__ident__}".encode()
         self.command_size_limits = dict.fromkeys(("MAIL", "RCPT"), self.command_size_limit + _EXTENDED)
-        waits = any(self._waits(name) for name in self._handle_hooks)
+        waits = asyncio.iscoroutinefunction(self._handle_hooks.get("CONNECT"))
         self._opens_at_once = self._proxy_timeout is None and not waits
-        self._commands = {name.encode(): self._command(name, not waits) for name in self._smtp_methods}
+        self._commands = {name.encode(): self._command(name) for name in self._smtp_methods}
         self._renew()
 
-    def _waits(self, name: str) -> bool:
-        """Whether this hook needs a task that is not there in any case."""
-        return name not in _IN_A_TASK and asyncio.iscoroutinefunction(self._handle_hooks[name])
-
-    def _command(self, name: str, may_be_quick: bool) -> Command:
+    def _command(self, name: str) -> Command:
         method = getattr(type(self), "smtp_" + name, None)
-        is_at_once = may_be_quick and hasattr(method, "at_once")
-        return Command(name, method, is_at_once, name in _IDLE_COMMANDS, name in ("MAIL", "RCPT"))
+        waits = asyncio.iscoroutinefunction(method)
+        return Command(name, method, waits, name in _IDLE_COMMANDS, name in ("MAIL", "RCPT"))
 
     @staticmethod
     def _has_authenticator(stock: dict[str, Any]) -> bool:
@@ -118,8 +106,9 @@ class Connection(Wire):
     def _renew(self) -> None:
         super()._renew()
         self._inbox = Inbox(self.loop, self._before_wait)
-        self._data_ended: asyncio.Future[None] | None = None
+        self._whole: DataReader | None = None  # content that has come, until the task for it begins
         self._task: asyncio.Task[None] | None = None  # what runs for this client and must wait
+        self._turn = 0  # which task that is
         self._is_lost = False
         self._idle_commands = 0
         self._argument = b""
@@ -166,6 +155,10 @@ class Connection(Wire):
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        for content in (self._data, self._whole):
+            if content is not None:
+                content.message.close()
+        self._data = self._whole = None
         if (hook := self._handle_hooks.get("CLOSE")) is not None:
             hook(self)
 
@@ -186,21 +179,20 @@ class Connection(Wire):
 
     def data_received(self, data: bytes) -> None:
         if self._data is not None:
-            rest = self._data.feed(data)
-            if rest is None:
-                return None
-            data = self._end_data(rest)
-        if data:
-            line = one_line(data) if self._task is None and not self._paused and self._inbox.is_idle else None
-            if line is not None:  # mostly: then it need not go through the inbox
-                return self._work(line)
-            self._inbox.feed(data)
-            if self._task is None:
-                self._work()
-            if len(self._inbox) > PAUSE_AT and not self._reading_paused:
-                self._reading_paused = True
-                self._transport.pause_reading()
-        return None
+            return self._take_content(data)
+        line = one_line(data) if self._task is None and not self._paused and self._inbox.is_idle else None
+        if line is not None:  # mostly: then it need not go through the inbox
+            return self._work(line)
+        self._inbox.feed(data)
+        if self._task is None:
+            self._work()
+        return self._bound_inbox()
+
+    def _bound_inbox(self) -> None:
+        """A client that says more than we can answer now waits, too."""
+        if len(self._inbox) > PAUSE_AT and not self._reading_paused:
+            self._reading_paused = True
+            self._transport.pause_reading()
 
     def resume_writing(self) -> None:
         """The client reads again: it may be answered again."""
@@ -213,7 +205,7 @@ class Connection(Wire):
             status: str | Reply = await self.event_handler.handle_exception(error)
             return status
         if not isinstance(error, TLSSetupException):
-            log.exception("session %s: unexpected error", self.session.id)
+            log.error("session %s: unexpected error", self.session.id, exc_info=error)
         return _INTERNAL
 
     # What a client says is answered at once, or by a task
@@ -250,31 +242,24 @@ class Connection(Wire):
             self._say(b"421 4.7.0 Error: too many errors or idle commands")
             self._hang_up()
 
-    def _now(self, work: Work, *arguments: Any) -> None:
-        """For what waits for nothing."""
-        try:
-            work(*arguments).send(None)
-        except StopIteration:
-            return
-        raise RuntimeError("a hook that waits must be a coroutine function")
-
     def _start(self, work: Work, *arguments: Any) -> None:
         """For what must wait. What the client says meanwhile is answered after that."""
-        self._task = self.loop.create_task(self._run(work, *arguments))
+        self._turn += 1
+        self._task = self.loop.create_task(self._run(self._turn, work, *arguments))
 
-    async def _run(self, work: Work, *arguments: Any) -> None:
+    async def _run(self, turn: int, work: Work, *arguments: Any) -> None:
         try:
             await work(*arguments)
         except asyncio.CancelledError:
             self._hang_up()
-            if self._task is asyncio.current_task():
+            if self._turn == turn:
                 self._task = None  # it keeps the exception, and with that us: only the collector would find it
             raise
         except ConnectionError:
             self._hang_up()
         except Exception:
             self._break_down()
-        if self._task is asyncio.current_task():  # else it has started another, and that goes on
+        if self._turn == turn:  # else it has started another, and that goes on
             self._task = None
             self._end_command()
             self._work()
@@ -323,18 +308,18 @@ class Connection(Wire):
         self._idle_commands = self._idle_commands + 1 if command.is_idle else 0
         self._argument = argument.strip(b" \t")
         argument_text = self._argument.decode("utf-8", "replace") or None
-        if not command.is_at_once:
-            return self._start(self._obey, command.method, argument_text)
+        if command.waits:
+            return self._start(self._obey, command.method, self, argument_text)
         try:
-            self._now(command.method, self, argument_text)
+            command.method(self, argument_text)
         except Exception as error:
-            self._now(self._fail, error)
+            self._start(self._fail, error)
         return None
 
     async def _obey(self, method: Work, *arguments: Any) -> None:
-        """A command, in a task."""
+        """A command, or a part of one, in a task."""
         try:
-            await method(self, *arguments)
+            await method(*arguments)
         except Exception as error:
             await self._fail(error)
 
@@ -354,6 +339,17 @@ class Connection(Wire):
         except Exception:
             log.exception("session %s: the exception handler failed", self.session.id)
             self._reply(_INTERNAL)
+
+    def _ask(self, hook: str, then: Callable[..., None], *arguments: Any) -> None:
+        """`then` is called with the hook's answer and the arguments: now, or from a task if the hook waits."""
+        status = self._call_hook(hook, *arguments)
+        if isinstance(status, CoroutineType):
+            self._start(self._obey, self._await_hook, status, then, *arguments)
+        else:
+            then(status, *arguments)
+
+    async def _await_hook(self, status: Awaitable[Any], then: Callable[..., None], *arguments: Any) -> None:
+        then(await status, *arguments)
 
     async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
         """aiosmtpd's, for hooks that are plain functions, too."""
@@ -422,35 +418,36 @@ class Connection(Wire):
 
     # Content
 
-    async def _receive(self, message: Message) -> DataReader:
-        """From 354 to the final dot; blocks go from the socket into the message in data_received."""
+    def _receive(self) -> None:
+        """After 354: from now on blocks go from the socket into a message, until the final dot."""
         if self._inbox.at_eof:
-            raise ConnectionResetError
+            return self._hang_up()
         self._flush()
-        reader = DataReader(message, self.data_size_limit)
-        self._begin_phase()
-        rest = reader.feed(self._inbox.take_all()) if len(self._inbox) else None
-        if rest is not None:
-            self._inbox.feed(rest)
-            return reader
+        self._silent_s = 0.0
+        self._data_began = self._phase_began = self.loop.time()
+        self._data = DataReader(Message(self._spool), self.data_size_limit)
+        if len(self._inbox):
+            self._take_content(self._inbox.take_all())
         if self._reading_paused:
             self._resume_reading()
-        self._silent_s = 0.0
-        self._data_began = self.loop.time()
-        self._data, self._data_ended = reader, self.loop.create_future()
-        try:
-            await self._data_ended
-        finally:
-            self._data = None
-        return reader
+        return None
 
-    def _end_data(self, rest: bytes) -> bytes:
-        assert self._data_ended is not None
-        self._data = None
+    def _take_content(self, data: bytes) -> None:
+        reader = self._data
+        assert reader is not None
+        rest = reader.feed(data)
+        if rest is None:
+            return
+        self._data, self._whole = None, reader
         self._busy = True
-        if not self._data_ended.done():
-            self._data_ended.set_result(None)
-        return rest
+        self._start(self._obey, self._take_mail)
+        if rest:
+            self._inbox.feed(rest)
+            self._bound_inbox()
+
+    async def _take_mail(self) -> None:
+        """What is done with a whole mail."""
+        raise NotImplementedError
 
     # TLS
 

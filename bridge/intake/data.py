@@ -28,10 +28,10 @@ class Fault(Enum):
 class DataReader:
     """`feed` blocks until it returns what came after the end of the mail."""
 
-    __slots__ = ("_carry", "_limit", "_line_ends", "_message", "_start", "fault", "received", "total")
+    __slots__ = ("_carry", "_limit", "_line_ends", "_start", "fault", "message", "received", "total")
 
     def __init__(self, message: Message, limit: int | None) -> None:
-        self._message = message
+        self.message = message
         self._limit = limit
         self._carry = b"\r\n"  # as if a line had just ended: a dot in front is seen like any other
         self._start = 2  # bytes of that made-up line end still to be dropped
@@ -68,10 +68,10 @@ class DataReader:
             block = block.replace(b"\r\n.", b"\r\n")
         if self._start:
             block, self._start = block[self._start :], 0
-        if self._limit is not None and self._message.size + len(block) > self._limit:
+        if self._limit is not None and self.message.size + len(block) > self._limit:
             return self._fail(Fault.TOO_LARGE)
         try:
-            self._message.write(block)
+            self.message.write(block)
         except Saturated:
             self._fail(Fault.SATURATED)
         except OSError:
@@ -80,7 +80,7 @@ class DataReader:
     def _fail(self, fault: Fault) -> None:
         """The rest is read to its end and thrown away; so is what was kept."""
         self.fault = fault
-        self._message.close()
+        self.message.close()
 
 
 def _held_back(data: bytes) -> int:

@@ -10,7 +10,6 @@ return a tuple of replies, one for each recipient.
 from __future__ import annotations
 
 import asyncio
-from types import CoroutineType
 from typing import Any
 
 from aiosmtpd.smtp import MISSING, syntax
@@ -19,7 +18,7 @@ from aiosmtpd.smtp import Envelope as StockEnvelope
 from bridge.filter.policy import NO_STORAGE, SATURATED
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
-from bridge.intake.connection import Connection, at_once
+from bridge.intake.connection import Connection
 from bridge.intake.data import DataReader, Fault
 from bridge.mail.message import Message
 from bridge.mail.reply import Reply, weightiest
@@ -88,21 +87,21 @@ class BridgeSMTP(Connection):
     # Greeting
 
     @syntax("HELO hostname")
-    @at_once
-    async def smtp_HELO(self, hostname: str | None) -> None:
+    def smtp_HELO(self, hostname: str | None) -> None:
         if not hostname:
             return self._say(b"501 5.5.4 Syntax: HELO hostname")
         self._set_rset_state()
         self.session.extended_smtp = False
-        status = await self._call_handler_hook("HELO", hostname)
+        return self._ask("HELO", self._greet_back, hostname)
+
+    def _greet_back(self, status: Any, hostname: str) -> None:
         if status is MISSING:
             self.session.host_name = hostname
             status = f"250 {self.hostname}"
-        return self._answer(status)
+        self._answer(status)
 
     @syntax("EHLO hostname")
-    @at_once
-    async def smtp_EHLO(self, hostname: str | None) -> None:
+    def smtp_EHLO(self, hostname: str | None) -> None:
         if not hostname:
             return self._say(b"501 5.5.4 Syntax: %b hostname" % (b"LHLO" if self.greeting == "LHLO" else b"EHLO"))
         self._set_rset_state()
@@ -115,12 +114,12 @@ class BridgeSMTP(Connection):
         if self._ehlo_hook_ver == "old":
             for line in lines:
                 self._say(line.encode())
-            lines = [await self._call_handler_hook("EHLO", hostname)]
-        else:
-            lines = await self._call_handler_hook("EHLO", hostname, [*lines, "250 HELP"])
+            return self._ask("EHLO", lambda line, *_: self._answer(line), hostname)
+        return self._ask("EHLO", self._announce, hostname, [*lines, "250 HELP"])
+
+    def _announce(self, lines: list[str], *_: Any) -> None:
         for line in lines:
             self._answer(line)
-        return None
 
     def _ehlo_reply(self) -> bytes:
         """The same for all sessions in the same circumstances, so it is made once for each."""
@@ -152,16 +151,14 @@ class BridgeSMTP(Connection):
     # What a trusted mail server says of its client
 
     @syntax("XFORWARD attribute=value ...", when="trusted")
-    @at_once
-    async def smtp_XFORWARD(self, arg: str | None) -> None:
+    def smtp_XFORWARD(self, arg: str | None) -> None:
         client = self._told(self.forwarded or Client(), xforward.XFORWARD_NAMES)
         if client is not None:
             self.forwarded = client
             self._say(b"250 2.0.0 Ok")
 
     @syntax("XCLIENT attribute=value ...", when="trusted")
-    @at_once
-    async def smtp_XCLIENT(self, arg: str | None) -> None:
+    def smtp_XCLIENT(self, arg: str | None) -> None:
         client = self._told(self.client, xforward.XCLIENT_NAMES)
         if client is None:
             return
@@ -187,8 +184,7 @@ class BridgeSMTP(Connection):
     # The mail
 
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
-    @at_once
-    async def smtp_MAIL(self, arg: str | None) -> None:
+    def smtp_MAIL(self, arg: str | None) -> None:
         if self._is_too_early():
             return None
         path = self._path(b"FROM:", "Syntax: MAIL FROM: <address>")
@@ -199,17 +195,16 @@ class BridgeSMTP(Connection):
         refusal = self._refuse_mail_params(path)
         if refusal is not None:
             return self._reply(refusal)
-        sent = path.as_sent
-        status = self._call_hook("MAIL", path.address, list(sent))
-        if isinstance(status, CoroutineType):
-            status = await status
+        return self._ask("MAIL", self._begin_mail, path.address, list(path.as_sent))
+
+    def _begin_mail(self, status: Any, sender: str, options: list[str]) -> None:
         if status is MISSING:
-            self.envelope.mail_from = path.address
+            self.envelope.mail_from = sender
             if self.envelope.prdr:  # between this client and us
-                sent = tuple(one for one in sent if one.upper() != "PRDR")
-            self.envelope.mail_options.extend(sent)
-            status = "250 2.1.0 OK"
-        elif isinstance(status, Reply) and status.is_temporary:
+                options = [one for one in options if one.upper() != "PRDR"]
+            self.envelope.mail_options.extend(options)
+            return self._out.append(b"250 2.1.0 OK\r\n")
+        if isinstance(status, Reply) and status.is_temporary:
             self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
         return self._answer(status)
 
@@ -263,8 +258,7 @@ class BridgeSMTP(Connection):
         return Reply(550, "5.6.7", "Error: a non-ASCII address needs SMTPUTF8")
 
     @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
-    @at_once
-    async def smtp_RCPT(self, arg: str | None) -> None:
+    def smtp_RCPT(self, arg: str | None) -> None:
         if self._is_too_early():
             return None
         if self.envelope.mail_from is None:
@@ -275,16 +269,15 @@ class BridgeSMTP(Connection):
         refusal = self._refuse_recipient(path)
         if refusal is not None:
             return self._reply(refusal)
-        sent = path.as_sent
-        status = self._call_hook("RCPT", path.address, list(sent))
-        if isinstance(status, CoroutineType):
-            status = await status
-        if status is MISSING:
-            self.envelope.rcpt_tos.append(path.address)
-            self.envelope.rcpt_options.extend(sent)
-            self.envelope.rcpt_params.append(sent)
-            status = "250 2.1.5 OK"
-        return self._answer(status)
+        return self._ask("RCPT", self._add_recipient, path.address, list(path.as_sent))
+
+    def _add_recipient(self, status: Any, address: str, options: list[str]) -> None:
+        if status is not MISSING:
+            return self._answer(status)
+        self.envelope.rcpt_tos.append(address)
+        self.envelope.rcpt_options.extend(options)
+        self.envelope.rcpt_params.append(tuple(options))
+        return self._out.append(b"250 2.1.5 OK\r\n")
 
     def _refuse_recipient(self, path: Path) -> Reply | None:
         if not path.address:
@@ -300,45 +293,46 @@ class BridgeSMTP(Connection):
         return self._refuse_utf8()
 
     @syntax("DATA")
-    @at_once
-    async def smtp_DATA(self, arg: str | None) -> None:
+    def smtp_DATA(self, arg: str | None) -> None:
         if self._is_too_early():
             return None
         if not self.envelope.rcpt_tos:
             return self._out_of_order(b"503 5.5.1 Error: need RCPT command")
         if arg:
             return self._say(b"501 5.5.4 Syntax: DATA")
-        status = await self._call_handler_hook("PREDATA")
+        return self._ask("PREDATA", self._begin_data)
+
+    def _begin_data(self, status: Any) -> None:
         if status is not MISSING:
             self._set_rset_state()
             return self._answer(status)
-        self._say(b"354 End data with <CR><LF>.<CR><LF>")
-        return self._start(self._obey, type(self)._take_mail)
+        self._out.append(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+        return self._receive()
 
     async def _take_mail(self) -> None:
-        message = Message(self._spool)
+        reader, self._whole = self._whole, None
+        assert reader is not None
+        self._mails += 1
+        recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
+        self.envelope.message = reader.message
         try:
-            reader = await self._receive(message)
-            self._mails += 1
-            recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
-            self.envelope.message = message
             status = await self._process() if reader.fault is None else await self._refuse_content(reader)
         finally:
-            message.close()
+            reader.message.close()
             self._busy = False
             self._set_rset_state()
         if prdr:
-            await self._answer_prdr(status, recipients)
+            self._answer_prdr(status, recipients)
         else:
-            await self._answer_data(status, recipients)
+            self._answer_data(status, recipients)
         if self._farewell is not None:
             self.goodbye(self._farewell)
 
-    async def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
+    def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         assert not isinstance(status, tuple)
         self._answer(status)
 
-    async def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
+    def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         """draft-hall-prdr: 353, one reply for each accepted recipient, one for the mail as a whole."""
         each = status if isinstance(status, tuple) else (status,) * recipients
         self._reply(_PRDR_BEGINS)
@@ -380,12 +374,15 @@ class BridgeSMTP(Connection):
 
     def _is_too_early(self) -> bool:
         """Whether the client must greet, or authenticate, before this command; then it has been told."""
-        if not self.session.host_name:
-            self._say(b"503 5.5.1 Error: send %b first" % self.greeting.encode())
-        elif self._auth_required and not self.session.authenticated:
-            self._say(b"530 5.7.0 Authentication required")
-        else:
+        if self.session.host_name:
+            return self._auth_required and self._lacks_auth()
+        self._say(b"503 5.5.1 Error: send %b first" % self.greeting.encode())
+        return True
+
+    def _lacks_auth(self) -> bool:
+        if not self._auth_required or self.session.authenticated:
             return False
+        self._say(b"530 5.7.0 Authentication required")
         return True
 
     async def check_helo_needed(self, helo: str = "HELO") -> bool:
@@ -400,52 +397,51 @@ class BridgeSMTP(Connection):
         self.forwarded = None
 
     @syntax("RSET")
-    @at_once
-    async def smtp_RSET(self, arg: str | None) -> None:
+    def smtp_RSET(self, arg: str | None) -> None:
         if arg:
             return self._say(b"501 5.5.4 Syntax: RSET")
         self._set_rset_state()
-        status = await self._call_handler_hook("RSET")
-        return self._answer("250 2.0.0 OK" if status is MISSING else status)
+        return self._ask("RSET", self._agree)
 
-    @syntax("NOOP [ignored]")
-    @at_once
-    async def smtp_NOOP(self, arg: str | None) -> None:
-        status = await self._call_handler_hook("NOOP", arg)
+    def _agree(self, status: Any, *_: Any) -> None:
         self._answer("250 2.0.0 OK" if status is MISSING else status)
 
+    @syntax("NOOP [ignored]")
+    def smtp_NOOP(self, arg: str | None) -> None:
+        self._ask("NOOP", self._agree, arg)
+
     @syntax("QUIT")
-    @at_once
-    async def smtp_QUIT(self, arg: str | None) -> None:
+    def smtp_QUIT(self, arg: str | None) -> None:
         if arg:
             return self._say(b"501 5.5.4 Syntax: QUIT")
-        status = await self._call_handler_hook("QUIT") if "QUIT" in self._handle_hooks else MISSING
+        return self._ask("QUIT", self._say_bye)
+
+    def _say_bye(self, status: Any) -> None:
         self._answer("221 2.0.0 Bye" if status is MISSING else status)
         self._hang_up()
 
     @syntax("VRFY <address>")
-    @at_once
-    async def smtp_VRFY(self, arg: str | None) -> None:
-        if await self.check_auth_needed("VRFY"):
-            return
+    def smtp_VRFY(self, arg: str | None) -> None:
+        if self._lacks_auth():
+            return None
         if not arg:
             return self._say(b"501 5.5.4 Syntax: VRFY <address>")
         path = parse_path(self._argument, syntax="Could not VRFY")
         if isinstance(path, Reply) or not path.address:
             return self._say(b"502 5.5.1 Could not VRFY")
-        status = await self._call_handler_hook("VRFY", path.address)
-        default = "252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery"
-        return self._answer(default if status is MISSING else status)
+        return self._ask("VRFY", self._verify, path.address)
 
-    @at_once
-    async def smtp_EXPN(self, arg: str | None) -> None:
+    def _verify(self, status: Any, _: str) -> None:
+        default = "252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery"
+        self._answer(default if status is MISSING else status)
+
+    def smtp_EXPN(self, arg: str | None) -> None:
         self._say(b"502 5.5.1 EXPN not implemented")
 
     @syntax("HELP [command]")
-    @at_once
-    async def smtp_HELP(self, arg: str | None) -> None:
-        if await self.check_auth_needed("HELP"):
-            return
+    def smtp_HELP(self, arg: str | None) -> None:
+        if self._lacks_auth():
+            return None
         known = {name: method for name, method in self._smtp_methods.items() if self._syntax_available(method)}
         method = known.get((arg or "").upper())
         if method is None:
@@ -488,18 +484,15 @@ class BridgeLMTP(BridgeSMTP):
     answers_each = True
 
     @syntax("LHLO hostname")
-    @at_once
-    async def smtp_LHLO(self, hostname: str | None) -> None:
-        await super().smtp_EHLO(hostname)
+    def smtp_LHLO(self, hostname: str | None) -> None:
+        super().smtp_EHLO(hostname)
 
-    @at_once
-    async def smtp_HELO(self, hostname: str | None) -> None:
+    def smtp_HELO(self, hostname: str | None) -> None:
         self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
 
-    @at_once
-    async def smtp_EHLO(self, hostname: str | None) -> None:
+    def smtp_EHLO(self, hostname: str | None) -> None:
         self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
 
-    async def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
+    def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         for one in status if isinstance(status, tuple) else (status,) * recipients:
             self._answer(one)
