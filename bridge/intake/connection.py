@@ -1,8 +1,8 @@
 """One SMTP connection: bytes in, command lines out, each answered at once or by a task.
 
 aiosmtpd's server class, with its stream loop replaced: commands are taken as whole lines from what
-has arrived and answered with one write, at once; a task is made only for what must wait (content and
-its processing, TLS, a hook that is a coroutine), because on a bad day nearly all that clients get is
+has arrived and answered with one write, at once; a task is made only for what must wait (a mail that has
+come whole, TLS, a hook that is a coroutine), because on a bad day nearly all that clients get is
 a quick no. Content goes block by block from the socket into the message, with no task woken in
 between. What the commands mean is in `smtp`.
 If this is wrong, clients hang, sessions leak, or one client's bytes become another's commands.
