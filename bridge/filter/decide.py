@@ -11,10 +11,10 @@ import logging
 import math
 import random
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
-from typing import Literal
+from typing import Any, Literal
 from zlib import crc32
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
@@ -171,15 +171,19 @@ class Filter:
         self._tell(Record(tx, 0, tenant, outcome, listed=listed, at=stage))
         return outcome.reply
 
-    async def process(self, tx: Transaction) -> Outcome:
+    def process(self, tx: Transaction) -> Coroutine[Any, Any, Outcome]:
         """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
+        if tx.each and len(parts := apart.by_tenant(tx, self._tenant_of)) > 1:
+            return self._process_apart(tx, parts)
+        return self._process_one(tx)
+
+    async def _process_apart(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
         try:
-            parts = apart.by_tenant(tx, self._tenant_of) if tx.each else []
-            return await (self._process_one(tx) if len(parts) < 2 else apart.process(tx, parts, self._process_one))
+            return await apart.process(tx, parts, lambda part: self._process_one(part, is_part=True))
         finally:
             tx.message.close()
 
-    async def _process_one(self, tx: Transaction) -> Outcome:
+    async def _process_one(self, tx: Transaction, is_part: bool = False) -> Outcome:
         record = Record(tx, tx.message.size, trace=self._trace() if self._trace is not None else None)
         try:
             record.outcome = await self._process(tx, record)
@@ -191,6 +195,8 @@ class Filter:
             self._tell(record)
             if record.error is not None:
                 record.error.__traceback__ = None  # its frames hold the record: only the collector would find them
+            if not is_part:  # the other parts need it
+                tx.message.close()
         return record.outcome
 
     def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
@@ -221,6 +227,7 @@ class Filter:
         stripped = self._headers.strip(head)
         if stripped is not None:
             tx.message.replace_head((mark or b"") + stripped)
+        del head, stripped, marks  # thousands may wait for the scanner: each keeps only what is needed
         tenant = record.tenant = self._tenant(tx)
         if mark is not None:
             log.info("mail %s: it was released from the quarantine, and is not scanned again", tx.id)
@@ -312,7 +319,6 @@ class Filter:
             raise Saturated("the scanner has said that it has no room")
         if self._limit is not None and self._is_full():
             raise Saturated("mail in processing is at its limit for now")
-        request = _request(tx, tenant)
         self._admission.came(monotonic())
         delay = self._admission.enter(self._scanner.is_yellow)
         deadline = tx.deadline - self._reserve_s
@@ -320,9 +326,19 @@ class Filter:
         try:
             if delay:
                 await self._throttle(delay, deadline, record)
-            return await self._submit(request, tx, deadline, record, late is not None)
-        except ScanTimeout as exc:
-            running = exc.running
+            header = b"" if record.trace is None else record.trace.header
+            in_processing = 0 if self._limit is None else self._admission.in_processing
+            record.scan_at = monotonic()
+            try:
+                result = await self._scanner.submit(
+                    _request(tx, tenant), tx.message, deadline, late is not None, header
+                )
+            finally:
+                record.scan_s = monotonic() - record.scan_at
+        except (ScanTimeout, Saturated) as exc:
+            if self._limit is not None:
+                self._limit.overload()
+            running = exc.running if isinstance(exc, ScanTimeout) else None
             if running is not None and late is not None:
                 record.late = Late.AWAITED
                 await late.follow(tenant, tx.envelope, tx.message, running, self._admission.leave)
@@ -330,22 +346,6 @@ class Filter:
         finally:
             if running is None:  # else the slot is the running scan's
                 self._admission.leave()
-
-    async def _submit(
-        self, request: AnalysisRequest, tx: Transaction, deadline: float, record: Record, keep_late: bool
-    ) -> AnalysisResult:
-        """Timed, for the log and for the adaptive limit."""
-        began = record.scan_at = monotonic()
-        in_processing = 0 if self._limit is None else self._admission.in_processing
-        try:
-            header = b"" if record.trace is None else record.trace.header
-            result = await self._scanner.submit(request, tx.message, deadline, keep_late, header)
-        except (ScanTimeout, Saturated):
-            if self._limit is not None:
-                self._limit.overload()
-            raise
-        finally:
-            record.scan_s = monotonic() - began
         if self._limit is not None:
             self._limit.sample(record.scan_s, in_processing)
         return result
