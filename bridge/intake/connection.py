@@ -66,6 +66,11 @@ def _as_it_is(attribute: object) -> object:
 class Connection(Wire):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
+    __slots__ = (
+        *("_argument", "_call_limit", "_idle_commands", "_inbox", "_is_lost", "_task", "_turn", "_whole", "client"),
+        *("counted_as", "described", "forwarded", "introduced", "peer_address", "trusted"),
+    )
+
     _twins: type[Self] | None = None  # of the prototype alone
 
     def __init__(

@@ -88,7 +88,15 @@ class Clock:
 
 
 class Wire(SMTP):
-    """Each connection is a twin of a prototype, with the same settings; `_renew` gives it what is its own."""
+    """Each connection is a twin of a prototype, with the same settings; `_renew` gives it what is its own.
+
+    That is in slots: there may be thousands of connections, and a dictionary for each has a KiB or more.
+    """
+
+    __slots__ = (
+        *("_busy", "_data", "_data_began", "_errors", "_excused", "_farewell", "_mails", "_out", "_phase_began"),
+        *("_reading_paused", "_silent_s", "_transport", "_writer", "envelope", "session", "transport"),
+    )
 
     def __init__(self, handler: Any, limits: SessionLimits, **stock: Any) -> None:
         super().__init__(handler, **stock)
@@ -98,11 +106,7 @@ class Wire(SMTP):
         self._clock = Clock(self.loop, min(shortest_s / _LOOKS, _LOOK_S))
 
     def _renew(self) -> None:
-        """What a connection begins with: all of it, and no more than 30 attributes.
-
-        So many CPython keeps in a plain array, whose names all objects of a class share; with one more each object has
-        a dictionary of its own, of nearly a KiB.
-        """
+        """What a connection begins with."""
         self._transport: Any = None
         self.transport: Any = None  # None once we have hung up
         self._writer: Any = None
