@@ -358,14 +358,14 @@ class Metrics(Collector):
         if record.is_mixed:
             self.mixed_mails.values[listener, "each" if record.tx.each else "one"] += 1
         if record.late is not None:
-            self.late_mails.values[record.late.value,] += 1
+            self.late_mails.values[record.late,] += 1
         if outcome is None:
             self.mails.values[listener, "none", "cancelled"] += 1
             return
-        decision = outcome.result.decision.value if outcome.result else "none"
-        self.mails.values[listener, decision, outcome.action.value] += 1
+        decision = outcome.result.decision if outcome.result else "none"
+        self.mails.values[listener, decision, outcome.action] += 1
         if record.would is not None:
-            self.shadow_mails.values[listener, record.would.value] += 1
+            self.shadow_mails.values[listener, record.would] += 1
         self.replies.values[listener, f"{outcome.reply.code // 100}xx"] += 1
         if record.scan_s:
             self.wait.observe(listener, record.wait_s)
