@@ -47,15 +47,22 @@ class Reply:
     def to_bytes(self) -> bytes:
         """As it goes over the wire, CRLF included."""
         if not self._wire:
-            *others, last = self.lines()
-            wire = [*(f"{self.code}-{line}" for line in others), f"{self.code} {last}"]
-            object.__setattr__(self, "_wire", ("\r\n".join(wire) + "\r\n").encode("ascii"))
+            if self._is_plain():
+                wire = f"{self}\r\n"
+            else:
+                *others, last = self.lines()
+                wire = "".join(f"{self.code}-{line}\r\n" for line in others) + f"{self.code} {last}\r\n"
+            object.__setattr__(self, "_wire", wire.encode("ascii"))
         return self._wire
 
     def __str__(self) -> str:
-        if self.text.isascii() and self.text.isprintable():
+        if self._is_plain():
             return f"{self.code} {self.status} {self.text}" if self.status else f"{self.code} {self.text}"
         return f"{self.code} " + " / ".join(self.lines())
+
+    def _is_plain(self) -> bool:
+        """One line, nothing in it to be replaced: nearly every reply."""
+        return self.text.isascii() and self.text.isprintable()
 
     @classmethod
     def from_lines(cls, code: int, lines: list[str]) -> Reply:
