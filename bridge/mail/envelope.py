@@ -27,7 +27,7 @@ class Envelope:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        return tuple(r.address for r in self.recipients)
+        return tuple([recipient.address for recipient in self.recipients])
 
     @property
     def smtputf8(self) -> bool:
