@@ -36,6 +36,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # the filter keeps the deadline itself; this long after it we stop believing in it
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
+_HEADER, _IN_HEAD, _BUSY = wire.HEADER, State.HEADERS, State.BUSY
 _CONTENT = (State.HEADERS, State.BODY)
 _NEVER = float("inf")
 
@@ -56,13 +57,14 @@ class Connection(asyncio.Protocol):
         self._settings = server.settings
         self._decoder = codec.Decoder()
         self._out: list[bytes] = []
+        self._fields: list[bytes] = []  # that came one after the other, and are taken together
         self._state = State.NEW
         self._steps = _STEPS[State.NEW]
         self._agreement = codec.Agreement(wire.VERSIONS[0], 0, 0)
         self._answered = self._agreement.answered
         self._leading_space = False
         self._facts = Facts()
-        self._mail: Mail | None = None
+        self._mail: Mail | None = None  # the table lets no content in before MAIL
         self._task: asyncio.Task[None] | None = None
         self._handed_over = False  # the filter has the mail, and will close its message
         self._content_until = _NEVER
@@ -91,7 +93,13 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
+            fields = self._fields
             for command, payload in self._decoder.feed(data):
+                if command == _HEADER and self._state is _IN_HEAD:  # half of the events of a mail
+                    fields.append(payload)
+                    continue
+                if fields:
+                    self._take_fields()
                 step = self._steps.get(command)
                 if step is None:
                     raise ProtocolError(f"command {command:#04x} {self._state.value}")
@@ -100,6 +108,8 @@ class Connection(asyncio.Protocol):
                     self._state = state
                     self._steps = _STEPS[state]
                 handle(self, payload)
+            if fields:
+                self._take_fields()
         except ProtocolError as error:
             if isinstance(error, codec.FrameTooLong):
                 self._server.on_limit("frame")
@@ -111,9 +121,9 @@ class Connection(asyncio.Protocol):
             return
         if self._out:
             self._flush()  # the answer carries the ACK
-        elif self._state is not State.BUSY:
+        elif self._state is not _BUSY:
             self._rearm_quickack()
-        if self._state is not State.BUSY and not self._decoder.stalled:
+        if self._state is not _BUSY and not self._decoder.stalled:
             self._heard_at = now = monotonic()
             if self._content_until is _NEVER and self._state in _CONTENT:
                 self._content_until = now + self._settings.content_timeout_s
@@ -262,7 +272,8 @@ class Connection(asyncio.Protocol):
         self._answer(wire.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
-        mail = self._under_way
+        mail = self._mail
+        assert mail is not None
         if self._server.filter.door is None:
             self._answer(wire.RCPT, mail.recipient(data))
         else:
@@ -274,21 +285,28 @@ class Connection(asyncio.Protocol):
         return self._server.filter.refused_by_list(session, sender, recipient)
 
     def _on_header(self, data: bytes) -> None:
-        mail = self._mail
+        self._fields.append(data)
+
+    def _take_fields(self) -> None:
+        mail, fields = self._mail, self._fields
         assert mail is not None
-        mail.header(data)
+        mail.headers(fields)
         if wire.HEADER in self._answered:
-            self._out.append(_CONTINUE)
+            self._out += [_CONTINUE] * len(fields)
+        fields.clear()
 
     def _on_end_of_headers(self, data: bytes) -> None:
-        self._under_way.end_of_headers()
+        assert self._mail is not None
+        self._mail.end_of_headers()
         self._answer(wire.END_OF_HEADERS)
 
     def _on_body_part(self, data: bytes) -> None:
-        self._under_way.body(data)
+        assert self._mail is not None
+        self._mail.body(data)
 
     def _on_body(self, data: bytes) -> None:
-        mail = self._under_way
+        mail = self._mail
+        assert mail is not None
         mail.body(data)
         if wire.BODY in self._answered:
             skip = mail.refusal is not None and self._agreement.steps & wire.CAN_SKIP
@@ -313,15 +331,11 @@ class Connection(asyncio.Protocol):
         self._facts = Facts()
         self._session_id = ""
 
-    @property
-    def _under_way(self) -> Mail:
-        assert self._mail is not None  # the table lets no content in before MAIL
-        return self._mail
-
     # --- a complete mail -------------------------------------------------------------------------
 
     def _on_end_of_body(self, data: bytes) -> None:
-        mail = self._under_way
+        mail = self._mail
+        assert mail is not None
         mail.end(data)
         session = self._facts.session(self._session_id or new_id(), self._settings.listener, self.peer)
         now = monotonic()

@@ -25,7 +25,7 @@ from bridge.mail.session import Client, Session
 
 MAX_STRIPPED = 500  # forged fields of ours in one mail; each costs the mail server a walk through the head
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
-_FIELDS, _LONG_FIELD = 64, 2048  # fields gathered before they go to the message, and one that goes at once
+_FIELDS, _LONG_RUN = 64, 2048  # fields gathered before they go to the message; bytes that go there at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +104,23 @@ class Mail:
 
     def header(self, data: bytes) -> None:
         """One field: name, NUL, value, NUL."""
+        self.headers([data])
+
+    def headers(self, run: list[bytes]) -> None:
+        """Fields that came together."""
+        head, colon = self._head, self._colon
         try:
-            name, value, rest = data.split(b"\0")
+            for data in run:
+                name, value, rest = data.split(b"\0")
+                if rest or not name:
+                    raise ProtocolError("a header field without name or end")
+                head.append(name + colon + value)
         except ValueError:
             raise ProtocolError("a header field without its end") from None
-        if rest or not name:
-            raise ProtocolError("a header field without name or end")
-        if self.refusal is None:
-            self._head.append(name + self._colon + value)
-            if len(self._head) > _FIELDS or len(data) > _LONG_FIELD:
-                self._flush_head()
+        if self.refusal is not None:
+            head.clear()
+        elif len(head) > _FIELDS or sum(map(len, run)) > _LONG_RUN:
+            self._flush_head()
 
     def end_of_headers(self) -> None:
         """The blank line, once."""
