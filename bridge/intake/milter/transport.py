@@ -86,6 +86,7 @@ class MilterServer:
         """Also for a reload: new connections, and the next mail of those that are open, go by these."""
         self.settings = settings
         self.filter = filter_
+        self._trusted_peer = "unix"  # and then whoever came last: it is nearly always the same
         self.kind_of_mail = WholeMail if settings.body_is_whole else Mail
         self.limits = Limits(
             settings.max_message_size,
@@ -152,7 +153,7 @@ class MilterServer:
         return True
 
     def _trusts(self, peer: str) -> bool:
-        if peer == "unix":
+        if peer == self._trusted_peer or peer == "unix":
             return True
         try:
             address = ipaddress.ip_address(peer)
@@ -160,7 +161,10 @@ class MilterServer:
             return False
         if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped:
             address = address.ipv4_mapped
-        return any(address in network for network in self.settings.trusted)
+        if not any(address in network for network in self.settings.trusted):
+            return False
+        self._trusted_peer = peer
+        return True
 
     def forget(self, connection: Connection) -> None:
         self._connections.discard(connection)
