@@ -27,6 +27,7 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _ADDRESS_LIMIT = 2048  # Postfix's line_length_limit; RFC 5321 has 256
 _LINE_LIMIT = 900  # libmilter's MAXREPLYLEN is 980, with the code
 _LINES = 32  # libmilter's MAXREPLIES
+_ADD_HEADER = chr(wire.ADD_HEADER)
 _U32 = struct.Struct(">I")
 _HEAD = struct.Struct(">IB")
 _read_head = _HEAD.unpack_from
@@ -76,11 +77,11 @@ class Decoder:
         return events
 
     def _cut(self, data: bytes, position: int, events: list[tuple[int, bytes]]) -> None:
-        end = len(data)
-        while end - position > 4:
+        end, limits = len(data), _LIMITS
+        while position + 4 < end:
             length, command = _read_head(data, position)
-            if not 0 < length <= _LIMITS[command]:
-                kind = FrameTooLong if length > _LIMITS[command] > 0 else ProtocolError
+            if length > limits[command] or not length:
+                kind = FrameTooLong if length > limits[command] > 0 else ProtocolError
                 raise kind(f"a frame of {length} bytes with command {command:#04x}")
             stop = position + 4 + length
             if stop <= end:
@@ -280,12 +281,10 @@ def reply_code(event: int, reply: Reply) -> bytes:
 
 def add_header(name: str, value: str, agreement: Agreement) -> bytes:
     space = " " if agreement.steps & wire.LEADING_SPACE else ""  # else the mail server adds it
-    text = name + value
-    if text.isascii() and text.isprintable():  # most of them
-        data = f"{name}\0{space}{value}\0".encode("ascii")
-    else:
-        data = f"{_field(name)}\0{space}{_field(value)}\0".encode("utf-8", "replace")
-    return _HEAD.pack(len(data) + 1, wire.ADD_HEADER) + data
+    if not (value.isprintable() and name.isprintable()):
+        name, value = _field(name), _field(value)
+    data = f"{_ADD_HEADER}{name}\0{space}{value}\0".encode("utf-8", "replace")
+    return _U32.pack(len(data)) + data
 
 
 def delete_header(name: bytes, index: int) -> bytes:

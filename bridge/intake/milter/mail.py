@@ -209,12 +209,13 @@ class Facts:
     Macros are kept as they came, by the event they came with, and read once per mail.
     """
 
-    __slots__ = ("_announced", "_known", "client", "helo", "macros")
+    __slots__ = ("_announced", "_known", "_of_mail", "client", "helo", "macros")
 
     def __init__(self) -> None:
         self.client = codec.Connect()
         self.helo: str | None = None
-        self.macros: dict[int, bytes] = {}
+        self.macros: dict[int, bytes] = {}  # the client's
+        self._of_mail: dict[int, bytes] = {}
         self._known: dict[bytes, bytes] | None = None  # those of the client, which stay from mail to mail
         self._announced = False  # MAIL's macros have come, MAIL has not
 
@@ -227,34 +228,25 @@ class Facts:
     def macro(self, data: bytes) -> None:
         """The macros of one event; they replace those it had before. Only some events have any that we want."""
         event = data[0] if len(data) > 1 else 0
-        if event in _OF_MAIL:
-            self.macros[event] = data
-            self._announced = self._announced or event == wire.MAIL
+        if event == wire.MAIL:
+            self._of_mail = {event: data}
+            self._announced = True
+        elif event in _OF_MAIL:
+            self._of_mail[event] = data
         elif event in _OF_CLIENT:
             self.macros[event] = data
             self._known = None
 
     def begin_mail(self) -> None:
         """Drop what belonged to the mail before, and keep what belongs to the client."""
-        self.macros.pop(wire.RCPT, None)
-        self.macros.pop(wire.END_OF_BODY, None)
         if not self._announced:
-            self.macros.pop(wire.MAIL, None)
+            self._of_mail = {}
         self._announced = False
-
-    def _read(self, events: tuple[int, ...], known: dict[bytes, bytes]) -> dict[bytes, bytes]:
-        """What is known, with the macros of these events."""
-        known = known.copy()
-        for event in events:
-            data = self.macros.get(event)
-            if data is not None:
-                known.update(codec.macros(data[1:]))
-        return known
 
     def session(self, session_id: str, listener: str, peer: str) -> Session:
         if self._known is None:
-            self._known = self._read(_OF_CLIENT, {})
-        known = self._read(_OF_MAIL, self._known)
+            self._known = _read({}, self.macros)
+        known = _read(self._known, self._of_mail)
         told, ident, login, tls = self.client, known.get(b"i"), known.get(b"{auth_authen}"), None
         client = Client(
             told.address,
@@ -268,6 +260,14 @@ class Facts:
         if b"{tls_version}" in known:
             tls = _plain(known[b"{tls_version}"]) + "/" + _plain(known.get(b"{cipher}", b""))
         return Session(session_id, listener, peer, client, tls, is_told=True)
+
+
+def _read(known: dict[bytes, bytes], more: dict[int, bytes]) -> dict[bytes, bytes]:
+    """What is known, with the macros of these events."""
+    known = known.copy()
+    for data in more.values():
+        known.update(codec.macros(data[1:]))
+    return known
 
 
 def _plain(raw: bytes) -> str:
