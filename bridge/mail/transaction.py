@@ -29,7 +29,7 @@ class Transaction:
 
 def new_id() -> str:
     """A short id that sorts by time and does not repeat across processes and restarts."""
-    return "%X%s%04X" % (time.time_ns() // 1_000_000, _process, next(_numbers) & 0xFFFF)  # quicker than an f-string
+    return f"{time.time_ns() // 1_000_000:X}{_process}{next(_numbers) & 0xFFFF:04X}"
 
 
 def _draw_process() -> None:
