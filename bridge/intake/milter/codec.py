@@ -60,23 +60,8 @@ class Decoder:
         events: list[tuple[int, bytes]] = []
         position = 0
         self.stalled = False
-        if self._held:
-            self._held.append(data)
-            self._have += len(data)
-            if self._have < self._need:
-                self.stalled = True
-                return events
-            data = b"".join(self._held)
-            self._held = []
-        elif self._body_left:
-            position = min(self._body_left, len(data))
-            self._body_left -= position
-            self.stalled = self._body_left > 0
-            events.append((wire.BODY_PART if self.stalled else wire.BODY, data[:position]))
-        self._cut(data, position, events)
-        return events
-
-    def _cut(self, data: bytes, position: int, events: list[tuple[int, bytes]]) -> None:
+        if self._held or self._body_left:
+            data, position = self._resume(data, events)
         end, limits = len(data), _LIMITS
         while position + 4 < end:
             length, command = _read_head(data, position)
@@ -90,14 +75,32 @@ class Decoder:
             elif command == wire.BODY:
                 self._body_left = stop - end
                 events.append((wire.BODY_PART, data[position + 5 :]))
-                return
+                return events
             else:
                 self._hold(data[position:], 4 + length)
-                return
+                return events
         if position < end:
             if end - position == 4 and not 0 < _U32.unpack_from(data, position)[0] <= _LONGEST:
                 raise FrameTooLong("a frame of impossible length")
             self._hold(data[position:], 5)
+        return events
+
+    def _resume(self, data: bytes, events: list[tuple[int, bytes]]) -> tuple[bytes, int]:
+        """Go on with the frame that is open; returns what is to be cut now, and from where."""
+        if self._held:
+            self._held.append(data)
+            self._have += len(data)
+            self.stalled = self._have < self._need
+            if self.stalled:
+                return b"", 0
+            data = b"".join(self._held)
+            self._held = []
+            return data, 0
+        position = min(self._body_left, len(data))
+        self._body_left -= position
+        self.stalled = self._body_left > 0
+        events.append((wire.BODY_PART if self.stalled else wire.BODY, data[:position]))
+        return data, position
 
     def _hold(self, start: bytes, need: int) -> None:
         self._held, self._have, self._need = [start], len(start), need
@@ -232,7 +235,9 @@ def address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
     The mail server has accepted the address already, so its form is not judged again; but it goes
     into JSON and into files, where control characters and broken UTF-8 have no place.
     """
-    words = strings(data)
+    words = data.split(b"\0")
+    if words.pop() or not words:
+        raise ProtocolError("a string without its end")
     raw = words[0]
     if raw[:1] == b"<" and raw[-1:] == b">":
         raw = raw[1:-1]

@@ -365,7 +365,8 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, answer: list[bytes]) -> None:
         self._drop_mail()
-        self._enter(State.READY)
+        self._state = State.READY
+        self._steps = _STEPS[State.READY]
         self._out += answer
         self._heard_at = monotonic()
         if self._server.draining:
@@ -398,7 +399,8 @@ class Connection(asyncio.Protocol):
             for name, count in mail.forged.items():
                 edits += [codec.delete_header(name, index) for index in range(count, 0, -1)]
         if agreement.actions & wire.CAN_ADD_HEADERS:
-            edits += [codec.add_header(name, value, agreement) for name, value in outcome.stamp]
+            for name, value in outcome.stamp:
+                edits.append(codec.add_header(name, value, agreement))
         return edits
 
 
