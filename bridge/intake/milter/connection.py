@@ -396,8 +396,8 @@ class Connection(asyncio.Protocol):
         agreement = self._agreement
         edits = []
         if mail.forged and agreement.actions & wire.CAN_CHANGE_HEADERS:
-            for name, count in mail.forged.items():
-                edits += [codec.delete_header(name, index) for index in range(count, 0, -1)]
+            for forged, count in mail.forged.items():
+                edits += [codec.delete_header(forged, index) for index in range(count, 0, -1)]
         if agreement.actions & wire.CAN_ADD_HEADERS:
             for name, value in outcome.stamp:
                 edits.append(codec.add_header(name, value, agreement))
