@@ -13,26 +13,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
-import ssl
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import CoroutineType, FunctionType
 from typing import Any, Self
 
-from aiosmtpd.proxy_protocol import get_proxy
 from aiosmtpd.smtp import MISSING, TLSSetupException
 
 from bridge.intake.data import DataReader
 from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong, one_line
-from bridge.intake.wire import SessionLimits, Wire, Writer
+from bridge.intake.outer import Outer
+from bridge.intake.wire import SessionLimits, Writer
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client, Session
+from bridge.mail.session import Client
 
 log = logging.getLogger(__name__)
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
-_TLS_HANDSHAKE_S = 30.0
 _IDLE_COMMANDS = frozenset(
     ["NOOP", "RSET", "VRFY", "EXPN", "HELP", "HELO", "EHLO", "LHLO", "STARTTLS", "AUTH", "XFORWARD", "XCLIENT"]
 )
@@ -63,7 +61,7 @@ def _as_it_is(attribute: object) -> object:
     return staticmethod(attribute) if isinstance(attribute, FunctionType) else attribute
 
 
-class Connection(Wire):
+class Connection(Outer):
     """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
 
     __slots__ = (
@@ -110,7 +108,6 @@ class Connection(Wire):
 
     def _renew(self) -> None:
         super()._renew()
-        self._inbox = Inbox(self.loop, self._before_wait)
         self._whole: DataReader | None = None  # content that has come, until the task for it begins
         self._task: asyncio.Task[None] | None = None  # what runs for this client and must wait
         self._turn = 0  # which task that is
@@ -120,10 +117,8 @@ class Connection(Wire):
         self.peer_address: str | None = None  # of the connection's other end; None on a unix socket
         self.trusted = False  # believed about its clients; the handler sets it when a client connects
         self.counted_as: str | None = None  # whose connection this is, for the cap per client
-        self.client = _NOBODY  # what we believe of the client behind this connection
         self.forwarded: Client | None = None  # XFORWARD's word, for one mail
         self.introduced = False  # `client` is XCLIENT's word
-        self.described: tuple[Any, Session] | None = None  # what was said, and the session made of it
         if self._enforce_call_limit:
             self._call_limit: dict[str, int] = dict(self._call_limit_base)
 
@@ -185,17 +180,28 @@ class Connection(Wire):
     def data_received(self, data: bytes) -> None:
         if self._data is not None:
             return self._take_content(data)
-        line = one_line(data) if self._task is None and not self._paused and self._inbox.is_idle else None
-        if line is not None:  # mostly: then it need not go through the inbox
-            return self._work(line)
+        if self._task is None and not self._inbox.buffer and not self._paused and self.transport is not None:
+            taken = self._take_ordinary(data)
+            if taken:
+                data = data[taken:]
+                if self._data is not None:
+                    return self._take_content(data) if data else None
+                if not data:
+                    return self._flush()
+            elif (line := one_line(data)) is not None:  # it need not go through the inbox
+                return self._work(line)
         self._inbox.feed(data)
         if self._task is None:
             self._work()
         return self._bound_inbox()
 
+    def _take_ordinary(self, data: bytes) -> int:
+        """Answer the ordinary commands that `data` begins with: how many bytes those were."""
+        return 0
+
     def _bound_inbox(self) -> None:
         """A client that says more than we can answer now waits, too."""
-        if len(self._inbox) > PAUSE_AT and not self._reading_paused:
+        if len(self._inbox.buffer) > PAUSE_AT and not self._reading_paused:
             self._reading_paused = True
             self._transport.pause_reading()
 
@@ -240,9 +246,9 @@ class Connection(Wire):
             self._before_wait()
 
     def _end_command(self) -> None:
-        self._begin_phase()
+        self._phase_began = self.loop.time()
         too_many_errors = self._errors >= self._limits.max_errors
-        if self.transport is not None and (too_many_errors or self._idle_commands > self._limits.max_idle_commands):
+        if (too_many_errors or self._idle_commands > self._limits.max_idle_commands) and self.transport is not None:
             self._hit("max_errors" if too_many_errors else "idle_commands")
             self._say(b"421 4.7.0 Error: too many errors or idle commands")
             self._hang_up()
@@ -254,7 +260,10 @@ class Connection(Wire):
 
     async def _run(self, turn: int, work: Work, *arguments: Any) -> None:
         try:
-            await work(*arguments)
+            try:
+                await work(*arguments)
+            except Exception as error:
+                await self._fail(error)
         except asyncio.CancelledError:
             self._hang_up()
             if self._turn == turn:
@@ -283,9 +292,13 @@ class Connection(Wire):
 
     async def _open(self) -> None:
         """The greeting, or what is said in place of it."""
-        if self._proxy_timeout is not None and not await self._read_proxy():
-            return
-        self._greet(await self._call_handler_hook("CONNECT"))
+        try:
+            if self._proxy_timeout is None or await self._read_proxy():
+                self._greet(await self._call_handler_hook("CONNECT"))
+        except ConnectionError:
+            self._hang_up()
+        except Exception:
+            self._break_down()
 
     def _greet(self, status: Any) -> None:
         if status is MISSING:
@@ -314,19 +327,12 @@ class Connection(Wire):
         self._argument = argument.strip(b" \t")
         argument_text = self._argument.decode("utf-8", "replace") or None
         if command.waits:
-            return self._start(self._obey, command.method, self, argument_text)
+            return self._start(command.method, self, argument_text)
         try:
             command.method(self, argument_text)
         except Exception as error:
             self._start(self._fail, error)
         return None
-
-    async def _obey(self, method: Work, *arguments: Any) -> None:
-        """A command, or a part of one, in a task."""
-        try:
-            await method(*arguments)
-        except Exception as error:
-            await self._fail(error)
 
     async def _fail(self, error: Exception) -> None:
         """What goes wrong in a command is temporary, and ends the mail but not the session."""
@@ -347,24 +353,15 @@ class Connection(Wire):
 
     def _ask(self, hook: str, then: Callable[..., None], *arguments: Any) -> None:
         """`then` is called with the hook's answer and the arguments: now, or from a task if the hook waits."""
-        status = self._call_hook(hook, *arguments)
+        call = self._handle_hooks.get(hook)
+        status = MISSING if call is None else call(self, self.session, self.envelope, *arguments)
         if isinstance(status, CoroutineType):
-            self._start(self._obey, self._await_hook, status, then, *arguments)
+            self._start(self._await_hook, status, then, *arguments)
         else:
             then(status, *arguments)
 
     async def _await_hook(self, status: Awaitable[Any], then: Callable[..., None], *arguments: Any) -> None:
         then(await status, *arguments)
-
-    async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
-        """aiosmtpd's, for hooks that are plain functions, too."""
-        status = self._call_hook(command, *arguments)
-        return await status if isinstance(status, CoroutineType) else status
-
-    def _call_hook(self, command: str, *arguments: Any) -> Any:
-        """The hook's answer, or what is to be awaited for it."""
-        hook = self._handle_hooks.get(command)
-        return MISSING if hook is None else hook(self, self.session, self.envelope, *arguments)
 
     def _refuse_line(self, command: Command, word: bytes, line: bytes) -> bytes | None:
         if not line.isascii() and not self.enable_SMTPUTF8:
@@ -400,27 +397,6 @@ class Connection(Wire):
             return self._hang_up()
         self._say(b"500 5.5.2 Error: command not recognized")
 
-    async def _read_proxy(self) -> bool:
-        """The PROXY header, from a peer the handler trusts. False: hang up without a word."""
-        hook = self._handle_hooks.get("OPEN")
-        if hook is not None and not hook(self):
-            self._hang_up()
-            return False
-        handle = self.loop.call_later(self._proxy_timeout, self._hang_up)
-        try:
-            self.session.proxy_data = await get_proxy(self._inbox)
-        except asyncio.IncompleteReadError:
-            pass
-        finally:
-            handle.cancel()
-        if self.session.proxy_data:
-            status = await self._call_handler_hook("PROXY", self.session.proxy_data)
-            if status is not MISSING and status:
-                self._begin_phase()
-                return True
-        self._hang_up()
-        return False
-
     # Content
 
     def _receive(self) -> None:
@@ -431,7 +407,7 @@ class Connection(Wire):
         self._silent_s = 0.0
         self._data_began = self._phase_began = self.loop.time()
         self._data = DataReader(Message(self._spool), self.data_size_limit)
-        if len(self._inbox):
+        if self._inbox.buffer:
             self._take_content(self._inbox.take_all())
         if self._reading_paused:
             self._resume_reading()
@@ -445,7 +421,7 @@ class Connection(Wire):
             return
         self._data, self._whole = None, reader
         self._busy = True
-        self._start(self._obey, self._take_mail)
+        self._start(self._take_mail)
         if rest:
             self._inbox.feed(rest)
             self._bound_inbox()
@@ -453,43 +429,3 @@ class Connection(Wire):
     async def _take_mail(self) -> None:
         """What is done with a whole mail."""
         raise NotImplementedError
-
-    # TLS
-
-    async def start_tls(self) -> None:
-        """The handshake. Raises TLSSetupException when it fails; the connection is of no use then."""
-        self._before_wait()
-        self._inbox.take_all()  # RFC 3207 4.2: what came in the clear behind STARTTLS was never said
-        timeout = min(_TLS_HANDSHAKE_S, self._timeout() / 2)  # before a 421 would go out in the clear
-        try:
-            transport = await self.loop.start_tls(
-                self._transport, self, self.tls_context, server_side=True, ssl_handshake_timeout=timeout
-            )
-        except (OSError, ssl.SSLError) as error:
-            log.info("session %s: TLS handshake failed: %s", self.session.id, type(error).__name__)
-            self._end_unsecured()
-            raise TLSSetupException from error
-        if self.transport is None:  # we hung up meanwhile, which start_tls takes for a success
-            self._end_unsecured()
-            raise ConnectionResetError
-        self._secured(transport)
-
-    def _end_unsecured(self) -> None:
-        """The loop does not always tell us that a connection ended during its handshake."""
-        self._transport.abort()
-        self.connection_lost(None)
-
-    def _secured(self, transport: Any) -> None:
-        """RFC 3207 4.2: after the handshake the session starts anew."""
-        self.transport = self._transport = transport
-        self._writer.transport = transport
-        self._over_ssl = True
-        self._tls_protocol = transport  # aiosmtpd asks whether it is there
-        self.described = None
-        old, self.session = self.session, self._create_session()
-        self.session._id, self.session.peer, self.session.proxy_data = old.id, old.peer, old.proxy_data
-        self.session.ssl = {"ssl_object": transport.get_extra_info("ssl_object")}
-        self._set_rset_state()
-        self.client = replace(self.client, helo=None)
-        hook = self._handle_hooks.get("STARTTLS")
-        self._tls_handshake_okay = True if hook is None else hook(self, self.session, self.envelope)

@@ -29,23 +29,18 @@ def one_line(data: bytes) -> bytes | None:
 
 
 class Inbox:
-    __slots__ = ("_before_wait", "_buffer", "_eof", "_loop", "_skipping", "_waiter")
+    __slots__ = ("_before_wait", "_eof", "_loop", "_skipping", "_waiter", "buffer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, before_wait: Callable[[], None]) -> None:
         self._loop = loop
         self._before_wait = before_wait  # the client gets its replies before we wait for it
-        self._buffer = bytearray()
+        self.buffer = bytearray()
         self._waiter: asyncio.Future[None] | None = None
         self._skipping = False
         self._eof = False
 
     def __len__(self) -> int:
-        return len(self._buffer)
-
-    @property
-    def is_idle(self) -> bool:
-        """Nothing waits in it, and nobody for it."""
-        return not (self._buffer or self._skipping or self._eof or self._waiter is not None)
+        return len(self.buffer)
 
     @property
     def at_eof(self) -> bool:
@@ -58,10 +53,10 @@ class Inbox:
     @property
     def says_goodbye(self) -> bool:
         """Whether QUIT is the next command."""
-        return self._buffer[:6].upper() == b"QUIT\r\n"
+        return self.buffer[:6].upper() == b"QUIT\r\n"
 
     def feed(self, data: bytes) -> None:
-        self._buffer += data
+        self.buffer += data
         self._wake()
 
     def close(self) -> None:
@@ -86,22 +81,23 @@ class Inbox:
 
     def take_line(self) -> bytes | None:
         """The next line without its CRLF, or None when none is whole yet."""
-        end = self._buffer.find(b"\r\n")
+        end = self.buffer.find(b"\r\n")
         if end < 0:
-            if len(self._buffer) - self._buffer.endswith(b"\r") > LINE_LIMIT:  # that CR may be its end
+            if len(self.buffer) - self.buffer.endswith(b"\r") > LINE_LIMIT:  # that CR may be its end
                 self._skipping = True
-                del self._buffer[:-1]  # the last byte may be the CR of its end
+                del self.buffer[:-1]  # the last byte may be the CR of its end
             return None
-        line = bytes(self._buffer[:end])
-        del self._buffer[: end + 2]
+        line = bytes(self.buffer[:end])
+        del self.buffer[: end + 2]
         if self._skipping or len(line) > LINE_LIMIT:
             self._skipping = False
             raise LineTooLong
         return line
 
     def take_all(self) -> bytes:
-        data = bytes(self._buffer)
-        self._buffer.clear()
+        data = bytes(self.buffer)
+        self.buffer.clear()
+        self._skipping = False
         return data
 
     # What aiosmtpd's PROXY and AUTH code reads with, as in asyncio.StreamReader.
@@ -110,19 +106,19 @@ class Inbox:
         return await self.readuntil(b"\n")
 
     async def readuntil(self, separator: bytes = b"\n") -> bytes:
-        while (end := self._buffer.find(separator)) < 0:
-            if len(self._buffer) > LINE_LIMIT:
-                raise asyncio.LimitOverrunError("no line end", len(self._buffer))
-            await self._more_or(asyncio.IncompleteReadError(bytes(self._buffer), None))
+        while (end := self.buffer.find(separator)) < 0:
+            if len(self.buffer) > LINE_LIMIT:
+                raise asyncio.LimitOverrunError("no line end", len(self.buffer))
+            await self._more_or(asyncio.IncompleteReadError(bytes(self.buffer), None))
         return self._cut(end + len(separator))
 
     async def readexactly(self, count: int) -> bytes:
-        while len(self._buffer) < count:
-            await self._more_or(asyncio.IncompleteReadError(bytes(self._buffer), count))
+        while len(self.buffer) < count:
+            await self._more_or(asyncio.IncompleteReadError(bytes(self.buffer), count))
         return self._cut(count)
 
     async def read(self, count: int) -> bytes:
-        while not self._buffer:
+        while not self.buffer:
             if self._eof:
                 return b""
             await self.more()
@@ -134,6 +130,6 @@ class Inbox:
         await self.more()
 
     def _cut(self, count: int) -> bytes:
-        data = bytes(self._buffer[:count])
-        del self._buffer[:count]
+        data = bytes(self.buffer[:count])
+        del self.buffer[:count]
         return data

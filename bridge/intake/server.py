@@ -20,7 +20,8 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.decide import Filter
 from bridge.intake.clientheader import BadClient, ClientHeader
-from bridge.intake.smtp import BridgeLMTP, BridgeSMTP, SmtpEnvelope
+from bridge.intake.envelope import SmtpEnvelope
+from bridge.intake.smtp import BridgeLMTP, BridgeSMTP
 from bridge.intake.wire import SessionLimits
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool

@@ -10,29 +10,25 @@ return a tuple of replies, one for each recipient.
 from __future__ import annotations
 
 import asyncio
+from types import CoroutineType
 from typing import Any
 
 from aiosmtpd.smtp import MISSING, syntax
-from aiosmtpd.smtp import Envelope as StockEnvelope
 
 from bridge.filter.policy import NO_STORAGE, SATURATED
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
 from bridge.intake.connection import Connection
 from bridge.intake.data import DataReader, Fault
-from bridge.mail.message import Message
+from bridge.intake.envelope import SmtpEnvelope
+from bridge.intake.ordinary import MAX_SIZE, ordinary
+from bridge.intake.parameters import TOO_LARGE, refuse_of_mail, refuse_of_rcpt
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client
 
-_EXTENSION_OF = {
-    **dict.fromkeys(("RET", "ENVID", "NOTIFY", "ORCPT"), "DSN"),
-    "BODY": "8BITMIME",
-    "SMTPUTF8": "SMTPUTF8",
-    "PRDR": "PRDR",
-}
 _PARAMETERS = " [SP <mail-parameters>]"
 _PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
-_NO_MAIL_PARAMETER = Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
+_ORDINARY_EXTENSIONS = frozenset({"DSN", "8BITMIME"})  # whose parameters an ordinary line may have
 
 _FAULTS = {
     Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
@@ -43,35 +39,18 @@ _FAULTS = {
 _LIMITS = {Fault.TOO_LARGE: "max_message_size", Fault.SATURATED: "max_bytes_in_processing"}
 
 
-class SmtpEnvelope(StockEnvelope):
-    """aiosmtpd's envelope over our message. `mail_from` is None before MAIL, "" for the null sender."""
-
-    def __init__(self) -> None:
-        self.mail_from: str | None = None
-        self.mail_options: list[str] = []
-        self.smtp_utf8 = False
-        self.prdr = False
-        self.rcpt_tos: list[str] = []
-        self.rcpt_options: list[str] = []
-        self.rcpt_params: list[tuple[str, ...]] = []
-        self.message: Message | None = None
-        self._decode: str | None = None
-
-    @property
-    def original_content(self) -> bytes | None:
-        return None if self.message is None else b"".join(self.message.chunks())
-
-    @property
-    def content(self) -> bytes | str | None:
-        content = self.original_content
-        return content.decode(self._decode, "surrogateescape") if content is not None and self._decode else content
-
-
 class BridgeSMTP(Connection):
     """The commands of one SMTP session."""
 
     greeting = "HELO"  # the word of the reply that asks for one
     hidden: frozenset[str] = frozenset()  # extensions that are neither announced nor taken
+
+    def __init__(self, handler: Any, **settings: Any) -> None:
+        super().__init__(handler, **settings)
+        # Nothing is asked of a client before MAIL, or of every line, that only the commands' own code asks for.
+        self._sees_ordinary = (self.data_size_limit or MAX_SIZE) >= MAX_SIZE and not (
+            self._auth_required or self._enforce_call_limit or self.local_part_limit or self.require_starttls
+        )
 
     @property
     def answers_each(self) -> bool:
@@ -183,6 +162,45 @@ class BridgeSMTP(Connection):
 
     # The mail
 
+    def _take_ordinary(self, data: bytes) -> int:
+        """MAIL, RCPT and DATA in their plainest form, until one needs a closer look."""
+        session, envelope, taken = self.session, self.envelope, 0
+        if not session.host_name or not self._sees_ordinary:
+            return 0
+        try:
+            while (line := ordinary(data, taken)) is not None:
+                sender, mail_params, recipient, rcpt_params = line.groups()
+                if (mail_params or rcpt_params) and not self._takes_ordinary_params():
+                    break
+                if sender is not None:
+                    if envelope.mail_from is not None or self._mails >= self._limits.max_mails:
+                        break
+                    taken = line.end()
+                    envelope.smtp_utf8 = envelope.prdr = False
+                    options = mail_params.decode("ascii").split()
+                    self._ask("MAIL", self._begin_mail, sender.decode("ascii"), options)
+                elif recipient is not None:
+                    if envelope.mail_from is None or len(envelope.rcpt_tos) >= self._limits.max_recipients:
+                        break
+                    taken = line.end()
+                    options = rcpt_params.decode("ascii").split()
+                    self._ask("RCPT", self._add_recipient, recipient.decode("ascii"), options)
+                elif envelope.rcpt_tos:
+                    taken = line.end()
+                    self._ask("PREDATA", self._begin_data)
+                else:
+                    break
+                self._idle_commands = 0
+                self._end_command()
+                if taken == len(data) or self._data is not None or self._task is not None or self.transport is None:
+                    break
+        except Exception as error:
+            self._start(self._fail, error)
+        return taken
+
+    def _takes_ordinary_params(self) -> bool:
+        return bool(self.session.extended_smtp) and self.hidden.isdisjoint(_ORDINARY_EXTENSIONS)
+
     @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
     def smtp_MAIL(self, arg: str | None) -> None:
         if self._is_too_early():
@@ -222,35 +240,13 @@ class BridgeSMTP(Connection):
         return path
 
     def _refuse_mail_params(self, path: Path) -> Reply | None:
-        params = dict(path.params)
-        self.envelope.smtp_utf8 = "SMTPUTF8" in params
-        self.envelope.prdr = "PRDR" in params
-        for name, value in params.items():
-            match name:
-                case _ if self.hidden and _EXTENSION_OF.get(name) in self.hidden:
-                    return _NO_MAIL_PARAMETER
-                case "SIZE" if value is None or not (value.isascii() and value.isdigit()) or len(value) > 20:
-                    return Reply(501, "5.5.4", "Syntax: MAIL FROM: <address> [SP <mail-parameters>]")
-                case "SIZE" if self.data_size_limit and int(value or 0) > self.data_size_limit:
-                    self._hit("max_message_size")
-                    return Reply(552, "5.3.4", "Error: message size exceeds fixed maximum message size")
-                case "BODY" if (value or "").upper() not in ("7BIT", "8BITMIME"):
-                    return Reply(501, "5.5.4", "Error: BODY can only be one of 7BIT, 8BITMIME")
-                case "SMTPUTF8" if value is not None:
-                    return Reply(501, "5.5.4", "Error: SMTPUTF8 takes no arguments")
-                case "SMTPUTF8" if not self.enable_SMTPUTF8:
-                    return Reply(501, "5.5.4", "Error: SMTPUTF8 disabled")
-                case "RET" if (value or "").upper() not in ("FULL", "HDRS"):
-                    return Reply(501, "5.5.4", "Error: RET can only be one of FULL, HDRS")
-                case "ENVID" | "AUTH" if value is None:
-                    return Reply(501, "5.5.4", f"Error: {name} needs a value")
-                case "PRDR" if value is not None:
-                    return Reply(501, "5.5.4", "Error: PRDR takes no arguments")
-                case "SIZE" | "BODY" | "SMTPUTF8" | "RET" | "ENVID" | "AUTH" | "PRDR":
-                    continue
-                case _:
-                    return _NO_MAIL_PARAMETER
-        return self._refuse_utf8()
+        names = [name for name, _ in path.params]
+        self.envelope.smtp_utf8 = "SMTPUTF8" in names
+        self.envelope.prdr = "PRDR" in names
+        refusal = refuse_of_mail(path, self.hidden, self.data_size_limit, self.enable_SMTPUTF8)
+        if refusal is TOO_LARGE:
+            self._hit("max_message_size")
+        return refusal or self._refuse_utf8()
 
     def _refuse_utf8(self) -> Reply | None:
         if self._argument.isascii() or self.envelope.smtp_utf8:
@@ -282,11 +278,8 @@ class BridgeSMTP(Connection):
     def _refuse_recipient(self, path: Path) -> Reply | None:
         if not path.address:
             return Reply(501, "5.1.3", "Syntax: RCPT TO: <address>")
-        for name, value in path.params:
-            if name not in ("NOTIFY", "ORCPT") or "DSN" in self.hidden:
-                return Reply(555, "5.5.4", "RCPT TO parameters not recognized or not implemented")
-            if value is None:
-                return Reply(501, "5.5.4", f"Error: {name} needs a value")
+        if path.params and (refusal := refuse_of_rcpt(path, self.hidden)) is not None:
+            return refusal
         if len(self.envelope.rcpt_tos) >= self._limits.max_recipients:
             self._hit("max_recipients")
             return Reply(452, "4.5.3", "Error: too many recipients")
@@ -316,17 +309,36 @@ class BridgeSMTP(Connection):
         recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
         self.envelope.message = reader.message
         try:
-            status = await self._process() if reader.fault is None else await self._refuse_content(reader)
+            status = self._judge(reader)
+            if isinstance(status, CoroutineType):
+                status = await status
+        except Exception as error:
+            status = await self.handle_exception(error)
         finally:
             reader.message.close()
             self._busy = False
             self._set_rset_state()
+        if status is MISSING:
+            status = "250 2.0.0 OK" if reader.fault is None else _FAULTS[reader.fault]
         if prdr:
             self._answer_prdr(status, recipients)
         else:
             self._answer_data(status, recipients)
         if self._farewell is not None:
             self.goodbye(self._farewell)
+
+    def _judge(self, reader: DataReader) -> Any:
+        """The hook's answer to the mail, or what is to be awaited for it."""
+        if reader.fault is not None:
+            if (limit := _LIMITS.get(reader.fault)) is not None:
+                self._hit(limit)
+            return self._call_hook("REFUSED", _FAULTS[reader.fault], reader.total)
+        if self._decode_data and not self.enable_SMTPUTF8 and not (self.envelope.original_content or b"").isascii():
+            return "500 5.6.1 Error: strict ASCII mode"
+        self._errors = 0  # a client that brings mail may err now and then
+        if "DATA" in self._handle_hooks:
+            return self._call_hook("DATA")
+        return self._call_process_message()
 
     def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         assert not isinstance(status, tuple)
@@ -339,28 +351,6 @@ class BridgeSMTP(Connection):
         for one in each:
             self._answer(one)
         self._answer(_as_a_whole(status) if isinstance(status, tuple) else status)
-
-    async def _refuse_content(self, reader: DataReader) -> Any:
-        assert reader.fault is not None
-        reply = _FAULTS[reader.fault]
-        if (limit := _LIMITS.get(reader.fault)) is not None:
-            self._hit(limit)
-        status = await self._call_handler_hook("REFUSED", reply, reader.total)
-        return reply if status is MISSING else status
-
-    async def _process(self) -> Any:
-        if self._decode_data and not self.enable_SMTPUTF8 and not (self.envelope.original_content or b"").isascii():
-            return "500 5.6.1 Error: strict ASCII mode"
-        self._busy = True
-        self._errors = 0  # a client that brings mail may err now and then
-        try:
-            if "DATA" in self._handle_hooks:
-                status = await self._call_handler_hook("DATA")
-            else:
-                status = await self._call_process_message()
-        except Exception as error:
-            return await self.handle_exception(error)
-        return "250 2.0.0 OK" if status is MISSING else status
 
     async def _call_process_message(self) -> Any:
         """aiosmtpd's deprecated hook, which its own suite still tries."""
@@ -392,8 +382,9 @@ class BridgeSMTP(Connection):
         return True
 
     def _set_rset_state(self) -> None:
-        """A new envelope; XFORWARD's word was for the last mail only."""
-        self.envelope = self._create_envelope()
+        """A new envelope, if the last one was used; XFORWARD's word was for the last mail only."""
+        if self.envelope is None or self.envelope.mail_from is not None:
+            self.envelope = self._create_envelope()
         self.forwarded = None
 
     @syntax("RSET")

@@ -194,9 +194,11 @@ class Wire(SMTP):
         self._answer(status)
 
     def _flush(self) -> None:
-        if self._out and self.transport is not None:
-            self._transport.write(b"".join(self._out) if len(self._out) > 1 else self._out[0])
-        self._out.clear()
+        out = self._out
+        if out:
+            if self.transport is not None:
+                self._transport.write(b"".join(out) if len(out) > 1 else out[0])
+            out.clear()
 
     def _before_wait(self) -> None:
         self._flush()
