@@ -25,6 +25,7 @@ from bridge.counting import Count
 from bridge.daemon import files, wiring
 from bridge.daemon.admin import create_admin
 from bridge.daemon.embedded import start_service
+from bridge.daemon.heap import Heap
 from bridge.daemon.keeper import ListKeeper
 from bridge.daemon.lag import Lag
 from bridge.daemon.levels import Levels
@@ -175,7 +176,7 @@ class Daemon:
         self.servers = await self.listen(self.parts.plans)
         if self.share is None:
             self.sockets.warn_of_idle()
-        watches = (self.lag.watch(), self._levels.take_stock(), self.keeper.watch())
+        watches = (self.lag.watch(), self._levels.take_stock(), self.keeper.watch(), Heap().watch())
         for task in (self._purge(), self._reconcile(), *watches):
             self.own(asyncio.create_task(task))
         if self.view.siblings is not None:
