@@ -112,16 +112,15 @@ class AnalysisResult:
         decision = value.get("decision")
         if not isinstance(decision, str) or not decision:
             raise ValueError("the answer has no decision")
-        tags = value.get("tags")
-        others = [value.get(name) for name in ("ggrid", "verdict", "created", "completed")]
-        ggrid, verdict, created, completed = [one if isinstance(one, str) else "" for one in others]
+        ggrid, verdict, tags = value.get("ggrid"), value.get("verdict"), value.get("tags")
+        created, completed = value.get("created"), value.get("completed")
         return cls(
             _DECISIONS.get(decision, Decision.UNDECIDED),
-            ggrid,
-            verdict,
+            ggrid if isinstance(ggrid, str) else "",
+            verdict if isinstance(verdict, str) else "",
             tuple([tag for tag in tags if isinstance(tag, str)]) if isinstance(tags, list) else (),
-            created,
-            completed,
+            created if isinstance(created, str) else "",
+            completed if isinstance(completed, str) else "",
         )
 
 

@@ -216,7 +216,8 @@ class Filter:
     async def _process(self, tx: Transaction, record: Record) -> Outcome:
         head = tx.message.head()
         record.message_id = message_id(head)
-        if count_received(head) > self._settings.max_received:
+        most = self._settings.max_received
+        if head.count(b"\n") > most and count_received(head) > most:  # mostly there are not even so many lines
             record.limit = "max_received"
             return Outcome(Action.REJECT, with_id(LOOP, tx.id))
         if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
@@ -295,6 +296,8 @@ class Filter:
         return self._tenant_of(tx.envelope.recipients[0].address)
 
     def _tenant_of(self, address: str) -> str | None:
+        if not self._settings.tenant_by_domain:
+            return self._settings.default_tenant
         domain = address.rpartition("@")[2].lower()
         return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
 

@@ -15,7 +15,8 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     if answer.status == 200:
         if answer.early:
             raise ScanMalformed(f"{url}: a decision before the mail was there")
-        if answer.headers.get(b"content-encoding", b"identity").lower() != b"identity":
+        encoding = answer.headers.get(b"content-encoding")
+        if encoding is not None and encoding.lower() != b"identity":
             raise ScanMalformed(f"{url}: a compressed answer was not asked for")
         try:
             return AnalysisResult.from_json(answer.body)
