@@ -15,8 +15,8 @@ import logging
 import os
 import random
 import ssl
-from collections.abc import Callable, Iterable, Iterator
-from typing import Never
+from collections.abc import Iterable, Iterator
+from typing import Never, Protocol
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
@@ -42,7 +42,12 @@ log = logging.getLogger(__name__)
 # Our own, not the module's: whoever seeds or watches that one is not disturbed by us.
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
-Request = Callable[[Host], Iterable[bytes]]  # gives the bytes for a host, anew each time it is called
+
+class Request(Protocol):
+    """What a host is asked."""
+
+    def to(self, host: Host) -> Iterable[bytes]:
+        """Its bytes, made anew for each try."""
 
 
 class Scanner:
@@ -92,7 +97,7 @@ class Scanner:
         """
         problem: ScanError | Saturated | None = None
         loop = asyncio.get_running_loop()
-        submission = _Submission(request, message, header).to
+        submission = _Submission(request, message, header)
         for host in self._by_preference():
             is_probe = host.begin()
             began = loop.time()
@@ -146,7 +151,7 @@ class Scanner:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        waiting = connection.ask(request(host), deadline)
+        waiting = connection.ask(request.to(host), deadline)
         try:
             answer = await waiting
         except ConnectionLost as exc:
@@ -187,7 +192,7 @@ class Scanner:
         """Ask one host how it is. Raises ScanError."""
         loop = asyncio.get_running_loop()
         try:
-            answer = await self._exchange(host, _status, loop.time() + timeout_s)
+            answer = await self._exchange(host, _STATUS, loop.time() + timeout_s)
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
@@ -334,8 +339,12 @@ class _Submission:
         yield tail
 
 
-def _status(host: Host) -> Iterable[bytes]:
-    return (host.status_head,)
+class _Status:
+    def to(self, host: Host) -> Iterable[bytes]:
+        return (host.status_head,)
+
+
+_STATUS = _Status()
 
 
 def _parameters(request: AnalysisRequest) -> bytes:
