@@ -11,7 +11,7 @@ import ipaddress
 import logging
 import socket
 import ssl
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
@@ -19,6 +19,7 @@ from typing import Any, Literal
 from aiosmtpd.smtp import MISSING
 
 from bridge.filter.decide import Filter
+from bridge.filter.outcome import Outcome
 from bridge.intake.clientheader import BadClient, ClientHeader
 from bridge.intake.envelope import SmtpEnvelope
 from bridge.intake.smtp import BridgeLMTP, BridgeSMTP
@@ -301,12 +302,11 @@ class SmtpServer:
         self._on_saturated(stage)
         return refusal
 
-    async def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Reply | tuple[Reply, ...]:
+    def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Coroutine[Any, Any, Outcome]:
         transaction = self._transaction(server, session, envelope)
         if self.settings.client_header is not None:
             transaction = self._read_client(self.settings.client_header, transaction)
-        outcome = await self._filter.process(transaction)
-        return outcome.replies or outcome.reply
+        return self._filter.process(transaction)
 
     async def handle_REFUSED(
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, reply: Reply, size: int

@@ -3,8 +3,8 @@
 Addresses are parsed on the raw bytes, replies carry enhanced status codes, XFORWARD and XCLIENT
 are believed from trusted clients only. Which mail is wanted is not known here: the handler's
 hooks say so (`handle_CONNECT`, `handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`). A hook that
-returns MISSING leaves it to the default; anything else is the reply. Where `answers_each`, `handle_DATA` may
-return a tuple of replies, one for each recipient.
+returns MISSING leaves it to the default; anything else is the reply, of `handle_DATA` also the filter's outcome.
+Where `answers_each`, it may return a tuple of replies, one for each recipient.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 
 from aiosmtpd.smtp import MISSING, syntax
 
+from bridge.filter.outcome import Outcome
 from bridge.filter.policy import NO_STORAGE, SATURATED
 from bridge.intake import xforward
 from bridge.intake.address import Path, parse_path
@@ -220,7 +221,7 @@ class BridgeSMTP(Connection):
             self.envelope.mail_from = sender
             if self.envelope.prdr:  # between this client and us
                 options = [one for one in options if one.upper() != "PRDR"]
-            self.envelope.mail_options.extend(options)
+            self.envelope.mail_options = options
             return self._out.append(b"250 2.1.0 OK\r\n")
         if isinstance(status, Reply) and status.is_temporary:
             self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
@@ -307,19 +308,23 @@ class BridgeSMTP(Connection):
         assert reader is not None
         self._mails += 1
         recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
-        self.envelope.message = reader.message
+        message = self.envelope.message = reader.message
+        fault = reader.fault
         try:
             status = self._judge(reader)
+            del reader  # thousands may wait here: each keeps only what is needed
             if isinstance(status, CoroutineType):
                 status = await status
         except Exception as error:
             status = await self.handle_exception(error)
         finally:
-            reader.message.close()
+            message.close()
             self._busy = False
             self._set_rset_state()
-        if status is MISSING:
-            status = "250 2.0.0 OK" if reader.fault is None else _FAULTS[reader.fault]
+        if isinstance(status, Outcome):
+            status = status.replies or status.reply
+        elif status is MISSING:
+            status = "250 2.0.0 OK" if fault is None else _FAULTS[fault]
         if prdr:
             self._answer_prdr(status, recipients)
         else:
