@@ -78,7 +78,7 @@ class Connection(Outer):
         self._spool = spool or Spool(1 << 30)
         self._has_auth = self._auth_required or not self._auth_require_tls or self._has_authenticator(stock)
         self._ehlo_replies: dict[tuple[bool, bool], bytes] = {}  # shared by all connections
-        self._banner = f"220 {self.hostname} {self.__ident__}".encode()
+        self._banner = f"220 {self.hostname} {self.__ident__}\r\n".encode()
         self.command_size_limits = dict.fromkeys(("MAIL", "RCPT"), self.command_size_limit + _EXTENDED)
         waits = asyncio.iscoroutinefunction(self._handle_hooks.get("CONNECT"))
         self._opens_at_once = self._proxy_timeout is None and not waits
@@ -134,8 +134,8 @@ class Connection(Outer):
         self._writer = Writer(transport)
         self.session = self._create_session()
         self.session.peer = transport.get_extra_info("peername")
-        self._set_rset_state()
-        self._begin_phase()
+        self.envelope = self._create_envelope()
+        self._phase_began = self.loop.time()
         self._clock.add(self)
         if self._opens_at_once:
             self._open_now()
@@ -189,7 +189,7 @@ class Connection(Outer):
                 if not data:
                     return self._flush()
             elif (line := one_line(data)) is not None:  # it need not go through the inbox
-                return self._work(line)
+                return self._answer_line(line)
         self._inbox.feed(data)
         if self._task is None:
             self._work()
@@ -221,20 +221,27 @@ class Connection(Outer):
 
     # What a client says is answered at once, or by a task
 
-    def _work(self, line: bytes | None = None) -> None:
-        """Answer what has come, `line` before what is in the inbox, with one write, until something must wait."""
+    def _answer_line(self, line: bytes) -> None:
+        """One line came, and nothing before it waits."""
         try:
-            while self._task is None and self.transport is not None and not self._paused:
+            self._execute(line)
+            self._end_command()
+        except Exception:
+            self._break_down()
+        self._flush()
+
+    def _work(self) -> None:
+        """Answer what is in the inbox, with one write, until something must wait."""
+        try:
+            while self._inbox.buffer and self._task is None and self.transport is not None and not self._paused:
                 try:
+                    line = self._inbox.take_line()
                     if line is None:
-                        line = self._inbox.take_line()
-                        if line is None:
-                            break
+                        break
                     self._execute(line)
                 except LineTooLong:
                     self._hit("line")
                     self._say(b"500 5.5.2 Command line too long")
-                line = None
                 self._end_command()
         except Exception:
             self._break_down()
@@ -302,7 +309,7 @@ class Connection(Outer):
 
     def _greet(self, status: Any) -> None:
         if status is MISSING:
-            self._say(self._banner)
+            self._out.append(self._banner)
         else:
             self._answer(status)
             self._hang_up()

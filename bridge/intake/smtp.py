@@ -28,6 +28,7 @@ from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client
 
 _PARAMETERS = " [SP <mail-parameters>]"
+_BYE = Reply(221, "2.0.0", "Bye")
 _PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
 _ORDINARY_EXTENSIONS = frozenset({"DSN", "8BITMIME"})  # whose parameters an ordinary line may have
 
@@ -146,7 +147,7 @@ class BridgeSMTP(Connection):
         self.session.host_name = client.helo
         self.session.extended_smtp = client.protocol != "SMTP"
         self._set_rset_state()
-        self._say(self._banner)
+        self._out.append(self._banner)
 
     def _told(self, client: Client, names: tuple[str, ...]) -> Client | None:
         """The client with the command's attributes, or None and a refusal said."""
@@ -413,7 +414,7 @@ class BridgeSMTP(Connection):
         return self._ask("QUIT", self._say_bye)
 
     def _say_bye(self, status: Any) -> None:
-        self._answer("221 2.0.0 Bye" if status is MISSING else status)
+        self._answer(_BYE if status is MISSING else status)
         self._hang_up()
 
     @syntax("VRFY <address>")

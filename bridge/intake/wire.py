@@ -50,9 +50,19 @@ class Writer:
 class SmtpSession(StockSession):
     """aiosmtpd's session, with an id when somebody needs one."""
 
+    # What aiosmtpd sets on each one.
+    peer: Any = None
+    ssl: dict[str, Any] | None = None
+    host_name: str | None = None
+    extended_smtp = False
+    proxy_data: Any = None
+    auth_data: Any = None
+    authenticated: bool | None = None
+    _login_data: Any = None
+    _id = ""
+
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        super().__init__(loop)
-        self._id = ""
+        self.loop = loop
 
     @property
     def id(self) -> str:
