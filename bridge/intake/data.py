@@ -14,6 +14,7 @@ from bridge.errors import Saturated
 from bridge.mail.message import Message
 
 _END = b"\r\n.\r\n"
+_DOT = b"\r\n."  # the end, or a stuffed dot
 
 
 class Fault(Enum):
@@ -28,11 +29,12 @@ class Fault(Enum):
 class DataReader:
     """`feed` blocks until it returns what came after the end of the mail."""
 
-    __slots__ = ("_carry", "_limit", "_line_ends", "_start", "fault", "message", "received", "total")
+    __slots__ = ("_carry", "_kept", "_limit", "_line_ends", "_start", "fault", "message", "received", "total")
 
     def __init__(self, message: Message, limit: int | None) -> None:
         self.message = message
         self._limit = limit
+        self._kept = 0
         self._carry = b"\r\n"  # as if a line had just ended: a dot in front is seen like any other
         self._start = 2  # bytes of that made-up line end still to be dropped
         # Knows which kinds of line ends it has seen, and looks for them three times as fast as
@@ -48,27 +50,30 @@ class DataReader:
         self.total += len(data)
         if self._carry:
             data = self._carry + data
-        end = data.find(_END) if b"." in data else -1
-        if end >= 0:
-            self._take(data[: end + 2])
-            return data[end + 5 :]
+        dot = data.find(_DOT) if b"." in data else -1
+        if dot >= 0:
+            end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # mostly, there is no other dot
+            if end >= 0:
+                self._take(data[: end + 2], is_stuffed=dot != end)
+                return data[end + 5 :]
         held = _held_back(data)
         self._carry = data[len(data) - held :]
-        self._take(data[: len(data) - held] if held else data)
+        self._take(data[: len(data) - held] if held else data, is_stuffed=dot >= 0)
         return None
 
-    def _take(self, block: bytes) -> None:
+    def _take(self, block: bytes, *, is_stuffed: bool) -> None:
         """One block whose line ends are all whole: check it, unstuff it, keep it."""
         if self.fault is not None or not block:
             return
         self._line_ends.decode(block.decode("latin-1"))
         if self._line_ends.newlines not in (None, "\r\n") or b"\0" in block:
             return self._fail(Fault.BARE)
-        if b"." in block and b"\r\n." in block:
-            block = block.replace(b"\r\n.", b"\r\n")
+        if is_stuffed:
+            block = block.replace(_DOT, b"\r\n")
         if self._start:
             block, self._start = block[self._start :], 0
-        if self._limit is not None and self.message.size + len(block) > self._limit:
+        self._kept += len(block)
+        if self._limit is not None and self._kept > self._limit:
             return self._fail(Fault.TOO_LARGE)
         try:
             self.message.write(block)

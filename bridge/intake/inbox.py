@@ -29,7 +29,7 @@ def one_line(data: bytes) -> bytes | None:
 
 
 class Inbox:
-    __slots__ = ("_before_wait", "_eof", "_loop", "_skipping", "_waiter", "buffer")
+    __slots__ = ("_before_wait", "_loop", "_skipping", "_waiter", "at_eof", "buffer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, before_wait: Callable[[], None]) -> None:
         self._loop = loop
@@ -37,14 +37,10 @@ class Inbox:
         self.buffer = bytearray()
         self._waiter: asyncio.Future[None] | None = None
         self._skipping = False
-        self._eof = False
+        self.at_eof = False
 
     def __len__(self) -> int:
         return len(self.buffer)
-
-    @property
-    def at_eof(self) -> bool:
-        return self._eof
 
     @property
     def is_awaited(self) -> bool:
@@ -60,7 +56,7 @@ class Inbox:
         self._wake()
 
     def close(self) -> None:
-        self._eof = True
+        self.at_eof = True
         self._before_wait = _nothing  # and with it the reference to the connection, which refers to us
         self._wake()
 
@@ -70,7 +66,7 @@ class Inbox:
 
     async def more(self) -> None:
         """Wait until something came."""
-        if self._eof:
+        if self.at_eof:
             raise ConnectionResetError
         self._before_wait()
         self._waiter = self._loop.create_future()
@@ -119,13 +115,13 @@ class Inbox:
 
     async def read(self, count: int) -> bytes:
         while not self.buffer:
-            if self._eof:
+            if self.at_eof:
                 return b""
             await self.more()
         return self._cut(count)
 
     async def _more_or(self, error: Exception) -> None:
-        if self._eof:
+        if self.at_eof:
             raise error
         await self.more()
 

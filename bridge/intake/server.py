@@ -366,9 +366,9 @@ class SmtpServer:
             )
         in_header = header is not None and server.forwarded is None and not server.introduced
         description = Session(
-            id=session.id,
-            listener=self.settings.name,
-            peer=server.peer_address or "unix",
+            session.id,
+            self.settings.name,
+            server.peer_address or "unix",
             client=_NOBODY if in_header else client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,

@@ -179,13 +179,13 @@ class BridgeSMTP(Connection):
                         break
                     taken = line.end()
                     envelope.smtp_utf8 = envelope.prdr = False
-                    options = mail_params.decode("ascii").split()
+                    options = mail_params.decode("ascii").split() if mail_params else []
                     self._ask("MAIL", self._begin_mail, sender.decode("ascii"), options)
                 elif recipient is not None:
                     if envelope.mail_from is None or len(envelope.rcpt_tos) >= self._limits.max_recipients:
                         break
                     taken = line.end()
-                    options = rcpt_params.decode("ascii").split()
+                    options = rcpt_params.decode("ascii").split() if rcpt_params else []
                     self._ask("RCPT", self._add_recipient, recipient.decode("ascii"), options)
                 elif envelope.rcpt_tos:
                     taken = line.end()
