@@ -257,7 +257,8 @@ class HttpConnection(asyncio.Protocol):
 
     def eof_received(self) -> bool:
         """An answer that gives no length ends with the connection."""
-        if self._head_complete and not self._headers.keys() & {b"content-length", b"transfer-encoding"}:
+        lengths = {b"content-length", b"transfer-encoding"}
+        if self._answer is not None and self._head_complete and not self._headers.keys() & lengths:
             self._complete()
             self.reusable = False
         return False

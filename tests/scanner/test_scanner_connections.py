@@ -218,12 +218,15 @@ def test_a_connection_closed_while_idle_is_not_used() -> None:
         call.writer.close()
 
     async def one() -> None:
+        raised: list[object] = []
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
         async with faults(once) as server, scanner_of(server) as scanner:
             await submit(scanner)
             while scanner.hosts[0]._idle[0].reusable:  # until the FIN has come
                 await asyncio.sleep(0)
             await submit(scanner)
             assert [request.connection for request in server.requests] == [1, 2]
+        assert raised == []
 
     run(one())
 
