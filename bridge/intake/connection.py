@@ -23,7 +23,7 @@ from aiosmtpd.smtp import MISSING, TLSSetupException
 from bridge.intake.data import DataReader
 from bridge.intake.inbox import PAUSE_AT, Inbox, LineTooLong, one_line
 from bridge.intake.outer import Outer
-from bridge.intake.wire import SessionLimits, Writer
+from bridge.intake.wire import SessionLimits
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
@@ -131,7 +131,6 @@ class Connection(Outer):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport = self._transport = transport
-        self._writer = Writer(transport)
         self.session = self._create_session()
         self.session.peer = transport.get_extra_info("peername")
         self.envelope = self._create_envelope()
@@ -150,7 +149,7 @@ class Connection(Outer):
         if self._timeout_handle is not None:
             self._timeout_handle.cancel()
         self._inbox.close()
-        self._writer.close()
+        self._close()
         self.transport = None
         if self._task is not None:
             self._task.cancel()

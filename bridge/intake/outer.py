@@ -92,7 +92,6 @@ class Outer(Wire):
     def _secured(self, transport: Any) -> None:
         """RFC 3207 4.2: after the handshake the session starts anew."""
         self.transport = self._transport = transport
-        self._writer.transport = transport
         self._over_ssl = True
         self._tls_protocol = transport  # aiosmtpd asks whether it is there
         self.described = None

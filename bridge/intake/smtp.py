@@ -165,13 +165,13 @@ class BridgeSMTP(Connection):
     # The mail
 
     def _take_ordinary(self, data: bytes) -> int:
-        """MAIL, RCPT and DATA in their plainest form, until one needs a closer look."""
+        """Ordinary lines, until one needs a closer look."""
         session, envelope, taken = self.session, self.envelope, 0
         if not session.host_name or not self._sees_ordinary:
             return 0
         try:
             while (line := ordinary(data, taken)) is not None:
-                sender, mail_params, recipient, rcpt_params = line.groups()
+                sender, mail_params, recipient, rcpt_params, verb = line.groups()
                 if (mail_params or rcpt_params) and not self._takes_ordinary_params():
                     break
                 if sender is not None:
@@ -187,17 +187,22 @@ class BridgeSMTP(Connection):
                     taken = line.end()
                     options = rcpt_params.decode("ascii").split() if rcpt_params else []
                     self._ask("RCPT", self._add_recipient, recipient.decode("ascii"), options)
+                elif verb == b"QUIT":
+                    taken = line.end()
+                    self._ask("QUIT", self._say_bye)
                 elif envelope.rcpt_tos:
                     taken = line.end()
                     self._ask("PREDATA", self._begin_data)
                 else:
                     break
                 self._idle_commands = 0
-                self._end_command()
+                if self._errors:
+                    self._end_command()
                 if taken == len(data) or self._data is not None or self._task is not None or self.transport is None:
                     break
         except Exception as error:
             self._start(self._fail, error)
+        self._phase_began = self.loop.time()
         return taken
 
     def _takes_ordinary_params(self) -> bool:

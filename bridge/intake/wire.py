@@ -37,16 +37,6 @@ class SessionLimits:
     mail_timeout_s: float = 7200.0  # from 354 to the final dot
 
 
-class Writer:
-    """What aiosmtpd closes. Asyncio's own refers back to us: what is over would wait for the garbage collector."""
-
-    def __init__(self, transport: Any) -> None:
-        self.transport = transport
-
-    def close(self) -> None:
-        self.transport.close()
-
-
 class SmtpSession(StockSession):
     """aiosmtpd's session, with an id when somebody needs one."""
 
@@ -119,7 +109,6 @@ class Wire(SMTP):
         """What a connection begins with."""
         self._transport: Any = None
         self.transport: Any = None  # None once we have hung up
-        self._writer: Any = None
         self.session: Any = None
         self.envelope: Any = None
         self._out: list[bytes] = []
@@ -225,10 +214,13 @@ class Wire(SMTP):
         if self.transport is None:
             return
         self._flush()
-        self._writer.close()
+        self._close()
         if self._transport.get_write_buffer_size():
             self._timeout_handle = self.loop.call_later(min(_LAST_WORDS_S, self._timeout()), self._transport.abort)
         self.transport = None
+
+    def _close(self) -> None:
+        self._transport.close()
 
     @property
     def in_mail(self) -> bool:

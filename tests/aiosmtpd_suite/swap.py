@@ -44,13 +44,27 @@ def _getreply_text(self):
     return code, Text(text)
 
 
+class Writer:
+    """What the suite watches being closed."""
+
+    def __init__(self, transport):
+        self.transport = transport
+
+    def close(self):
+        self.transport.close()
+
+
 class Swapped(BridgeSMTP):
     """A stopped controller cancels all tasks, and counts on it that every connection has one. Ours has none while
     it waits for its client, so here one stands for it."""
 
     def connection_made(self, transport):
+        self._writer = Writer(transport)
         self._stand_in = self.loop.create_task(self._until_stopped())
         super().connection_made(transport)
+
+    def _close(self):
+        self._writer.close()
 
     async def _until_stopped(self):
         try:
