@@ -423,7 +423,7 @@ class Connection(Outer):
         reader = self._data
         assert reader is not None
         rest = reader.feed(data)
-        if rest is None:
+        if rest is None or self.transport is None:  # we have hung up: nobody would hear of it
             return
         self._data, self._whole = None, reader
         self._busy = True

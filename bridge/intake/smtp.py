@@ -166,11 +166,12 @@ class BridgeSMTP(Connection):
 
     def _take_ordinary(self, data: bytes) -> int:
         """Ordinary lines, until one needs a closer look."""
-        session, envelope, taken = self.session, self.envelope, 0
-        if not session.host_name or not self._sees_ordinary:
+        if not self.session.host_name or not self._sees_ordinary:
             return 0
+        taken = 0
         try:
             while (line := ordinary(data, taken)) is not None:
+                envelope = self.envelope  # another one, once DATA was refused
                 sender, mail_params, recipient, rcpt_params, verb = line.groups()
                 if (mail_params or rcpt_params) and not self._takes_ordinary_params():
                     break

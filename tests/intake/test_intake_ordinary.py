@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from typing import Any
 
 import pytest
-from hypothesis import given
+from aiosmtpd.smtp import MISSING
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bridge.intake.address import Path, parse_path
 from bridge.intake.inbox import one_line
 from bridge.intake.ordinary import MAX_SIZE, ordinary
 from bridge.intake.parameters import refuse_of_mail, refuse_of_rcpt
+from bridge.intake.smtp import BridgeSMTP
+from bridge.mail.reply import Reply
 
 PATTERN: re.Pattern[bytes] = ordinary.__self__  # type: ignore[attr-defined]
 
@@ -63,3 +68,97 @@ def test_ordinary_line_is_what_the_parser_makes_of_it(data: bytes) -> None:
 def test_anything_else_needs_a_closer_look(data: bytes) -> None:
     """Other cases, spaces, line ends, characters and parameters are not ordinary, right or wrong."""
     assert ordinary(data, 0) is None
+
+
+class Desk:
+    """Says no now and then, by address, and keeps the mail."""
+
+    def __init__(self) -> None:
+        self.mails: list[Any] = []
+
+    def handle_MAIL(self, server: Any, session: Any, envelope: Any, address: str, options: list[str]) -> Any:
+        if address.startswith("odd"):
+            raise ValueError
+        return Reply(451, "4.3.2", "Full") if address.startswith("full") else MISSING
+
+    def handle_RCPT(self, server: Any, session: Any, envelope: Any, address: str, options: list[str]) -> Any:
+        return Reply(550, "5.1.1", "Nobody") if address.startswith("nobody") else MISSING
+
+    def handle_PREDATA(self, server: Any, session: Any, envelope: Any) -> Any:
+        return Reply(451, "4.3.2", "Full") if envelope.mail_from.startswith("late") else MISSING
+
+    def handle_DATA(self, server: Any, session: Any, envelope: Any) -> Any:
+        kept = (envelope.mail_from, envelope.mail_options, envelope.rcpt_tos, envelope.rcpt_params, envelope.prdr)
+        self.mails.append((*kept, envelope.content))
+        return Reply(250, "2.0.0", "Ok")
+
+
+class Ear(asyncio.Transport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.heard = b""
+        self.is_closed = False
+
+    def write(self, data: bytes | bytearray | memoryview) -> None:
+        self.heard += data
+
+    def close(self) -> None:
+        self.is_closed = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+async def play(blocks: list[bytes], *, sees_ordinary: bool) -> tuple[bytes, bool, list[Any]]:
+    """What a client hears that sends these blocks, and which mail was taken."""
+    desk, ear = Desk(), Ear()
+    session = BridgeSMTP(desk, hostname="bridge.example", enable_SMTPUTF8=True, loop=asyncio.get_running_loop())
+    session._sees_ordinary = session._sees_ordinary and sees_ordinary
+    session.connection_made(ear)
+    for block in blocks:
+        if ear.is_closed:
+            break
+        session.data_received(block)
+        while session._task is not None:
+            await asyncio.sleep(0)
+    session.connection_lost(None)
+    return ear.heard, ear.is_closed, desk.mails
+
+
+LINES = [
+    *(
+        b"EHLO client.example",
+        b"HELO client.example",
+        b"RSET",
+        b"NOOP",
+        b"QUIT",
+        b"DATA",
+        b"DATA now",
+        b"nonsense",
+        b"",
+    ),
+    *(b"MAIL FROM:<a@b.example>", b"MAIL FROM:<>", b"mail from:<a@b.example>", b"MAIL FROM:<a@b.example> PRDR"),
+    *(b"MAIL FROM:<a@b.example> SIZE=100 BODY=8BITMIME", b"MAIL FROM:<a@b.example> SIZE=99999999999 PRDR"),
+    *(b"MAIL FROM:<full@b.example>", b"MAIL FROM:<late@b.example>", b"MAIL FROM:<odd@b.example>"),
+    *(b"RCPT TO:<c@d.example>", b"RCPT TO:<nobody@d.example>", b"rcpt to: <c@d.example>", b"RCPT TO:<>"),
+    *(b"RCPT TO:<c@d.example> ORCPT=rfc822;c@d.example", b"Subject: x\r\n\r\nx\r\n.", b"x\r\n."),
+]
+MAIL = [b"MAIL FROM:<a@b.example>", b"RCPT TO:<c@d.example>", b"DATA", b"x\r\n."]
+LATE = [b"MAIL FROM:<late@b.example>", b"RCPT TO:<c@d.example>", b"DATA"]
+
+
+@given(st.lists(st.sampled_from(LINES), max_size=25), st.lists(st.integers(1, 60)))
+@example([*MAIL, *MAIL, b"QUIT"], [1000])
+@example([*LATE, b"RCPT TO:<c@d.example>", b"DATA", b"x\r\n."], [1000])
+@example([*LATE, *MAIL], [1000])
+def test_session_is_the_same_with_and_without_that_look(lines: list[bytes], cuts: list[int]) -> None:
+    """Whatever a client says, in whatever pieces: the same replies, and the same mail."""
+    said, blocks = b"".join(line + b"\r\n" for line in lines), [b"EHLO client.example\r\n"]
+    for cut in cuts:
+        blocks.append(said[:cut])
+        said = said[cut:]
+    blocks = [block for block in [*blocks, said] if block]
+    with asyncio.Runner() as runner:
+        slow = runner.run(play(blocks, sees_ordinary=False))
+        quick = runner.run(play(blocks, sees_ordinary=True))
+    assert quick == slow
