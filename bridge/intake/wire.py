@@ -40,19 +40,21 @@ class SessionLimits:
 class SmtpSession(StockSession):
     """aiosmtpd's session, with an id when somebody needs one."""
 
-    # What aiosmtpd sets on each one.
-    peer: Any = None
+    __slots__ = ("_id", "extended_smtp", "host_name", "loop", "peer")
+
+    # What aiosmtpd sets on each one, and few need.
     ssl: dict[str, Any] | None = None
-    host_name: str | None = None
-    extended_smtp = False
     proxy_data: Any = None
     auth_data: Any = None
     authenticated: bool | None = None
     _login_data: Any = None
-    _id = ""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self.loop = loop
+        self.peer: Any = None
+        self.host_name: str | None = None
+        self.extended_smtp = False
+        self._id = ""
 
     @property
     def id(self) -> str:
