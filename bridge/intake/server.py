@@ -211,8 +211,9 @@ class SmtpServer:
         if of_client >= settings.max_connections_per_client:
             self._refused(address, "client_limit")
             return _CLIENT_FULL
+        if not self._sessions:
+            self._empty.clear()
         self._sessions.add(server)
-        self._empty.clear()
         self._strangers += stranger
         if address is not None:
             self._per_client[address] = of_client + 1
