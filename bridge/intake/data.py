@@ -54,14 +54,14 @@ class DataReader:
         if dot >= 0:
             end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # mostly, there is no other dot
             if end >= 0:
-                self._take(data[: end + 2], is_stuffed=dot != end)
+                self._take(data[: end + 2], is_stuffed=dot != end, is_last=True)
                 return data[end + 5 :]
         held = _held_back(data)
         self._carry = data[len(data) - held :]
-        self._take(data[: len(data) - held] if held else data, is_stuffed=dot >= 0)
+        self._take(data[: len(data) - held] if held else data, is_stuffed=dot >= 0, is_last=False)
         return None
 
-    def _take(self, block: bytes, *, is_stuffed: bool) -> None:
+    def _take(self, block: bytes, *, is_stuffed: bool, is_last: bool) -> None:
         """One block whose line ends are all whole: check it, unstuff it, keep it."""
         if self.fault is not None or not block:
             return
@@ -76,7 +76,7 @@ class DataReader:
         if self._limit is not None and self._kept > self._limit:
             return self._fail(Fault.TOO_LARGE)
         try:
-            self.message.write(block)
+            self.message.write(block, is_last)
         except Saturated:
             self._fail(Fault.SATURATED)
         except OSError:

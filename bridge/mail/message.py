@@ -18,6 +18,7 @@ from bridge.errors import Saturated
 
 BLOCK = 256 * 1024
 _SMALL = 4096
+_NEARLY = 0.75
 HEAD_LIMIT = 1024 * 1024  # more head than this is treated as if it ended here
 
 
@@ -56,8 +57,12 @@ class Message:
     def size(self) -> int:
         return self._written - self._skip + len(self._head or b"")
 
-    def write(self, chunk: bytes) -> None:
-        """Append. Raises Saturated over the common limit, OSError when the disk is full."""
+    def write(self, chunk: bytes, is_last: bool = True) -> None:
+        """Append. Raises Saturated over the common limit, OSError when the disk is full.
+
+        What has nearly reached the limit for memory, and is not the last, goes to the file at once: hundreds of mails
+        may come at the same time, and all of them would wait in memory for a little more.
+        """
         self._spool.take(len(chunk))
         self._written += len(chunk)
         if self._file is not None:
@@ -67,7 +72,7 @@ class Message:
             self._chunks[-1] += chunk  # a client that sends byte by byte must not cost an object for each
         else:
             self._chunks.append(chunk)
-        if self._written > self._spool.memory_per_mail:
+        if self._written > self._spool.memory_per_mail * (1 if is_last else _NEARLY):
             self._spill()
 
     def _spill(self) -> None:

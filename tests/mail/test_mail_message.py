@@ -65,6 +65,25 @@ def test_mail_over_the_threshold_goes_to_a_file_without_a_name(tmp_path) -> None
     assert open_files() == before
 
 
+def test_mail_that_is_nearly_too_large_for_memory_does_not_wait_there_for_more(tmp_path) -> None:
+    """Hundreds that come at once would all be there; one that ends below the threshold stays in memory."""
+    spool = Spool(1 << 20, memory_per_mail=1000, directory=str(tmp_path))
+    before = open_files()
+    coming, whole = Message(spool), Message(spool)
+    coming.write(b"x" * 750, is_last=False)
+    assert open_files() == before
+    coming.write(b"y", is_last=False)
+    assert len(open_files() - before) == 1
+    whole.write(b"x" * 750, is_last=False)
+    whole.write(b"z" * 250)
+    assert len(open_files() - before) == 1
+    coming.write(b"z")
+    assert content(coming) == b"x" * 750 + b"yz"
+    for message in (coming, whole):
+        message.close()
+    assert open_files() == before
+
+
 def test_file_system_without_unnamed_files_is_no_obstacle(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where O_TMPFILE is not known, a named file is made and unlinked."""
     monkeypatch.setattr(message_module.os, "O_TMPFILE", os.O_RDONLY | os.O_WRONLY, raising=True)
