@@ -16,10 +16,14 @@ class SmtpEnvelope(StockEnvelope):
         self.smtp_utf8 = False
         self.prdr = False
         self.rcpt_tos: list[str] = []
-        self.rcpt_options: list[str] = []
         self.rcpt_params: list[tuple[str, ...]] = []
         self.message: Message | None = None
         self._decode: str | None = None
+
+    @property
+    def rcpt_options(self) -> list[str]:
+        """Those of all recipients, as aiosmtpd has them."""
+        return [option for params in self.rcpt_params for option in params]
 
     @property
     def original_content(self) -> bytes | None:

@@ -279,7 +279,6 @@ class BridgeSMTP(Connection):
         if status is not MISSING:
             return self._answer(status)
         self.envelope.rcpt_tos.append(address)
-        self.envelope.rcpt_options.extend(options)
         self.envelope.rcpt_params.append(tuple(options))
         return self._out.append(b"250 2.1.5 OK\r\n")
 
