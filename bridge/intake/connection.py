@@ -154,10 +154,10 @@ class Connection(Outer):
         if self._task is not None:
             self._task.cancel()
             self._task = None
-        for content in (self._data, self._whole):
-            if content is not None:
-                content.message.close()
-        self._data = self._whole = None
+        content = self._data or self._whole
+        if content is not None:
+            content.message.close()
+            self._data = self._whole = None
         if (hook := self._handle_hooks.get("CLOSE")) is not None:
             hook(self)
 
