@@ -17,6 +17,7 @@ SMALL = {"errors", "units", "yamlfile", "address", "database", "tls", "value"}  
 # Part -> the other parts it may import. A part is a package or a top-level module of `bridge`.
 ARROWS: dict[str, set[str]] = {
     "value": set(),
+    "writes": set(),
     "api": {"value"},
     "mail": {"value", "errors"},  # Saturated, and in return errors knows the type of a reply
     "errors": {"mail", "api"},  # for types only
@@ -35,11 +36,11 @@ ARROWS: dict[str, set[str]] = {
         *("api", "mail", "address", "fields", "hopconfig", "listconfig", "policies", "profiles", "units"),
         *("yamlfile", "errors"),
     },
-    "scanner": {"api", "mail", "errors", "value"},
+    "scanner": {"api", "mail", "errors", "value", "writes"},
     "delivery": {"api", "mail", "errors", "address", "database"},
     "lists": {"api", "mail", "matching", *SMALL},
     "filter": {"scanner", "delivery", "matching", "api", "mail", "errors", "database", "value"},
-    "intake": {"filter", "api", "mail", "errors", "value"},
+    "intake": {"filter", "api", "mail", "errors", "value", "writes"},
     "counting": set(),
     "metrics": {"counting", "filter", "api", "mail", "errors"},
     "flood": set(),

@@ -22,6 +22,8 @@ from bridge.delivery.replies import ReplyReader
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
 
+_WRITE_AT = 64 * 1024  # what is more does not wait for the end of the turn
+
 
 class End(StrEnum):
     """How a connection ended."""
@@ -46,6 +48,8 @@ class Connection(asyncio.Protocol):
         self._last_reply_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
         self._paused = False
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
         self._expects_tls = False
         self.certificate: bytes | None = None  # the peer's, as DER, when there is TLS
         self.ended: End | None = None
@@ -61,8 +65,18 @@ class Connection(asyncio.Protocol):
     def send(self, data: bytes, replies: int) -> None:
         """Write, and expect this many replies."""
         self._awaited += replies
-        if self._transport is not None and self.ended is None:
-            self._transport.write(data)
+        if not self._unsent:
+            self._loop.call_soon(self._write)  # at the end of this turn: see `bridge.writes`
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > _WRITE_AT:
+            self._write()
+
+    def _write(self) -> None:
+        if self._unsent and self._transport is not None and self.ended is None:
+            self._transport.write(b"".join(self._unsent) if len(self._unsent) > 1 else self._unsent[0])
+        self._unsent.clear()
+        self._unsent_bytes = 0
 
     async def replies(self, count: int, timeout_s: float, until: float = math.inf) -> list[Reply]:
         """The next replies; `timeout_s` for each, all of them before `until`."""
@@ -96,6 +110,7 @@ class Connection(asyncio.Protocol):
     def quit(self) -> None:
         """Say goodbye and close, without waiting for the answer."""
         if self.ended is None and self._transport is not None:
+            self._write()
             self._transport.write(b"QUIT\r\n")
             self.ended = End.CLOSED
             self._transport.close()

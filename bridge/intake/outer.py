@@ -69,6 +69,7 @@ class Outer(Wire):
     async def start_tls(self) -> None:
         """The handshake. Raises TLSSetupException when it fails; the connection is of no use then."""
         self._before_wait()
+        self._write()  # in the clear
         self._inbox.take_all()  # RFC 3207 4.2: what came in the clear behind STARTTLS was never said
         timeout = min(_TLS_HANDSHAKE_S, self._timeout() / 2)  # before a 421 would go out in the clear
         try:

@@ -17,6 +17,7 @@ from aiosmtpd.smtp import Session as StockSession
 from bridge.intake.data import DataReader
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
+from bridge.writes import Writes
 
 _RATE_WINDOW_S = 30.0
 _LOOK_S, _LOOKS = 1.0, 10  # how often we look: at least so often, and so often within the shortest time
@@ -106,6 +107,7 @@ class Wire(SMTP):
         command_s = limits.command_timeout_s or float(self._timeout_duration)
         shortest_s = min(command_s, _RATE_WINDOW_S, limits.data_timeout_s, limits.mail_timeout_s)
         self._clock = Clock(self.loop, min(shortest_s / _LOOKS, _LOOK_S))
+        self._writes = Writes(self.loop)
 
     def _renew(self) -> None:
         """What a connection begins with."""
@@ -195,6 +197,11 @@ class Wire(SMTP):
         self._answer(status)
 
     def _flush(self) -> None:
+        """At the end of this turn."""
+        if self._out:
+            self._writes.add(self._write)
+
+    def _write(self) -> None:
         out = self._out
         if out:
             if self.transport is not None:
@@ -215,7 +222,7 @@ class Wire(SMTP):
         """No command is taken after this; a client that does not read our last words is cut."""
         if self.transport is None:
             return
-        self._flush()
+        self._write()
         self._close()
         if self._transport.get_write_buffer_size():
             self._timeout_handle = self.loop.call_later(min(_LAST_WORDS_S, self._timeout()), self._transport.abort)

@@ -20,6 +20,7 @@ from typing import Any, cast
 import httptools
 
 from bridge.value import value
+from bridge.writes import Writes
 
 _MAX_HEAD = 64 * 1024
 _TIMER_S = 0.002  # uvloop counts in milliseconds
@@ -67,6 +68,7 @@ class Watch:
         self._open: set[HttpConnection] = set()
         self._is_set = False
         self.next_look = 0.0  # on the event loop's clock
+        self.writes = Writes(self._loop)  # of all connections, too
 
     def add(self, connection: HttpConnection) -> None:
         self._open.add(connection)
@@ -141,7 +143,7 @@ class HttpConnection(asyncio.Protocol):
         self._deadline = deadline
         self.look_ahead()
         self._unsent = iter(request)
-        self._send_on()
+        self._watch.writes.add(self._send_on)
         return answer
 
     def forget(self, answer: asyncio.Future[Answer]) -> None:
@@ -154,7 +156,9 @@ class HttpConnection(asyncio.Protocol):
 
     def _send_on(self) -> None:
         """As much as the transport takes; `resume_writing` goes on with the rest."""
-        assert self._transport is not None and self._answer is not None
+        if self._unsent is None or self._answer is None or self._answer.done():  # it was given up in this very turn
+            return
+        assert self._transport is not None
         pending: list[bytes] = []
         size = 0
         try:

@@ -244,6 +244,7 @@ async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
     connection, transport = HttpConnection(MAX_ANSWER), _Wire()
     connection.connection_made(transport)
     answer = connection.ask([], asyncio.get_running_loop().time() + 600)
+    await asyncio.sleep(0)  # the request leaves at the end of the turn
     for piece in pieces:
         if not transport.over and not answer.done():
             connection.data_received(piece)

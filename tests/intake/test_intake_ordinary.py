@@ -135,8 +135,10 @@ async def play(blocks: list[bytes], desk: Desk, *, sees_ordinary: bool) -> tuple
         if ear.is_closed:
             break
         session.data_received(block)
+        await asyncio.sleep(0)  # replies leave at the end of the turn
         while session._task is not None:
             await asyncio.sleep(0)
+        await asyncio.sleep(0)
     session.connection_lost(None)
     return ear.heard, ear.is_closed, desk.mails
 

@@ -141,6 +141,11 @@ class Connection(asyncio.Protocol):
                 self._quickack = None
 
     def _flush(self) -> None:
+        """At the end of this turn."""
+        if self._out:
+            self._server.writes.add(self._write)
+
+    def _write(self) -> None:
         out = self._out
         if out:
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
@@ -158,6 +163,7 @@ class Connection(asyncio.Protocol):
             self._heard_at = monotonic()
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self._out.clear()
         self._drop_mail()
         self._server.forget(self)
 
@@ -170,7 +176,7 @@ class Connection(asyncio.Protocol):
 
     def close(self) -> None:
         """Say what is left to say and close."""
-        self._flush()
+        self._write()
         self._transport.close()
 
     def cut(self) -> None:
@@ -178,6 +184,7 @@ class Connection(asyncio.Protocol):
         self._enter(State.CLOSED)
         self._drop_mail()
         self._heard_at = _NEVER
+        self._out.clear()
         self._transport.abort()
 
     def look_back(self, now: float) -> None:
@@ -193,7 +200,8 @@ class Connection(asyncio.Protocol):
             self._drop_mail()
             self._finish([codec.reply_code(wire.END_OF_BODY, _TOO_LATE)])
         elif now >= self._progress_at:  # the scan runs: the mail server's timer starts anew
-            self._transport.write(_PROGRESS)
+            self._out.append(_PROGRESS)
+            self._flush()
             self._progress_at = now + self._settings.progress_interval_s
 
     def _overdue(self, now: float) -> str | None:

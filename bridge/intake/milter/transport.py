@@ -15,6 +15,7 @@ import socket
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.decide import Filter
@@ -22,6 +23,7 @@ from bridge.intake.milter.connection import Connection
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.whole import WholeMail
 from bridge.mail.message import Spool
+from bridge.writes import Writes
 
 log = logging.getLogger(__name__)
 
@@ -95,6 +97,10 @@ class MilterServer:
             settings.tenant_by_domain,
             self.on_limit,
         )
+
+    @cached_property
+    def writes(self) -> Writes:
+        return Writes(self.loop)
 
     @property
     def connections(self) -> int:
