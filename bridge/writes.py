@@ -14,6 +14,8 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
+FEW = 32  # answers of one connection; in one turn it may be read from as often
+
 
 class Writes:
     """Of one event loop."""

@@ -17,7 +17,7 @@ from aiosmtpd.smtp import Session as StockSession
 from bridge.intake.data import DataReader
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
-from bridge.writes import Writes
+from bridge.writes import FEW, Writes
 
 _RATE_WINDOW_S = 30.0
 _LOOK_S, _LOOKS = 1.0, 10  # how often we look: at least so often, and so often within the shortest time
@@ -197,8 +197,10 @@ class Wire(SMTP):
         self._answer(status)
 
     def _flush(self) -> None:
-        """At the end of this turn."""
-        if self._out:
+        """At the end of this turn, if it is little: a client that says much and reads nothing must be noticed."""
+        if len(self._out) > FEW:
+            self._write()
+        elif self._out:
             self._writes.add(self._write)
 
     def _write(self) -> None:

@@ -28,6 +28,7 @@ from bridge.intake.milter.wire import State
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction, new_id
+from bridge.writes import FEW
 
 if TYPE_CHECKING:
     from bridge.intake.milter.transport import MilterServer
@@ -141,8 +142,10 @@ class Connection(asyncio.Protocol):
                 self._quickack = None
 
     def _flush(self) -> None:
-        """At the end of this turn."""
-        if self._out:
+        """At the end of this turn, if it is little: a mail server that does not read must be noticed."""
+        if len(self._out) > FEW:
+            self._write()
+        elif self._out:
             self._server.writes.add(self._write)
 
     def _write(self) -> None:
