@@ -162,7 +162,7 @@ class HttpConnection(asyncio.Protocol):
         pending: list[bytes] = []
         size = 0
         try:
-            for chunk in self._unsent or ():
+            for chunk in self._unsent:
                 pending.append(chunk)
                 size += len(chunk)
                 if size < _JOIN_BELOW:
