@@ -254,7 +254,7 @@ class Limits(Section):
 class Spool(Section):
     memory_per_mail: Size = Field(
         256 * KiB,
-        description="A larger mail goes to an unlinked temporary file; one that is still coming does at three quarters.",
+        description="A larger mail goes to an unlinked temporary file; one still coming does at three quarters.",
     )
     directory: str | None = Field(None, description="Where; the system's temporary directory when absent.")
 
