@@ -20,6 +20,7 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.decide import Filter
 from bridge.filter.outcome import Outcome
+from bridge.intake.accepting import accept
 from bridge.intake.clientheader import BadClient, ClientHeader
 from bridge.intake.envelope import SmtpEnvelope
 from bridge.intake.smtp import BridgeLMTP, BridgeSMTP
@@ -35,7 +36,6 @@ log = logging.getLogger(__name__)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 _PROXY_TIMEOUT_S = 5.0
-_BACKLOG = 4096  # a burst that does not fit comes again only after a second
 _UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
 _MAX_KNOWN = 10_000
 _NOBODY = Client()
@@ -150,11 +150,7 @@ class SmtpServer:
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
-        if sock.family == socket.AF_UNIX:
-            server: asyncio.Server = await self._loop.create_unix_server(self._spawn, sock=sock, backlog=_BACKLOG)
-        else:
-            server = await self._loop.create_server(self._spawn, sock=sock, backlog=_BACKLOG)
-        self._servers.append(server)
+        self._servers += await accept(sock, self._spawn)
 
     def _spawn(self) -> BridgeSMTP:
         return self._prototype.spawn()

@@ -19,6 +19,7 @@ from functools import cached_property
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.decide import Filter
+from bridge.intake.accepting import accept
 from bridge.intake.milter.connection import Connection
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.whole import WholeMail
@@ -29,7 +30,6 @@ log = logging.getLogger(__name__)
 
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK: tuple[Network, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
-BACKLOG = 4096  # a burst that does not fit comes again only after a second
 _WARN_EVERY_S = 1.0
 
 
@@ -109,11 +109,7 @@ class MilterServer:
     async def serve(self, sock: socket.socket) -> None:
         """Accept connections on a bound TCP or unix socket from now on."""
         self.loop = asyncio.get_running_loop()
-        if sock.family == socket.AF_UNIX:
-            server = await self.loop.create_unix_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
-        else:
-            server = await self.loop.create_server(lambda: Connection(self), sock=sock, backlog=BACKLOG)
-        self._servers.append(server)
+        self._servers += await accept(sock, lambda: Connection(self))
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, close what is idle, let running mail finish, then close everything."""
