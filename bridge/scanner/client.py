@@ -16,6 +16,7 @@ import os
 import random
 import ssl
 from collections.abc import Iterable, Iterator
+from functools import cached_property
 from typing import Never, Protocol
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
@@ -57,6 +58,11 @@ class Scanner:
         self._settings = settings
         self.hosts = [Host(url, settings) for url in settings.urls]
 
+    @cached_property
+    def _loop(self) -> asyncio.AbstractEventLoop:
+        """Asyncio's own word for it is a system call each time."""
+        return asyncio.get_running_loop()
+
     @property
     def in_flight(self) -> int:
         return sum(host.in_flight for host in self.hosts)
@@ -65,9 +71,7 @@ class Scanner:
         """Whether every host that can serve has said that it has no room. Asked twice per mail: mostly quick."""
         full = False
         for host in self.hosts:
-            if host.status is QueueStatus.RED or (
-                host.saturated_until and host.saturated_until > asyncio.get_running_loop().time()
-            ):
+            if host.status is QueueStatus.RED or (host.saturated_until and host.saturated_until > self._loop.time()):
                 full = True
             elif host.circuit.state is State.CLOSED:
                 return False
@@ -96,7 +100,7 @@ class Scanner:
         or abandon that.
         """
         problem: ScanError | Saturated | None = None
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         submission = _Submission(request, message, header)
         for host in self._by_preference():
             is_probe = host.begin()
@@ -126,7 +130,7 @@ class Scanner:
         """Those whose circuit admits a mail: with room, then a probe, then the least busy, then the quickest."""
         if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
             return self.hosts
-        now = asyncio.get_running_loop().time()
+        now = self._loop.time()
         hosts = [host for host in self.hosts if host.circuit.admits(now)]
         if len(hosts) > 1:
             hosts.sort(
@@ -143,7 +147,7 @@ class Scanner:
 
     async def _exchange(self, host: Host, request: Request, deadline: float, fresh: bool = False) -> Answer:
         """Over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         now = loop.time()
         if now >= deadline:
             raise DeadlinePassed(None)
@@ -174,7 +178,7 @@ class Scanner:
         return await self._exchange(host, request, deadline, fresh=True)
 
     async def _connect(self, host: Host, deadline: float) -> HttpConnection:
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         limit = loop.time() + self._settings.connect_timeout_s
         try:
             async with asyncio.timeout_at(min(limit, deadline)):
@@ -190,7 +194,7 @@ class Scanner:
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
         """Ask one host how it is. Raises ScanError."""
-        loop = asyncio.get_running_loop()
+        loop = self._loop
         try:
             answer = await self._exchange(host, _STATUS, loop.time() + timeout_s)
         except DeadlinePassed as exc:
@@ -324,8 +328,7 @@ class _Submission:
     header: bytes  # of the caller's
 
     def to(self, host: Host) -> Iterator[bytes]:
-        """The boundary is random, so no sender can put it into a mail."""
-        boundary = os.urandom(18).hex().encode("ascii")
+        boundary = next(_boundaries)
         head = (
             b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
             b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
@@ -337,6 +340,16 @@ class _Submission:
         yield b"".join((host.submit_head, self.header, lines, head))
         yield from self.message.chunks()
         yield tail
+
+
+def _draw() -> Iterator[bytes]:
+    """Boundaries: random, so no sender can put one into a mail. Drawn by the hundred: it is a system call."""
+    while True:
+        drawn = os.urandom(100 * 18).hex().encode("ascii")
+        yield from (drawn[start : start + 36] for start in range(0, len(drawn), 36))
+
+
+_boundaries = _draw()
 
 
 class _Status:

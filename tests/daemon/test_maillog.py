@@ -8,22 +8,27 @@ import os
 import re
 import sys
 import threading
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge import maillog
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import ScanUnavailable
+from bridge.filter.late import Late
 from bridge.filter.outcome import Outcome, Record
 from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.listed import ListAction, Listed
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
+from bridge.mail.trace import new_trace
 from bridge.mail.transaction import Transaction
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
@@ -50,6 +55,55 @@ def read(line: str) -> dict[str, Any]:
     found = list(FIELD.finditer(line))
     assert " ".join(one[0] for one in found) == line
     return {one[1]: json.loads(one[2]) if one[2].startswith('"') else one[2] for one in found}
+
+
+@st.composite
+def nearly_ordinary(draw: st.DrawFn) -> Record:
+    """A mail with nothing special about it, but for up to two things."""
+    special = draw(st.sets(st.integers(0, 22), max_size=2))
+    numbers = count()
+
+    def usually(usual: Any, *others: Any) -> Any:
+        return draw(st.sampled_from(others)) if next(numbers) in special else usual
+
+    def word(usual: str | None, *others: Any) -> Any:
+        return usually(usual, "", "other", "a b", "a\nb", '"', "é", "x" * 1001, *others)
+
+    client = Client(word("192.0.2.1", None), helo=word("a.example", None), ident=word(None), login=word(None))
+    session = Session("S1", "mx", "127.0.0.1", client, usually(None, "TLSv1.3"))
+    recipients = (Recipient(word("to@example.org")),) * usually(1, 0, 2, 30)
+    tx = Transaction("ID1", session, Envelope(word("from@example.org"), recipients), Message(Spool(10)), 0.0, 1.0)
+    result = usually(AnalysisResult(Decision.DELIVER, word("clean"), word("1")), None)
+    reply = Reply(250, "2.0.0", word("Ok"))
+    outcome = Outcome(Action.RELAY, reply, result, (), usually((), (reply,) * len(recipients)))
+    record = Record(
+        tx, draw(st.integers(0, 10**12)), word(None), usually(outcome, None), usually(None, ScanUnavailable(""))
+    )
+    seconds = st.floats(0, 1e6)
+    record.wait_s, record.scan_s, record.relay_s = draw(seconds), draw(seconds), draw(seconds)
+    record.message_id, record.next_id = word("<1@example.org>"), word("")
+    record.trace, record.late, record.would = usually(None, new_trace()), usually(None, *Late), usually(None, *Action)
+    record.listed = usually(None, Listed("list", "entry", ListAction.SKIPPED))
+    record.at = usually("", "mail", "rcpt")
+    assert next(numbers) == 23, "each of them may be special"
+    return record
+
+
+@settings(max_examples=500)
+@given(nearly_ordinary())
+def test_the_quick_way_writes_what_the_long_one_does(one: Record) -> None:
+    """Or leaves it to the long one."""
+    assert maillog._ordinary(one) in ("", maillog._key_value(maillog._fields(one)))
+
+
+@pytest.mark.parametrize("ident", [None, "4XyZ"])
+@pytest.mark.parametrize("next_id", ["", "4Abc"])
+def test_ordinary_mail_goes_the_quick_way(ident: str | None, next_id: str) -> None:
+    """A test of the quick way would hold if there were none."""
+    one = record()
+    session = replace(one.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
+    one.tx, one.error, one.message_id, one.next_id = replace(one.tx, session=session), None, "<1@x>", next_id
+    assert maillog._ordinary(one) == maillog._key_value(maillog._fields(one)) == line_of(one)
 
 
 @given(st.text(st.characters(), max_size=300) | st.text('\r\n\x1b\x00"\\ =\u2028\udcff', max_size=30))
