@@ -115,7 +115,7 @@ class AnalysisResult:
         ggrid, verdict, tags = value.get("ggrid"), value.get("verdict"), value.get("tags")
         created, completed = value.get("created"), value.get("completed")
         return cls(
-            _DECISIONS.get(decision, Decision.UNDECIDED),
+            _DECISIONS.get(decision, _UNDECIDED),
             ggrid if isinstance(ggrid, str) else "",
             verdict if isinstance(verdict, str) else "",
             tuple([tag for tag in tags if isinstance(tag, str)]) if isinstance(tags, list) else (),
@@ -124,7 +124,7 @@ class AnalysisResult:
         )
 
 
-_DECISIONS = {d.value: d for d in Decision}
+_DECISIONS, _UNDECIDED = {d.value: d for d in Decision}, Decision.UNDECIDED
 
 
 def _decoded(body: bytes) -> Any:

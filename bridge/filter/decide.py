@@ -10,7 +10,6 @@ import asyncio
 import logging
 import math
 import random
-import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from time import monotonic, time
@@ -215,20 +214,16 @@ class Filter:
 
     async def _process(self, tx: Transaction, record: Record) -> Outcome:
         head = tx.message.head()
-        record.message_id = message_id(head)
-        most = self._settings.max_received
-        if head.count(b"\n") > most and count_received(head) > most:  # mostly there are not even so many lines
+        lower = head.lower()
+        record.message_id = message_id(head, lower)
+        if count_received(lower) > self._settings.max_received:
             record.limit = "max_received"
             return Outcome(Action.REJECT, with_id(LOOP, tx.id))
         if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
             record.limit = "header"
             return Outcome(Action.REJECT, with_id(LONG_HEAD, tx.id))
-        marks = self._marks.find(head, time()) if self._marks is not None else None
-        mark = await self._valid_mark(marks, tx) if marks else None
-        stripped = self._headers.strip(head)
-        if stripped is not None:
-            tx.message.replace_head((mark or b"") + stripped)
-        del head, stripped, marks  # thousands may wait for the scanner: each keeps only what is needed
+        mark = await self._strip(tx, head) if self._headers.may_be_in(lower) else None
+        del head, lower  # thousands may wait for the scanner: each keeps only what is needed
         tenant = record.tenant = self._tenant(tx)
         if mark is not None:
             log.info("mail %s: it was released from the quarantine, and is not scanned again", tx.id)
@@ -246,7 +241,7 @@ class Filter:
         result: AnalysisResult | None = None
         try:
             # A scan that goes on is of use only if the mail comes back.
-            waits = not shadow and policy[Case.DEADLINE].action is Action.TEMPFAIL
+            waits = not shadow and policy[_DEADLINE].action is _TEMPFAIL
             late = self._late if waits else None
             if late is None or late.is_empty():
                 result = await self._scan(tx, tenant, record, late)
@@ -262,11 +257,17 @@ class Filter:
             record.would, rule = _WOULD.get(record.listed.action) if record.listed else rule.action, _SHADOW
         return await self._carry_out(tx, case, rule, result, record)
 
-    async def _valid_mark(self, fields: list[re.Match[bytes]], tx: Transaction) -> bytes | None:
-        """The field that says that somebody released this very mail to these very recipients."""
-        assert self._marks is not None
+    async def _strip(self, tx: Transaction, head: bytes) -> bytes | None:
+        """Take fields of ours out, but for one that says that somebody released this very mail to these recipients."""
         marks, addresses = self._marks, tx.envelope.addresses
-        return await durable.in_thread(lambda stop: marks.valid(fields, tx.message, addresses), math.inf)
+        fields = marks.find(head, time()) if marks is not None else []
+        mark: bytes | None = None
+        if marks is not None and fields:
+            mark = await durable.in_thread(lambda stop: marks.valid(fields, tx.message, addresses), math.inf)
+        stripped = self._headers.strip(head)
+        if stripped is not None:
+            tx.message.replace_head((mark or b"") + stripped)
+        return mark
 
     def _on_list(self, door: Door, tx: Transaction, tenant: str | None, shadow: bool) -> Listed | None:
         """Whether it may go on unscanned; in shadow mode also what it would have been refused for.
@@ -365,7 +366,7 @@ class Filter:
         self, tx: Transaction, case: Case, rule: Rule, result: AnalysisResult | None, record: Record
     ) -> Outcome:
         ggrid = result.ggrid if result else ""
-        keeps = rule.keep_copy or rule.action in (Action.RELAY, Action.HOLD, Action.QUARANTINE)
+        keeps = rule.keep_copy or rule.action in _KEPT
         stamp = self._headers.stamp(tx.id, result, str(case)) if keeps else ()
         try:
             if rule.keep_copy and rule.action is not Action.QUARANTINE:
@@ -419,6 +420,8 @@ class Filter:
 
 
 _SHADOW = Rule(Action.RELAY)
+# Asked for each mail, and an enumeration takes its time to find a member.
+_KEPT, _DEADLINE, _TEMPFAIL = (Action.RELAY, Action.HOLD, Action.QUARANTINE), Case.DEADLINE, Action.TEMPFAIL
 _WOULD = {ListAction.SHADOW_REFUSED: Action.REJECT, ListAction.SHADOW_SKIPPED: Action.RELAY}
 _NO_ROOM = Spool(0)  # for a mail that is refused before it comes
 

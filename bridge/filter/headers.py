@@ -37,10 +37,12 @@ class HeaderEditor:
             prefix + name for name in ("Id", "Decision", "Verdict", "Tags", "Ggrid", "Unscanned")
         )
 
+    def may_be_in(self, lower: bytes) -> bool:
+        """Whether a header section, in small letters, may have fields of ours: nearly no mail has."""
+        return self._lower in lower
+
     def strip(self, head: bytes) -> bytes | None:
         """The header section without fields of ours; None when there are none."""
-        if self._lower not in head.lower():
-            return None
         stripped = self._ours.sub(b"", head)
         return stripped if stripped != head else None
 
@@ -67,7 +69,7 @@ class HeaderEditor:
         if result is None:
             fields.append((self._unscanned, _clean(unscanned)))
         else:
-            fields.append((self._decision, result.decision.value))
+            fields.append((self._decision, str(result.decision)))
             if result.verdict:
                 fields.append((self._verdict, _clean(result.verdict)))
             if result.tags:
@@ -102,15 +104,13 @@ def _date(second: int) -> str:
     return formatdate(second, localtime=True)
 
 
-def count_received(head: bytes) -> int:
-    """How many servers this mail has been through."""
-    lower = head.lower()
+def count_received(lower: bytes) -> int:
+    """How many servers this mail has been through, by its header section in small letters."""
     return lower.count(b"\nreceived:") + lower.startswith(b"received:")
 
 
-def message_id(head: bytes) -> str:
-    """The first Message-ID, as mail servers log it; "" when there is none."""
-    lower = head.lower()
+def message_id(head: bytes, lower: bytes) -> str:
+    """The first Message-ID, as mail servers log it; "" when there is none. `lower`: the same in small letters."""
     start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
     found = _MESSAGE_ID.match(head, start)
     return "" if found is None else found[1].rstrip(b" \t").decode("utf-8", "replace")

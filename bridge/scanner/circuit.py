@@ -32,6 +32,7 @@ class Event(StrEnum):
     STATUS = "status"  # its status was answered
 
 
+_CLOSED, _SUCCESS = State.CLOSED, Event.SUCCESS  # nearly every mail's; an enumeration takes its time to find them
 _COUNT = "count"  # a failure more: closed until there are too many
 
 TABLE: dict[tuple[State, Event], State | str] = {
@@ -77,7 +78,7 @@ class Circuit:
 
     def begin(self) -> bool:
         """A mail goes to this host, which was found to admit one. Whether it is the probe."""
-        if self.state is State.CLOSED:
+        if self.state is _CLOSED:
             return False
         self.state = State.HALF_OPEN
         self._probing = True
@@ -89,7 +90,7 @@ class Circuit:
 
     def feed(self, event: Event, now: float) -> None:
         """Something was learned of the host."""
-        if event is Event.SUCCESS and self.state is State.CLOSED:  # nearly every mail
+        if event is _SUCCESS and self.state is _CLOSED:  # nearly every mail
             self._failures = 0
             return
         before, after = self.state, TABLE[self.state, event]

@@ -44,6 +44,11 @@ log = logging.getLogger(__name__)
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
+# Asked for each mail, and an enumeration takes its time to find a member.
+_RED, _CLOSED, _SUCCESS = QueueStatus.RED, State.CLOSED, Event.SUCCESS
+_PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
+
+
 class Request(Protocol):
     """What a host is asked."""
 
@@ -71,18 +76,15 @@ class Scanner:
         """Whether every host that can serve has said that it has no room. Asked twice per mail: mostly quick."""
         full = False
         for host in self.hosts:
-            if host.status is QueueStatus.RED or (host.saturated_until and host.saturated_until > self._loop.time()):
+            if host.status is _RED or (host.saturated_until and host.saturated_until > self._loop.time()):
                 full = True
-            elif host.circuit.state is State.CLOSED:
+            elif host.circuit.state is _CLOSED:
                 return False
         return full
 
     def is_yellow(self) -> bool:
         """Whether every host asks for less."""
-        for host in self.hosts:
-            if host.status is not QueueStatus.YELLOW and host.status is not QueueStatus.RED:
-                return False
-        return True
+        return all(host.status in _PRESSED for host in self.hosts)
 
     async def submit(
         self,
@@ -128,7 +130,7 @@ class Scanner:
 
     def _by_preference(self) -> list[Host]:
         """Those whose circuit admits a mail: with room, then a probe, then the least busy, then the quickest."""
-        if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
+        if len(self.hosts) == 1 and self.hosts[0].circuit.state is _CLOSED:
             return self.hosts
         now = self._loop.time()
         hosts = [host for host in self.hosts if host.circuit.admits(now)]
@@ -315,7 +317,7 @@ def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
         host.learn(Event.ALIVE, now)
         host.saturated_until = now + (exc.retry_after_s or 0.0)
         raise
-    host.learn(Event.SUCCESS, now)
+    host.learn(_SUCCESS, now)
     return result
 
 

@@ -57,7 +57,7 @@ def mail_head(data: bytes) -> None:
         message.write(data)
         head = message.head()
         assert data.startswith(head)
-        assert count_received(head) >= 0 and "\n" not in message_id(head)
+        assert count_received(head.lower()) >= 0 and "\n" not in message_id(head, head.lower())
         stripped = _EDITOR.strip(head)
         left = head if stripped is None else stripped
         assert not any(line.lower().startswith(b"x-scan-") for line in left.split(b"\r\n"))

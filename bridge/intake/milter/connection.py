@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # the filter keeps the deadline itself; this long after it we stop believing in it
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
-_HEADER, _IN_HEAD, _BUSY = wire.HEADER, State.HEADERS, State.BUSY
+_HEADER, _IN_HEAD, _BUSY, _READY = wire.HEADER, State.HEADERS, State.BUSY, State.READY
 _CONTENT = (State.HEADERS, State.BODY)
 _NEVER = float("inf")
 
@@ -376,8 +376,8 @@ class Connection(asyncio.Protocol):
 
     def _finish(self, answer: list[bytes]) -> None:
         self._drop_mail()
-        self._state = State.READY
-        self._steps = _STEPS[State.READY]
+        self._state = _READY
+        self._steps = _STEPS[_READY]
         self._out += answer
         self._heard_at = monotonic()
         if self._server.draining:
