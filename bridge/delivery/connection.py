@@ -47,6 +47,8 @@ class Connection(asyncio.Protocol):
         self._wanted = 0
         self._last_reply_at = 0.0
         self._waiter: asyncio.Future[None] | None = None
+        self._timeout_s = self._until = math.inf  # its limits
+        self._timer: asyncio.TimerHandle | None = None  # when the waiter's time is over, or before that
         self._paused = False
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
@@ -107,6 +109,11 @@ class Connection(asyncio.Protocol):
         self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         self._expects_tls = False
 
+    def rest(self) -> None:
+        """The mail is done with it, and another may come."""
+        self.reused = True
+        self.idle_since = self._loop.time()
+
     def quit(self) -> None:
         """Say goodbye and close, without waiting for the answer."""
         if self.ended is None and self._transport is not None:
@@ -162,6 +169,9 @@ class Connection(asyncio.Protocol):
         if self.ended is None:
             self.ended = End.LOST
         self._paused = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
         self._wake()
 
     def pause_writing(self) -> None:
@@ -177,23 +187,31 @@ class Connection(asyncio.Protocol):
     async def _wait(self, timeout_s: float, until: float) -> None:
         self._waiter = self._loop.create_future()
         self._last_reply_at = self._loop.time()
-        timer = self._loop.call_at(min(self._last_reply_at + timeout_s, until), self._on_timer, timeout_s, until)
+        self._timeout_s, self._until = timeout_s, until
+        self._look_ahead()
         try:
             await self._waiter
         finally:
             self._waiter = None
             self._wanted = 0
-            timer.cancel()
 
-    def _on_timer(self, timeout_s: float, until: float) -> None:
+    def _look_ahead(self) -> None:
+        """See to it that we wake up in time. A timer that comes too early stays: most waits end long before theirs."""
+        due = min(self._last_reply_at + self._timeout_s, self._until)
+        if self._timer is not None and self._timer.when() > due:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
         if self._waiter is None or self._waiter.done():
             return
-        due = min(self._last_reply_at + timeout_s, until)
-        if self._loop.time() < due:  # replies came meanwhile: each has its own time
-            timer = self._loop.call_at(due, self._on_timer, timeout_s, until)
-            self._waiter.add_done_callback(lambda _: timer.cancel())
+        if self._loop.time() < min(self._last_reply_at + self._timeout_s, self._until):
+            self._look_ahead()  # it was an earlier wait's, or replies came meanwhile: each has its own time
         else:
-            self.abort(End.LATE if due == until else End.SILENT)
+            self.abort(End.LATE if self._until <= self._last_reply_at + self._timeout_s else End.SILENT)
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -68,7 +68,7 @@ class Pool:
         if conn.ended is not None:
             self._pass_on(None)
             return
-        conn.reused = True
+        conn.rest()
         self._pass_on(conn)
 
     def close(self) -> None:
@@ -122,7 +122,6 @@ class Pool:
         if conn is None:
             self._slots += 1
             return
-        conn.idle_since = asyncio.get_running_loop().time()
         self._idle.append(conn)
         if self._sweeper is None:
             self._sweep_at(conn.idle_since + self._settings.max_idle_s)

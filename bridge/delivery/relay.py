@@ -29,6 +29,7 @@ import logging
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from time import monotonic
 from typing import Protocol
 
 from bridge.delivery import commands, content, replies
@@ -100,7 +101,7 @@ class SmtpRelay:
         self._all_finished = asyncio.Event()
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        if asyncio.get_running_loop().time() >= deadline:
+        if monotonic() >= deadline:
             raise NextHopError(replies.LATE)
         conn = await self.pool.take(deadline)
         try:
