@@ -9,6 +9,7 @@ import pytest
 from scripted_hop import DROP, HEAD, SOON, Run, ScriptedHop, make_tx, soon
 
 from bridge.delivery import replies
+from bridge.delivery.connection import Connection, End
 from bridge.delivery.relay import SmtpRelay
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
@@ -454,6 +455,38 @@ def test_a_next_hop_that_does_not_read_is_given_up(run: Run) -> None:
         assert caught.value.reply == replies.LOST
         stuck.set()
         await relay.close()
+        server.close()
+        await server.wait_closed()
+
+    run(main())
+
+
+@pytest.mark.parametrize(("first_s", "second_s"), [(0.2, 1.0), (60.0, 0.2)], ids=["longer", "shorter"])
+@pytest.mark.parametrize("limit", ["each reply", "all of it"])
+def test_each_wait_has_its_own_time(run: Run, first_s: float, second_s: float, limit: str) -> None:
+    """The timer of one wait is still there in the next, and neither ends it early nor lets it go on."""
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            writer.write(b"220 hi\r\n")
+            await reader.read()
+            writer.close()
+
+        async def wait(seconds: float) -> list[Reply]:
+            if limit == "each reply":
+                return await conn.replies(1, seconds)
+            return await conn.replies(1, 60.0, loop.time() + seconds)
+
+        server = await asyncio.start_server(serve, "127.0.0.1", 0)
+        _, conn = await loop.create_connection(Connection, *server.sockets[0].getsockname())
+        assert [one.code for one in await wait(first_s)] == [220]
+        began = loop.time()
+        conn.send(b"NOOP\r\n", 1)
+        assert await wait(second_s) == []
+        assert second_s - 0.01 <= loop.time() - began < second_s + SOON
+        assert conn.ended is (End.SILENT if limit == "each reply" else End.LATE)
         server.close()
         await server.wait_closed()
 
