@@ -43,6 +43,7 @@ class Work:
     scanner_ms: int = 0
     warm: bool = True
     cores: int = 1  # of the peer; 2: all of them, beside the load
+    rate: int = 0  # so many mails arrive each second, however it is doing; 0: a session sends one after another
 
 
 @dataclass
@@ -213,6 +214,8 @@ def load(protocol: str, port: int, work: Work, seconds: float = 0.0) -> dict[str
 
 def run(peer: Peer, work: Work) -> Run:
     with running(peer, work.scanner_ms, work.cores) as (ports, pid):
+        if work.rate:
+            return _run_at_rate(ports, pid, work)
         if work.warm:
             load(
                 peer.protocol, ports.peer, Work(100_000, work.sessions, work.per_connection, work.size), peer.warm_up_s
@@ -224,6 +227,26 @@ def run(peer: Peer, work: Work) -> Run:
         used = cpu_s(pid) - before
         others = (_busy_s() - busy - used) / (time.monotonic() - began) - 1.0  # one core is the load's, mostly
         return Run(told, used / max(told["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
+
+
+def _run_at_rate(ports: Ports, pid: int, work: Work) -> Run:
+    """SMTP. The load warms it up by itself."""
+    seconds = work.mails / work.rate
+    command = [str(BUILD / "openload"), str(ports.peer), str(work.rate), str(seconds), "kept"]
+    cores = str(_CORES[1 % len(_CORES)])
+    with subprocess.Popen(["taskset", "-c", cores, *command], stdout=subprocess.PIPE, text=True) as generator:
+        assert generator.stdout is not None
+        assert generator.stdout.readline() == "measuring\n"
+        idle, before, busy = memory_mb(pid), cpu_s(pid), _busy_s()
+        with Sampler(pid) as sampler:
+            time.sleep(seconds)
+        used = cpu_s(pid) - before
+        others = (_busy_s() - busy - used) / seconds - 1.0
+        found = json.loads(generator.stdout.readline())
+    told = {"mails": found["offered"], "seconds": seconds, "bytes": work.size, "refused": 0}
+    told |= {"errors": sum(found["errors"].values()) + sum(one["n"] for one in found["refused"].values())}
+    told |= {f"total_{part}_ms": found["accepted"][part] for part in ("p50", "p99")}
+    return Run(told, used / max(told["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
 
 
 def best(peer: Peer, work: Work, times: int) -> Run:

@@ -55,6 +55,11 @@ WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
         Work(6_000, cores=2),
         ("scanbridge", "scanbridge, 2 workers"),
     ),
+    "workers, rate": (
+        "4 KiB, connection kept, all cores, 2,000 mails a second",
+        Work(8_000, cores=2, rate=2_000),
+        ("scanbridge", "scanbridge, 2 workers"),
+    ),
     "single": ("4 KiB, one mail after another", Work(1_000, sessions=1), ("scanbridge", "scanbridge, relaying")),
 }
 SLOW = {"naive": 15, "Haraka": 8, "nodemailer": 2, "pymilter": 6}
@@ -109,7 +114,8 @@ def goals(found: Results, direct: float, postfix: dict[str, float]) -> list[tupl
         ("CPU, milter, 4 KiB : rspamd's proxy", cpu("milter", "scanbridge milter", "rspamd proxy"), 2.0),
         ("CPU, milter, 4 KiB : pymilter", cpu("milter", "scanbridge milter", "pymilter"), 0.5),
         ("CPU, relaying : not relaying", cpu("kept", "scanbridge, relaying", "scanbridge"), 1.6),
-        ("CPU, 2 workers : one", cpu("workers", "scanbridge, 2 workers", "scanbridge"), 1.1),
+        ("CPU, 2 workers : one, the same mail", cpu("workers, rate", "scanbridge, 2 workers", "scanbridge"), 1.1),
+        ("CPU, 2 workers : one, as fast as they can", cpu("workers", "scanbridge, 2 workers", "scanbridge"), 1.1),
     ]
     for work in ("500", "2000"):
         for name, limit in (("scanbridge", 1.3), ("scanbridge, spooling", None)):
