@@ -1,5 +1,7 @@
 """What all workers together have in processing, exactly: mails and bytes, one row for each worker.
 
+Beside that, what they tell each other: that they are ready and alive, and how many connections each has.
+
 The numbers lie in memory that the workers inherit. Only a row's worker changes the row, and taking
 happens under a lock of the kernel's, so that the sum of the rows cannot pass a limit. Giving back
 needs no lock: a sum that is read meanwhile is at most too high. A worker that dies holds no lock
@@ -69,9 +71,10 @@ class Ledger:
     def __init__(self, rows: int) -> None:
         self.rows = rows
         self._lock = os.memfd_create("scanbridge-ledger", os.MFD_CLOEXEC)
-        self._memory = mmap.mmap(-1, 4 * rows * _CELL)  # anonymous and shared
+        self._memory = mmap.mmap(-1, 5 * rows * _CELL)  # anonymous and shared
         cells = memoryview(self._memory).cast("q")
-        self._mails, self._bytes, self._ready, self._beats = (cells[i * rows : (i + 1) * rows] for i in range(4))
+        columns = [cells[i * rows : (i + 1) * rows] for i in range(5)]
+        self._mails, self._bytes, self._ready, self._beats, self._connections = columns
 
     def mails(self, row: int) -> Column:
         return Column(self._mails, self._lock, row)
@@ -84,6 +87,17 @@ class Ledger:
 
     def is_ready(self, row: int) -> bool:
         return bool(self._ready[row])
+
+    def set_connections(self, row: int, count: int) -> None:
+        """Of a worker; other processes say nothing."""
+        self._connections[row] = count + 1
+
+    def fewest_connections(self, but: int, since_s: float) -> int | None:
+        """Of the workers that take some and gave a sign of life since then, without this one; None: no other does."""
+        since = int(since_s * 1000)
+        rows = enumerate(zip(self._ready, self._beats, self._connections, strict=True))
+        found = [told - 1 for row, (ready, beat, told) in rows if ready and told and beat >= since and row != but]
+        return min(found, default=None)
 
     def beat(self, row: int, now_s: float) -> None:
         """A sign of life."""
@@ -99,5 +113,5 @@ class Ledger:
 
     def clear(self, row: int) -> None:
         """Its worker is gone (and must be): what it had in processing is free again."""
-        for column in (self._ready, self._mails, self._bytes, self._beats):
+        for column in (self._ready, self._mails, self._bytes, self._beats, self._connections):
             column[row] = 0

@@ -45,6 +45,7 @@ class Common:
     on_saturated: Callable[[str, str], None]  # listener, stage
     on_limit: Callable[[str, str], None]  # listener, limit
     on_handed: Callable[[str, str], None]  # next hop, result
+    is_ahead: Callable[[], bool] | None  # of other workers, with connections; None: there are none
 
 
 class Plan:
@@ -74,9 +75,9 @@ class Plan:
             "on_limit": lambda limit: common.on_limit(name, limit),
         }
         if self._milter is not None:
-            return MilterServer(self._milter, self.filter, common.spool, **count)
+            return MilterServer(self._milter, self.filter, common.spool, is_ahead=common.is_ahead, **count)
         assert self._smtp is not None
-        return SmtpServer(self._smtp, self.filter, common.spool, **count)
+        return SmtpServer(self._smtp, self.filter, common.spool, is_ahead=common.is_ahead, **count)
 
     def change(self, server: Server) -> None:
         """A running server goes by this plan from now on."""

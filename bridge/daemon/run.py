@@ -75,6 +75,8 @@ class Daemon:
         self.late = wiring.late_decisions(conf, self.state, lambda end: _count(self.metrics.late_scans, end.value))
         self.keeper = ListKeeper(self.state, self.metrics, lambda: share is None or share.is_first)
         self.servers: list[Server] = []  # in the order of the listeners
+        if share is not None:
+            share.connections = lambda: sum(server.connections for server in self.servers)
         self.leaving: set[Server] = set()  # whose listeners a reload has taken away
         self.reloads = Reloads()
         self.reloads.succeeded()
@@ -216,6 +218,7 @@ class Daemon:
             on_saturated=lambda listener, stage: _count(self.metrics.refused_early, listener, stage),
             on_limit=lambda listener, limit: _count(self.metrics.limits_hit, listener, limit),
             on_handed=lambda next_hop, result: _count(self.metrics.next_hop_mails, next_hop, result),
+            is_ahead=self.share.is_ahead if self.share is not None else None,
         )
 
     def _on_lost_line(self) -> None:

@@ -23,6 +23,7 @@ from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
 
 _BEAT_S = 1.0
+_AHEAD = 8  # connections more, and a quarter: connections come and go
 
 
 class SharedAdmission(Admission):
@@ -102,12 +103,24 @@ class Share:
     supervisor: int  # its process id
     lifeline: int  # reads as ended when the supervisor is gone
     life: int = 0  # which worker this is: a process id may come again
+    connections: Callable[[], int] = lambda: 0  # that we have
 
     def admission(self, settings: AdmissionSettings) -> Admission:
         return SharedAdmission(settings, self.ledger.mails(self.row))
 
     def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
         return SharedSpool(limit, memory_per_mail, directory, self.ledger.bytes(self.row))
+
+    def tell_connections(self) -> int:
+        count = self.connections()
+        self.ledger.set_connections(self.row, count)
+        return count
+
+    def is_ahead(self) -> bool:
+        """Whether another worker has so many connections less than we that the next ones should be his."""
+        own = self.tell_connections()
+        fewest = self.ledger.fewest_connections(self.row, time.monotonic() - 2 * _BEAT_S)
+        return fewest is not None and own >= fewest * 1.25 + _AHEAD
 
     @property
     def is_first(self) -> bool:

@@ -43,6 +43,7 @@ class Siblings:
             while True:
                 self.write()
                 self._share.ledger.beat(row, time.monotonic())
+                self._share.tell_connections()
                 await asyncio.sleep(_INTERVAL_S)
         finally:
             loop.remove_reader(boards.bell(row))

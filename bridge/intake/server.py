@@ -20,7 +20,7 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.decide import Filter
 from bridge.filter.outcome import Outcome
-from bridge.intake.accepting import accept
+from bridge.intake.accepting import Acceptor
 from bridge.intake.clientheader import BadClient, ClientHeader
 from bridge.intake.envelope import SmtpEnvelope
 from bridge.intake.smtp import BridgeLMTP, BridgeSMTP
@@ -97,6 +97,7 @@ class SmtpServer:
         on_refused: Callable[[str], None] = _ignore,
         on_saturated: Callable[[str], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
+        is_ahead: Callable[[], bool] | None = None,  # of other workers, who shall have the next connections
     ) -> None:
         self.settings = settings
         self._filter = filter_
@@ -104,7 +105,8 @@ class SmtpServer:
         self._on_refused = on_refused
         self._on_saturated = on_saturated
         self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
-        self._servers: list[asyncio.Server] = []
+        self._is_ahead = is_ahead
+        self._acceptors: list[Acceptor] = []
         self._sessions: set[BridgeSMTP] = set()
         self._per_client: dict[str, int] = {}
         self._strangers = 0
@@ -150,7 +152,8 @@ class SmtpServer:
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
-        self._servers += await accept(sock, self._spawn)
+        self._acceptors.append(Acceptor(sock, self._spawn, self._is_ahead))
+        await self._acceptors[-1].start()
 
     def _spawn(self) -> BridgeSMTP:
         return self._prototype.spawn()
@@ -158,8 +161,8 @@ class SmtpServer:
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, say goodbye to the idle, let running mail finish within the time."""
         self.draining = True
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for session in list(self._sessions):
             if session.in_mail:
                 session.goodbye_after_mail(GOODBYE)

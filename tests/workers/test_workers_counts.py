@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +18,8 @@ from process_kit import ROOT, environment
 
 from bridge.daemon.boards import Boards
 from bridge.daemon.ledger import Ledger
-from bridge.daemon.share import SharedAdmission, SharedSpool
+from bridge.daemon.share import Share, SharedAdmission, SharedSpool
+from bridge.daemon.sockets import Sockets
 from bridge.errors import Saturated
 from bridge.filter.admission import AdmissionSettings
 
@@ -92,6 +94,32 @@ def test_a_worker_with_mail_keeps_a_reserve_and_one_without_keeps_nothing() -> N
     for spool, count in ((one, 50), (two, 99_850), (one, 60)):
         spool.give_back(count)
     assert one.in_use == two.in_use == 0
+
+
+def test_who_has_many_more_connections_than_another_is_ahead() -> None:
+    """Of those that take some, and live; a process that takes none, or hangs, is nobody to wait for."""
+    ledger = Ledger(4)
+    shares = [Share(row, ledger, Boards(1), Sockets(), supervisor=0, lifeline=-1) for row in range(4)]
+    counts = [20, 12, 0, 0]
+    for share in shares:
+        ledger.set_ready(share.row, True)
+        ledger.beat(share.row, time.monotonic())
+        share.connections = lambda row=share.row: counts[row]  # type: ignore[misc]
+    assert not shares[0].is_ahead()  # nobody else has told
+    for share in shares[1:3]:
+        share.tell_connections()
+    assert shares[0].is_ahead() and shares[1].is_ahead()  # of the third; the fourth is no worker
+    counts[2] = 10
+    assert not shares[2].is_ahead()
+    assert not shares[0].is_ahead()  # by less than eight and a quarter
+    counts[0] = 21
+    assert shares[0].is_ahead()
+    ledger.set_ready(2, False)  # it closes
+    assert not shares[0].is_ahead()
+    counts[0] = 23
+    assert shares[0].is_ahead()  # of the second
+    ledger.beat(1, time.monotonic() - 3)  # it hangs
+    assert not shares[0].is_ahead()
 
 
 @contextmanager

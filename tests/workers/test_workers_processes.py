@@ -40,6 +40,16 @@ def test_the_limit_holds_for_all_workers_together(tmp_path: Path) -> None:
         assert number(bridge, "scanbridge_workers") == 2 and number(bridge, "scanbridge_workers_silent") == 0
 
 
+def test_connections_that_stay_are_shared_by_the_workers(tmp_path: Path) -> None:
+    """Who wakes up first does not take them all, and nobody waits long."""
+    with running(tmp_path, workers=2) as (bridge, _, _), ExitStack() as stack:
+        pids = workers(bridge)
+        clients = [stack.enter_context(bridge.client()) for _ in range(60)]
+        owners = [owner(client, pids) for client in clients]
+        assert min(map(owners.count, pids)) > 15
+        assert all(client.mail().startswith(b"250 ") for client in clients)
+
+
 def test_a_killed_worker_gives_its_slots_back_and_is_replaced(tmp_path: Path) -> None:
     """Its clients lose their connection and keep their mail; the others notice nothing; no counter goes back."""
     admission = {"max_in_processing": 2, "throttle_threshold": 2}

@@ -19,7 +19,7 @@ from functools import cached_property
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.decide import Filter
-from bridge.intake.accepting import accept
+from bridge.intake.accepting import Acceptor
 from bridge.intake.milter.connection import Connection
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.whole import WholeMail
@@ -67,6 +67,7 @@ class MilterServer:
         on_refused: Callable[[str], None] = _ignore,  # a connection: untrusted, limit
         on_saturated: Callable[[str], None] = _ignore,  # a mail, at the stage: mail
         on_limit: Callable[[str], None] = _ignore,  # which limit a mail server has passed
+        is_ahead: Callable[[], bool] | None = None,  # of other workers, who shall have the next connections
     ) -> None:
         self.on_limit = on_limit
         self.on_saturated = on_saturated
@@ -76,7 +77,8 @@ class MilterServer:
         self.adopt(settings, filter_)
         self.draining = False
         self.loop: asyncio.AbstractEventLoop
-        self._servers: list[asyncio.Server] = []
+        self._is_ahead = is_ahead
+        self._acceptors: list[Acceptor] = []
         self._connections: set[Connection] = set()
         self._empty: asyncio.Event | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -109,13 +111,14 @@ class MilterServer:
     async def serve(self, sock: socket.socket) -> None:
         """Accept connections on a bound TCP or unix socket from now on."""
         self.loop = asyncio.get_running_loop()
-        self._servers += await accept(sock, lambda: Connection(self))
+        self._acceptors.append(Acceptor(sock, lambda: Connection(self), self._is_ahead))
+        await self._acceptors[-1].start()
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, close what is idle, let running mail finish, then close everything."""
         self.draining = True
-        for server in self._servers:
-            server.close()
+        for acceptor in self._acceptors:
+            acceptor.close()
         for connection in [one for one in self._connections if one.idle]:
             connection.close()
         if not await self._emptied(timeout_s):
