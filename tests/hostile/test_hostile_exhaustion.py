@@ -302,6 +302,7 @@ def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
 def test_out_of_file_descriptors_is_a_quiet_wait(tmp_path: Path) -> None:
     """`ulimit -n 40` with 60 connections: at most a log line a second, those inside live, and it recovers."""
     with bridge_process(tmp_path, open_files=40) as bridge:
+        assert eventually(lambda: "is GREEN" in bridge.log.read_text())  # it has said what it says at the start
         before, began = bridge.log.read_text().count("\n"), time.monotonic()
         with ExitStack() as stack:
             clients = [stack.enter_context(bridge.client()) for _ in range(60)]
