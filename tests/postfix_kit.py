@@ -31,6 +31,8 @@ class Postfix:
             if file.is_file():
                 shutil.copy(file, self._config)
         (self._config / "dynamicmaps.cf").touch()
+        (directory / "maillog").touch()
+        (directory / "maillog").chmod(0o666)  # a start after a crash writes of what it finds there, as Postfix's user
         main = _MAIN_CF.format(directory=directory, destination=destination)
         (self._config / "main.cf").write_text(main + settings)
         (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
