@@ -114,7 +114,7 @@ def goals(found: Results, direct: float, postfix: dict[str, float]) -> list[tupl
         ("CPU, milter, 4 KiB : rspamd's proxy", cpu("milter", "scanbridge milter", "rspamd proxy"), 2.0),
         ("CPU, milter, 4 KiB : pymilter", cpu("milter", "scanbridge milter", "pymilter"), 0.5),
         ("CPU, relaying : not relaying", cpu("kept", "scanbridge, relaying", "scanbridge"), 1.6),
-        ("CPU, 2 workers : one, the same mail", cpu("workers, rate", "scanbridge, 2 workers", "scanbridge"), 1.1),
+        ("CPU, 2 workers : one, at the same rate", cpu("workers, rate", "scanbridge, 2 workers", "scanbridge"), 1.1),
         ("CPU, 2 workers : one, as fast as they can", cpu("workers", "scanbridge, 2 workers", "scanbridge"), 1.1),
     ]
     for work in ("500", "2000"):

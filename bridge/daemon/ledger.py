@@ -89,7 +89,7 @@ class Ledger:
         return bool(self._ready[row])
 
     def set_connections(self, row: int, count: int) -> None:
-        """Of a worker; other processes say nothing."""
+        """Of a worker; other processes say nothing, and nothing is 0."""
         self._connections[row] = count + 1
 
     def fewest_connections(self, but: int, since_s: float) -> int | None:

@@ -103,7 +103,7 @@ class Share:
     supervisor: int  # its process id
     lifeline: int  # reads as ended when the supervisor is gone
     life: int = 0  # which worker this is: a process id may come again
-    connections: Callable[[], int] = lambda: 0  # that we have
+    connections: Callable[[], int] = lambda: 0  # how many we have
 
     def admission(self, settings: AdmissionSettings) -> Admission:
         return SharedAdmission(settings, self.ledger.mails(self.row))
@@ -112,6 +112,7 @@ class Share:
         return SharedSpool(limit, memory_per_mail, directory, self.ledger.bytes(self.row))
 
     def tell_connections(self) -> int:
+        """Tell the others how many we have."""
         count = self.connections()
         self.ledger.set_connections(self.row, count)
         return count

@@ -35,10 +35,8 @@ class Marks:
     def __init__(self, key: str, prefix: str) -> None:
         self._key = key.encode()
         self._name = f"{prefix}Released"
-        self._lower = self._name.lower().encode()
-        self._ours = re.compile(
-            rb"^%b[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)\r\n" % re.escape(self._lower), re.IGNORECASE | re.MULTILINE
-        )
+        name = re.escape(self._name.lower().encode())
+        self._ours = re.compile(rb"^%b[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)\r\n" % name, re.IGNORECASE | re.MULTILINE)
 
     def field(self, message: Message, recipients: Iterable[str], now: datetime) -> bytes:
         """The whole header field, for these recipients. Reads the message."""

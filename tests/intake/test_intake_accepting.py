@@ -57,6 +57,9 @@ class Worker:
     async def __aexit__(self, *_: object) -> None:
         self.acceptor.close()
 
+    async def step_back(self) -> None:
+        await until(lambda: not self.acceptor._servers)
+
 
 async def until(made: Callable[[], bool]) -> int:
     """How many turns of the event loop it took."""
@@ -69,9 +72,7 @@ async def until(made: Callable[[], bool]) -> int:
 
 
 @pytest.mark.parametrize(("is_ahead", "at_once"), [(None, AT_ONCE), (False, AT_ONCE_OF_MANY)], ids=["alone", "of many"])
-def test_a_burst_is_accepted_in_few_turns(
-    listening: socket.socket, is_ahead: bool | None, at_once: int
-) -> None:  # fmt: skip
+def test_a_burst_is_accepted_in_few_turns(listening: socket.socket, is_ahead: bool | None, at_once: int) -> None:
     """The event loop alone would need a turn for each."""
 
     async def run() -> int:
@@ -91,7 +92,6 @@ def test_who_waits_when_the_servers_close_is_left_to_the_next(listening: socket.
         with listening.dup() as held:
             async with Worker(listening):
                 pass
-            await asyncio.sleep(0.01)
             with knock(held) as client:
                 held.settimeout(5)
                 accepted, _ = await asyncio.to_thread(held.accept)
@@ -108,19 +108,21 @@ def test_who_is_ahead_lets_the_others_go_first(listening: socket.socket) -> None
     async def run() -> None:
         async with Worker(listening.dup(), is_ahead=True) as rich, Worker(listening, is_ahead=False) as poor:
             with ExitStack() as stack:
-                while not rich.made:
-                    stack.enter_context(knock(listening))
-                    await asyncio.sleep(0.001)
-                await asyncio.sleep(0.01)
+                async with asyncio.timeout(SOON):
+                    while not rich.made:
+                        stack.enter_context(knock(listening))
+                        await asyncio.sleep(0.001)
+                await rich.step_back()
                 had = poor.made
                 for number in range(20):
                     stack.enter_context(knock(listening))
                     await until(lambda number=number: poor.made == had + number + 1)  # type: ignore[misc]
                 assert rich.made <= AT_ONCE_OF_MANY
                 rich.is_ahead, poor.is_ahead, had = False, True, rich.made
-                while rich.made == had:
-                    stack.enter_context(knock(listening))
-                    await asyncio.sleep(0.001)
+                async with asyncio.timeout(SOON):
+                    while rich.made == had:
+                        stack.enter_context(knock(listening))
+                        await asyncio.sleep(0.001)
 
     uvloop.run(run())
 
@@ -134,11 +136,12 @@ def test_nobody_waits_for_a_worker_that_does_not_come(listening: socket.socket) 
                 for number in range(20):
                     stack.enter_context(knock(listening))
                     await until(lambda number=number: worker.made == number + 1)  # type: ignore[misc]
-                await asyncio.sleep(0.02)  # it has stepped back
+                await worker.step_back()
                 stack.enter_context(knock(listening))
                 await asyncio.sleep(0)
-        await asyncio.sleep(0.02)
-        assert worker.made <= 21
+        had = worker.made
+        await asyncio.sleep(0.02)  # longer than it would have let others go first
+        assert worker.made == had
 
     uvloop.run(run())
 
@@ -165,7 +168,7 @@ def test_without_descriptors_it_waits_for_some(listening: socket.socket) -> None
             with ExitStack() as stack:
                 stack.enter_context(knock(sock))
                 await until(lambda: worker.made == 1)
-                await asyncio.sleep(0.02)  # it has stepped back
+                await worker.step_back()
                 sock.misses = 2
                 stack.enter_context(knock(sock))
                 await until(lambda: worker.made == 2)
