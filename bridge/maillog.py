@@ -12,6 +12,7 @@ import logging
 import os
 import re
 import select
+import stat
 import threading
 import time
 from collections import deque
@@ -311,6 +312,14 @@ def is_journal(fd: int) -> bool:
     return os.environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
+def _is_file(fd: int) -> bool:
+    """Whether a write comes whole, however long: the kernel lets one writer after the other into a file."""
+    try:
+        return stat.S_ISREG(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
 class PlainWriter(logging.Handler):
     """Writes each line at once, or drops it when nobody would read it: a blocked log must not block us."""
 
@@ -327,9 +336,10 @@ class PlainWriter(logging.Handler):
 def set_up(format_: str, level: str, shared: bool = False, veil: Veil = FULL) -> LineWriter:
     """Everything to standard error, in one form. aiosmtpd's own lines below warning are left out.
 
-    When several processes write there, only short writes keep their lines apart.
+    When several processes write there, only short writes keep their lines apart, unless it is a file. Long ones are
+    cheaper: for each the thread and the event loop wait for each other.
     """
-    max_write = select.PIPE_BUF if shared else _MAX_WRITE
+    max_write = select.PIPE_BUF if shared and not _is_file(2) else _MAX_WRITE
     writer = LineWriter(2, max_write=max_write)  # standard error, also where Python found it closed
     _install(writer, format_, level, veil)
     return writer

@@ -6,8 +6,10 @@ import json
 import logging
 import os
 import re
+import subprocess
 import sys
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -179,6 +181,41 @@ def test_the_writer_writes_every_line_before_it_ends(tmp_path: Path) -> None:
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 6000 and not lost
     assert sorted(set(lines)) == sorted(f"{n}:{i}:{'x' * 100}" for n in range(3) for i in range(2000))
+
+
+SIBLING = """
+import sys
+from bridge import maillog
+writer = maillog.set_up("text", "info", shared=True)
+print("ready", flush=True)
+sys.stdin.read()
+for number in range(3000):
+    writer.put(f"{sys.argv[1]}:{number}:{'x' * 300}")
+writer.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_lines_of_several_processes_stay_apart(tmp_path: Path, kind: str) -> None:
+    """Workers write to one standard error at the same time: long writes to a file, short ones to a pipe."""
+    with (tmp_path / "log").open("wb") as file, ExitStack() as stack:
+        reader = stack.enter_context(
+            subprocess.Popen(["dd", "bs=700", "status=none"], stdin=subprocess.PIPE, stdout=file)
+        )
+        target, pipe = file if kind == "file" else reader.stdin, subprocess.PIPE
+        siblings = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", SIBLING, str(n)], stdin=pipe, stdout=pipe, stderr=target)
+            )
+            for n in range(3)
+        ]
+        for sibling in siblings:
+            assert sibling.stdout is not None and sibling.stdout.readline() == b"ready\n"
+        for sibling in siblings:
+            assert sibling.stdin is not None
+            sibling.stdin.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sorted(lines) == sorted(f"{n}:{i}:{'x' * 300}" for n in range(3) for i in range(3000))
 
 
 def test_a_blocked_log_costs_lines_and_bounded_memory() -> None:
