@@ -2,8 +2,8 @@
 
 Beside that, what they tell each other: that they are ready and alive, and how many connections each has.
 
-The numbers lie in memory that the workers inherit. Only a row's worker changes the row, and taking
-happens under a lock of the kernel's, so that the sum of the rows cannot pass a limit. Giving back
+The numbers lie in memory that the workers inherit. Only a row's worker changes the row, and near a limit
+taking happens under a lock of the kernel's, so that what was taken cannot pass it. Giving back
 needs no lock: a sum that is read meanwhile is at most too high. A worker that dies holds no lock
 (the kernel ends it) and the supervisor clears its row. Knows nothing of mail.
 
@@ -56,6 +56,21 @@ class Column:
             return before
         finally:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
+
+    def take_one(self, limit: int) -> int | None:
+        """What `take(1, limit)` does, without the lock as long as there is room for one more of every row.
+
+        Our one is written down first and the sum read after that. Whoever does so at the same moment may miss ours as
+        we may miss his, one from each row, and for those there is room. If there was room before we wrote and is none
+        after it, we have been slow, and the lock decides.
+        """
+        cells, most = self._cells, limit - len(self._cells)
+        if sum(cells) < most:
+            cells[self._row] += 1
+            if (total := sum(cells)) <= most:
+                return total - 1
+            cells[self._row] -= 1
+        return self.take(1, limit)
 
     def give_back(self, count: int) -> None:
         self._cells[self._row] -= count

@@ -41,7 +41,7 @@ class SharedAdmission(Admission):
         return self._slots.glance()  # the hot path of a bad day
 
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
-        before = self._slots.take(1, self.settings.max_in_processing)
+        before = self._slots.take_one(self.settings.max_in_processing)
         if before is None:
             raise Saturated("mail in processing is at its limit")
         return self.delay_after(before, is_pressed)

@@ -15,6 +15,7 @@ from bridge.mail.message import Message
 
 _END = b"\r\n.\r\n"
 _DOT = b"\r\n."  # the end, or a stuffed dot
+_ANY_DOT, _NUL = b".\0"  # as numbers: looking for bytes in bytes, `in` makes an exception and drops it
 
 
 class Fault(Enum):
@@ -50,7 +51,7 @@ class DataReader:
         self.total += len(data)
         if self._carry:
             data = self._carry + data
-        dot = data.find(_DOT) if b"." in data else -1
+        dot = data.find(_DOT) if _ANY_DOT in data else -1
         if dot >= 0:
             end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # mostly, there is no other dot
             if end >= 0:
@@ -66,7 +67,7 @@ class DataReader:
         if self.fault is not None or not block:
             return
         self._line_ends.decode(block.decode("latin-1"))
-        if self._line_ends.newlines not in (None, "\r\n") or b"\0" in block:
+        if self._line_ends.newlines not in (None, "\r\n") or _NUL in block:
             return self._fail(Fault.BARE)
         if is_stuffed:
             block = block.replace(_DOT, b"\r\n")

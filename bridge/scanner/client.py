@@ -368,6 +368,6 @@ _STATUS = _Status()
 def _parameters(request: AnalysisRequest) -> bytes:
     """Strict JSON: bytes of a HELO that are no UTF-8 came as lone surrogates, which many readers refuse."""
     text = request.to_json()
-    if b"\\ud" not in text:
+    if text.find(b"\\ud") < 0:
         return text
     return json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")

@@ -17,8 +17,9 @@ from bridge.daemon.ledger import Ledger
 TOO_MANY = 3  # exit code of a worker that saw a limit passed
 
 
-def work(ledger: Ledger, row: int, limit: int, bytes_limit: int) -> None:
-    mails, room = ledger.mails(row), ledger.bytes(row)
+def work(ledger: Ledger, held_now: Ledger, row: int, limit: int, bytes_limit: int) -> None:
+    """`held_now` is the truth: written after a slot was taken, under a lock of its own, and before it is given back."""
+    mails, room, truth = ledger.mails(row), ledger.bytes(row), held_now.mails(row)
     held: list[int] = []
     ending = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
@@ -26,47 +27,52 @@ def work(ledger: Ledger, row: int, limit: int, bytes_limit: int) -> None:
         if len(held) < 8 and random.random() < 0.6:
             size = random.randrange(1, bytes_limit // 4)
             if room.take(size, bytes_limit) is not None:
-                if mails.take(1, limit) is None:
+                if mails.take_one(limit) is None:
                     room.give_back(size)
                 else:
                     held.append(size)
+                    if truth.take(1, limit) is None:
+                        os._exit(TOO_MANY)
         elif held:
+            truth.give_back(1)
             mails.give_back(1)
             room.give_back(held.pop(random.randrange(len(held))))
-        if mails.total > limit or room.total > bytes_limit:
+        if room.total > bytes_limit:
             os._exit(TOO_MANY)
     while held:
+        truth.give_back(1)
         mails.give_back(1)
         room.give_back(held.pop())
     os._exit(0)
 
 
-def start(ledger: Ledger, row: int, limit: int, bytes_limit: int) -> int:
+def start(ledger: Ledger, held_now: Ledger, row: int, limit: int, bytes_limit: int) -> int:
     pid = os.fork()
     if pid == 0:
         random.seed()
-        work(ledger, row, limit, bytes_limit)
+        work(ledger, held_now, row, limit, bytes_limit)
     return pid
 
 
 def hammer(seconds: float, workers: int, limit: int, bytes_limit: int) -> dict[str, int]:
-    ledger = Ledger(workers)
-    mails, room = ledger.mails(0), ledger.bytes(0)
-    pids = [start(ledger, row, limit, bytes_limit) for row in range(workers)]
+    ledger, held_now = Ledger(workers), Ledger(workers)
+    mails, room, truth = ledger.mails(0), ledger.bytes(0), held_now.mails(0)
+    pids = [start(ledger, held_now, row, limit, bytes_limit) for row in range(workers)]
     seen = {"most": 0, "most_bytes": 0, "killed": 0, "wrong": 0, "fullest_deaths": 0}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         next_kill = time.monotonic() + random.uniform(0.001, 0.02)
         while time.monotonic() < next_kill:
-            seen["most"] = max(seen["most"], mails.total)
+            seen["most"] = max(seen["most"], truth.total)
             seen["most_bytes"] = max(seen["most_bytes"], room.total)
         row = random.randrange(workers)
         os.kill(pids[row], signal.SIGKILL)
         seen["wrong"] += os.waitstatus_to_exitcode(os.waitpid(pids[row], 0)[1]) == TOO_MANY
         seen["killed"] += 1
         seen["fullest_deaths"] = max(seen["fullest_deaths"], ledger.mails(row).own)
+        held_now.clear(row)
         ledger.clear(row)
-        pids[row] = start(ledger, row, limit, bytes_limit)
+        pids[row] = start(ledger, held_now, row, limit, bytes_limit)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from process_kit import ROOT, environment
@@ -42,6 +43,32 @@ def test_a_process_that_dies_with_the_lock_blocks_nobody() -> None:
     with ledger_locked_by_another(ledger), pytest.raises(BlockingIOError):
         fcntl.lockf(ledger._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     assert ledger.mails(1).take(1, 1) == 0
+
+
+def test_a_slot_far_from_the_limit_needs_no_lock() -> None:
+    """Of 7 slots and 2 rows: 5 at once, the last 2 under the lock."""
+    ledger = Ledger(2)
+    one, two = ledger.mails(0), ledger.mails(1)
+    with ledger_locked_by_another(ledger):
+        assert [one.take_one(7), two.take_one(7), one.take_one(7), two.take_one(7), one.take_one(7)] == [0, 1, 2, 3, 4]
+    assert [two.take_one(7), one.take_one(7), two.take_one(7)] == [5, 6, None]
+    assert (one.own, two.own) == (4, 3)
+
+
+@pytest.mark.parametrize(("others", "before"), [(6, 6), (7, None)])
+def test_who_was_slow_to_take_a_slot_asks_under_the_lock(others: int, before: int | None) -> None:
+    """Between his look at the sum and his taking, others have taken all but one, or all."""
+    ledger = Ledger(2)
+    column = ledger.mails(0)
+
+    class Meanwhile(list[int]):
+        def __setitem__(self, row: Any, count: Any) -> None:
+            super().__setitem__(row, count)
+            super().__setitem__(1, others)
+
+    column._cells = Meanwhile([0, 0])  # type: ignore[assignment]
+    assert column.take_one(7) == before
+    assert column._cells == [int(before is not None), others]
 
 
 def test_admission_counts_all_rows() -> None:

@@ -24,6 +24,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 
 MAX_STRIPPED = 500  # forged fields of ours in one mail; each costs the mail server a walk through the head
+_LF = ord("\n")
 _ODD = re.compile(r"[^A-Za-z0-9._-]")
 _FIELDS, _LONG_RUN = 64, 2048  # fields gathered before they go to the message; bytes that go there at once
 
@@ -134,10 +135,10 @@ class Mail:
         """Pass on the fields gathered so far, and note those that only we may write."""
         self._head.append(b"")
         block = b"\r\n".join(self._head)
-        if b"\n" in b"".join(self._head):  # Postfix and Sendmail send folded fields with bare line feeds
+        if _LF in b"".join(self._head):  # Postfix and Sendmail send folded fields with bare line feeds
             block = block.replace(b"\r\n", b"\n").replace(b"\n", b"\r\n")
         self._head.clear()
-        if self._limits.prefix in block.lower():
+        if block.lower().find(self._limits.prefix) >= 0:
             for name in self._limits.ours.findall(block):
                 self.forged[name.lower()] = self.forged.get(name.lower(), 0) + 1
             if sum(self.forged.values()) > MAX_STRIPPED:
