@@ -365,25 +365,22 @@ class Filter:
     async def _carry_out(
         self, tx: Transaction, case: Case, rule: Rule, result: AnalysisResult | None, record: Record
     ) -> Outcome:
-        ggrid = result.ggrid if result else ""
-        keeps = rule.keep_copy or rule.action in _KEPT
+        action, ggrid = rule.action, result.ggrid if result else ""
+        keeps = rule.keep_copy or action in _KEPT
         stamp = self._headers.stamp(tx.id, result, str(case)) if keeps else ()
         try:
-            if rule.keep_copy and rule.action is not Action.QUARANTINE:
+            if rule.keep_copy and action is not _QUARANTINE:
                 await self._keep(tx, case, stamp, result)
-            match rule.action:
-                case Action.RELAY:
-                    return await self._hand_on(tx, stamp, result, record)
-                case Action.HOLD if self._relay is None:
-                    return Outcome(Action.HOLD, accepted(tx.id), result, stamp)
-                case Action.QUARANTINE | Action.HOLD:
-                    await self._keep(tx, case, stamp, result)
-                    return Outcome(Action.QUARANTINE, accepted(tx.id), result)
-                case Action.DISCARD:
-                    return Outcome(Action.DISCARD, accepted(tx.id), result)
-                case Action.REJECT | Action.TEMPFAIL:
-                    reply = reply_for(case, rule, record.error)
-                    return Outcome(rule.action, with_id(reply, tx.id, ggrid), result)
+            if action is _RELAY:
+                return await self._hand_on(tx, stamp, result, record)
+            if action is _REJECT or action is _TEMPFAIL:
+                return Outcome(action, with_id(reply_for(case, rule, record.error), tx.id, ggrid), result)
+            if action is _DISCARD:
+                return Outcome(action, accepted(tx.id), result)
+            if action is _HOLD and self._relay is None:
+                return Outcome(action, accepted(tx.id), result, stamp)
+            await self._keep(tx, case, stamp, result)
+            return Outcome(_QUARANTINE, accepted(tx.id), result)
         except StoreError as exc:
             log.error("mail %s: the quarantine failed: %s", tx.id, exc)
             return self._tempfail(tx, exc, result, record)
@@ -395,7 +392,7 @@ class Filter:
 
     async def _hand_on(self, tx: Transaction, stamp: Fields, result: AnalysisResult | None, record: Record) -> Outcome:
         if self._relay is None:
-            return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
+            return Outcome(_RELAY, accepted(tx.id), result, stamp)
         began = record.relay_at = monotonic()
         try:
             delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
@@ -409,7 +406,7 @@ class Filter:
         finally:
             record.relay_s = monotonic() - began
         record.next_id = delivered.queue_id
-        return Outcome(Action.RELAY, delivered.reply, result, stamp, delivered.replies if tx.each else ())
+        return Outcome(_RELAY, delivered.reply, result, stamp, delivered.replies if tx.each else ())
 
     async def _keep(self, tx: Transaction, case: Case, stamp: Fields, result: AnalysisResult | None) -> None:
         facts: dict[str, object] = {"reason": str(case)}
@@ -421,7 +418,9 @@ class Filter:
 
 _SHADOW = Rule(Action.RELAY)
 # Asked for each mail, and an enumeration takes its time to find a member.
-_KEPT, _DEADLINE, _TEMPFAIL = (Action.RELAY, Action.HOLD, Action.QUARANTINE), Case.DEADLINE, Action.TEMPFAIL
+_RELAY, _REJECT, _DISCARD, _TEMPFAIL = Action.RELAY, Action.REJECT, Action.DISCARD, Action.TEMPFAIL
+_QUARANTINE, _HOLD, _DEADLINE = Action.QUARANTINE, Action.HOLD, Case.DEADLINE
+_KEPT = (_RELAY, _HOLD, _QUARANTINE)
 _WOULD = {ListAction.SHADOW_REFUSED: Action.REJECT, ListAction.SHADOW_SKIPPED: Action.RELAY}
 _NO_ROOM = Spool(0)  # for a mail that is refused before it comes
 
