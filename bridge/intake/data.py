@@ -47,6 +47,8 @@ class DataReader:
 
     def feed(self, data: bytes) -> bytes | None:
         """Take a block. None: the mail goes on; else the mail has ended and this is the rest."""
+        if not self.total and data and data[0] != _ANY_DOT:
+            self._carry, self._start = b"", 0  # no dot in front: a mail that came whole is copied twice less
         self.received += len(data)
         self.total += len(data)
         if self._carry:
