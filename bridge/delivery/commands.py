@@ -23,6 +23,7 @@ from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
+from bridge.value import value
 
 NO_REPORT = Reply(550, "5.3.3", "The next mail server does not report deliveries: send without NOTIFY=SUCCESS")
 NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not take internationalized addresses")
@@ -55,7 +56,7 @@ class Capabilities:
         return cls(announced, frozenset(w[0] for w in words), xforward)
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Commands:
     """One mail's commands up to DATA: RSET and XFORWARD where needed, MAIL, one RCPT each, DATA."""
 
@@ -146,10 +147,10 @@ def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:
     }
     commands: list[str] = []
     command = ""
-    for name, value in known.items():
+    for name, said in known.items():
         if name not in attributes:
             continue
-        word = f" {name}={_xtext(value)}"
+        word = f" {name}={_xtext(said)}"
         if command and (name == "PROTO" or len(command) + len(word) > XFORWARD_COMMAND - 2):
             commands.append(command)
             command = ""

@@ -28,7 +28,6 @@ import itertools
 import logging
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
 from time import monotonic
 from typing import Protocol
 
@@ -40,6 +39,7 @@ from bridge.delivery.pool import Pool
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
+from bridge.value import value
 
 __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
@@ -51,7 +51,7 @@ _NOBODY: Refused = {}
 _NOT_RESET = Reply(250, "", "RSET was refused")  # out of place: what MAIL is told then says nothing of this mail
 
 
-@dataclass(frozen=True, slots=True)
+@value
 class Delivered:
     """The mail is the next hop's now."""
 

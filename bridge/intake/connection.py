@@ -38,6 +38,7 @@ _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 320
 _INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
 _EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
 _NOBODY = Client()
+_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see data.py)
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 
@@ -374,7 +375,7 @@ class Connection(Outer):
             return b"500 5.5.2 Error: strict ASCII mode" if word.isascii() else b"500 5.5.2 Error: bad syntax"
         if not line or not word.isascii():
             return b"500 5.5.2 Error: bad syntax"
-        if (b"\0" in line or b"\r" in line or b"\n" in line) and not command.is_checked:
+        if (_NUL in line or _CR in line or _LF in line) and not command.is_checked:
             return b"501 5.5.2 Error: NUL, CR or LF inside a command"
         if len(line) > self.command_size_limit and len(line) > self._size_limit(command.name):
             self._hit("command")
