@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from measure import Run, Work, run
-from peers import PEERS
+from peers import PEERS, Peer, ours
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,21 +19,28 @@ Point = tuple[float, Run]
 SIZES = (KiB, 4 * KiB, 16 * KiB, 100 * KiB, MiB, 10 * MiB, 50 * MiB - 4 * KiB)
 RECIPIENTS = (1, 10, 100, 1000)
 SESSIONS = (1, 10, 100, 1000, 5000)
+ENTRIES = (10, 1000, 100_000, 1_000_000)
+DOOR = "entries of each of two lists at the door"
 
 
 def measure_all() -> dict[str, list[Point]]:
-    ours = PEERS["scanbridge"]
-    works: dict[str, list[tuple[float, Work]]] = {
-        "size": [(size, Work(_mails(size), sessions=4 if size > MiB else 20, size=size)) for size in SIZES],
-        "recipients": [(count, Work(max(200, 4000 // count), recipients=count)) for count in RECIPIENTS],
-        "sessions": [(count, Work(max(4000, 2 * count), sessions=count)) for count in SESSIONS],
+    plain = PEERS["scanbridge"]
+    works: dict[str, list[tuple[float, Peer, Work]]] = {
+        "size": [(size, plain, Work(_mails(size), sessions=4 if size > MiB else 20, size=size)) for size in SIZES],
+        "recipients": [(count, plain, Work(max(200, 4000 // count), recipients=count)) for count in RECIPIENTS],
+        "sessions": [(count, plain, Work(max(4000, 2 * count), sessions=count)) for count in SESSIONS],
+        DOOR: [(count, _with_lists(count), Work(6000)) for count in ENTRIES],
     }
     found: dict[str, list[Point]] = {}
     for text, points in works.items():
-        for value, work in points:
+        for value, peer, work in points:
             print(f"cost against {text}: {value:g}", file=sys.stderr, flush=True)
-            found.setdefault(text, []).append((value, run(ours, work)))
+            found.setdefault(text, []).append((value, run(peer, work)))
     return found
+
+
+def _with_lists(count: int) -> Peer:
+    return Peer("scanbridge, lists", "smtp", ours("smtp", entries=count))
 
 
 def _mails(size: int) -> int:
@@ -45,17 +52,17 @@ def file_name(text: str) -> str:
 
 
 def table(text: str, points: list[Point]) -> list[str]:
-    lines = [f"| {text} | CPU ms/mail | for each {_unit(text)[1]} | memory peak MB | errors |", "|---|---|---|---|---|"]
+    scale, unit = _UNITS.get(text, (0.0, ""))
+    heads = [text, "CPU ms/mail", *([f"for each {unit}"] if scale else []), "memory peak MB", "errors"]
+    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
     for value, one in points:
-        scale, _ = _unit(text)
-        lines.append(
-            f"| {value:g} | {one.cpu_ms:.3f} | {one.cpu_ms / value * scale:.4f} | {one.peak_mb:.0f} | {one.errors} |"
-        )
+        each = [f"{one.cpu_ms / value * scale:.4f}"] if scale else []
+        cells = [f"{value:,.0f}", f"{one.cpu_ms:.3f}", *each, f"{one.peak_mb:.0f}", str(one.errors)]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def _unit(text: str) -> tuple[float, str]:
-    return (MiB, "MiB") if text == "size" else (1.0, text.removesuffix("s"))
+_UNITS = {"size": (float(MiB), "MiB"), "recipients": (1.0, "recipient")}  # where more of it is more work
 
 
 def plot_all(growing: dict[str, list[Point]], out: Path) -> None:

@@ -99,16 +99,7 @@ def measure_door(kind: str) -> None:
     smallest = 0.0
     for size in SIZES:
         with tempfile.TemporaryDirectory() as place:
-            wanted = Wanted("bench")
-            began = time.process_time()
-            maker = TableMaker(kind)
-            for i in range(size):
-                maker.add(entry(kind, i))
-            about, body = maker.finish(wanted.name, None)
-            made_s = time.process_time() - began
-            path = Path(place) / wanted.file_name
-            path.write_bytes(table.head(about) + b"".join(body))
-            del maker, body
+            made_s = make_copy(Path(place), "bench", kind, size)
             program = [sys.executable, __file__, "--ask", place, kind]
             answer = subprocess.run(program, capture_output=True, check=True, text=True).stdout  # noqa: S603
             loaded_ms, lag_ms, asked_us, grown_mib = map(float, answer.split())
@@ -119,6 +110,18 @@ def measure_door(kind: str) -> None:
                 f"made in {made_s:4.1f} s of processor time",
                 flush=True,
             )
+
+
+def make_copy(place: Path, name: str, kind: str, size: int) -> float:
+    """Seconds of processor time."""
+    began = time.process_time()
+    maker = TableMaker(kind)
+    for i in range(size):
+        maker.add(entry(kind, i))
+    about, body = maker.finish(name, None)
+    made_s = time.process_time() - began
+    (place / Wanted(name).file_name).write_bytes(table.head(about) + b"".join(body))
+    return made_s
 
 
 def entry(kind: str, i: int) -> str:

@@ -15,6 +15,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from lists import make_copy
+
 HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench"
 NODE = BUILD / "node"
@@ -24,7 +26,7 @@ _COMPILES_S = 10.0  # of mail, until Node.js has compiled what it runs often: it
 OURS = """
 scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s}}
 listeners:
-  - {{name: smtp, address: "127.0.0.1:{smtp}"}}
+  - {{name: smtp, address: "127.0.0.1:{smtp}", lists: {{block: [{block}]}}}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:{milter}"}}
 admission: {{max_in_processing: 100000, throttle_threshold: 100000, max_bytes_in_processing: 8GiB}}
 limits: {{max_connections: 20000, max_connections_per_client: 20000}}
@@ -34,6 +36,7 @@ relay: {{next_hop: "smtp://127.0.0.1:{sink}"}}
 admin: {{address: "127.0.0.1:{admin}"}}
 workers: {workers}
 state_directory: {directory}
+lists: {{url: "http://127.0.0.1:1", api_key_file: token, refresh: 1d}}
 """
 
 
@@ -63,14 +66,27 @@ class Peer:
 
 
 def ours(
-    protocol: str, root: Path = HERE.parent, *, deliver: str = "discard", workers: int = 1, memory: str = "256KiB"
+    protocol: str,
+    root: Path = HERE.parent,
+    *,
+    deliver: str = "discard",
+    workers: int = 1,
+    memory: str = "256KiB",
+    entries: int = 0,
 ) -> Callable[[Ports, Path], Command]:
-    """Our bridge, whole: policy, metrics, log, admission. `discard`: nothing is handed on, as with the peers."""
+    """Our bridge, whole: policy, metrics, log, admission. `discard`: nothing is handed on, as with the peers.
+
+    With `entries`: a list of so many senders and one of so many networks block at the door, and nobody is on them.
+    """
 
     def command(ports: Ports, scratch: Path) -> Command:
         smtp, milter = (ports.peer, ports.other) if protocol == "smtp" else (ports.other, ports.peer)
         (scratch / "token").write_text("0123456789abcdef0123456789abcdef\n")
         (scratch / "token").chmod(0o600)
+        block = {"senders": "sender", "networks": "network"} if entries else {}
+        (scratch / "state" / "lists").mkdir(parents=True)
+        for name, kind in block.items():
+            make_copy(scratch / "state" / "lists", name, kind, entries)
         configuration = scratch / "scanbridge.yml"
         configuration.write_text(
             OURS.format(
@@ -83,6 +99,7 @@ def ours(
                 deliver=deliver if protocol == "smtp" else "relay",
                 memory=memory,
                 directory=scratch / "state",
+                block=", ".join(block),
             )
         )
         return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}

@@ -7,7 +7,7 @@ the operator says otherwise. What breaks if this is wrong: wanted mail refused f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -54,14 +54,14 @@ class Door:
     def blocked(self, session: Session, sender: str, tenant: str | None) -> Listed | None:
         """The sender or the client is on a blocking list of this one scope: the deployment's, or a tenant's."""
         settings = self._settings
-        found = self._find(settings.block, (tenant,), address(sender), session.client.address)
+        found = self._find(settings.block, (tenant,), sender, session.client.address)
         if found is None or not settings.allow_wins:
             return found
         return None if self.allowed(session, sender, tenant) else found
 
     def blocked_recipient(self, recipient: str, tenant: str | None) -> Listed | None:
         """The recipient is on such a list, of the deployment or of its tenant."""
-        return self._find(self._settings.block_recipients, _scopes(tenant), address(recipient), None)
+        return self._find(self._settings.block_recipients, _scopes(tenant), recipient, None)
 
     def allowed(self, session: Session, sender: str, tenant: str | None) -> Listed | None:
         """This mail needs no scan.
@@ -70,7 +70,7 @@ class Door:
         would have all mail go unscanned.
         """
         client = session.client.address if session.is_told else None
-        found = self._find(self._settings.skip_scan, _scopes(tenant), address(sender), client)
+        found = self._find(self._settings.skip_scan, _scopes(tenant), sender, client)
         return None if found is None else replace(found, action=ListAction.SKIPPED)
 
     def blocks(self, session: Session, envelope: Envelope, tenants: Callable[[str], str | None]) -> Listed | None:
@@ -97,8 +97,11 @@ class Door:
         return any(self._copies(*one) is None for one in wanted)
 
     def _find(
-        self, names: Iterable[str], scopes: tuple[str | None, ...], who: str, client: str | None
+        self, names: tuple[str, ...], scopes: tuple[str | None, ...], text: str, client: str | None
     ) -> Listed | None:
+        if not names:
+            return None
+        who = address(text)
         for name in names:
             for tenant in scopes:
                 copy = self._copies(name, tenant)

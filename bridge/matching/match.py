@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Callable, Container, Iterable, Iterator
+from functools import lru_cache
 
 from bridge.matching import spelling
 
@@ -48,9 +49,7 @@ def find_address(category: str, words: Container[str], text: str) -> str | None:
 
 def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool], client: str) -> str | None:
     """The entry of a `network` list that this address is in; `has` knows version, length and number."""
-    ip = ipaddress.ip_address(client)
-    if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped is not None:
-        ip = ip.ipv4_mapped
+    ip = _ip(client)
     number, bits, of = int(ip), ip.max_prefixlen, ip.version
     for version, length in lengths:
         if version == of:
@@ -58,6 +57,13 @@ def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool]
             if has(version, length, first):
                 return f"{type(ip)(first)}/{length}"
     return None
+
+
+@lru_cache(1024)  # a client that comes again, or stays
+def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    """IPv4 in IPv6's clothes is IPv4. Raises ValueError."""
+    ip = ipaddress.ip_address(text)
+    return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
 def upwards(name: str) -> Iterator[str]:
