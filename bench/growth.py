@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from measure import Run, Work, run
+from measure import Run, Work, latency, run
 from peers import PEERS, Peer, ours
 
 if TYPE_CHECKING:
@@ -85,14 +85,19 @@ def plot_peers(works: dict[str, dict[str, Run]], out: Path) -> None:
 
     if not works:
         return
-    figure, grid = pyplot.subplots(len(works), 2, figsize=(9, 1.9 * len(works)), squeeze=False)
-    for (text, runs), (cost, memory) in zip(works.items(), grid, strict=True):
-        cost.barh(list(runs), [one.cpu_ms for one in runs.values()])
-        memory.barh(list(runs), [one.peak_mb for one in runs.values()], color="tab:gray")
-        for axes, label in ((cost, f"{text}: CPU ms for each mail"), (memory, "memory, peak MB")):
-            axes.set_title(label, fontsize=8)
+    figure, grid = pyplot.subplots(len(works), 4, figsize=(14, 1.9 * len(works)), squeeze=False, sharey="row")
+    for (text, runs), (cost, speed, memory, wait) in zip(works.items(), grid, strict=True):
+        names, values = list(runs), list(runs.values())
+        cost.barh(names, [one.cpu_ms for one in values])
+        speed.barh(names, [one.rate for one in values], color="tab:green")
+        memory.barh(names, [one.peak_mb for one in values], color="tab:gray")
+        wait.barh(names, [latency(one.load)[1] for one in values], color="moccasin")
+        wait.barh(names, [latency(one.load)[0] for one in values], color="tab:orange")
+        titles = (f"{text}: CPU ms for each mail", "mails/s", "memory, peak MB", "latency ms, p50 and (light) p99")
+        for axes, title in zip((cost, speed, memory, wait), titles, strict=True):
+            axes.set_title(title, fontsize=8)
             axes.tick_params(labelsize=7)
-            axes.invert_yaxis()
+        cost.invert_yaxis()
     figure.tight_layout()
     figure.savefig(out / "peers.svg", metadata={"Date": None})
     pyplot.close(figure)

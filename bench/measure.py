@@ -65,6 +65,14 @@ class Run:
         return int(self.load["errors"] + self.load["refused"])
 
 
+Latency = tuple[float, float]  # p50 and p99 in milliseconds
+
+
+def latency(told: dict[str, Any]) -> Latency:
+    """Of what a load has told."""
+    return told["total_p50_ms"], told["total_p99_ms"]
+
+
 @dataclass
 class Sampler:
     """The highest resident memory of a process tree."""

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import behind_postfix
 import growth
-from measure import Run, Work, best, load, running
+from measure import Latency, Run, Work, best, latency, load, running
 from peers import HERE, MISSING, PEERS, Peer, build, ours
 
 KiB, MiB = 1024, 1024 * 1024
@@ -53,6 +53,11 @@ WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
     "workers": (
         "4 KiB, connection kept, all cores",
         Work(6_000, cores=2),
+        ("scanbridge", "scanbridge, 2 workers"),
+    ),
+    "workers, many": (
+        "4 KiB, connection kept, all cores, 200 sessions",
+        Work(12_000, sessions=200, cores=2),
         ("scanbridge", "scanbridge, 2 workers"),
     ),
     "workers, rate": (
@@ -88,16 +93,16 @@ def _lighter(work: Work, name: str) -> Work:
     return replace(work, mails=max(work.mails // SLOW.get(name, 1), work.sessions * 2))
 
 
-def direct_ms() -> float:
+def direct_latency() -> Latency:
     """A direct HTTP request of the same mail: what the bridge's latency is on top of."""
     with running(PEERS["C"]) as (ports, _):
-        return float(load("http", ports.scanner, Work(1_000, sessions=1))["total_p50_ms"])
+        return latency(load("http", ports.scanner, Work(1_000, sessions=1)))
 
 
 # --- the goals ---------------------------------------------------------------------------------------------------
 
 
-def goals(found: Results, direct: float, postfix: dict[str, float]) -> list[tuple[str, float | None, float]]:
+def goals(found: Results, direct: Latency, postfix: dict[str, Latency]) -> list[tuple[str, float | None, float]]:
     """What, our value, what it may be at most. None: it could not be measured."""
 
     def cpu(work: str, name: str, peer: str) -> float | None:
@@ -114,8 +119,14 @@ def goals(found: Results, direct: float, postfix: dict[str, float]) -> list[tupl
         ("CPU, milter, 4 KiB : rspamd's proxy", cpu("milter", "scanbridge milter", "rspamd proxy"), 2.0),
         ("CPU, milter, 4 KiB : pymilter", cpu("milter", "scanbridge milter", "pymilter"), 0.5),
         ("CPU, relaying : not relaying", cpu("kept", "scanbridge, relaying", "scanbridge"), 1.6),
-        ("CPU, 2 workers : one, at the same rate", cpu("workers, rate", "scanbridge, 2 workers", "scanbridge"), 1.1),
-        ("CPU, 2 workers : one, as fast as they can", cpu("workers", "scanbridge, 2 workers", "scanbridge"), 1.1),
+        *(
+            (f"CPU, 2 workers : one, {text}", cpu(work, "scanbridge, 2 workers", "scanbridge"), 1.1)
+            for work, text in (
+                ("workers, rate", "at the same rate"),
+                ("workers, many", "as fast as they can, 200 sessions"),
+                ("workers", "as fast as they can, 50 sessions"),
+            )
+        ),
     ]
     for work in ("500", "2000"):
         for name, limit in (("scanbridge", 1.3), ("scanbridge, spooling", None)):
@@ -131,10 +142,10 @@ def goals(found: Results, direct: float, postfix: dict[str, float]) -> list[tupl
             rows.append((f"errors with {work} in flight{', spooled' if limit is None else ''}", float(run.errors), 0.0))
     for name, limit in (("scanbridge", 1.5), ("scanbridge, relaying", 3.0)):
         run = found.get("single", {}).get(name)
-        added = None if run is None else run.load["total_p50_ms"] - direct
+        added = None if run is None else latency(run.load)[0] - direct[0]
         rows.append((f"ms added to a single mail (p50), {name}", added, limit))
     for name, limit in ((behind_postfix.MILTER, 2.0), (behind_postfix.PROXY, 5.0)):
-        added = postfix[name] - postfix[behind_postfix.ALONE] if name in postfix else None
+        added = postfix[name][0] - postfix[behind_postfix.ALONE][0] if name in postfix else None
         rows.append((f"ms added to Postfix (p50), {name}", added, limit))
     return rows
 
@@ -147,7 +158,7 @@ def _ratio(found: Results, work: str, name: str, peer: str, value: Callable[[Run
 # --- the page ----------------------------------------------------------------------------------------------------
 
 
-def page(found: Results, direct: float, postfix: dict[str, float], growing: dict[str, list[growth.Point]]) -> str:
+def page(found: Results, direct: Latency, postfix: dict[str, Latency], growing: dict[str, list[growth.Point]]) -> str:
     lines = [
         "<!-- written by make bench -->",
         "# What a mail costs",
@@ -165,7 +176,13 @@ def page(found: Results, direct: float, postfix: dict[str, float], growing: dict
     for key, (text, _, _) in WORKS.items():
         if key in found:
             lines += ["", f"## {text}", "", *_table(found[key])]
-    lines += ["", "![](peers.svg)", "", f"A direct HTTP request of one 4 KiB mail takes {direct:.2f} ms (p50)."]
+    lines += ["", "![](peers.svg)", "", "## Added latency, 4 KiB, one mail after another", ""]
+    single = {name: latency(run.load) for name, run in found.get("single", {}).items()}
+    lines += _latencies("a direct HTTP request", direct, single)
+    if postfix:
+        alone = postfix[behind_postfix.ALONE]
+        rest = {name: value for name, value in postfix.items() if name != behind_postfix.ALONE}
+        lines += ["", *_latencies(behind_postfix.ALONE, alone, rest)]
     for text, points in growing.items():
         lines += [
             "",
@@ -190,6 +207,15 @@ def _table(runs: dict[str, Run]) -> list[str]:
         cells += [f"{run.load['total_p50_ms']:.2f}", f"{run.load['total_p99_ms']:.2f}"]
         cells += [f"{run.idle_mb:.0f}, {run.peak_mb:.0f}", str(run.errors)]
         lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def _latencies(text: str, bare: Latency, others: dict[str, Latency]) -> list[str]:
+    """What each of them takes, and how much more that is than `bare`."""
+    lines = ["| | p50 ms | p99 ms | added, p50 | added, p99 |", "|---|---|---|---|---|"]
+    lines.append(f"| {text} | {bare[0]:.2f} | {bare[1]:.2f} | | |")
+    for name, (p50, p99) in others.items():
+        lines.append(f"| {name} | {p50:.2f} | {p99:.2f} | {p50 - bare[0]:.2f} | {p99 - bare[1]:.2f} |")
     return lines
 
 
@@ -232,7 +258,7 @@ def main() -> None:
     names = set(filter(None, arguments.peers.split(",")))
     found = measure_all(names, arguments.times)
     growing = {} if arguments.no_growth else growth.measure_all()
-    direct = direct_ms()
+    direct = direct_latency()
     postfix = behind_postfix.measure_all()
     arguments.out.mkdir(parents=True, exist_ok=True)
     text = page(found, direct, postfix, growing)
