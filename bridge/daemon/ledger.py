@@ -29,7 +29,7 @@ class Column:
 
     @property
     def total(self) -> int:
-        """The sum, exactly. Writes nothing: our cell may be another process' to change."""
+        """The sum, but for what `take_one` does just now. Writes nothing: our cell may be another process' own."""
         fcntl.lockf(self._lock, fcntl.LOCK_EX)
         try:
             return sum(self._cells)
