@@ -37,7 +37,7 @@ ARROWS: dict[str, set[str]] = {
         *("yamlfile", "errors"),
     },
     "scanner": {"api", "mail", "errors", "value", "writes"},
-    "delivery": {"api", "mail", "errors", "address", "database"},
+    "delivery": {"api", "mail", "errors", "address", "database", "value"},
     "lists": {"api", "mail", "matching", *SMALL},
     "filter": {"scanner", "delivery", "matching", "api", "mail", "errors", "database", "value"},
     "intake": {"filter", "api", "mail", "errors", "value", "writes"},
