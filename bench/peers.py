@@ -26,7 +26,7 @@ _COMPILES_S = 10.0  # of mail, until Node.js has compiled what it runs often: it
 OURS = """
 scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s}}
 listeners:
-  - {{name: smtp, address: "127.0.0.1:{smtp}", lists: {{block: [{block}]}}}}
+  - {{name: smtp, address: "127.0.0.1:{smtp}"{door}}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:{milter}"}}
 admission: {{max_in_processing: 100000, throttle_threshold: 100000, max_bytes_in_processing: 8GiB}}
 limits: {{max_connections: 20000, max_connections_per_client: 20000}}
@@ -38,6 +38,7 @@ workers: {workers}
 state_directory: {directory}
 lists: {{url: "http://127.0.0.1:1", api_key_file: token, refresh: 1d}}
 """
+DOOR = ", lists: {block: [sender, network]}"
 
 
 @dataclass(frozen=True)
@@ -83,10 +84,10 @@ def ours(
         smtp, milter = (ports.peer, ports.other) if protocol == "smtp" else (ports.other, ports.peer)
         (scratch / "token").write_text("0123456789abcdef0123456789abcdef\n")
         (scratch / "token").chmod(0o600)
-        block = {"senders": "sender", "networks": "network"} if entries else {}
-        (scratch / "state" / "lists").mkdir(parents=True)
-        for name, kind in block.items():
-            make_copy(scratch / "state" / "lists", name, kind, entries)
+        copies = scratch / "state" / "lists"
+        copies.mkdir(parents=True)
+        for kind in ("sender", "network") if entries else ():
+            make_copy(copies, kind, kind, entries)
         configuration = scratch / "scanbridge.yml"
         configuration.write_text(
             OURS.format(
@@ -99,7 +100,7 @@ def ours(
                 deliver=deliver if protocol == "smtp" else "relay",
                 memory=memory,
                 directory=scratch / "state",
-                block=", ".join(block),
+                door=DOOR if entries else "",
             )
         )
         return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
