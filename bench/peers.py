@@ -38,7 +38,7 @@ workers: {workers}
 state_directory: {directory}
 lists: {{url: "http://127.0.0.1:1", api_key_file: token, refresh: 1d}}
 """
-DOOR = ", lists: {block: [sender, network]}"
+BLOCKING = ", lists: {block: [sender, network]}"  # for the listener: two lists at its door
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def ours(
                 deliver=deliver if protocol == "smtp" else "relay",
                 memory=memory,
                 directory=scratch / "state",
-                door=DOOR if entries else "",
+                door=BLOCKING if entries else "",
             )
         )
         return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
