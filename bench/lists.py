@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bridge.filter.door import Door, DoorSettings
+from bridge.filter.envelope_lists import Door, DoorSettings
 from bridge.lists import ListClient, ListEntry, ListSettings, apply, difference
 from bridge.lists.copies import Copies, Wanted
 from bridge.mail.session import Client, Session

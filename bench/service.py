@@ -125,8 +125,8 @@ def bench_scans(service: Service, seconds: float, clients: int) -> None:
 
 
 def bench_lists(entries: int) -> None:
-    from bridge.service.listindex import ListIndex, traits_of
-    from bridge.service.liststore import GLOBAL, PREDEFINED
+    from bridge.service.lists.index import ListIndex, traits_of
+    from bridge.service.lists.store import GLOBAL, PREDEFINED
 
     before, index = _rss(str(os.getpid())), ListIndex(PREDEFINED)
     start = time.monotonic()

@@ -26,9 +26,9 @@ from typing import Any, ClassVar, TypeVar, cast
 
 import uvloop
 
-from bridge import yamlfile
-from bridge.config import Config
-from bridge.daemon.run import Daemon
+from bridge.config.model import Config
+from bridge.daemon.daemon import Daemon
+from bridge.runtime import yaml_file
 
 T = TypeVar("T")
 
@@ -378,7 +378,7 @@ def running_bridge(directory: Path, config: dict[str, Any] | None = None, **list
     background.run(scanner.start())
     background.run(next_hop.start())
     data = configuration(directory, scanner, next_hop, config, **listener)
-    conf = yamlfile.load(directory / "bridge.yml", Config, yamlfile.dump(data))
+    conf = yaml_file.load(directory / "bridge.yml", Config, yaml_file.dump(data))
     daemon = Daemon(conf)
     background.run(daemon.start())
     port, admin_port = conf.listeners[0].address.port, conf.admin.address.port

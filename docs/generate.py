@@ -1,7 +1,7 @@
 """Makes the references from the code: docs/configuration.md and docs/metrics.md. `make docs` runs it.
 
-Keys, types, defaults and descriptions come from the models of `bridge.config`, names and labels from
-`bridge.metrics`. Nothing in the two pages is written by hand, and a test fails when they are out of date.
+Keys, types, defaults and descriptions come from the models of `bridge.config.model`, names and labels from
+`bridge.observe.metrics`. Nothing in the two pages is written by hand, and a test fails when they are out of date.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from bridge.cli.configuration import json_schema
-from bridge.config import EMBEDDED
-from bridge.counting import BUCKETS
+from bridge.cli.config import json_schema
+from bridge.config.model import EMBEDDED
+from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.mail.action import Action
-from bridge.metrics import Metrics
-from bridge.profiles import DEFAULT_PROFILE, PROFILES
-from bridge.units import show_duration
+from bridge.observe.metric_types import BUCKETS
+from bridge.observe.metrics import Metrics
+from bridge.runtime.units import show_duration
 
 DOCS = Path(__file__).parent
 
@@ -25,7 +25,7 @@ Schema = dict[str, Any]
 CONFIGURATION = """\
 # Configuration
 
-<!-- Made by docs/generate.py from bridge/config.py: change it there, then `make docs`. -->
+<!-- Made by docs/generate.py from bridge/config/model.py: change it there, then `make docs`. -->
 
 `scanbridge run -c FILE` reads one YAML file (or the file that `$SCANBRIDGE_CONFIG` names); without one the
 [embedded default](#the-embedded-default) runs. Unknown and doubled keys are refused, all mistakes are shown at once
@@ -45,7 +45,7 @@ with file and line, and the exit code is then 78.
 METRICS = """\
 # Metrics
 
-<!-- Made by docs/generate.py from bridge/metrics.py: change it there, then `make docs`. -->
+<!-- Made by docs/generate.py from bridge/observe/metrics.py: change it there, then `make docs`. -->
 
 `GET /metrics` at the admin address (`admin.address`, 127.0.0.1:9082), in Prometheus' text form or OpenMetrics, as asked
 for. Label values come from closed sets, never from mail. Every combination of them that can be known starts at 0.

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sqlalchemy import text
 
-from bridge.database import Database, writing
+from bridge.runtime.database import Database, writing
 
 _WRITE = """
 import sqlite3, sys

@@ -11,10 +11,10 @@ import click
 import pytest
 from requirements import need
 
-from bridge import yamlfile
 from bridge.cli import main
-from bridge.config import EMBEDDED, Config
-from bridge.daemon.run import Daemon
+from bridge.config.model import EMBEDDED, Config
+from bridge.daemon.daemon import Daemon
+from bridge.runtime import yaml_file
 from bridge.testing import Background, free_port
 
 ROOT = Path(__file__).parent.parent
@@ -147,12 +147,12 @@ def anchors(text: str) -> set[str]:
 @pytest.mark.parametrize("path", sorted(ROOT.glob("deploy/*/bridge.yml")), ids=lambda path: path.parent.name)
 def test_configuration_of_a_recipe_is_valid(path):
     """The files in deploy/ can be used as they are."""
-    assert yamlfile.load(path, Config).listeners
+    assert yaml_file.load(path, Config).listeners
 
 
 def test_example_in_the_readme_is_a_valid_configuration(tmp_path):
     (example,) = re.findall(r"```yaml\n(scanner:.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert yamlfile.load(tmp_path / "bridge.yml", Config, example).listeners
+    assert yaml_file.load(tmp_path / "bridge.yml", Config, example).listeners
 
 
 # The quick start, for real
@@ -167,7 +167,7 @@ def embedded(tmp_path_factory):
         ports[port] = str(free_port())
         text = text.replace(f":{port}", f":{ports[port]}")
     background = Background()
-    daemon = Daemon(yamlfile.load(state / "bridge.yml", Config, text))
+    daemon = Daemon(yaml_file.load(state / "bridge.yml", Config, text))
     background.run(daemon.start())
     try:
         yield state, ports["10025"]

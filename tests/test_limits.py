@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.config import Config, Limits
-from bridge.metrics import LIMITS, Metrics
-from bridge.units import parse_duration, parse_size
+from bridge.config.model import Config, Limits
+from bridge.observe.metrics import LIMITS, Metrics
+from bridge.runtime.units import parse_duration, parse_size
 
 ROOT = Path(__file__).parent.parent
 METRIC = re.compile(r'(\w+)(?:\{(\w+)="(\w+)"\})?')

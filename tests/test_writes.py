@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import uvloop
 
+from bridge.runtime.write_batch import Writes
 from bridge.scanner.http import HttpConnection
-from bridge.writes import Writes
 
 
 def run(work: Coroutine[Any, Any, None], factory: Any) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from bridge.value import value
+from bridge.runtime.value import value
 
 SUBMIT_PATH = "/v1/messageQueue/submitEmail"
 STATUS_PATH = "/v1/admin/status"

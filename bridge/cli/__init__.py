@@ -16,16 +16,16 @@ from bridge import __version__
 # Name -> the file below this one and the command in it, in the order of --help.
 _COMMANDS = {
     "run": ("run", "run"),
-    "check": ("check", "check"),
+    "check": ("check.command", "check"),
     "setup": ("setup", "setup"),
     "scan": ("scan", "scan"),
-    "lists": ("lists", "lists"),
-    "quarantine": ("quarantine", "quarantine"),
+    "lists": ("lists.command", "lists"),
+    "quarantine": ("quarantine.command", "quarantine"),
     "status": ("status", "status"),
-    "top": ("top", "top"),
+    "top": ("top.command", "top"),
     "reload": ("reload", "reload"),
     "service": ("service", "service"),
-    "config": ("configuration", "configuration"),
+    "config": ("config", "configuration"),
 }
 
 

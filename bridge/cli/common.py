@@ -8,8 +8,8 @@ from typing import NoReturn
 
 import click
 
-from bridge.config import Config
-from bridge.daemon.run import load
+from bridge.config.model import Config
+from bridge.daemon.daemon import load
 from bridge.errors import ConfigError
 
 EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us

@@ -11,15 +11,15 @@ from typing import NoReturn
 import click
 import uvloop
 
-from bridge import maillog
 from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.config import Config
-from bridge.daemon import files, wiring
-from bridge.daemon.notify import show_stack_on_abort
-from bridge.daemon.run import Daemon, load
-from bridge.daemon.supervisor import Supervisor
+from bridge.config.model import Config
+from bridge.daemon import resources, wiring
+from bridge.daemon.daemon import Daemon, load
+from bridge.daemon.systemd import show_stack_on_abort
+from bridge.daemon.workers.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
-from bridge.veil import Veil
+from bridge.observe import mail_log
+from bridge.observe.redaction import Veil
 
 
 @click.command()
@@ -34,7 +34,7 @@ def run(path: Path | None) -> None:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
         _supervise(conf, veil, lambda: load(path))
-    writer = maillog.set_up(conf.log.format, conf.log.level, veil=veil)
+    writer = mail_log.set_up(conf.log.format, conf.log.level, veil=veil)
     try:
         uvloop.run(_run(conf, writer, lambda: load(path)))
     except ConfigError as exc:
@@ -50,7 +50,7 @@ def run(path: Path | None) -> None:
 
 def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoReturn:
     """Several workers. No thread may run here when they are forked, so the log is written at once."""
-    maillog.set_up_plain(conf.log.format, conf.log.level, veil)
+    mail_log.set_up_plain(conf.log.format, conf.log.level, veil)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
@@ -60,7 +60,7 @@ def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoRetu
         sys.exit(1)
 
 
-async def _run(conf: Config, writer: maillog.LineWriter, reread: Callable[[], Config]) -> None:
+async def _run(conf: Config, writer: mail_log.LineWriter, reread: Callable[[], Config]) -> None:
     await Daemon(conf, writer).run(reread, on_ready=lambda: _welcome(conf))
 
 
@@ -68,7 +68,7 @@ def _welcome(conf: Config) -> None:
     """What a new user wants to know first."""
     if not conf.embedded_service:
         return
-    state = files.state_directory(conf.state_directory)
+    state = resources.state_directory(conf.state_directory)
     smtp = next((one for one in conf.listeners if one.protocol == "smtp" and one.address.host), None)
     lines = ["", "scanbridge is running. It listens here:"]
     lines += [f"  {one.protocol:7} {one.address}" for one in conf.listeners]

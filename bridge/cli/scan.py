@@ -14,7 +14,7 @@ import uvloop
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.config import Config
+from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import ConfigError, MessageTooLarge, Saturated, ScanError
 from bridge.mail.message import Message, Spool

@@ -14,13 +14,13 @@ from pathlib import Path
 import click
 import uvloop
 
-from bridge.daemon import files
-from bridge.daemon.notify import feed_watchdog, notify, show_stack_on_abort
+from bridge.daemon import resources
 from bridge.daemon.sockets import Sockets
+from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.http_server import ServiceServer
 from bridge.service import settings
 from bridge.service.keys import KeyRing
-from bridge.service.serve import ServiceServer
 from bridge.service.store import Store
 
 DEFAULT = Path("service.yml")
@@ -108,7 +108,7 @@ def _keys(path: Path | None) -> Iterator[KeyRing]:
 def _database(path: Path | None) -> str:
     """The configuration's, or that of the service inside `scanbridge run` when there is no configuration."""
     if path is None and not DEFAULT.exists():
-        state = files.state_directory(None)
+        state = resources.state_directory(None)
         if not state.exists():
             click.echo("there is no service.yml here, and `scanbridge run` has not run yet", err=True)
             sys.exit(EXIT_CONFIG)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli import postfixlines
+from bridge.cli import postfix_lines
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.errors import ConfigError
 
@@ -18,13 +18,13 @@ def setup() -> None:
 
 @setup.command()
 @config_option
-@click.option("--mode", type=click.Choice(postfixlines.MODES), required=True, help="How Postfix uses the bridge.")
+@click.option("--mode", type=click.Choice(postfix_lines.MODES), required=True, help="How Postfix uses the bridge.")
 @click.option("--listener", help="Which one, where several fit.")
 @click.option("--file", type=click.Choice(["main.cf", "master.cf"]), help="The lines of this file only.")
 def postfix(path: Path | None, mode: str, listener: str | None, file: str | None) -> None:
     """Print the lines for Postfix's main.cf and master.cf. Exit code 78 when no listener fits."""
     try:
-        lines = postfixlines.for_postfix(load_or_exit(path), mode, listener)
+        lines = postfix_lines.for_postfix(load_or_exit(path), mode, listener)
     except ConfigError as exc:
         fail_config(ConfigError(f"{path or 'embedded default'}: {exc}"))
     if file:

@@ -10,8 +10,8 @@ from typing import Any
 import click
 import httpx2
 
-from bridge.address import Address
 from bridge.cli.common import config_option, load_or_exit
+from bridge.runtime.endpoints import Address
 
 _TIMEOUT_S = 5.0
 

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Sequence
 from pathlib import Path
 
-from bridge.config import Config
-from bridge.daemon import files, wiring
+from bridge.config.model import Config
+from bridge.daemon import resources, wiring
+from bridge.runtime.http_server import ServiceServer
 from bridge.service import settings
 from bridge.service.keys import KeyRing, NoSuchKey
-from bridge.service.serve import ServiceServer
 from bridge.service.store import Store
 
 log = logging.getLogger(__name__)
@@ -23,10 +23,10 @@ KEY_NAME = "bridge"
 
 def make_token(conf: Config) -> None:
     """Unless there is one; and an API key, if the lists are the embedded service's too. Raises ConfigError."""
-    files.make_secret(files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+    resources.make_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
     if has_own_lists(conf):
         assert conf.lists is not None
-        files.make_secret(files.locate(conf.lists.api_key_file, conf.directory), "lists.api_key_file")
+        resources.make_secret(resources.locate(conf.lists.api_key_file, conf.directory), "lists.api_key_file")
 
 
 def has_own_lists(conf: Config) -> bool:

@@ -16,15 +16,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from bridge.daemon import certificates, files
-from bridge.delivery.hop import STATES
-from bridge.delivery.stock import Stock
+from bridge.daemon import certificates, resources
 from bridge.errors import StoreError
-from bridge.metrics import SATURATION
+from bridge.observe.metrics import SATURATION
+from bridge.quarantine.usage import Stock
+from bridge.relay.monitored import STATES
 
 if TYPE_CHECKING:
-    from bridge.daemon.parts import Parts
-    from bridge.daemon.run import Daemon
+    from bridge.daemon.components import Parts
+    from bridge.daemon.daemon import Daemon
 
 log = logging.getLogger(__name__)
 
@@ -132,7 +132,7 @@ def own_ends(parts: Parts) -> dict[tuple[str, str], float]:
     if conf.scanner.client_cert_file:
         named.append(("scanner_client", "scanner", conf.scanner.client_cert_file))
     for role, name, file in named:
-        end = certificates.first_end(files.locate(file, conf.directory))
+        end = certificates.first_end(resources.locate(file, conf.directory))
         if end is not None:
             found[role, name] = end
     return found

@@ -13,13 +13,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from bridge.config import Config
+from bridge.config.model import Config
 from bridge.daemon import wiring
-from bridge.daemon.notify import notify
+from bridge.daemon.systemd import notify
 from bridge.errors import BridgeError, ConfigError
 
 if TYPE_CHECKING:
-    from bridge.daemon.run import Daemon
+    from bridge.daemon.daemon import Daemon
 
 log = logging.getLogger(__name__)
 

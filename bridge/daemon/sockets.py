@@ -12,10 +12,10 @@ import socket
 from collections.abc import Iterable
 from pathlib import Path
 
-from bridge.address import Address
-from bridge.daemon.given import Given
+from bridge.daemon.socket_activation import Given
 from bridge.errors import ConfigError
-from bridge.service.serve import CannotListen, bind
+from bridge.runtime.endpoints import Address
+from bridge.runtime.http_server import CannotListen, bind
 
 log = logging.getLogger(__name__)
 

@@ -11,40 +11,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bridge import config, hopconfig, policies
-from bridge.address import Address, NextHop
-from bridge.config import Config
-from bridge.daemon import files
-from bridge.database import Database
-from bridge.delivery import durable
-from bridge.delivery.bucket import BucketSettings
-from bridge.delivery.maildir import Maildir
-from bridge.delivery.mark import Marks
-from bridge.delivery.quarantine import Place
-from bridge.delivery.relay import Relay, RelaySettings, SmtpRelay
-from bridge.delivery.routes import Failover, Routes
+from bridge.config import model, policy
+from bridge.config.model import Config
+from bridge.config.profiles import PROFILES
+from bridge.config.relay import Relay as RelayConfig
+from bridge.daemon import resources
 from bridge.errors import ConfigError
+from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
-from bridge.filter.decide import FilterSettings
-from bridge.filter.door import Door, DoorSettings
-from bridge.filter.late import LateDecisions, LateSettings, Scan
-from bridge.filter.latestore import LateStore, MemoryStore, SqlStore
-from bridge.filter.limit import AdaptiveLimit
+from bridge.filter.envelope_lists import Door, DoorSettings
+from bridge.filter.late.decisions import LateDecisions, LateSettings, Scan
+from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
+from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
-from bridge.intake.clientheader import ClientHeader
-from bridge.intake.milter.transport import MilterSettings
-from bridge.intake.server import Kinds, SmtpSettings
-from bridge.intake.wire import SessionLimits
+from bridge.intake.milter.server import MilterSettings
+from bridge.intake.smtp.client_header import ClientHeader
+from bridge.intake.smtp.server import Kinds, SmtpSettings
+from bridge.intake.smtp.wire import SessionLimits
 from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
-from bridge.profiles import PROFILES
+from bridge.observe.redaction import FULL, Veil
+from bridge.quarantine.quarantine import Place
+from bridge.quarantine.release_token import Marks
+from bridge.quarantine.s3_store import BucketSettings
+from bridge.relay.maildir import Maildir
+from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
+from bridge.relay.routes import Failover, Routes
+from bridge.runtime import durable_files
+from bridge.runtime.database import Database
+from bridge.runtime.endpoints import Address, NextHop
 from bridge.scanner.client import Scanner, ScannerSettings
-from bridge.veil import FULL, Veil
 
 if TYPE_CHECKING:
-    from bridge.tracing import Tracing
+    from bridge.observe.tracing import Tracing
 
 _STOP_GRACE_S = 20.0
 
@@ -65,7 +66,7 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
     return ScannerSettings(
         urls=tuple(scanner.urls),
         token=token,
-        tls=files.scanner_tls(scanner, conf.directory) if encrypted else None,
+        tls=resources.scanner_tls(scanner, conf.directory) if encrypted else None,
         connect_timeout_s=scanner.connect_timeout,
         status_interval_s=scanner.status_interval,
         resubmit=scanner.resubmit,
@@ -77,7 +78,7 @@ def scanner(conf: Config) -> Scanner:
 
 
 def token(conf: Config) -> str:
-    return files.read_secret(files.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
+    return resources.read_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
 
 
 def admission_settings(conf: Config) -> AdmissionSettings:
@@ -136,20 +137,20 @@ def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
     return found
 
 
-def _failover(conf: Config, settings: hopconfig.Relay, hops: tuple[NextHop, ...], watch: Watch) -> Relay:
+def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], watch: Watch) -> Relay:
     relays = [(str(hop), watch(str(hop), next_hop(conf, settings, hop))) for hop in hops]
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 
-def next_hop(conf: Config, settings: hopconfig.Relay, hop: NextHop) -> Relay:
+def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
     if hop.protocol == "maildir":
-        return Maildir(files.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
+        return Maildir(resources.make_directory(Path(hop.address.path), "relay.next_hop"), hostname(conf))
     return SmtpRelay(
         RelaySettings(
             next_hop=hop,
             hostname=hostname(conf),
             tls=settings.tls,
-            tls_context=files.client_tls(settings.ca_file, conf.directory, "relay.ca_file"),
+            tls_context=resources.client_tls(settings.ca_file, conf.directory, "relay.ca_file"),
             connect_timeout_s=settings.connect_timeout,
             timeout_s=settings.timeout,
             max_idle_s=settings.max_idle,
@@ -171,7 +172,7 @@ def state_database(conf: Config, state: Path, default: str) -> Database:
 
 def quarantine_place(conf: Config, state: Path) -> Place:
     """Raises ConfigError."""
-    directory = files.make_directory(state / conf.quarantine.directory, "quarantine.directory")
+    directory = resources.make_directory(state / conf.quarantine.directory, "quarantine.directory")
     index = state_database(conf, state, "state.sqlite")
     return Place(
         directory=directory,
@@ -199,7 +200,7 @@ def bucket_settings(conf: Config) -> BucketSettings | None:
         access_key=_secret(conf, s3.access_key_file, key + "access_key_file"),
         secret_key=_secret(conf, s3.secret_key_file, key + "secret_key_file"),
         allow_http=(s3.endpoint or "").startswith("http:"),
-        ca=files.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
+        ca=resources.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
     )
 
 
@@ -207,12 +208,12 @@ def release_marks(conf: Config, state: Path) -> Marks:
     """Raises ConfigError."""
     key = "quarantine.release_key_file"
     if conf.quarantine.release_key_file:
-        path = files.locate(conf.quarantine.release_key_file, conf.directory)
+        path = resources.locate(conf.quarantine.release_key_file, conf.directory)
     else:
-        path = files.make_directory(state, "state_directory") / "release-key"
-        files.make_secret(path, key)
-        durable.give_to_owner(path)
-    return Marks(files.read_secret(path, key), conf.headers.prefix)
+        path = resources.make_directory(state, "state_directory") / "release-key"
+        resources.make_secret(path, key)
+        durable_files.give_to_owner(path)
+    return Marks(resources.read_secret(path, key), conf.headers.prefix)
 
 
 def veil(conf: Config) -> Veil:
@@ -221,17 +222,17 @@ def veil(conf: Config) -> Veil:
         return FULL
     if conf.log.addresses == "domain":
         return Veil("domain")
-    path = files.make_directory(files.state_directory(conf.state_directory), "state_directory") / "log-key"
-    files.make_secret(path, "log.addresses")
-    durable.give_to_owner(path)
-    return Veil("hashed", files.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+    path = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory") / "log-key"
+    resources.make_secret(path, "log.addresses")
+    durable_files.give_to_owner(path)
+    return Veil("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
 
 
 def _secret(conf: Config, name: str | None, key: str) -> str | None:
-    return files.read_secret(files.locate(name, conf.directory), key) if name else None
+    return resources.read_secret(resources.locate(name, conf.directory), key) if name else None
 
 
-def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:
+def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
     return FilterSettings(
         deadline_s=listener.deadline,
         policy=_policy(conf.policy_for(listener)),
@@ -243,7 +244,7 @@ def filter_settings(conf: Config, listener: config.Listener) -> FilterSettings:
     )
 
 
-def door(conf: Config, listener: config.Listener, copies: Copies) -> Door | None:
+def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
     """What this listener enforces; None when it names no lists."""
     lists = listener.lists
     if lists is None or conf.lists is None or not lists.names:
@@ -273,17 +274,17 @@ def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
     """Raises ConfigError."""
     lists = conf.lists
     assert lists is not None
-    key = files.read_secret(files.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
+    key = resources.read_secret(resources.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
     encrypted = lists.url.startswith("https:")
-    tls = files.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
+    tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
     return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
 
 
 def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
     """For `bridge.lists.fetch`. The key is read anew each time: it may have been exchanged."""
     assert conf.lists is not None
-    ca_file = files.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
-    made = files.make_directory(directory, "state_directory")
+    ca_file = resources.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
+    made = resources.make_directory(directory, "state_directory")
     if os.geteuid() == 0:  # made by root, kept by the daemon
         owner = made.parent.stat()
         os.chown(made, owner.st_uid, owner.st_gid)
@@ -295,7 +296,7 @@ def tracing(conf: Config) -> Tracing | None:
     if conf.tracing is None:
         return None
     try:
-        from bridge.tracing import Tracing
+        from bridge.observe.tracing import Tracing
     except ImportError as exc:
         raise ConfigError(f"tracing: needs the extra `otel`: pip install 'scanbridge[otel]' ({exc})") from exc
     return Tracing(conf.tracing.endpoint, conf.tracing.sample_percent, hostname(conf))
@@ -322,7 +323,7 @@ def limit(conf: Config) -> AdaptiveLimit | None:
     return AdaptiveLimit(conf.admission.max_in_processing) if conf.admission.limit == "adaptive" else None
 
 
-def _policy(policy: policies.Policy) -> Policy:
+def _policy(policy: policy.Policy) -> Policy:
     rules: dict[Case, Rule] = {}
     for case in Case:
         outcome = policy.outcome(case.value)
@@ -345,7 +346,7 @@ def _kinds(conf: Config) -> Kinds:
     return Kinds(by_domain, (conf.scanner.tenant_uid, 0))
 
 
-def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
+def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
     assert listener.protocol != "milter"
     limits = conf.limits
     return SmtpSettings(
@@ -353,7 +354,7 @@ def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
         hostname=hostname(conf),
         protocol=listener.protocol,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=files.listener_tls(listener.tls, conf.directory, f"{listener.name}.tls") if listener.tls else None,
+        tls=resources.listener_tls(listener.tls, conf.directory, f"{listener.name}.tls") if listener.tls else None,
         tls_required=listener.tls.required if listener.tls else False,
         proxy_protocol=listener.proxy_protocol,
         client_header=ClientHeader(listener.client_header) if listener.client_header else None,
@@ -374,7 +375,7 @@ def smtp_settings(conf: Config, listener: config.Listener) -> SmtpSettings:
     )
 
 
-def milter_settings(conf: Config, listener: config.Listener) -> MilterSettings:
+def milter_settings(conf: Config, listener: model.Listener) -> MilterSettings:
     if listener.tls is not None or listener.proxy_protocol:
         raise ConfigError(f"{listener.name}: a milter listener has neither tls nor proxy_protocol")
     return MilterSettings(

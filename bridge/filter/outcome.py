@@ -7,13 +7,13 @@ from typing import Literal
 
 from bridge.api.scanning import AnalysisResult
 from bridge.filter.headers import Fields
-from bridge.filter.late import Late
+from bridge.filter.late.decisions import Late
 from bridge.mail.action import Action
 from bridge.mail.listed import Listed
 from bridge.mail.reply import Reply
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction
-from bridge.value import value
+from bridge.runtime.value import value
 
 
 @value

@@ -19,9 +19,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
 
-from bridge import yamlfile
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
+from bridge.runtime import yaml_file
 
 MAX_MISTAKES = 20
 _COMMENT = re.compile(r"\s+#")
@@ -162,7 +162,7 @@ def _json_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
 
 def _yaml_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
     try:
-        value, line_of = yamlfile.read(Path(mistakes.shown), text)
+        value, line_of = yaml_file.read(Path(mistakes.shown), text)
     except ConfigError as exc:
         raise InputError(str(exc)) from None
     yield from _items(value, line_of, mistakes)

@@ -6,7 +6,7 @@ encodes to the very bytes the client sent (`intake.address` refuses the rest).
 
 from __future__ import annotations
 
-from bridge.value import value
+from bridge.runtime.value import value
 
 
 @value

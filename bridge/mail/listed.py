@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from bridge.value import value
+from bridge.runtime.value import value
 
 
 class ListAction(StrEnum):

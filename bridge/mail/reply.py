@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import field
 
-from bridge.value import value
+from bridge.runtime.value import value
 
 _ENHANCED = re.compile(r"([245]\.\d{1,3}\.\d{1,3})(?:\s+|$)")
 _UNPRINTABLE = re.compile(r"[^\t\x20-\x7e]")

@@ -7,7 +7,7 @@ or milter macros. Only the `Client` goes to the scanner.
 
 from __future__ import annotations
 
-from bridge.value import value
+from bridge.runtime.value import value
 
 
 @value

@@ -9,7 +9,7 @@ import time
 from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
 from bridge.mail.session import Session
-from bridge.value import value
+from bridge.runtime.value import value
 
 _numbers = itertools.count(int.from_bytes(os.urandom(2)))
 

@@ -30,11 +30,11 @@ from bridge.errors import (
     ScanUnavailable,
 )
 from bridge.mail.message import Message
+from bridge.runtime.value import value
 from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
 from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, DeadlinePassed, HttpConnection, LateAnswer
-from bridge.value import value
 
 __all__ = ["Host", "LateScan", "Scanner", "ScannerSettings"]
 

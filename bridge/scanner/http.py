@@ -19,8 +19,8 @@ from typing import Any, cast
 
 import httptools
 
-from bridge.value import value
-from bridge.writes import Writes
+from bridge.runtime.value import value
+from bridge.runtime.write_batch import Writes
 
 _MAX_HEAD = 64 * 1024
 _TIMER_S = 0.002  # uvloop counts in milliseconds

@@ -20,20 +20,20 @@ from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH
 from bridge.mail.message import Spool
 from bridge.service import openapi
-from bridge.service.admission import Admission
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
-from bridge.service.core import RemoteCore
+from bridge.service.core_nodes import RemoteCore
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
-from bridge.service.listfollow import ListFollower
-from bridge.service.lists import ListsApi
-from bridge.service.liststore import ListStore
+from bridge.service.lists.endpoint import ListsApi
+from bridge.service.lists.follow import ListFollower
+from bridge.service.lists.store import ListStore
 from bridge.service.metrics import Metrics
 from bridge.service.queue import AnalysisQueue, Core
-from bridge.service.records import Records
-from bridge.service.scanning import Status, SubmitEmail, queue_status
+from bridge.service.scanning.admission import Admission
+from bridge.service.scanning.endpoint import Status, SubmitEmail, queue_status
+from bridge.service.scanning.records import Records
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
-from bridge.service.answers import Refused, header
+from bridge.service.responses import Refused, header
 from bridge.service.settings import StaticApiToken
 
 CHALLENGE_BEARER = 'Bearer realm="scanning"'

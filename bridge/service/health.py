@@ -15,10 +15,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Scope
 
 from bridge.api.scanning import QueueStatus
-from bridge.service.answers import Refused
 from bridge.service.auth import StaticTokens
-from bridge.service.listfollow import ListFollower
+from bridge.service.lists.follow import ListFollower
 from bridge.service.metrics import Metrics
+from bridge.service.responses import Refused
 from bridge.service.settings import Permission
 
 

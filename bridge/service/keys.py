@@ -17,8 +17,8 @@ from starlette.types import Scope
 
 from bridge.api.lists import AUTH_SCHEME
 from bridge.errors import BridgeError
-from bridge.service.answers import Refused, storage_unavailable
 from bridge.service.auth import credentials, digest
+from bridge.service.responses import Refused, storage_unavailable
 from bridge.service.store import STORAGE_ERRORS, Store, api_key
 
 LOOK_EVERY_S = 0.2

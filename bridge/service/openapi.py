@@ -12,14 +12,7 @@ import sys
 from html import escape
 from typing import Any
 
-from bridge.api.lists import (
-    ADD_PATH,
-    DELETE_PATH,
-    GET_LISTS_PATH,
-    LIST_ENTRIES_PATH,
-    MAX_ENTRIES_PER_REQUEST,
-    NDJSON,
-)
+from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH, MAX_ENTRIES_PER_REQUEST, NDJSON
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH, Decision, QueueStatus
 from bridge.matching.spelling import MAX_COMMENT, MAX_ENTRY
 

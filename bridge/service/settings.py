@@ -28,10 +28,10 @@ from pydantic import (
     model_validator,
 )
 
-from bridge import yamlfile
-from bridge.address import Address
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, Decision
-from bridge.units import Duration, Size
+from bridge.runtime import yaml_file
+from bridge.runtime.endpoints import Address
+from bridge.runtime.units import Duration, Size
 
 KiB, MiB = 1024, 1024**2
 SHORT_TOKEN = 16  # below it, whoever starts the service is warned: it can be guessed
@@ -351,7 +351,7 @@ class ServiceConfig(Section):
 
 
 def load(path: Path) -> ServiceConfig:
-    return yamlfile.load(path, ServiceConfig)
+    return yaml_file.load(path, ServiceConfig)
 
 
 def embedded(state_dir: Path, listen: str, token: str) -> ServiceConfig:

@@ -29,9 +29,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
-from bridge import database
-from bridge.database import Database, DatabaseNewer, DatabaseUnusable
 from bridge.errors import BridgeError
+from bridge.runtime import database
+from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
 
 MIGRATION_LOCK = 0x5CA7B12D  # any number that nobody else uses as an advisory lock
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import aiosmtpd.controller
 import pytest
 
-from bridge.intake.smtp import BridgeSMTP
+from bridge.intake.smtp.session import BridgeSMTP
 
 _ENHANCED = re.compile(rb"^[245]\.\d{1,3}\.\d{1,3} ", re.MULTILINE)
 _getreply = smtplib.SMTP.getreply

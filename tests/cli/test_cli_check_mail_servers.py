@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from bridge import yamlfile
-from bridge.cli.checks.finding import Finding
-from bridge.cli.checks.postfix import check_postfix
-from bridge.cli.checks.sendmail import check_sendmail
-from bridge.config import Config
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.postfix import check_postfix
+from bridge.cli.check.sendmail import check_sendmail
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
 from tests.requirements import need
 
 MASTER = "smtp inet n - {chroot} - - smtpd\n"
@@ -34,7 +34,7 @@ def config(tmp_path: Path, address: str = "127.0.0.1:10027", **listener: Any) ->
         "listeners": [{"name": "milter", "protocol": "milter", "address": address, **listener}],
         "relay": {"next_hop": "smtp://127.0.0.1:10026"},
     }
-    return yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump(data))
+    return yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
 
 
 def postfix(tmp_path: Path, chroot: str = "n", **settings: str) -> Path:

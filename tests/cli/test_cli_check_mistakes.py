@@ -15,8 +15,8 @@ import pytest
 import trustme
 from click.testing import CliRunner, Result
 
-from bridge import yamlfile
 from bridge.cli import main
+from bridge.runtime import yaml_file
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, configuration, running_bridge
 from tests.requirements import need
 
@@ -51,7 +51,7 @@ class World:
         cert.private_key_pem.write_to_path(self.directory / "key.pem")
 
     def run(self, *options: str) -> Result:
-        (self.directory / "bridge.yml").write_text(yamlfile.dump(self.data))
+        (self.directory / "bridge.yml").write_text(yaml_file.dump(self.data))
         arguments = ["check", "-c", str(self.directory / "bridge.yml"), *self.options, *options]
         return CliRunner().invoke(main, arguments)
 
@@ -63,7 +63,7 @@ class World:
             self.data["listeners"] = [{"name": "m", "protocol": "milter", "address": address}]
         else:
             self.listener["profile"] = f"postfix-{mode}"
-        (self.directory / "bridge.yml").write_text(yamlfile.dump(self.data))
+        (self.directory / "bridge.yml").write_text(yaml_file.dump(self.data))
         place = self.directory / "postfix"
         place.mkdir()
         for name in ("main.cf", "master.cf"):
@@ -252,7 +252,7 @@ def test_send_test_needs_a_recipient_and_shows_every_outcome(tmp_path: Path) -> 
             tmp_path, bridge.scanner, bridge.next_hop, {"admin": {"address": f"127.0.0.1:{bridge.admin_port}"}}
         )
         data["listeners"][0]["address"] = address
-        (tmp_path / "check.yml").write_text(yamlfile.dump(data))
+        (tmp_path / "check.yml").write_text(yaml_file.dump(data))
         command = ["check", "-c", str(tmp_path / "check.yml"), "--send-test"]
         assert CliRunner().invoke(main, command).exit_code == 2
         done = CliRunner().invoke(main, [*command, "--to", "b@example.org"])

@@ -11,10 +11,12 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from bridge import __version__, config, yamlfile
-from bridge.address import Address
+from bridge import __version__
 from bridge.cli import main
 from bridge.cli.status import ask, table
+from bridge.config import model
+from bridge.runtime import yaml_file
+from bridge.runtime.endpoints import Address
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -42,7 +44,7 @@ class Place:
         }
         for name, value in sections.items():
             data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
-        self.config.write_text(yamlfile.dump(data))
+        self.config.write_text(yaml_file.dump(data))
 
     def run(self, *arguments: str) -> Result:
         return CliRunner().invoke(main, [*arguments, "-c", str(self.config)])
@@ -106,7 +108,7 @@ def test_config_show_prints_what_is_in_force_and_no_secret(place: Place) -> None
     """YAML that loads again, JSON for machines."""
     shown, machine = place.run("config", "show"), place.run("config", "show", "--json")
     assert shown.exit_code == machine.exit_code == 0
-    again = yamlfile.load(place.config, config.Config, shown.stdout)
+    again = yaml_file.load(place.config, model.Config, shown.stdout)
     assert again.listeners[0].deadline == 90.0
     assert json.loads(machine.stdout)["listeners"][0]["policy"]["bounce"] == "reject"
     assert TOKEN not in shown.output + machine.output

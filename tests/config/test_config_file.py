@@ -10,12 +10,13 @@ from typing import Any
 import jsonschema_rs
 import pytest
 
-from bridge import config, yamlfile
 from bridge.api.scanning import MAX_MESSAGE_BYTES
-from bridge.cli.configuration import effective, json_schema
-from bridge.config import Config
+from bridge.cli.config import effective, json_schema
+from bridge.config import model
+from bridge.config.model import Config
 from bridge.errors import ConfigError
 from bridge.mail.action import Action
+from bridge.runtime import yaml_file
 
 # The example of the design, key by key.
 EXAMPLE = """\
@@ -76,7 +77,7 @@ relay:
 
 
 def load(text: str) -> Config:
-    return yamlfile.load(Path("bridge.yml"), Config, text)
+    return yaml_file.load(Path("bridge.yml"), Config, text)
 
 
 def mistakes(text: str) -> list[str]:
@@ -94,7 +95,7 @@ def changed(**sections: Any) -> str:
     }
     for name, value in sections.items():
         data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
-    return yamlfile.dump(data)
+    return yaml_file.dump(data)
 
 
 def listener(**keys: Any) -> str:
@@ -234,7 +235,7 @@ relay: {next_hop: "127.0.0.1:3"}
 )
 def test_only_plain_words_are_anything_but_text(written: str, read: object) -> None:
     """`no` is not False, `1:30` is not 90, and nothing is ever constructed."""
-    assert yamlfile._Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
+    assert yaml_file._Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
 
 
 def test_a_switch_takes_true_and_false_only() -> None:
@@ -409,7 +410,7 @@ COPIED = {"action": "relay", "keep_copy": True}
 ROUND_TRIPS = {
     "small": SMALL,
     "example": EXAMPLE,
-    "embedded": config.EMBEDDED.format(state="/tmp/a b"),
+    "embedded": model.EMBEDDED.format(state="/tmp/a b"),
     "rich": changed(
         listeners=[
             {"name": "a", "address": "127.0.0.1:1", "profile": "exim-queue", "deadline": "1.5h"},
@@ -431,7 +432,7 @@ def test_what_config_show_prints_loads_again_and_is_equal(text: str, form: str) 
     """An operator may start from it, and nothing changes its meaning on the way."""
     first = load(text)
     shown = effective(first)
-    second = load(yamlfile.dump(shown) if form == "yaml" else json.dumps(shown))
+    second = load(yaml_file.dump(shown) if form == "yaml" else json.dumps(shown))
     assert effective(second) == shown
     for one, two in zip(first.listeners, second.listeners, strict=True):
         assert first.policy_for(one) == second.policy_for(two)
@@ -453,7 +454,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
     assert "$defs" not in json.dumps(schema)
     validator = jsonschema_rs.Draft7Validator(schema)
     for text in ROUND_TRIPS.values():
-        validator.validate(yamlfile._Tree(Path("x")).read(text))
+        validator.validate(yaml_file._Tree(Path("x")).read(text))
         validator.validate(effective(load(text)))
     for wrong in (
         changed(nonsense={}),
@@ -462,7 +463,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
         listener(protocol="ftp"),
         changed(scanner={"urls": []}),
     ):
-        assert not validator.is_valid(yamlfile._Tree(Path("x")).read(wrong))
+        assert not validator.is_valid(yaml_file._Tree(Path("x")).read(wrong))
 
 
 def test_the_schema_shows_defaults_as_one_would_write_them() -> None:
@@ -491,7 +492,7 @@ def test_every_key_has_its_sentence() -> None:
 def test_the_embedded_default_takes_any_directory(tmp_path: Path) -> None:
     """Spaces, quotes and hash signs in a home directory are no YAML."""
     odd = tmp_path / 'a b #c: "d" {e}'
-    conf = config.embedded(odd)
+    conf = model.embedded(odd)
     assert conf.scanner.token_file == f"{odd}/api-token" and conf.state_directory == str(odd)
     assert str(conf.relay.next_hop) == f"maildir:{odd}/Maildir"  # type: ignore[union-attr]
 
@@ -501,7 +502,7 @@ def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
     (tmp_path / "latin.yml").write_bytes(b"hostname: \xff\n")
     for name, why in (("none.yml", "No such file"), ("", "Is a directory"), ("latin.yml", "not UTF-8")):
         with pytest.raises(ConfigError, match=why):
-            config.load(tmp_path / name)
+            model.load(tmp_path / name)
 
 
 def test_the_limit_of_the_api_is_the_default() -> None:

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import units
-from bridge.address import Address, NextHop
-from bridge.profiles import DEFAULT_PROFILE, PROFILES
+from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
+from bridge.runtime import units
+from bridge.runtime.endpoints import Address, NextHop
 
 
 @pytest.mark.parametrize(

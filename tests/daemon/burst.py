@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from bridge.daemon.heap import Heap, _resident
+from bridge.daemon.malloc_trim import Heap, _resident
 
 BLOCK, KEPT, COUNT = 60_000, 700, 1000  # below what the C library maps apart, above what Python has pools for
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result, until
 
 ROOT = Path(__file__).parents[2]
@@ -155,7 +155,7 @@ def write_config(directory: Path, scanner: str, next_hop: str, /, **sections: An
     for name, value in sections.items():
         data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
     path = directory / "bridge.yml"
-    path.write_text(yamlfile.dump(data))
+    path.write_text(yaml_file.dump(data))
     return path, port, admin
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from burst import BLOCK, COUNT, KEPT
 
 import bridge
-from bridge.daemon.heap import Heap
+from bridge.daemon.malloc_trim import Heap
 
 MiB = 1024 * 1024
 ROOT = Path(bridge.__file__).parents[1]

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from bridge.address import Address
 from bridge.daemon.sockets import open_listening
 from bridge.errors import ConfigError
+from bridge.runtime.endpoints import Address
 from tests.requirements import need
 
 

@@ -15,7 +15,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from process_kit import running, scanbridge
 
-from bridge import maillog
 from bridge.errors import ScanUnavailable
 from bridge.filter.outcome import Outcome, Record
 from bridge.mail.action import Action
@@ -25,8 +24,9 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction
+from bridge.observe import mail_log
+from bridge.observe.redaction import Mode, Veil
 from bridge.testing import TOKEN
-from bridge.veil import Mode, Veil
 
 KEY = b"k" * 32
 NAME = re.compile(r"~[0-9a-f]{16}")
@@ -96,13 +96,13 @@ LOCAL = st.text("abcxyz0189!#$%&'*+-/=?^_`{|}~.", min_size=6, max_size=40).filte
 def test_no_field_of_a_mails_line_names_anybody(mode: str, as_json: bool, local: str) -> None:
     lines: list[str] = []
     secret = f"Q{local}Q"
-    maillog.MailLog(lines.append, as_json, VEILS[mode]).decided(record(f"{secret}@example.org"))
+    mail_log.MailLog(lines.append, as_json, VEILS[mode]).decided(record(f"{secret}@example.org"))
     assert secret not in lines[0] and json.dumps(secret)[1:-1] not in lines[0]
     assert lines[0].count("example.org") == 1 or mode == "domain"  # the HELO stays
 
 
-@pytest.mark.parametrize("form", [maillog.KeyValue, maillog.Json])
-def test_no_other_line_names_anybody(form: type[maillog.KeyValue]) -> None:
+@pytest.mark.parametrize("form", [mail_log.KeyValue, mail_log.Json])
+def test_no_other_line_names_anybody(form: type[mail_log.KeyValue]) -> None:
     """Neither its words nor its traceback."""
     try:
         raise ValueError("of secret@example.org")

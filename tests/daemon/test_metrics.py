@@ -7,7 +7,7 @@ import pytest
 from bridge import errors
 from bridge.errors import BridgeError
 from bridge.mail.reply import Reply
-from bridge.metrics import ACTIONS, DECISIONS, FAILURES, Metrics, reason_of
+from bridge.observe.metrics import ACTIONS, DECISIONS, FAILURES, Metrics, reason_of
 
 
 def test_every_error_of_a_mail_has_a_reason_of_its_own() -> None:

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bridge.address import Address, NextHop
-from bridge.delivery.relay import RelaySettings
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
+from bridge.relay.relay import RelaySettings
+from bridge.runtime.endpoints import Address, NextHop
 
 DROP = "drop the connection"
 HANG = "say nothing, ever"

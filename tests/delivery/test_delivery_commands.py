@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 from scripted_hop import HEAD, make_tx
 
-from bridge.delivery.commands import Capabilities, for_mail, xforward
 from bridge.errors import NextHopError
 from bridge.mail.envelope import Recipient
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
+from bridge.relay.commands import Capabilities, for_mail, xforward
 
 ALL = ("NAME", "ADDR", "PORT", "PROTO", "HELO", "IDENT", "SOURCE")
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_hop import unstuffed
 
-from bridge.delivery.content import BLOCK, DotStuffer, blocks
+from bridge.relay.dot_stuffing import BLOCK, DotStuffer, blocks
 
 tricky = st.lists(st.sampled_from([b".", b"\r\n", b"\r", b"\n", b"a", b"..", b"\r\n.", b"\r\n.\r\n"]), max_size=12)
 

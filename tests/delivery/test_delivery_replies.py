@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.delivery import replies
-from bridge.delivery.replies import ReplyReader, passed_on, queue_id
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply, weightiest
+from bridge.relay import replies
+from bridge.relay.replies import ReplyReader, passed_on, queue_id
 
 WIRE = b"220 x\r\n250-a\r\n250-SIZE 1\r\n250 B\r\n250 2.1.0 Ok\r\n250\r\n354 go\r\n"
 READ = [

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from scripted_hop import Run, make_tx
 
-from bridge.delivery import durable
-from bridge.delivery.maildir import Maildir
 from bridge.errors import NextHopError
+from bridge.relay.maildir import Maildir
+from bridge.runtime import durable_files
 
 REASON = "can't start new thread"
 
@@ -34,9 +34,9 @@ def test_without_a_thread_the_work_never_runs(run: Run, threadless: pytest.Monke
 
     async def main() -> None:
         with pytest.raises(OSError, match=REASON):
-            await durable.in_thread(lambda stop: begun.append("too late"), math.inf)
+            await durable_files.in_thread(lambda stop: begun.append("too late"), math.inf)
         threadless.undo()
-        await durable.in_thread(lambda stop: begun.append("in time"), math.inf)
+        await durable_files.in_thread(lambda stop: begun.append("in time"), math.inf)
         await asyncio.get_running_loop().shutdown_default_executor()
 
     run(main())

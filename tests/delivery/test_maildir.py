@@ -12,10 +12,10 @@ import pytest
 from scripted_hop import HEAD, Run, make_tx, soon
 from small_disk import files, small_disk
 
-from bridge.delivery import replies
-from bridge.delivery.maildir import Maildir
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
+from bridge.relay import replies
+from bridge.relay.maildir import Maildir
 
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9 8 bit\r\nno end"
 

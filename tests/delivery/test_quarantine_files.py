@@ -18,13 +18,13 @@ import pytest
 from scripted_hop import HEAD, Run, make_tx
 from small_disk import files, small_disk
 
-from bridge.database import Database
-from bridge.delivery.index import Query
-from bridge.delivery.quarantine import Place, Quarantine
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.envelope import Recipient
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
+from bridge.quarantine.index import Query
+from bridge.quarantine.quarantine import Place, Quarantine
+from bridge.runtime.database import Database
 
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
 

@@ -8,8 +8,8 @@ import random
 import pytest
 from scripted_hop import DROP, EXTENSIONS, GOOD, Run, ScriptedHop, make_tx, soon
 
-from bridge.delivery.relay import SmtpRelay
 from bridge.errors import NextHopError
+from bridge.relay.relay import SmtpRelay
 
 MAILS, SLOTS = 400, 5
 BAD = [DROP, "421 4.3.2 Bye", "450 4.2.0 Later", "550 5.7.1 No", "nonsense", "250 Ok", "354 Go", "250 Ok\r\n250 Ok"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from bridge.hopconfig import Relay
+from bridge.config.relay import Relay
 from bridge.testing import NextHop, RunningBridge, free_port, running_bridge
 
 NOBODY = "127.0.0.1:1"

@@ -8,11 +8,11 @@ import logging
 import pytest
 from scripted_hop import DROP, HEAD, SOON, Run, ScriptedHop, make_tx, soon
 
-from bridge.delivery import replies
-from bridge.delivery.connection import Connection, End
-from bridge.delivery.relay import SmtpRelay
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
+from bridge.relay import replies
+from bridge.relay.connection import Connection, End
+from bridge.relay.relay import SmtpRelay
 
 LARGE = b"x" * 998 + b"\r\n"
 
@@ -354,7 +354,7 @@ def test_cancelled_after_the_dot_the_mail_is_finished(
     run: Run, caplog: pytest.LogCaptureFixture, answer: str, level: int, words: str
 ) -> None:
     """The client went away too late: the answer is awaited, logged, and closing waits for it."""
-    caplog.set_level(logging.INFO, "bridge.delivery")
+    caplog.set_level(logging.INFO, "bridge.relay")
 
     async def main() -> None:
         gate = Gate(answer)

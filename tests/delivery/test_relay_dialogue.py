@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from scripted_hop import DROP, EXTENSIONS, HANG, HEAD, Run, ScriptedHop, make_tx, soon
 
-from bridge.delivery import replies
-from bridge.delivery.relay import Delivered, SmtpRelay
 from bridge.errors import NextHopError
 from bridge.mail.envelope import Recipient
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
+from bridge.relay import replies
+from bridge.relay.relay import Delivered, SmtpRelay
 
 ONE_BY_ONE = tuple(e for e in EXTENSIONS if e != "PIPELINING")
 BOTH_WAYS = pytest.mark.parametrize("extensions", [EXTENSIONS, ONE_BY_ONE], ids=["pipelined", "one-by-one"])

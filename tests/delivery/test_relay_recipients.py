@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from scripted_hop import DROP, EXTENSIONS, HEAD, Run, ScriptedHop, make_tx, soon
 
-from bridge.delivery.relay import Mixed, Relay, SmtpRelay
-from bridge.delivery.routes import Routes
 from bridge.errors import NextHopError
 from bridge.mail.transaction import Transaction
+from bridge.relay.relay import Mixed, Relay, SmtpRelay
+from bridge.relay.routes import Routes
 
 ONE_BY_ONE = tuple(e for e in EXTENSIONS if e != "PIPELINING")
 BOTH_WAYS = pytest.mark.parametrize("extensions", [EXTENSIONS, ONE_BY_ONE], ids=["pipelined", "one-by-one"])

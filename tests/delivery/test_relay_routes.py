@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 from scripted_hop import DROP, HEAD, Run, ScriptedHop, make_tx, soon
 
-from bridge.address import Address, NextHop
-from bridge.delivery.maildir import Maildir
-from bridge.delivery.relay import Mixed, RelaySettings, SmtpRelay
-from bridge.delivery.routes import Failover, Routes
 from bridge.errors import NextHopError
+from bridge.relay.maildir import Maildir
+from bridge.relay.relay import Mixed, RelaySettings, SmtpRelay
+from bridge.relay.routes import Failover, Routes
+from bridge.runtime.endpoints import Address, NextHop
 from bridge.testing import free_port
 
 

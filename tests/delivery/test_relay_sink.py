@@ -10,9 +10,9 @@ from contextlib import asynccontextmanager
 import pytest
 from scripted_hop import HEAD, SOON, Run, make_tx, soon
 
-from bridge.address import NextHop
-from bridge.delivery.relay import RelaySettings, SmtpRelay
 from bridge.errors import NextHopError
+from bridge.relay.relay import RelaySettings, SmtpRelay
+from bridge.runtime.endpoints import NextHop
 from bridge.testing import free_port
 from tests.requirements import find, need
 

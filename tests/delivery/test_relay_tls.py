@@ -10,10 +10,10 @@ import trustme
 from scripted_hop import EXTENSIONS, HEAD, Run, ScriptedHop, make_tx, soon
 
 from bridge.daemon import certificates
-from bridge.delivery import replies
-from bridge.delivery.relay import SmtpRelay
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
+from bridge.relay import replies
+from bridge.relay.relay import SmtpRelay
 
 OFFERED = (*EXTENSIONS, "STARTTLS")
 

@@ -8,8 +8,8 @@ import pytest
 import yaml
 from blocks import Block, blocks
 
-from bridge import yamlfile
-from bridge.config import Config
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
 from bridge.service.settings import ServiceConfig
 
 # What an excerpt does not show.
@@ -31,6 +31,6 @@ def test_configuration_is_valid(block: Block, tmp_path):
     if shown.keys() & OTHERS:
         return
     if shown.keys() <= Config.model_fields.keys():
-        yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump({**BRIDGE, **shown}))
+        yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump({**BRIDGE, **shown}))
     else:
-        yamlfile.load(tmp_path / "service.yml", ServiceConfig, text)
+        yaml_file.load(tmp_path / "service.yml", ServiceConfig, text)

@@ -14,10 +14,11 @@ from door_kit import TENANTS, section
 from lists_kit import http, misbehaving
 from process_kit import ROOT, Bridge, environment, scanbridge, until
 
-from bridge import config, yamlfile
 from bridge.cli import main
-from bridge.config import EMBEDDED, Config
+from bridge.config import model
+from bridge.config.model import EMBEDDED, Config
 from bridge.errors import ConfigError
+from bridge.runtime import yaml_file
 from bridge.testing import FakeScanner, NextHop, configuration, free_port
 
 LISTENER = "  - {{name: mx, address: '127.0.0.1:10025', {more}}}\n"
@@ -29,7 +30,7 @@ def load(more: str, lists: str = LISTS) -> Config:
         "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}\n"
         "listeners:\n" + LISTENER.format(more=more) + "relay: {next_hop: '127.0.0.1:2'}\n" + lists
     )
-    return yamlfile.load(Path("bridge.yml"), Config, text)
+    return yaml_file.load(Path("bridge.yml"), Config, text)
 
 
 @pytest.mark.parametrize(
@@ -71,7 +72,7 @@ def check(tmp_path):
         scanner.port = 9  # nobody is there
         data = configuration(tmp_path, scanner, NextHop(port=9), {"lists": lists, "tenants": TENANTS}, lists=door)
         path = tmp_path / "bridge.yml"
-        path.write_text(yamlfile.dump(data))
+        path.write_text(yaml_file.dump(data))
         done = CliRunner().invoke(main, ["check", "-v", "-c", str(path)])
         return done.exit_code, [line for line in done.output.splitlines() if line.startswith(("list ", "lists "))]
 
@@ -129,5 +130,5 @@ def _refused(bridge: Bridge) -> bool:
 
 def test_the_embedded_default_reads_as_it_is_meant(tmp_path):
     """Its lists are those of its own service."""
-    conf = config.embedded(tmp_path)
+    conf = model.embedded(tmp_path)
     assert conf.lists is not None and conf.lists.url == conf.scanner.urls[0]

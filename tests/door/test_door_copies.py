@@ -16,13 +16,13 @@ from lists_kit import INFOS, STREAM, TENANT, chunk, http, lines, misbehaving, wh
 from process_kit import get, parts, start, write_config
 from smtp_kit import until
 
-from bridge import yamlfile
-from bridge.cli.lists import lists as lists_command
-from bridge.config import Config
+from bridge.cli.lists.command import lists as lists_command
+from bridge.config.model import Config
 from bridge.daemon.reload import Reloading
 from bridge.lists.copies import Copies, Wanted
 from bridge.matching import table
 from bridge.matching.table import BadTable, Table, TableMaker
+from bridge.runtime import yaml_file
 from bridge.testing import SmtpClient, free_port, running_bridge
 
 LARGE = {"block": ["large"]}
@@ -137,7 +137,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
         assert offer(bridge, "new@sender.example").startswith("250")
         service.add("changing", {"new@sender.example": ""})
         config = tmp_path / "bridge.yml"
-        config.write_text(yamlfile.dump(json.loads(bridge.daemon.config.model_dump_json())))
+        config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
         inode = copy_of(bridge, "changing").identity
         done = refresh(config, "--json")
         assert done.exit_code == 0, done.output
@@ -169,7 +169,7 @@ def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, cod
     with misbehaving(tmp_path, serving("bad@sender.example")) as server:
         with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
             config = tmp_path / "bridge.yml"
-            config.write_text(yamlfile.dump(json.loads(bridge.daemon.config.model_dump_json())))
+            config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
         server.answer = answer
         done = refresh(config)
         assert (done.exit_code, text in done.output) == (code, True), done.output
@@ -186,7 +186,7 @@ def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
         data = json.loads(bridge.daemon.config.model_dump_json())
         for lists, reply in (({"block": ["blocked-senders"]}, "550"), (None, "250")):
             data["listeners"][0]["lists"] = lists
-            conf = yamlfile.load(tmp_path / "bridge.yml", Config, yamlfile.dump(data))
+            conf = yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
             bridge.background.run(reload(bridge.daemon, conf))
             assert bridge.daemon.reloads.ok, bridge.daemon.reloads.problem
             until(lambda reply=reply: offer(bridge, "bad@sender.example").startswith(reply), "the reload's effect", 30)
@@ -204,7 +204,7 @@ def test_no_listener_names_lists(service, tmp_path):
     """Then there is nothing to refresh, which is said."""
     with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
         config = tmp_path / "bridge.yml"
-        config.write_text(yamlfile.dump(json.loads(bridge.daemon.config.model_dump_json())))
+        config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
     assert refresh(config).exit_code == 78
 
 

@@ -10,7 +10,7 @@ from door_kit import TENANTS, section
 from lists_kit import TENANT, http, misbehaving
 from quarantine_kit import desk
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def kept(service, tmp_path_factory):
 
 def configure(made, lists: dict) -> None:
     text = made.config.read_text()
-    made.config.write_text(text.partition("\nlists:")[0] + "\n" + yamlfile.dump({"lists": lists}))
+    made.config.write_text(text.partition("\nlists:")[0] + "\n" + yaml_file.dump({"lists": lists}))
 
 
 def test_a_sender_is_blocked_with_a_comment_that_names_the_mail(kept, service):

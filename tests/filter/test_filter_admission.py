@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.daemon.ledger import Ledger
-from bridge.daemon.share import SharedAdmission
+from bridge.daemon.workers.shared_counters import Ledger
+from bridge.daemon.workers.worker_context import SharedAdmission
 from bridge.errors import Saturated
 from bridge.filter.admission import PATIENCE_S, RUSH_S, Admission, AdmissionSettings
 

@@ -10,12 +10,12 @@ import pytest
 from smtp_kit import Client, Gate, mail_lines, say, send
 
 from bridge.api.scanning import QueueStatus
-from bridge.config import Config
+from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.filter.policy import Case
 from bridge.mail.action import Action
+from bridge.runtime.yaml_file import ConfigError, load
 from bridge.testing import answer, free_port, result, running_bridge
-from bridge.yamlfile import ConfigError, load
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 

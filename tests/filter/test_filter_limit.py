@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from smtp_kit import send
 
-from bridge.filter.limit import AdaptiveLimit
+from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.testing import running_bridge
 
 SERVICE_S = 0.05

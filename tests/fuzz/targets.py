@@ -21,13 +21,12 @@ from typing import Any
 
 from targets_head import mail_head, proxy
 
-from bridge.config import Config
-from bridge.delivery.replies import ReplyReader, passed_on, queue_id
+from bridge.config.model import Config
 from bridge.errors import ConfigError, ProtocolError, Saturated, ScanError
-from bridge.intake import address, xforward
-from bridge.intake.data import DataReader, Fault
-from bridge.intake.inbox import LINE_LIMIT, Inbox, LineTooLong
-from bridge.intake.milter import codec, wire
+from bridge.intake.milter import codec, protocol
+from bridge.intake.smtp import paths, xforward
+from bridge.intake.smtp.data import DataReader, Fault
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
 from bridge.lists.errors import ListsMalformed
 from bridge.lists.files import Format, show
 from bridge.lists.ndjson import EntryReader
@@ -35,14 +34,15 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.matching import spelling
+from bridge.relay.replies import ReplyReader, passed_on, queue_id
+from bridge.runtime.yaml_file import load
 from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, HttpConnection
 from bridge.service.analysis import clamav, rspamd, structure
 from bridge.service.analysis.engine import LimitReached
-from bridge.service.answers import Refused
+from bridge.service.responses import Refused
+from bridge.service.scanning.upload import Upload
 from bridge.service.settings import ServiceConfig
-from bridge.service.upload import Upload
-from bridge.yamlfile import load
 
 Target = Callable[[bytes], object]
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")
@@ -64,14 +64,14 @@ def cut(data: bytes) -> Iterator[bytes]:
 
 def intake_address(data: bytes) -> None:
     """A path goes on as it came, or is refused for good; no control character gets through."""
-    path = address.parse_path(data, syntax="Syntax")
+    path = paths.parse_path(data, syntax="Syntax")
     if isinstance(path, Reply):
         assert 500 <= path.code < 600
         return
     assert path.address.encode() in data
     assert not CONTROL.search(path.address + "".join(path.as_sent))
     again = " ".join([f"<{path.address}>", *path.as_sent]).encode()
-    assert address.parse_path(again, syntax="Syntax") == path
+    assert paths.parse_path(again, syntax="Syntax") == path
 
 
 def intake_data(data: bytes) -> None:
@@ -132,12 +132,12 @@ def intake_proxy(data: bytes) -> None:
 
 
 PARSERS: dict[int, Callable[[bytes], Any]] = {
-    wire.CONNECT: codec.connect,
-    wire.MAIL: codec.address,
-    wire.RCPT: codec.address,
-    wire.MACRO: lambda data: codec.macros(data[1:]),
-    wire.NEGOTIATE: lambda data: codec.negotiation(codec.negotiate(data)),
-    wire.HEADER: codec.strings,
+    protocol.CONNECT: codec.connect,
+    protocol.MAIL: codec.address,
+    protocol.RCPT: codec.address,
+    protocol.MACRO: lambda data: codec.macros(data[1:]),
+    protocol.NEGOTIATE: lambda data: codec.negotiation(codec.negotiate(data)),
+    protocol.HEADER: codec.strings,
 }
 
 
@@ -154,7 +154,7 @@ def milter_codec(data: bytes) -> None:
                 found = PARSERS.get(event[0], codec.text)(event[1])
             except ProtocolError:
                 continue
-            if event[0] in (wire.MAIL, wire.RCPT) and not isinstance(found, Reply):
+            if event[0] in (protocol.MAIL, protocol.RCPT) and not isinstance(found, Reply):
                 assert not CONTROL.search(found[0])
                 text = " ".join((found[0], *found[1]))
                 assert text.encode().decode() == text  # it goes into JSON and files; empty is the null sender
@@ -169,9 +169,9 @@ def _events(pieces: Any) -> list[tuple[int, bytes] | None]:
         except ProtocolError:
             return [*events, None]
         for command, data in found:
-            if command == wire.BODY_PART:
+            if command == protocol.BODY_PART:
                 body += data
-            elif command == wire.BODY:
+            elif command == protocol.BODY:
                 events.append((command, body + data))
                 body = b""
             else:

@@ -11,8 +11,8 @@ from typing import Any
 from aiosmtpd.proxy_protocol import get_proxy
 
 from bridge.filter.headers import HeaderEditor, count_received, message_id
-from bridge.intake.clientheader import BadClient, ClientHeader
-from bridge.intake.inbox import Inbox
+from bridge.intake.smtp.client_header import BadClient, ClientHeader
+from bridge.intake.smtp.line_buffer import Inbox
 from bridge.mail.message import Message, Spool
 
 _EDITOR, _CLIENT = HeaderEditor("X-Scan-", "bridge.example"), ClientHeader("X-Client")

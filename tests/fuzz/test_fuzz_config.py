@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge import yamlfile
-from bridge.config import Config
-from bridge.config import load as load_bridge
+from bridge.config.model import Config
+from bridge.config.model import load as load_bridge
 from bridge.errors import ConfigError
+from bridge.runtime import yaml_file
 from bridge.service.settings import ServiceConfig
 from bridge.service.settings import load as load_service
 
@@ -143,7 +143,7 @@ FILE = Path("/etc/scanbridge/x.yml")
 def wrong_answers(model: Model, text: str) -> list[str]:
     """What is neither a configuration nor a mistake that names the file and one of its lines."""
     try:
-        made = yamlfile.load(FILE, model, text)
+        made = yaml_file.load(FILE, model, text)
     except ConfigError as exc:
         last = text.count("\n") + len(re.findall("[\r\x85\u2028\u2029]", text)) + 1
         return [line for line in str(exc).split("\n") if not names_a_line(line, last + 1)]
@@ -158,7 +158,7 @@ def names_a_line(mistake: str, last: int) -> bool:
 @given(st.sampled_from([Config, ServiceConfig]), st.dictionaries(st.sampled_from(NAMES), values, max_size=6))
 def test_any_values_are_a_configuration_or_mistakes_with_their_lines(model: Model, data: dict[str, object]) -> None:
     """Keys that exist, with values of any kind in them."""
-    assert wrong_answers(model, yamlfile.dump(data)) == []
+    assert wrong_answers(model, yaml_file.dump(data)) == []
 
 
 @given(st.sampled_from([Config, ServiceConfig]), texts)

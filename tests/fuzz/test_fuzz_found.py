@@ -6,14 +6,14 @@ import pytest
 from targets import next_hop_replies, scanner_answer
 from test_fuzz_upload import read as read_upload
 
-from bridge.delivery.replies import LINE_LIMIT as REPLY_LINE
-from bridge.delivery.replies import ReplyReader
 from bridge.errors import ProtocolError
-from bridge.intake.inbox import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
 from bridge.matching import spelling
+from bridge.relay.replies import LINE_LIMIT as REPLY_LINE
+from bridge.relay.replies import ReplyReader
 from bridge.scanner.http import Answer, ConnectionLost
 from bridge.service.analysis.structure import Bounds, walk
-from bridge.service.answers import Refused
+from bridge.service.responses import Refused
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"decision":"deliver"}'
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.mail.message import Spool
-from bridge.service.answers import Refused
-from bridge.service.upload import Upload
+from bridge.service.responses import Refused
+from bridge.service.scanning.upload import Upload
 
 BOUNDARY = b"b0undary"
 PIECES = [

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
-from bridge.delivery.replies import REPLY_LIMIT
-from bridge.intake.inbox import PAUSE_AT
+from bridge.intake.smtp.line_buffer import PAUSE_AT
 from bridge.mail.message import BLOCK, HEAD_LIMIT
+from bridge.relay.replies import REPLY_LIMIT
 from bridge.scanner.host import _MAX_ANSWER
 from bridge.testing import FakeScanner, NextHop, SmtpClient, answer, result
 

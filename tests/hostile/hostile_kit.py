@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, configuration, result
 
 MiB = 1024 * 1024
@@ -111,7 +111,7 @@ def bridge_process(
     background.run(scanner.start())
     background.run(next_hop.start())
     data = configuration(directory, scanner, next_hop, config, **listener)
-    (directory / "bridge.yml").write_text(yamlfile.dump(data))
+    (directory / "bridge.yml").write_text(yaml_file.dump(data))
     log = directory / "log"
 
     def limit() -> None:

@@ -19,8 +19,8 @@ import pytest
 from hostile_kit import Hanging, bridge_process, eventually
 
 from bridge.filter.outcome import Record
-from bridge.intake.data import DataReader
-from bridge.intake.smtp import BridgeSMTP
+from bridge.intake.smtp.data import DataReader
+from bridge.intake.smtp.session import BridgeSMTP
 from bridge.mail.message import Message
 from bridge.mail.transaction import Transaction
 from bridge.scanner.http import HttpConnection

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from bridge.config import EMBEDDED
+from bridge.config.model import EMBEDDED
 from bridge.testing import SmtpClient, free_port, until
 
 ROOT = Path(__file__).parents[2]

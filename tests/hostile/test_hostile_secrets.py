@@ -22,8 +22,8 @@ import pytest
 import trustme
 from click.testing import CliRunner
 
-from bridge import yamlfile
 from bridge.cli import main
+from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result, until
 
 ROOT = Path(__file__).parents[2]
@@ -105,7 +105,7 @@ class World:
 
     def write(self, **sections: dict[str, Any]) -> None:
         data = {**self.data, **{name: {**self.data[name], **more} for name, more in sections.items()}}
-        self.config.write_text(yamlfile.dump(data))
+        self.config.write_text(yaml_file.dump(data))
 
     @property
     def log(self) -> str:

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from hostile_kit import eventually
 
-from bridge import yamlfile
-from bridge.config import EMBEDDED, Config
+from bridge.config.model import EMBEDDED, Config
 from bridge.errors import ConfigError
+from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
@@ -210,7 +210,7 @@ def test_public_bind_without_trusted_clients_is_refused(tmp_path: Path) -> None:
 
 def test_default_bind_is_loopback(tmp_path: Path) -> None:
     """What runs without a configuration is reached from this machine only."""
-    conf = yamlfile.load(tmp_path / "x.yml", Config, EMBEDDED.format(state=tmp_path))
+    conf = yaml_file.load(tmp_path / "x.yml", Config, EMBEDDED.format(state=tmp_path))
     assert all(listener.address.is_local for listener in conf.listeners)
     assert conf.admin.address.is_local
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from bridge.intake.accepting import AT_ONCE, AT_ONCE_OF_MANY, Acceptor
+from bridge.intake.acceptor import AT_ONCE, AT_ONCE_OF_MANY, Acceptor
 
 SOON = 5.0  # longer than anything here should take
 

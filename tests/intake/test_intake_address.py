@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.address import Path, parse_path
+from bridge.intake.smtp.paths import Path, parse_path
 from bridge.mail.reply import Reply
 
 SYNTAX = "Syntax: MAIL FROM: <address>"

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bridge.daemon.reload import Reloading
-from bridge.intake.clientheader import BadClient, ClientHeader
+from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
 from bridge.testing import RunningBridge, SmtpClient, running_bridge

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.data import DataReader, Fault
+from bridge.intake.smtp.data import DataReader, Fault
 from bridge.mail.message import Message, Spool
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.inbox import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
 
 
 def inbox() -> Inbox:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.intake.server import _peer_address
+from bridge.intake.smtp.server import _peer_address
 from bridge.testing import SmtpClient, free_port, running_bridge
 
 

@@ -11,11 +11,11 @@ from aiosmtpd.smtp import MISSING
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from bridge.intake.address import Path, parse_path
-from bridge.intake.inbox import one_line
-from bridge.intake.ordinary import MAX_SIZE, ordinary
-from bridge.intake.parameters import refuse_of_mail, refuse_of_rcpt
-from bridge.intake.smtp import BridgeSMTP
+from bridge.intake.smtp.fast_path import MAX_SIZE, ordinary
+from bridge.intake.smtp.line_buffer import one_line
+from bridge.intake.smtp.parameters import refuse_of_mail, refuse_of_rcpt
+from bridge.intake.smtp.paths import Path, parse_path
+from bridge.intake.smtp.session import BridgeSMTP
 from bridge.mail.reply import Reply
 
 PATTERN: re.Pattern[bytes] = ordinary.__self__  # type: ignore[attr-defined]

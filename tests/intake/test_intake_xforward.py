@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.xforward import XCLIENT_NAMES, XFORWARD_NAMES, BadAttribute, apply
+from bridge.intake.smtp.xforward import XCLIENT_NAMES, XFORWARD_NAMES, BadAttribute, apply
 from bridge.mail.session import Client
 
 

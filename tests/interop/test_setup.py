@@ -13,8 +13,8 @@ from postfix_kit import Postfix
 from requirements import need
 from test_proxy_filter import mail
 
-from bridge import yamlfile
 from bridge.cli import main
+from bridge.runtime import yaml_file
 from bridge.testing import FakeScanner, NextHop, answer, configuration, result, running_bridge
 
 PROTOCOLS = {"proxy": "smtp", "milter": "milter", "content-filter": "smtp"}
@@ -27,7 +27,7 @@ def listener(mode: str, **settings: Any) -> dict[str, Any]:
 
 def printed(directory: Path, mode: str, data: dict[str, Any], *options: str) -> Result:
     path = directory / "setup.yml"
-    path.write_text(yamlfile.dump(data))
+    path.write_text(yaml_file.dump(data))
     return CliRunner().invoke(main, ["setup", "postfix", "--mode", mode, "-c", str(path), *options])
 
 

@@ -18,10 +18,10 @@ import pytest
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import Saturated, ScanUnavailable
-from bridge.filter import late as module
-from bridge.filter.fingerprint import fingerprint, mark
-from bridge.filter.late import Late, LateDecisions, LateSettings, Scan
-from bridge.filter.latestore import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
+from bridge.filter.late import decisions as module
+from bridge.filter.late.decisions import Late, LateDecisions, LateSettings, Scan
+from bridge.filter.late.fingerprint import fingerprint, mark
+from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from bridge.filter.fingerprint import IN_A_THREAD_FROM, TRACE, fingerprint, mark
+from bridge.filter.late.fingerprint import IN_A_THREAD_FROM, TRACE, fingerprint, mark
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 

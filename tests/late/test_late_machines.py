@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from smtp_kit import Gate, mail_lines, send, until
 
-from bridge.filter import late
+from bridge.filter.late import decisions
 from bridge.testing import answer, result, running_bridge
 
 HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the relay
@@ -41,7 +41,7 @@ def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
     fragile_postgresql: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until then decisions wait in memory; the log says so once, and never the URL."""
-    monkeypatch.setattr(late, "_REOPEN_S", 0.1)
+    monkeypatch.setattr(decisions, "_REOPEN_S", 0.1)
     caplog.set_level("INFO")
     url = fragile_postgresql.url.format(name="postgres")
     fragile_postgresql.stop()

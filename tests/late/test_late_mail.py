@@ -180,6 +180,6 @@ def test_mail_is_not_hashed_while_nothing_is_late(bridge: RunningBridge, monkeyp
     def never(*_: object) -> bytes:
         raise AssertionError
 
-    monkeypatch.setattr("bridge.filter.late.mark", never)
-    monkeypatch.setattr("bridge.filter.late.fingerprint", never)
+    monkeypatch.setattr("bridge.filter.late.decisions.mark", never)
+    monkeypatch.setattr("bridge.filter.late.decisions.fingerprint", never)
     assert send(bridge).startswith("250 ")

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.database import Database
-from bridge.filter import latestore
-from bridge.filter.latestore import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
+from bridge.filter.late import store as store_module
+from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
+from bridge.runtime.database import Database
 
 RESULT = AnalysisResult(Decision.BOUNCE, "ggrid", "verdict \u2603", ("a:b", "c"), "2026-01-01T00:00:00Z", "later")
 
@@ -157,7 +157,7 @@ def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> No
 
 def test_a_locked_database_is_an_error_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Somebody holds the write lock: reading goes on, writing fails after the busy time."""
-    monkeypatch.setattr(latestore, "_BUSY_S", 0.1)
+    monkeypatch.setattr(store_module, "_BUSY_S", 0.1)
     store = SqlStore.in_file(tmp_path / "late.sqlite")
     store.open()
     other = sqlite3.connect(tmp_path / "late.sqlite", isolation_level=None)

@@ -17,12 +17,12 @@ from typing import Any
 from click.testing import CliRunner, Result
 from sqlalchemy import delete
 
-from bridge import yamlfile
 from bridge.api.lists import ListEntry
-from bridge.cli.lists import lists
+from bridge.cli.lists.command import lists
 from bridge.lists import ListClient, ListSettings, RetrySettings
+from bridge.runtime import yaml_file
+from bridge.runtime.http_server import ServiceServer
 from bridge.service.keys import KeyRing
-from bridge.service.serve import ServiceServer
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store, list_entry, list_state
 
@@ -100,7 +100,7 @@ class Service:
 @contextmanager
 def running_service(directory: Path, database: str = "sqlite:///service.sqlite", more: str = "") -> Iterator[Service]:
     text = CONFIG.format(database=database) + more
-    service = Service(directory, yamlfile.load(directory / "service.yml", ServiceConfig, text))
+    service = Service(directory, yaml_file.load(directory / "service.yml", ServiceConfig, text))
     try:
         yield service
     finally:

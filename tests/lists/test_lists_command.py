@@ -14,8 +14,9 @@ import pytest
 from click.testing import CliRunner
 from lists_kit import DEADLINE_S, OTHER, SAY_PEAK, TENANT, misbehaving, peak_kib, process, whole
 
-from bridge.cli import listsession, main
-from bridge.cli.listprogress import PlainMeter
+from bridge.cli import main
+from bridge.cli.lists import session
+from bridge.cli.lists.progress import PlainMeter
 
 
 def test_show_names_every_list(service):
@@ -223,5 +224,5 @@ def test_the_example_in_the_documentation_works(service, tmp_path):
 def test_the_documentation_has_every_exit_code():
     """The table in docs/lists.md is the whole truth."""
     page = (Path(__file__).parents[2] / "docs" / "lists.md").read_text()
-    codes = {value for name, value in vars(listsession).items() if name.startswith("EXIT_")}
+    codes = {value for name, value in vars(session).items() if name.startswith("EXIT_")}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes | {0, 2}

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from bridge.filter.decide import Filter
 from bridge.filter.outcome import Outcome, Record
-from bridge.intake.milter import wire
-from bridge.intake.milter.transport import MilterServer, MilterSettings
+from bridge.filter.pipeline import Filter
+from bridge.intake.milter import protocol
+from bridge.intake.milter.server import MilterServer, MilterSettings
 from bridge.mail.action import Action
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -270,4 +270,4 @@ def letters(responses: list[tuple[str, bytes]]) -> str:
 
 
 def event_name(command: int) -> str:
-    return wire.EVENTS[command].name
+    return protocol.EVENTS[command].name

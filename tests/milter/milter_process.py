@@ -15,9 +15,9 @@ from dataclasses import replace
 import uvloop
 from milter_kit import OUTCOMES, SETTINGS
 
-from bridge.filter.decide import Filter
 from bridge.filter.outcome import Outcome
-from bridge.intake.milter.transport import MilterServer
+from bridge.filter.pipeline import Filter
+from bridge.intake.milter.server import MilterServer
 from bridge.mail.action import Action
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply

@@ -20,7 +20,7 @@ import uvloop
 from chain import Destination
 from milter_kit import DEADLINE_S, SETTINGS, ScriptedFilter, Seen, as_wanted
 
-from bridge.intake.milter.transport import MilterServer
+from bridge.intake.milter.server import MilterServer
 from bridge.mail.message import Spool
 from bridge.testing import free_port
 

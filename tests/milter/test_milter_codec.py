@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from milter_kit import ALL_ACTIONS, ALL_STEPS, event_name, frame
 
 from bridge.errors import ProtocolError
-from bridge.intake.milter import codec, wire
+from bridge.intake.milter import codec, protocol
 from bridge.intake.milter.codec import Decoder
 from bridge.mail.reply import Reply
 
-MESSAGE_EVENTS = [command for command, event in wire.EVENTS.items() if event.responses]
+MESSAGE_EVENTS = [command for command, event in protocol.EVENTS.items() if event.responses]
 
 
 def decode(pieces: list[bytes]) -> list[tuple[int, bytes]]:
@@ -22,15 +22,15 @@ def decode(pieces: list[bytes]) -> list[tuple[int, bytes]]:
     decoder, events, body = Decoder(), [], b""
     for piece in pieces:
         for command, data in decoder.feed(piece):
-            if command == wire.BODY_PART:
+            if command == protocol.BODY_PART:
                 body += data
             else:
-                events.append((command, body + data if command == wire.BODY else data))
+                events.append((command, body + data if command == protocol.BODY else data))
                 body = b""
     return events
 
 
-frames = st.lists(st.tuples(st.sampled_from(sorted(wire.EVENTS)), st.binary(max_size=300)), max_size=20)
+frames = st.lists(st.tuples(st.sampled_from(sorted(protocol.EVENTS)), st.binary(max_size=300)), max_size=20)
 
 
 @given(frames)
@@ -55,7 +55,7 @@ def test_truncated_stream_gives_its_complete_frames(events, data):
     stream = b"".join(frame(command, payload) for command, payload in events)
     cut = stream[: data.draw(st.integers(0, len(stream)))]
     decoder = Decoder()
-    complete = [event for event in decoder.feed(cut) if event[0] != wire.BODY_PART]
+    complete = [event for event in decoder.feed(cut) if event[0] != protocol.BODY_PART]
     assert complete == events[: len(complete)]
     assert sum(map(len, decoder._held)) <= len(cut)
 
@@ -72,28 +72,28 @@ def test_noise_raises_protocol_error_or_nothing(noise, events, data):
         for i in range(0, len(stream), 7):
             for _ in decoder.feed(bytes(stream[i : i + 7])):
                 pass
-            assert sum(map(len, decoder._held)) <= wire.CONTENT_LIMIT + 5
+            assert sum(map(len, decoder._held)) <= protocol.CONTENT_LIMIT + 5
     except ProtocolError:
         pass
 
 
-@pytest.mark.parametrize("length", [0, 0xFFFFFFFF, wire.CONTENT_LIMIT + 2])
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF, protocol.CONTENT_LIMIT + 2])
 def test_impossible_length_is_refused_before_anything_is_kept(length):
     """The four bytes of a length are enough to say no."""
     with pytest.raises(ProtocolError):
         list(Decoder().feed(struct.pack(">I", length)))
 
 
-@pytest.mark.parametrize("command", sorted(wire.EVENTS), ids=event_name)
+@pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
 def test_every_event_has_its_longest_frame(command):
     """A frame at the limit passes, one byte more does not."""
-    limit = wire.EVENTS[command].limit
+    limit = protocol.EVENTS[command].limit
     assert decode([frame(command, b"x" * limit)]) == [(command, b"x" * limit)]
     with pytest.raises(ProtocolError):
         list(Decoder().feed(struct.pack(">IB", limit + 2, command)))
 
 
-@pytest.mark.parametrize("command", sorted(set(range(256)) - set(wire.EVENTS)))
+@pytest.mark.parametrize("command", sorted(set(range(256)) - set(protocol.EVENTS)))
 def test_unknown_command_is_refused(command):
     """A command nobody knows ends the connection, whatever it carries."""
     with pytest.raises(ProtocolError):
@@ -104,10 +104,10 @@ def test_body_is_handed_on_before_its_frame_is_complete():
     """A connection holds back no body bytes: they lie where the spool counts them."""
     decoder = Decoder()
     data = frame("B", b"x" * 60000)
-    assert list(decoder.feed(data[:1000])) == [(wire.BODY_PART, b"x" * 995)]
+    assert list(decoder.feed(data[:1000])) == [(protocol.BODY_PART, b"x" * 995)]
     assert decoder.partial
     assert not decoder._held
-    assert [command for command, _ in decoder.feed(data[1000:])] == [wire.BODY]
+    assert [command for command, _ in decoder.feed(data[1000:])] == [protocol.BODY]
     assert not decoder.partial
 
 
@@ -119,7 +119,7 @@ def test_dribbled_frame_is_seen_as_stalled():
     assert not decoder.stalled
     list(decoder.feed(data[6:8]))
     assert decoder.stalled
-    assert list(decoder.feed(data[8:])) == [(wire.HELO, b"client.example\0")]
+    assert list(decoder.feed(data[8:])) == [(protocol.HELO, b"client.example\0")]
     assert not decoder.stalled
 
 
@@ -150,8 +150,8 @@ def test_nothing_is_asked_for_that_was_not_offered(actions, steps, version):
 def test_everything_we_do_not_answer_is_silent_when_offered():
     """MAIL, RCPT and the end of the message are waited for, nothing else is."""
     agreement = codec.negotiate(struct.pack(">III", 6, ALL_ACTIONS, ALL_STEPS))
-    assert agreement.answered == {wire.NEGOTIATE, wire.MAIL, wire.RCPT, wire.END_OF_BODY}
-    assert agreement.steps & wire.LEADING_SPACE
+    assert agreement.answered == {protocol.NEGOTIATE, protocol.MAIL, protocol.RCPT, protocol.END_OF_BODY}
+    assert agreement.steps & protocol.LEADING_SPACE
 
 
 def test_version_two_peer_gets_an_answer_to_everything():
@@ -162,7 +162,7 @@ def test_version_two_peer_gets_an_answer_to_everything():
 
 @pytest.mark.parametrize(
     ("offered", "taken"),
-    [(0, 0), (wire.DATA_256K, wire.DATA_256K), (wire.DATA_256K | wire.DATA_1M, wire.DATA_1M)],
+    [(0, 0), (protocol.DATA_256K, protocol.DATA_256K), (protocol.DATA_256K | protocol.DATA_1M, protocol.DATA_1M)],
 )
 def test_larger_data_sizes_are_taken(offered, taken):
     """The largest body chunk on offer is the one used."""
@@ -179,7 +179,7 @@ def test_symbol_lists_cover_every_stage():
         stages[stage] = names
     assert set(stages) == set(range(7))
     assert all(stages.values())
-    assert stages[wire.STAGE_END_OF_BODY] == b"i"
+    assert stages[protocol.STAGE_END_OF_BODY] == b"i"
 
 
 def test_symbol_lists_are_not_sent_unasked():
@@ -269,11 +269,11 @@ def test_parsers_raise_protocol_error_or_nothing(data):
 # --- responses ---
 
 
-@pytest.mark.parametrize("command", sorted(wire.EVENTS), ids=event_name)
+@pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
 def test_only_the_responses_of_the_table_can_be_built(command):
     """A response that an event cannot have is a mistake of ours and raises."""
     for code in range(256):
-        if code in wire.EVENTS[command].responses:
+        if code in protocol.EVENTS[command].responses:
             assert codec.response(command, code) == frame(code)
         else:
             with pytest.raises(ValueError, match="no response"):
@@ -282,14 +282,16 @@ def test_only_the_responses_of_the_table_can_be_built(command):
 
 def test_discard_is_no_answer_to_connect_or_helo():
     """Postfix warns of it and ignores it."""
-    assert wire.DISCARD not in wire.EVENTS[wire.CONNECT].responses | wire.EVENTS[wire.HELO].responses
-    assert wire.DISCARD in wire.EVENTS[wire.END_OF_BODY].responses
+    assert (
+        protocol.DISCARD not in protocol.EVENTS[protocol.CONNECT].responses | protocol.EVENTS[protocol.HELO].responses
+    )
+    assert protocol.DISCARD in protocol.EVENTS[protocol.END_OF_BODY].responses
 
 
 def test_edits_are_for_the_end_of_the_message_only():
     """Header edits at any other time would end the link."""
-    for command, event in wire.EVENTS.items():
-        assert (wire.ADD_HEADER in event.responses) == (command == wire.END_OF_BODY)
+    for command, event in protocol.EVENTS.items():
+        assert (protocol.ADD_HEADER in event.responses) == (command == protocol.END_OF_BODY)
 
 
 @pytest.mark.parametrize(
@@ -304,12 +306,12 @@ def test_edits_are_for_the_end_of_the_message_only():
 )
 def test_reply_code_is_a_safe_format_string(reply, expected):
     """Every percent sign is doubled, every line carries its code, nothing but ASCII goes out."""
-    assert codec.reply_code(wire.END_OF_BODY, reply)[5:] == expected
+    assert codec.reply_code(protocol.END_OF_BODY, reply)[5:] == expected
 
 
 def test_reply_code_is_bounded():
     """Neither lines nor their number can grow beyond what libmilter's readers take."""
-    text = codec.reply_code(wire.MAIL, Reply(451, "4.3.2", "\n".join(["x" * 2000] * 100)))[5:]
+    text = codec.reply_code(protocol.MAIL, Reply(451, "4.3.2", "\n".join(["x" * 2000] * 100)))[5:]
     lines = text.split(b"\r\n")
     assert len(lines) == 32
     assert max(map(len, lines)) < 980
@@ -318,7 +320,7 @@ def test_reply_code_is_bounded():
 def test_success_is_no_reply_code():
     """A 250 by REPLYCODE is malformed to every mail server."""
     with pytest.raises(ValueError, match="4xx and 5xx"):
-        codec.reply_code(wire.END_OF_BODY, Reply(250, "2.0.0", "Ok"))
+        codec.reply_code(protocol.END_OF_BODY, Reply(250, "2.0.0", "Ok"))
 
 
 @pytest.mark.parametrize(
@@ -326,22 +328,31 @@ def test_success_is_no_reply_code():
 )
 def test_stamped_header_cannot_start_another_one(value, expected):
     """A line end in a stamped value is kept for a continuation line only."""
-    agreement = codec.Agreement(6, wire.CAN_ADD_HEADERS, wire.LEADING_SPACE)
+    agreement = codec.Agreement(6, protocol.CAN_ADD_HEADERS, protocol.LEADING_SPACE)
     assert codec.add_header("X-Scan-Id", value, agreement)[5:] == b"X-Scan-Id\0" + expected + b"\0"
 
 
 def test_header_space_is_ours_only_when_agreed():
     """Without HDR_LEADSPC the mail server adds the space itself."""
-    agreement = codec.Agreement(2, wire.CAN_ADD_HEADERS, 0)
+    agreement = codec.Agreement(2, protocol.CAN_ADD_HEADERS, 0)
     assert codec.add_header("X-Scan-Id", "a", agreement)[5:] == b"X-Scan-Id\0a\0"
     assert codec.delete_header(b"x-scan-id", 2)[5:] == b"\0\0\0\2x-scan-id\0\0"
 
 
 def test_every_state_knows_where_each_of_its_events_leads():
     """The table has a row per state, leads to states only, and lets no content in before MAIL."""
-    assert set(wire.TRANSITIONS) == set(wire.State)
-    for row in wire.TRANSITIONS.values():
-        assert set(row) <= set(wire.EVENTS) | {wire.BODY_PART}
-        assert set(row.values()) <= set(wire.State)
-    content = {wire.RCPT, wire.HEADER, wire.BODY, wire.BODY_PART, wire.END_OF_HEADERS, wire.END_OF_BODY}
-    assert not content & (set(wire.TRANSITIONS[wire.State.READY]) | set(wire.TRANSITIONS[wire.State.NEW]))
+    assert set(protocol.TRANSITIONS) == set(protocol.State)
+    for row in protocol.TRANSITIONS.values():
+        assert set(row) <= set(protocol.EVENTS) | {protocol.BODY_PART}
+        assert set(row.values()) <= set(protocol.State)
+    content = {
+        protocol.RCPT,
+        protocol.HEADER,
+        protocol.BODY,
+        protocol.BODY_PART,
+        protocol.END_OF_HEADERS,
+        protocol.END_OF_BODY,
+    }
+    assert not content & (
+        set(protocol.TRANSITIONS[protocol.State.READY]) | set(protocol.TRANSITIONS[protocol.State.NEW])
+    )

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from milter_kit import SETTINGS, ScriptedFilter, as_wanted, connect_frame, frame, offer
 
-from bridge.intake.milter import wire
+from bridge.intake.milter import protocol
 from bridge.intake.milter.connection import Connection
-from bridge.intake.milter.transport import MilterServer
+from bridge.intake.milter.server import MilterServer
 from bridge.mail.message import Spool
 
 ROOM = 20_000
@@ -62,7 +62,7 @@ event = st.one_of(
     st.builds(frame, st.sampled_from("BE"), st.binary(max_size=3000)),
     st.sampled_from([connect_frame(), offer(), offer(2, 0x3F, 0x7F), frame("C", b"x\0U")]),
     st.sampled_from([frame(command) for command in "NTAKQE"]),
-    st.builds(frame, st.sampled_from(sorted(wire.EVENTS)), st.binary(max_size=30)),
+    st.builds(frame, st.sampled_from(sorted(protocol.EVENTS)), st.binary(max_size=30)),
     st.binary(max_size=10),
 )
 mail = st.lists(st.builds(frame, st.just("L"), header), max_size=4).map(
@@ -101,5 +101,5 @@ def test_connection_survives_anything_and_leaves_nothing_behind(events, step, br
     with asyncio.Runner() as runner:
         said = runner.run(scenario())
     assert not problems
-    known = {code for one in wire.EVENTS.values() for code in one.responses}
+    known = {code for one in protocol.EVENTS.values() for code in one.responses}
     assert all(one[0] in known for one in frames_of(said))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import ProtocolError
-from bridge.intake.milter import wire
+from bridge.intake.milter import protocol
 from bridge.intake.milter.mail import MAX_STRIPPED, Facts, Limits, Mail
 from bridge.mail.message import Spool
 
@@ -169,9 +169,9 @@ def test_session_carries_queue_id_user_and_tls():
     facts = Facts()
     facts.connect(b"mx.example\x004\x09\xdd203.0.113.9\0")
     facts.greet(b"client.example\0")
-    facts.macro(macro(wire.MAIL, b"{auth_authen}", b"ann", b"{tls_version}", b"TLSv1.3", b"{cipher}", b"AES"))
+    facts.macro(macro(protocol.MAIL, b"{auth_authen}", b"ann", b"{tls_version}", b"TLSv1.3", b"{cipher}", b"AES"))
     facts.begin_mail()
-    facts.macro(macro(wire.END_OF_BODY, b"i", b"4cXyZ"))
+    facts.macro(macro(protocol.END_OF_BODY, b"i", b"4cXyZ"))
     session = facts.session("S1", "milter", "127.0.0.1")
     assert (session.client.ident, session.client.login, session.tls) == ("4cXyZ", "ann", "TLSv1.3/AES")
     assert (session.client.address, session.client.port, session.client.name) == ("203.0.113.9", 2525, "mx.example")
@@ -181,7 +181,7 @@ def test_session_carries_queue_id_user_and_tls():
 def test_names_of_ciphers_go_into_the_log_plain():
     """The log does not quote them, so nothing that would need it gets there."""
     facts = Facts()
-    facts.macro(macro(wire.MAIL, b"{tls_version}", b"TLS\x1b[31m v1\nid=1", b"{cipher}", b"\xff" * 100))
+    facts.macro(macro(protocol.MAIL, b"{tls_version}", b"TLS\x1b[31m v1\nid=1", b"{cipher}", b"\xff" * 100))
     tls = facts.session("S1", "milter", "unix").tls
     assert tls is not None
     assert tls.startswith("TLS??31m?v1?id?1/")
@@ -191,7 +191,7 @@ def test_names_of_ciphers_go_into_the_log_plain():
 def test_host_name_the_mail_server_could_not_verify_is_left_out():
     """A forged reverse name is no name."""
     facts = Facts()
-    facts.macro(macro(wire.CONNECT, b"{client_resolve}", b"FORGED"))
+    facts.macro(macro(protocol.CONNECT, b"{client_resolve}", b"FORGED"))
     facts.connect(b"bank.example\x004\x09\xdd203.0.113.9\0")
     assert facts.session("S1", "milter", "unix").client.name is None
 
@@ -199,12 +199,12 @@ def test_host_name_the_mail_server_could_not_verify_is_left_out():
 def test_macros_of_one_mail_do_not_reach_the_next():
     """A new MAIL forgets the queue id of the mail before, also when no ABORT came between."""
     facts = Facts()
-    facts.macro(macro(wire.CONNECT, b"j", b"front.example"))
-    facts.macro(macro(wire.MAIL, b"i", b"FIRST", b"{auth_authen}", b"ann"))
+    facts.macro(macro(protocol.CONNECT, b"j", b"front.example"))
+    facts.macro(macro(protocol.MAIL, b"i", b"FIRST", b"{auth_authen}", b"ann"))
     facts.begin_mail()
-    facts.macro(macro(wire.END_OF_BODY, b"i", b"FIRST"))
+    facts.macro(macro(protocol.END_OF_BODY, b"i", b"FIRST"))
     facts.begin_mail()
     client = facts.session("S1", "milter", "unix").client
     assert client.ident is None
     assert client.login is None
-    assert wire.CONNECT in facts.macros
+    assert protocol.CONNECT in facts.macros

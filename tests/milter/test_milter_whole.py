@@ -8,7 +8,7 @@ import pytest
 from milter_kit import ScriptedFilter, connect_frame, frame, listening
 
 from bridge.intake.milter.mail import Limits
-from bridge.intake.milter.whole import WholeMail
+from bridge.intake.milter.stalwart import WholeMail
 from bridge.mail.action import Action
 from bridge.mail.message import HEAD_LIMIT, Spool
 

@@ -23,7 +23,7 @@ from lists_kit import running_service
 from process_kit import Bridge, get, parts, start, until, write_config
 from requirements import find, need
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result
 
 ROOT = Path(__file__).parents[2]
@@ -50,10 +50,10 @@ class Prometheus:
             "scrape_configs": [{"job_name": "scanbridge", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}],
         }
         if rules is not None:
-            (directory / "rules.yml").write_text(yamlfile.dump(rules))
+            (directory / "rules.yml").write_text(yaml_file.dump(rules))
             config["rule_files"] = ["rules.yml"]
         file = directory / "prometheus.yml"
-        file.write_text(yamlfile.dump(config))
+        file.write_text(yaml_file.dump(config))
         command = [str(find("prometheus")), f"--config.file={file}", f"--storage.tsdb.path={directory / 'data'}"]
         with (directory / "prometheus.log").open("wb") as log:
             self._process = subprocess.Popen(
@@ -157,7 +157,7 @@ def hurried_rules() -> dict[str, Any]:
     def shorter(match: re.Match[str]) -> str:
         return f"{int(match[1]) * 60_000 // HURRY}ms"
 
-    rules, _ = yamlfile.read(MIXIN / "alerts.yml", (MIXIN / "alerts.yml").read_text())
+    rules, _ = yaml_file.read(MIXIN / "alerts.yml", (MIXIN / "alerts.yml").read_text())
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         rule["expr"] = re.sub(r"(?<=\[)(\d+)m(?=\])", shorter, rule["expr"])
         if "for" in rule:
@@ -203,9 +203,9 @@ def watched_bridge(
             **sections,
         }
         config, port, admin = write_config(directory, scanner.url, next_hop.url, **more)
-        data, _ = yamlfile.read(config, config.read_text())
+        data, _ = yaml_file.read(config, config.read_text())
         data["listeners"][0] |= {"tls": tls, "lists": {"block": ["blocked-senders"]}}
-        config.write_text(yamlfile.dump(data))
+        config.write_text(yaml_file.dump(data))
         prometheus = Prometheus(directory, admin, rules, scrape)  # first: it looks for new targets every 5 s only
         try:
             bridge = start(config, port, admin)

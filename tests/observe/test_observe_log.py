@@ -17,9 +17,9 @@ from observe_kit import certificate
 from process_kit import running, until
 from test_observe_metrics import scrape, value
 
-from bridge import flood, maillog
 from bridge.filter.headers import message_id
-from bridge.flood import Flood
+from bridge.observe import log_throttle, mail_log
+from bridge.observe.log_throttle import Flood
 from bridge.testing import SmtpClient, free_port
 
 
@@ -40,7 +40,7 @@ def test_a_flood_is_a_few_lines_and_a_count() -> None:
     limit = Flood(clock)
     limit.on_held = lambda: held.append(1)
     passed = [record for record in (line() for _ in range(1000)) if limit.filter(record)]
-    assert len(passed) == flood.BURST and len(held) == 1000 - flood.BURST
+    assert len(passed) == log_throttle.BURST and len(held) == 1000 - log_throttle.BURST
     assert not list(limit.leftovers())
     clock.now += 1
     after = line()
@@ -54,7 +54,7 @@ def test_a_flood_is_a_few_lines_and_a_count() -> None:
 
 def test_a_flood_of_one_kind_hides_no_other() -> None:
     limit = Flood(Clock())
-    assert sum(limit.filter(line(place=1)) for _ in range(100)) == flood.BURST
+    assert sum(limit.filter(line(place=1)) for _ in range(100)) == log_throttle.BURST
     assert limit.filter(line(place=2))
 
 
@@ -69,19 +69,19 @@ def test_several_threads_lose_no_line_from_the_count() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sum(passed) == flood.BURST and len(held) == 2000 - flood.BURST
+    assert sum(passed) == log_throttle.BURST and len(held) == 2000 - log_throttle.BURST
 
 
 def test_the_writer_says_the_last_word_of_a_flood_by_itself(tmp_path: Path) -> None:
     """Also when no such line comes any more."""
     with (tmp_path / "log").open("wb") as file:
-        writer = maillog.LineWriter(file.fileno())
-        writer.setFormatter(maillog.KeyValue())
+        writer = mail_log.LineWriter(file.fileno())
+        writer.setFormatter(mail_log.KeyValue())
         for _ in range(100):
             writer.handle(line())
         until(lambda: "and 79 more like it" in (tmp_path / "log").read_text(), "the count")
         writer.close()
-    assert len((tmp_path / "log").read_text().splitlines()) == flood.BURST + 1
+    assert len((tmp_path / "log").read_text().splitlines()) == log_throttle.BURST + 1
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -92,8 +92,8 @@ def test_journald_gets_the_severity_of_each_line(tmp_path: Path, monkeypatch, as
             found = os.fstat(file.fileno())
             stream = f"{found.st_dev}:{found.st_ino}" if journal else "1:2"
             monkeypatch.setenv("JOURNAL_STREAM", stream)
-            writer = maillog.LineWriter(file.fileno())
-            writer.setFormatter(maillog.Json() if as_json else maillog.KeyValue())
+            writer = mail_log.LineWriter(file.fileno())
+            writer.setFormatter(mail_log.Json() if as_json else mail_log.KeyValue())
             writer.handle(line())
             writer.put("id=1")
             writer.close()
@@ -139,7 +139,7 @@ def test_thousands_of_bad_sessions_cost_a_handful_of_lines(tmp_path: Path) -> No
         until(lambda: said(bridge.log, "TLS handshake failed") == 100, "the last count of handshakes")
         lines, seconds = bridge.log.splitlines(), time.monotonic() - began
         assert len(bridge.mail_lines(1)) == 1
-        assert len(lines) < 2 * (flood.BURST + seconds) + 20, len(lines)
+        assert len(lines) < 2 * (log_throttle.BURST + seconds) + 20, len(lines)
         held = value(scrape(bridge.admin), "scanbridge_log_lines_held_back_total")
         assert BAD_SESSIONS + 100 - len(lines) <= held < BAD_SESSIONS + 100
 

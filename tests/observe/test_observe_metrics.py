@@ -14,11 +14,11 @@ from observe_kit import ROOT, Scene, certificate, promtool
 from process_kit import get, until
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.counting import Level
 from bridge.daemon import certificates
-from bridge.daemon.lag import Lag
-from bridge.delivery.stock import take_stock
-from bridge.metrics import Metrics
+from bridge.daemon.loop_lag import Lag
+from bridge.observe.metric_types import Level
+from bridge.observe.metrics import Metrics
+from bridge.quarantine.usage import take_stock
 from bridge.testing import running_bridge
 
 

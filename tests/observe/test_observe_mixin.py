@@ -11,11 +11,11 @@ import pytest
 from observe_kit import MIXIN, ROOT, Scene, promtool
 from process_kit import until
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 
 
 def rules(name: str) -> dict[str, Any]:
-    return dict(yamlfile.read(MIXIN / name, (MIXIN / name).read_text())[0])
+    return dict(yaml_file.read(MIXIN / name, (MIXIN / name).read_text())[0])
 
 
 ALERTS = [rule for group in rules("alerts.yml")["groups"] for rule in group["rules"]]

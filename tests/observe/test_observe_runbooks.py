@@ -11,7 +11,7 @@ from observe_kit import ROOT
 from process_kit import until
 from test_observe_metrics import scrape, total, value
 
-from bridge.metrics import FAILURES
+from bridge.observe.metrics import FAILURES
 from bridge.testing import RunningBridge, answer, result, running_bridge
 
 TEXT = (ROOT / "docs" / "runbooks.md").read_text()

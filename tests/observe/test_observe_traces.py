@@ -20,10 +20,10 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 from process_kit import ROOT, environment, scanbridge, write_config
 
-from bridge import yamlfile
-from bridge.config import Config
+from bridge.config.model import Config
 from bridge.errors import ConfigError
 from bridge.mail.trace import new_trace
+from bridge.runtime import yaml_file
 from bridge.testing import answer, running_bridge
 
 
@@ -150,7 +150,7 @@ def test_without_the_extra_the_configuration_is_refused(tmp_path) -> None:
 def test_an_endpoint_is_an_http_address(tmp_path, endpoint) -> None:
     config, *_ = write_config(tmp_path, "http://127.0.0.1:9", "smtp://127.0.0.1:9", tracing={"endpoint": endpoint})
     with pytest.raises(ConfigError, match=r"tracing\.endpoint"):
-        yamlfile.load(config, Config)
+        yaml_file.load(config, Config)
 
 
 def test_ids_are_as_the_standard_wants_them() -> None:

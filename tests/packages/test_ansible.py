@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from bridge import yamlfile
-from bridge.config import Config
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
 
 ANSIBLE = Path(__file__).parents[2] / "deploy/ansible"
 BIN = Path(sys.executable).parent
@@ -47,7 +47,7 @@ def test_example_and_variables_are_true(tmp_path: Path) -> None:
     """The inventory's configuration is valid, and the page names every variable with its default."""
     inventory = yaml.safe_load((ANSIBLE / "inventory.yml").read_text())["mailservers"]["vars"]
     text = yaml.safe_dump(inventory.pop("scanbridge_config"))
-    assert yamlfile.load(tmp_path / "bridge.yml", Config, text).listeners
+    assert yaml_file.load(tmp_path / "bridge.yml", Config, text).listeners
     defaults = yaml.safe_load((ANSIBLE / "roles/scanbridge/defaults/main.yml").read_text())
     assert set(inventory) <= set(defaults)
     named = dict(re.findall(r"^\| `(scanbridge_\w+)` \| (\S*) *\|", (ANSIBLE / "README.md").read_text(), re.M))

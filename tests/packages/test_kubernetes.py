@@ -10,8 +10,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from bridge import yamlfile
-from bridge.config import Config
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
 from bridge.service import settings
 
 BASE = Path(__file__).parents[2] / "deploy/kubernetes"
@@ -82,7 +82,7 @@ def test_pods_are_confined() -> None:
         assert own["readOnlyRootFilesystem"] and own["capabilities"]["drop"] == ["ALL"]
         assert own["allowPrivilegeEscalation"] is False and not pod["automountServiceAccountToken"]
     bridge = of("StatefulSet")[0]["spec"]["template"]["spec"]
-    drain_s = yamlfile.load(BASE / "bridge.yml", Config).drain_timeout
+    drain_s = yaml_file.load(BASE / "bridge.yml", Config).drain_timeout
     assert bridge["terminationGracePeriodSeconds"] > drain_s
 
 

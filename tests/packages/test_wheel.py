@@ -15,7 +15,7 @@ import pytest
 from requirements import need
 
 from bridge import __version__
-from bridge.config import EMBEDDED
+from bridge.config.model import EMBEDDED
 from bridge.testing import SmtpClient, free_port, until
 
 ROOT = Path(__file__).parents[2]

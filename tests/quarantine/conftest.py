@@ -8,7 +8,7 @@ from postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 from quarantine_kit import made
 from s3_kit import ObjectServer
 
-from bridge.database import Database
+from bridge.runtime.database import Database
 
 
 @pytest.fixture(autouse=True)

@@ -16,12 +16,13 @@ from typing import Any
 
 from click.testing import CliRunner, Result
 
-from bridge import testing, yamlfile
-from bridge.cli.quarantine import quarantine
+from bridge import testing
+from bridge.cli.quarantine.command import quarantine
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
+from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, answer, result, running_bridge
 
 HEAD = b"X-Scan-Id: 1\r\n"
@@ -79,7 +80,7 @@ class Desk:
 
     def use(self, next_hop: str) -> None:
         """Change where releases go; the daemon keeps its own."""
-        self.config.write_text(yamlfile.dump({**_config(self.bridge, next_hop), **self.more}))
+        self.config.write_text(yaml_file.dump({**_config(self.bridge, next_hop), **self.more}))
 
 
 @contextmanager

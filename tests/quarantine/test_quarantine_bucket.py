@@ -15,11 +15,11 @@ from quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, w
 from s3_kit import ACCESS, BUCKET, SECRET, FaultyServer, ObjectServer, faulty_server, s3_config, write_keys
 from sqlalchemy import inspect
 
-from bridge.database import Database, probe
-from bridge.delivery import bucket
-from bridge.delivery.bucket import BucketSettings
-from bridge.delivery.quarantine import NotKept, Place, Quarantine, Query
 from bridge.errors import StoreError, StoreFull
+from bridge.quarantine import s3_store
+from bridge.quarantine.quarantine import NotKept, Place, Quarantine, Query
+from bridge.quarantine.s3_store import BucketSettings
+from bridge.runtime.database import Database, probe
 from bridge.testing import free_port
 
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcdef\r\n" * 40_000  # it lies in a file, not in memory
@@ -249,10 +249,10 @@ def test_a_full_bucket_is_answered_with_452(tmp_path: Path, faulty: FaultyServer
 def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer) -> None:
     """`scanbridge check` writes an object and removes it; a key that does not fit is said, not shown."""
     good = settings(object_server.port, "probe")
-    bucket.probe(good)
+    s3_store.probe(good)
     assert not list(object_server.objects.glob("probe/*"))
     with pytest.raises(StoreError) as caught:
-        bucket.probe(replace(good, secret_key="wrong-wrong-wrong"))
+        s3_store.probe(replace(good, secret_key="wrong-wrong-wrong"))
     assert "403" in str(caught.value) and "wrong-wrong" not in str(caught.value)
 
 

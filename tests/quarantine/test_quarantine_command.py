@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from quarantine_kit import CONTENT, Desk, desk
 
-from bridge import yamlfile
-from bridge.config import Config
+from bridge.config.model import Config
+from bridge.runtime import yaml_file
 from bridge.testing import answer, result
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -185,10 +185,10 @@ def test_a_mail_whose_json_is_damaged_can_be_released_to_a_named_address(own: De
 
 def test_a_release_without_a_next_hop_or_with_a_bad_file_is_a_configuration_error(own: Desk) -> None:
     mail_id = own.send()
-    data = yamlfile.load(own.config, Config).model_dump(mode="json", include={"scanner"})
+    data = yaml_file.load(own.config, Config).model_dump(mode="json", include={"scanner"})
     listener = {"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}
     own.config.write_text(
-        yamlfile.dump({**data, "listeners": [listener], "state_directory": str(own.directory.parent)})
+        yaml_file.dump({**data, "listeners": [listener], "state_directory": str(own.directory.parent)})
     )
     done = own.call("release", mail_id)
     assert done.exit_code == 78 and "relay.next_hop" in done.stderr

@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from quarantine_kit import HEAD, make_tx
 
-from bridge.database import Database
-from bridge.delivery.directory import Directory
-from bridge.delivery.index import Query
-from bridge.delivery.quarantine import Place, Quarantine
-from bridge.delivery.relay import Delivered
-from bridge.delivery.release import Order, record, release
-from bridge.delivery.space import Space
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.quarantine.index import Query
+from bridge.quarantine.local_store import Directory
+from bridge.quarantine.quarantine import Place, Quarantine
+from bridge.quarantine.release import Order, record, release
+from bridge.quarantine.space import Space
+from bridge.relay.relay import Delivered
+from bridge.runtime.database import Database
 
 
 class Taker:

@@ -16,11 +16,11 @@ import pytest
 from postgresql import fresh_database
 from quarantine_kit import CONTENT, HEAD, desk, make_tx
 
-from bridge.database import Database
-from bridge.delivery.index import Index, IndexFailed, Query
-from bridge.delivery.kept import Release, subject
-from bridge.delivery.quarantine import Place, Quarantine
 from bridge.errors import StoreError
+from bridge.quarantine.index import Index, IndexFailed, Query
+from bridge.quarantine.quarantine import Place, Quarantine
+from bridge.quarantine.record import Release, subject
+from bridge.runtime.database import Database
 
 FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
 
@@ -197,7 +197,7 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
         keep(plain)
     program = (
         "import sys; from pathlib import Path; from bridge.database import Database;"
-        "from bridge.delivery.quarantine import Place, Quarantine, Query;"
+        "from bridge.quarantine.quarantine import Place, Quarantine, Query;"
         "q = Quarantine(Place(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
         "print(len(q.search(Query())), len(q.search(Query())))"
     )

@@ -13,8 +13,8 @@ from postfix_kit import Postfix
 from quarantine_kit import SOON_S, Desk, desk, made
 from requirements import need
 
-from bridge.delivery.mark import VALID_S, Marks
 from bridge.mail.message import Message, Spool
+from bridge.quarantine.release_token import VALID_S, Marks
 from bridge.testing import free_port, until
 
 KEY = "0123456789abcdef" * 4

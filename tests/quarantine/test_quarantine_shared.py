@@ -18,9 +18,9 @@ from postgresql import cluster, fresh_database
 from quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
 from s3_kit import ObjectServer, s3_config, write_keys
 
-from bridge.database import Database
-from bridge.delivery.index import Index
-from bridge.delivery.quarantine import Place, Quarantine, Query
+from bridge.quarantine.index import Index
+from bridge.quarantine.quarantine import Place, Quarantine, Query
+from bridge.runtime.database import Database
 
 VERSION_1 = """
 CREATE TABLE quarantine (

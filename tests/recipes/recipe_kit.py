@@ -25,9 +25,9 @@ from typing import Any, Protocol, Self
 import yaml
 from chain import Destination, Program, dialogue, free_port, until
 
-from bridge import config
-from bridge.cli.checks.finding import Finding
-from bridge.config import Config
+from bridge.cli.check.finding import Finding
+from bridge.config import model
+from bridge.config.model import Config
 from bridge.testing import TOKEN
 
 ROOT = Path(__file__).parents[2]
@@ -166,7 +166,7 @@ class Setting:
 
     def problems(self, check: Callable[[Config, Path], Iterable[Finding]], place: Path) -> list[Finding]:
         """Of `scanbridge check` with the mail server's settings in this place."""
-        return [one for one in check(config.load(self.directory / "bridge.yml"), place) if one.problem]
+        return [one for one in check(model.load(self.directory / "bridge.yml"), place) if one.problem]
 
     def quarantined(self, marker: str) -> list[Path]:
         return [one for one in self.directory.glob("quarantine/*.eml") if marker.encode() in one.read_bytes()]

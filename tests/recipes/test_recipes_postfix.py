@@ -12,7 +12,7 @@ from postfix_kit import Postfix
 from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from requirements import need
 
-from bridge.cli.checks.postfix import check_postfix
+from bridge.cli.check.postfix import check_postfix
 
 _OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # no more than this: the rest is the recipe's
 _STATES = {"deferred": WAITING, "hold": HELD}

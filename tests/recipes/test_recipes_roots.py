@@ -12,8 +12,8 @@ from debian_root import Room
 from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from sendmail_kit import Sendmail
 
-from bridge.cli.checks.exim import check_exim
-from bridge.cli.checks.sendmail import check_sendmail
+from bridge.cli.check.exim import check_exim
+from bridge.cli.check.sendmail import check_sendmail
 
 
 class EximOf(Room):

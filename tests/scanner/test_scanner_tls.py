@@ -11,9 +11,9 @@ import pytest
 import trustme
 from fault_server import TOKEN, FaultServer, faults, run, scanner_of, submit
 
-from bridge import config
 from bridge.api.scanning import Decision
-from bridge.daemon import certificates, files
+from bridge.config import model
+from bridge.daemon import certificates, resources
 from bridge.errors import ConfigError, ScanUnavailable
 
 DAY = datetime.timedelta(days=1)
@@ -35,7 +35,7 @@ def client_tls(directory: Path, authority: trustme.CA, **keys: str) -> ssl.SSLCo
     """As the daemon makes it from the configuration."""
     authority.cert_pem.write_to_path(directory / "ca.pem")
     settings = {"urls": ["https://127.0.0.1:1"], "token_file": "token", "ca_file": "ca.pem", **keys}
-    return files.scanner_tls(config.Scanner.model_validate(settings), directory)
+    return resources.scanner_tls(model.Scanner.model_validate(settings), directory)
 
 
 def try_once(tls: ssl.SSLContext, ours: ssl.SSLContext) -> FaultServer:
@@ -96,8 +96,8 @@ def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
 
 def test_the_system_does_not_trust_a_private_authority(authority: trustme.CA) -> None:
     """Without ca_file the system's certificates decide."""
-    settings = config.Scanner.model_validate({"urls": ["https://127.0.0.1:1"], "token_file": "token"})
-    server = refused(server_tls(authority), files.scanner_tls(settings, Path()), "not valid")
+    settings = model.Scanner.model_validate({"urls": ["https://127.0.0.1:1"], "token_file": "token"})
+    server = refused(server_tls(authority), resources.scanner_tls(settings, Path()), "not valid")
     assert server.bytes_seen == 0
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 from postgresql import fresh_database  # noqa: F401  for those who import it from here
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
+from bridge.runtime.http_server import ServiceServer
 from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
 from bridge.service.keys import KeyRing
-from bridge.service.serve import ServiceServer
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
@@ -129,7 +129,7 @@ class ServiceProcess(Service):
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self.config = yamlfile.load(directory / "service.yml", ServiceConfig)
+        self.config = yaml_file.load(directory / "service.yml", ServiceConfig)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 (closed in `end`)
         self.process = subprocess.Popen(
             [sys.executable, "-m", "bridge", "service", "-c", "service.yml"],
@@ -183,7 +183,7 @@ def command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str
 
 @contextmanager
 def service(tmp_path: Path, text: str = CONFIG, with_key: bool = False):
-    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, text)
+    config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, text)
     key = make_key(config) if with_key else ""
     running = Running(config)
     running.key = key

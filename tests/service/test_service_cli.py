@@ -100,10 +100,10 @@ def test_a_taken_port_is_a_sentence(tmp_path):
 
 def test_defaults_follow_the_documented_shape(tmp_path):
     """Limits default to mainWorkerCount, else 20; the timeout is an hour."""
-    from bridge import yamlfile
+    from bridge.runtime import yaml_file
 
     def load(text: str) -> settings.ServiceConfig:
-        return yamlfile.load(tmp_path / "service.yml", settings.ServiceConfig, text)
+        return yaml_file.load(tmp_path / "service.yml", settings.ServiceConfig, text)
 
     assert load("{}").guard.maxGuardRequestsInProcessing == 20
     assert load("{}").guard.scanSources.restApi is None

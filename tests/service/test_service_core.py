@@ -10,7 +10,7 @@ import pytest
 import trustme
 from service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
 
-from bridge.service import core as core_module
+from bridge.service import core_nodes as core_module
 
 MIB = 1024 * 1024
 

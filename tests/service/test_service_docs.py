@@ -12,7 +12,7 @@ from requirements import need
 from service_kit import Lists, service, wait_for
 
 from bridge.service.analysis.decision import TAG_SCORES
-from bridge.service.liststore import PREDEFINED
+from bridge.service.lists.store import PREDEFINED
 from bridge.service.metrics import Metrics
 from bridge.service.settings import Decisions, ServiceConfig
 

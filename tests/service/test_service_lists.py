@@ -12,8 +12,8 @@ import pytest
 from service_kit import CONFIG, DEADLINE_S, SOON_S, TOKEN, Lists, fresh_database, mail, make_key, service, wait_for
 from sqlalchemy import create_engine, text
 
-from bridge.service.listindex import ListIndex, traits_of
-from bridge.service.liststore import GLOBAL, PREDEFINED, ListFull, ListStore
+from bridge.service.lists.index import ListIndex, traits_of
+from bridge.service.lists.store import GLOBAL, PREDEFINED, ListFull, ListStore
 from bridge.service.settings import ListDefinition
 from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
 
@@ -205,7 +205,7 @@ def test_a_change_by_another_process_is_followed_within_a_second(running, lists)
     """Another service on the same database, or the command line, is seen at the next look."""
     other = Store(running.config.database_url)
     other.open()
-    from bridge.service.liststore import Entry
+    from bridge.service.lists.store import Entry
 
     ListStore(other, running.config.lists).add(GLOBAL, "blocked-domains", [Entry("bad.example", "bad.example")])
     other.close()
@@ -224,11 +224,11 @@ def test_a_tenants_list_is_for_its_mail_only(running, lists):
 
 def test_writers_in_several_processes_lose_nothing(database, tmp_path):
     """Concurrent additions from several stores all arrive, and the sizes add up."""
-    from bridge import yamlfile
-    from bridge.service.liststore import Entry
+    from bridge.runtime import yaml_file
+    from bridge.service.lists.store import Entry
     from bridge.service.settings import ServiceConfig
 
-    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(database))
+    config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, _config(database))
     small = [ListDefinition(name="small", category="sender", maxSize=150)]
 
     def write(worker: int) -> int:
@@ -328,10 +328,10 @@ def test_a_database_that_cannot_be_had_names_no_password():
 
 def test_migrations_run_once_when_several_start(database, tmp_path):
     """Services that start together agree on who makes the tables."""
-    from bridge import yamlfile
+    from bridge.runtime import yaml_file
     from bridge.service.settings import ServiceConfig
 
-    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(database))
+    config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, _config(database))
     barrier, errors = threading.Barrier(4), []
 
     def start() -> None:

@@ -12,7 +12,7 @@ import pytest
 from service_kit import CONFIG, TOKEN, Lists, service, wait_for
 
 from bridge.service import openapi
-from bridge.service.liststore import PREDEFINED
+from bridge.service.lists.store import PREDEFINED
 
 ROOT = Path(__file__).resolve().parents[2]
 

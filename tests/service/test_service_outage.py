@@ -25,8 +25,8 @@ from service_kit import (
 )
 from sqlalchemy import create_engine, text
 
-from bridge import yamlfile
-from bridge.service.liststore import GLOBAL, Entry, ListStore
+from bridge.runtime import yaml_file
+from bridge.service.lists.store import GLOBAL, Entry, ListStore
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store, StoreUnavailable
 
@@ -85,7 +85,7 @@ def _recorded(url: str) -> set[str]:
 
 def test_a_service_that_starts_before_postgresql_waits_for_it(tmp_path, fragile_postgresql):
     """Nobody knows what is blocked, so no mail is scanned until the lists are there; then it is, by itself."""
-    config = yamlfile.load(tmp_path / "service.yml", ServiceConfig, _config(fresh_database(fragile_postgresql.url)))
+    config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, _config(fresh_database(fragile_postgresql.url)))
     key, store = make_key(config), Store(config.database_url)
     store.open()
     ListStore(store, []).add(GLOBAL, "blocked-senders", [Entry("evil@bad.example", "evil@bad.example")])
@@ -169,7 +169,7 @@ def test_a_service_on_a_unix_socket(short_directory):
     """Both interfaces are served, the group may connect, metrics are local, a second one is refused."""
     place = short_directory / "service.sock"
     (short_directory / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"unix:{place}"))
-    key = make_key(yamlfile.load(short_directory / "service.yml", ServiceConfig))
+    key = make_key(yaml_file.load(short_directory / "service.yml", ServiceConfig))
     with service_processes(short_directory, 1) as [one]:
         assert stat.S_IMODE(place.stat().st_mode) == 0o660
         lists = Lists(one, key)

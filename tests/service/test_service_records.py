@@ -10,7 +10,7 @@ from service_kit import CONFIG, GTUBE, mail, service, wait_for
 from sqlalchemy import create_engine, event, insert, select
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.service.records import Records
+from bridge.service.scanning.records import Records
 from bridge.service.store import Store, analysis
 
 

@@ -33,14 +33,15 @@ from service_kit import (
     zipped,
 )
 
-from bridge.address import Address
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mail.message import Spool
-from bridge.service import admission, serve
-from bridge.service.admission import THROTTLE_MAX_S, Admission
-from bridge.service.answers import Refused
-from bridge.service.serve import CannotListen, HttpServer, ServiceServer, bind
-from bridge.service.upload import Upload
+from bridge.runtime import http_server
+from bridge.runtime.endpoints import Address
+from bridge.runtime.http_server import CannotListen, HttpServer, ServiceServer, bind
+from bridge.service.responses import Refused
+from bridge.service.scanning import admission
+from bridge.service.scanning.admission import THROTTLE_MAX_S, Admission
+from bridge.service.scanning.upload import Upload
 
 MIB = 1024 * 1024
 PARAMETERS = parameters_json()
@@ -367,7 +368,7 @@ def _read_all(client: socket.socket) -> bytes:
 
 def test_connections_are_bounded(tmp_path, monkeypatch):
     """Beyond the cap a connection reads 503 and is closed; those before it are served."""
-    monkeypatch.setattr(serve, "MAX_CONNECTIONS", 3)
+    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
     with service(tmp_path) as one:
         held = [_hold_slot(one.port) for _ in range(3)]
         wait_for(lambda: len(one.server._http._server.server_state.connections) == 3)

@@ -6,8 +6,8 @@ import hmac
 
 import pytest
 
-from bridge.service.answers import Refused
 from bridge.service.auth import StaticTokens
+from bridge.service.responses import Refused
 from bridge.service.settings import StaticApiToken
 
 TOKENS = [f"{digit}" * 64 for digit in "123"]

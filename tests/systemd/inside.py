@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, answer, result
 
 BRIDGE = "scanbridge.service"
@@ -97,7 +97,7 @@ class World:
     def configure(self, place: Path = CONFIG, **sections: Any) -> None:
         place.parent.mkdir(exist_ok=True)
         new = place.with_suffix(".new")
-        new.write_text(yamlfile.dump(self.settings(**sections)))
+        new.write_text(yaml_file.dump(self.settings(**sections)))
         new.rename(place)
 
     def slow_scanner(self, seconds: float) -> None:

@@ -16,7 +16,7 @@ from scene import INJECTED, LISTENER, POSTFIX, PUBLIC, ROOT, SERVICE, Scene
 from smuggling import SEQUENCES, scan
 
 from bridge.service import openapi
-from bridge.service.liststore import PREDEFINED
+from bridge.service.lists.store import PREDEFINED
 from bridge.testing import TOKEN, SmtpClient, until
 
 

@@ -27,7 +27,7 @@ from postfix_kit import Postfix  # noqa: E402
 from scripted_hop import EXTENSIONS, ScriptedHop  # noqa: E402
 from service_kit import ServiceProcess, make_key  # noqa: E402
 
-from bridge import yamlfile  # noqa: E402
+from bridge.runtime import yaml_file  # noqa: E402
 from bridge.testing import TOKEN, Background, NextHop, SmtpClient, until  # noqa: E402
 
 PUBLIC = "192.0.2.25"  # the address that strangers reach, and have: nobody trusts it
@@ -112,7 +112,7 @@ def service(directory: Path) -> Iterator[str]:
         "abby": {"staticApiTokens": [{"name": "tools", "token": TOKEN}]},
         "database": "sqlite:///service.sqlite",
     }
-    (directory / "service.yml").write_text(yamlfile.dump(data))
+    (directory / "service.yml").write_text(yaml_file.dump(data))
     process = ServiceProcess(directory)
     try:
         process.wait()
@@ -140,7 +140,7 @@ def bridge(directory: Path, sink: int, routes: dict[str, int]) -> Iterator[Path]
         "state_directory": str(directory / "state"),
         "hostname": "bridge.example",
     }
-    (directory / "bridge.yml").write_text(yamlfile.dump(data))
+    (directory / "bridge.yml").write_text(yaml_file.dump(data))
     log = directory / "bridge.log"
     command = [sys.executable, "-m", "bridge", "run", "-c", str(directory / "bridge.yml")]
     with log.open("wb") as file:

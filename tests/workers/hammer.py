@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 
-from bridge.daemon.ledger import Ledger
+from bridge.daemon.workers.shared_counters import Ledger
 
 TOO_MANY = 3  # exit code of a worker that saw a limit passed
 

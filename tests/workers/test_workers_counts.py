@@ -17,10 +17,10 @@ from typing import Any
 import pytest
 from process_kit import ROOT, environment
 
-from bridge.daemon.boards import Boards
-from bridge.daemon.ledger import Ledger
-from bridge.daemon.share import Share, SharedAdmission, SharedSpool
 from bridge.daemon.sockets import Sockets
+from bridge.daemon.workers.shared_counters import Ledger
+from bridge.daemon.workers.shared_snapshots import Boards
+from bridge.daemon.workers.worker_context import Share, SharedAdmission, SharedSpool
 from bridge.errors import Saturated
 from bridge.filter.admission import AdmissionSettings
 

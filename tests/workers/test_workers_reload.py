@@ -16,15 +16,15 @@ import trustme
 from process_kit import Bridge, Gate, busy, running, scanbridge, until
 from workers_kit import clients_of_all, is_alive, number, send, state, workers
 
-from bridge import yamlfile
+from bridge.runtime import yaml_file
 from bridge.testing import SmtpClient, answer, free_port, result
 
 
 def change(bridge: Bridge, **sections: Any) -> None:
     """Write these sections over those in the file."""
     path = bridge.directory / "bridge.yml"
-    data, _ = yamlfile.read(path, path.read_text())
-    path.write_text(yamlfile.dump({**data, **sections}))
+    data, _ = yaml_file.read(path, path.read_text())
+    path.write_text(yaml_file.dump({**data, **sections}))
 
 
 def reload(bridge: Bridge) -> Any:

@@ -18,16 +18,16 @@ from functools import lru_cache
 from socket import AF_INET, inet_ntop, inet_pton
 
 from bridge.errors import ProtocolError
-from bridge.intake.milter import wire
+from bridge.intake.milter import protocol
 from bridge.mail.reply import Reply
 
-_LIMITS = [wire.EVENTS[code].limit + 1 if code in wire.EVENTS else 0 for code in range(256)]  # with the command
+_LIMITS = [protocol.EVENTS[code].limit + 1 if code in protocol.EVENTS else 0 for code in range(256)]  # with the command
 _LONGEST = max(_LIMITS)
 _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 _ADDRESS_LIMIT = 2048  # Postfix's line_length_limit; RFC 5321 has 256
 _LINE_LIMIT = 900  # libmilter's MAXREPLYLEN is 980, with the code
 _LINES = 32  # libmilter's MAXREPLIES
-_ADD_HEADER = chr(wire.ADD_HEADER)
+_ADD_HEADER = chr(protocol.ADD_HEADER)
 _U32 = struct.Struct(">I")
 _HEAD = struct.Struct(">IB")
 _read_head = _HEAD.unpack_from
@@ -72,9 +72,9 @@ class Decoder:
             if stop <= end:
                 events.append((command, data[position + 5 : stop]))
                 position = stop
-            elif command == wire.BODY:
+            elif command == protocol.BODY:
                 self._body_left = stop - end
-                events.append((wire.BODY_PART, data[position + 5 :]))
+                events.append((protocol.BODY_PART, data[position + 5 :]))
                 return events
             else:
                 self._hold(data[position:], 4 + length)
@@ -99,7 +99,7 @@ class Decoder:
         position = min(self._body_left, len(data))
         self._body_left -= position
         self.stalled = self._body_left > 0
-        events.append((wire.BODY_PART if self.stalled else wire.BODY, data[:position]))
+        events.append((protocol.BODY_PART if self.stalled else protocol.BODY, data[:position]))
         return data, position
 
     def _hold(self, start: bytes, need: int) -> None:
@@ -108,34 +108,36 @@ class Decoder:
 
 # --- negotiation ---------------------------------------------------------------------------------
 
-WANTED_ACTIONS = wire.CAN_ADD_HEADERS | wire.CAN_CHANGE_HEADERS | wire.CAN_QUARANTINE | wire.CAN_SET_SYMBOLS
+WANTED_ACTIONS = (
+    protocol.CAN_ADD_HEADERS | protocol.CAN_CHANGE_HEADERS | protocol.CAN_QUARANTINE | protocol.CAN_SET_SYMBOLS
+)
 
 # MAIL is answered: saturation is said there. RCPT is answered: 452 at the recipient that is one too
 # many makes the client split the mail, at the end of the message it would make it try for ever.
 WANTED_STEPS = (
-    wire.NO_DATA
-    | wire.NO_UNKNOWN
-    | wire.CAN_SKIP
-    | wire.NR_CONNECT
-    | wire.NR_HELO
-    | wire.NR_DATA
-    | wire.NR_UNKNOWN
-    | wire.NR_HEADER
-    | wire.NR_END_OF_HEADERS
-    | wire.NR_BODY
-    | wire.LEADING_SPACE
+    protocol.NO_DATA
+    | protocol.NO_UNKNOWN
+    | protocol.CAN_SKIP
+    | protocol.NR_CONNECT
+    | protocol.NR_HELO
+    | protocol.NR_DATA
+    | protocol.NR_UNKNOWN
+    | protocol.NR_HEADER
+    | protocol.NR_END_OF_HEADERS
+    | protocol.NR_BODY
+    | protocol.LEADING_SPACE
 )
 
 # For a stage without a list Postfix falls back to its own, which is longer (and costs it a look-up per
 # recipient), so every stage asks for something. It knows its queue id only after the first recipient.
 SYMBOLS: dict[int, str] = {
-    wire.STAGE_CONNECT: "{client_resolve}",
-    wire.STAGE_HELO: "{tls_version}",
-    wire.STAGE_MAIL: "i {auth_authen} {tls_version} {cipher}",
-    wire.STAGE_RCPT: "i",
-    wire.STAGE_DATA: "i",
-    wire.STAGE_END_OF_BODY: "i",
-    wire.STAGE_END_OF_HEADERS: "i",
+    protocol.STAGE_CONNECT: "{client_resolve}",
+    protocol.STAGE_HELO: "{tls_version}",
+    protocol.STAGE_MAIL: "i {auth_authen} {tls_version} {cipher}",
+    protocol.STAGE_RCPT: "i",
+    protocol.STAGE_DATA: "i",
+    protocol.STAGE_END_OF_BODY: "i",
+    protocol.STAGE_END_OF_HEADERS: "i",
 }
 
 
@@ -156,7 +158,7 @@ class Agreement:
 # A mail server makes the same offer on every connection, and often a connection for every mail.
 @lru_cache(maxsize=16)
 def _answered(steps: int) -> frozenset[int]:
-    return frozenset(code for code, event in wire.EVENTS.items() if event.responses and not steps & event.no_reply)
+    return frozenset(code for code, event in protocol.EVENTS.items() if event.responses and not steps & event.no_reply)
 
 
 @lru_cache(maxsize=16)
@@ -165,20 +167,20 @@ def negotiate(offer: bytes) -> Agreement:
     if len(offer) < _NEGOTIATION.size:
         raise ProtocolError("negotiation is cut short")
     version, actions, steps = _NEGOTIATION.unpack_from(offer)
-    if version < wire.VERSIONS[0]:
+    if version < protocol.VERSIONS[0]:
         raise ProtocolError(f"protocol version {version}")
-    size = steps & wire.DATA_1M or steps & wire.DATA_256K
-    return Agreement(min(version, wire.VERSIONS[-1]), actions & WANTED_ACTIONS, (steps & WANTED_STEPS) | size)
+    size = steps & protocol.DATA_1M or steps & protocol.DATA_256K
+    return Agreement(min(version, protocol.VERSIONS[-1]), actions & WANTED_ACTIONS, (steps & WANTED_STEPS) | size)
 
 
 @lru_cache(maxsize=16)
 def negotiation(agreement: Agreement) -> bytes:
     """Our side of it, with the macros we want where we may say so."""
     symbols = b""
-    if agreement.actions & wire.CAN_SET_SYMBOLS:
+    if agreement.actions & protocol.CAN_SET_SYMBOLS:
         symbols = b"".join(_U32.pack(stage) + names.encode("ascii") + b"\0" for stage, names in SYMBOLS.items())
     flags = _NEGOTIATION.pack(agreement.version, agreement.actions, agreement.steps)
-    return response(wire.NEGOTIATE, wire.NEGOTIATE, flags + symbols)
+    return response(protocol.NEGOTIATE, protocol.NEGOTIATE, flags + symbols)
 
 
 # --- what is in the events -----------------------------------------------------------------------
@@ -268,8 +270,8 @@ def text(raw: bytes) -> str:
 
 def response(event: int, command: int, data: bytes = b"") -> bytes:
     """One frame, checked against the table of what this event may be answered with."""
-    if command not in wire.EVENTS[event].responses:
-        raise ValueError(f"{chr(command)!r} is no response to {wire.EVENTS[event].name}")
+    if command not in protocol.EVENTS[event].responses:
+        raise ValueError(f"{chr(command)!r} is no response to {protocol.EVENTS[event].name}")
     return _HEAD.pack(len(data) + 1, command) + data
 
 
@@ -281,11 +283,11 @@ def reply_code(event: int, reply: Reply) -> bytes:
     status = "" if reply.status else f"{digit}.7.1 "  # a bare text could look like a status to Postfix
     lines = [(status + line)[:_LINE_LIMIT].replace("%", "%%") for line in reply.lines()[:_LINES]]
     wired = [f"{reply.code}-{line}" for line in lines[:-1]] + [f"{reply.code} {lines[-1]}"]
-    return response(event, wire.REPLY_CODE, "\r\n".join(wired).encode("ascii") + b"\0")
+    return response(event, protocol.REPLY_CODE, "\r\n".join(wired).encode("ascii") + b"\0")
 
 
 def add_header(name: str, value: str, agreement: Agreement) -> bytes:
-    space = " " if agreement.steps & wire.LEADING_SPACE else ""  # else the mail server adds it
+    space = " " if agreement.steps & protocol.LEADING_SPACE else ""  # else the mail server adds it
     if not (value.isprintable() and name.isprintable()):
         name, value = _field(name), _field(value)
     data = f"{_ADD_HEADER}{name}\0{space}{value}\0".encode("utf-8", "replace")
@@ -294,11 +296,11 @@ def add_header(name: str, value: str, agreement: Agreement) -> bytes:
 
 def delete_header(name: bytes, index: int) -> bytes:
     """Remove the index-th (from 1) field of this name."""
-    return response(wire.END_OF_BODY, wire.CHANGE_HEADER, _U32.pack(index) + name + b"\0\0")
+    return response(protocol.END_OF_BODY, protocol.CHANGE_HEADER, _U32.pack(index) + name + b"\0\0")
 
 
 def quarantine(reason: str) -> bytes:
-    return response(wire.END_OF_BODY, wire.QUARANTINE, _field(reason).encode("utf-8", "replace") + b"\0")
+    return response(protocol.END_OF_BODY, protocol.QUARANTINE, _field(reason).encode("utf-8", "replace") + b"\0")
 
 
 def _field(value: str) -> str:

@@ -22,29 +22,29 @@ from typing import TYPE_CHECKING, assert_never, cast
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter.outcome import Outcome
 from bridge.filter.policy import reply_to_error, with_id
-from bridge.intake.milter import codec, wire
+from bridge.intake.milter import codec, protocol
 from bridge.intake.milter.mail import Facts, Mail
-from bridge.intake.milter.wire import State
+from bridge.intake.milter.protocol import State
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction, new_id
-from bridge.writes import FEW
+from bridge.runtime.write_batch import FEW
 
 if TYPE_CHECKING:
-    from bridge.intake.milter.transport import MilterServer
+    from bridge.intake.milter.server import MilterServer
 
 log = logging.getLogger(__name__)
 
 GRACE_S = 5.0  # the filter keeps the deadline itself; this long after it we stop believing in it
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
-_HEADER, _IN_HEAD, _BUSY, _READY = wire.HEADER, State.HEADERS, State.BUSY, State.READY
+_HEADER, _IN_HEAD, _BUSY, _READY = protocol.HEADER, State.HEADERS, State.BUSY, State.READY
 _CONTENT = (State.HEADERS, State.BODY)
 _NEVER = float("inf")
 
-_CONTINUE = codec.response(wire.END_OF_BODY, wire.CONTINUE)
-_DISCARD = codec.response(wire.END_OF_BODY, wire.DISCARD)
-_PROGRESS = codec.response(wire.END_OF_BODY, wire.PROGRESS)
-_SKIP = codec.response(wire.BODY, wire.SKIP)
+_CONTINUE = codec.response(protocol.END_OF_BODY, protocol.CONTINUE)
+_DISCARD = codec.response(protocol.END_OF_BODY, protocol.DISCARD)
+_PROGRESS = codec.response(protocol.END_OF_BODY, protocol.PROGRESS)
+_SKIP = codec.response(protocol.BODY, protocol.SKIP)
 
 _TOO_LATE = reply_to_error(ScanTimeout())
 _NO_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
@@ -61,7 +61,7 @@ class Connection(asyncio.Protocol):
         self._fields: list[bytes] = []  # that came one after the other, and are taken together
         self._state = State.NEW
         self._steps = _STEPS[State.NEW]
-        self._agreement = codec.Agreement(wire.VERSIONS[0], 0, 0)
+        self._agreement = codec.Agreement(protocol.VERSIONS[0], 0, 0)
         self._answered = self._agreement.answered
         self._leading_space = False
         self._facts = Facts()
@@ -201,7 +201,7 @@ class Connection(asyncio.Protocol):
         elif now >= self._overrun_at:
             self._server.warn("%s: the filter overran its deadline", self.peer)
             self._drop_mail()
-            self._finish([codec.reply_code(wire.END_OF_BODY, _TOO_LATE)])
+            self._finish([codec.reply_code(protocol.END_OF_BODY, _TOO_LATE)])
         elif now >= self._progress_at:  # the scan runs: the mail server's timer starts anew
             self._out.append(_PROGRESS)
             self._flush()
@@ -246,7 +246,7 @@ class Connection(asyncio.Protocol):
     def _on_negotiate(self, data: bytes) -> None:
         self._agreement = codec.negotiate(data)
         self._answered = self._agreement.answered
-        self._leading_space = bool(self._agreement.steps & wire.LEADING_SPACE)
+        self._leading_space = bool(self._agreement.steps & protocol.LEADING_SPACE)
         self._out.append(codec.negotiation(self._agreement))
 
     def _on_macro(self, data: bytes) -> None:
@@ -256,12 +256,12 @@ class Connection(asyncio.Protocol):
         self._drop_mail()
         self._facts.connect(data)
         self._session_id = new_id()
-        self._answer(wire.CONNECT)
+        self._answer(protocol.CONNECT)
 
     def _on_helo(self, data: bytes) -> None:
         self._drop_mail()
         self._facts.greet(data)
-        self._answer(wire.HELO)
+        self._answer(protocol.HELO)
 
     def _on_mail(self, data: bytes) -> None:
         if self._mail is not None:
@@ -280,15 +280,15 @@ class Connection(asyncio.Protocol):
         elif mail.refusal is None and (closed := server.filter.closed_at_mail()):
             mail.refuse(closed)
             server.on_saturated("mail")
-        self._answer(wire.MAIL, mail.refusal)
+        self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
         if self._server.filter.door is None:
-            self._answer(wire.RCPT, mail.recipient(data))
+            self._answer(protocol.RCPT, mail.recipient(data))
         else:
-            self._answer(wire.RCPT, mail.recipient(data, lambda to: self._refused_by_list(mail.sender, to)))
+            self._answer(protocol.RCPT, mail.recipient(data, lambda to: self._refused_by_list(mail.sender, to)))
 
     def _refused_by_list(self, sender: str, recipient: str | None = None) -> Reply | None:
         self._session_id = self._session_id or new_id()
@@ -302,14 +302,14 @@ class Connection(asyncio.Protocol):
         mail, fields = self._mail, self._fields
         assert mail is not None
         mail.headers(fields)
-        if wire.HEADER in self._answered:
+        if protocol.HEADER in self._answered:
             self._out += [_CONTINUE] * len(fields)
         fields.clear()
 
     def _on_end_of_headers(self, data: bytes) -> None:
         assert self._mail is not None
         self._mail.end_of_headers()
-        self._answer(wire.END_OF_HEADERS)
+        self._answer(protocol.END_OF_HEADERS)
 
     def _on_body_part(self, data: bytes) -> None:
         assert self._mail is not None
@@ -319,15 +319,15 @@ class Connection(asyncio.Protocol):
         mail = self._mail
         assert mail is not None
         mail.body(data)
-        if wire.BODY in self._answered:
-            skip = mail.refusal is not None and self._agreement.steps & wire.CAN_SKIP
+        if protocol.BODY in self._answered:
+            skip = mail.refusal is not None and self._agreement.steps & protocol.CAN_SKIP
             self._out.append(_SKIP if skip else _CONTINUE)
 
     def _on_data(self, data: bytes) -> None:
-        self._answer(wire.DATA)
+        self._answer(protocol.DATA)
 
     def _on_unknown(self, data: bytes) -> None:
-        self._answer(wire.UNKNOWN)
+        self._answer(protocol.UNKNOWN)
 
     def _on_abort(self, data: bytes) -> None:
         self._drop_mail()
@@ -360,7 +360,7 @@ class Connection(asyncio.Protocol):
 
     def _refuse(self, tx: Transaction, mail: Mail, reply: Reply) -> None:
         outcome = self._server.filter.refuse(tx, reply, mail.size)
-        self._finish([codec.reply_code(wire.END_OF_BODY, outcome.reply)])
+        self._finish([codec.reply_code(protocol.END_OF_BODY, outcome.reply)])
 
     async def _decide(self, tx: Transaction, mail: Mail) -> None:
         self._handed_over = True  # a task that is cancelled before its start never gets here
@@ -369,7 +369,7 @@ class Connection(asyncio.Protocol):
             answer = self._render(outcome, tx, mail)
         except Exception as error:  # the filter promises none; a promise is no proof
             log.exception("%s the filter failed", tx.id)
-            answer = [codec.reply_code(wire.END_OF_BODY, with_id(reply_to_error(error), tx.id))]
+            answer = [codec.reply_code(protocol.END_OF_BODY, with_id(reply_to_error(error), tx.id))]
         if self._mail is mail:  # else it was dropped, and the filter could not be stopped any more
             self._task = None
             self._finish(answer)
@@ -391,14 +391,14 @@ class Connection(asyncio.Protocol):
             case Action.RELAY:
                 return [*self._edits(outcome, mail), _CONTINUE]
             case Action.REJECT | Action.TEMPFAIL:
-                return [codec.reply_code(wire.END_OF_BODY, outcome.reply)]
+                return [codec.reply_code(protocol.END_OF_BODY, outcome.reply)]
             case Action.DISCARD | Action.QUARANTINE:
                 return [_DISCARD]
-            case Action.HOLD if self._agreement.actions & wire.CAN_QUARANTINE:
+            case Action.HOLD if self._agreement.actions & protocol.CAN_QUARANTINE:
                 return [*self._edits(outcome, mail), codec.quarantine(f"held for review ({tx.id})"), _CONTINUE]
             case Action.HOLD:
                 self._server.warn("%s: the mail server cannot hold mail; %s is put off", self.peer, tx.id)
-                return [codec.reply_code(wire.END_OF_BODY, with_id(_NO_HOLD, tx.id))]
+                return [codec.reply_code(protocol.END_OF_BODY, with_id(_NO_HOLD, tx.id))]
             case unknown:
                 assert_never(unknown)
 
@@ -406,10 +406,10 @@ class Connection(asyncio.Protocol):
         """Strip what only we may write, last one first (the others keep their number), then stamp."""
         agreement = self._agreement
         edits = []
-        if mail.forged and agreement.actions & wire.CAN_CHANGE_HEADERS:
+        if mail.forged and agreement.actions & protocol.CAN_CHANGE_HEADERS:
             for forged, count in mail.forged.items():
                 edits += [codec.delete_header(forged, index) for index in range(count, 0, -1)]
-        if agreement.actions & wire.CAN_ADD_HEADERS:
+        if agreement.actions & protocol.CAN_ADD_HEADERS:
             for name, value in outcome.stamp:
                 edits.append(codec.add_header(name, value, agreement))
         return edits
@@ -421,26 +421,26 @@ def _address_of(peername: tuple[str, int] | None) -> str:
 
 _Handler = Callable[[Connection, bytes], None]
 _HANDLERS: dict[int, _Handler] = {
-    wire.NEGOTIATE: Connection._on_negotiate,
-    wire.MACRO: Connection._on_macro,
-    wire.CONNECT: Connection._on_connect,
-    wire.HELO: Connection._on_helo,
-    wire.MAIL: Connection._on_mail,
-    wire.RCPT: Connection._on_rcpt,
-    wire.DATA: Connection._on_data,
-    wire.UNKNOWN: Connection._on_unknown,
-    wire.HEADER: Connection._on_header,
-    wire.END_OF_HEADERS: Connection._on_end_of_headers,
-    wire.BODY_PART: Connection._on_body_part,
-    wire.BODY: Connection._on_body,
-    wire.END_OF_BODY: Connection._on_end_of_body,
-    wire.ABORT: Connection._on_abort,
-    wire.QUIT: Connection._on_quit,
-    wire.QUIT_NC: Connection._on_quit_nc,
+    protocol.NEGOTIATE: Connection._on_negotiate,
+    protocol.MACRO: Connection._on_macro,
+    protocol.CONNECT: Connection._on_connect,
+    protocol.HELO: Connection._on_helo,
+    protocol.MAIL: Connection._on_mail,
+    protocol.RCPT: Connection._on_rcpt,
+    protocol.DATA: Connection._on_data,
+    protocol.UNKNOWN: Connection._on_unknown,
+    protocol.HEADER: Connection._on_header,
+    protocol.END_OF_HEADERS: Connection._on_end_of_headers,
+    protocol.BODY_PART: Connection._on_body_part,
+    protocol.BODY: Connection._on_body,
+    protocol.END_OF_BODY: Connection._on_end_of_body,
+    protocol.ABORT: Connection._on_abort,
+    protocol.QUIT: Connection._on_quit,
+    protocol.QUIT_NC: Connection._on_quit_nc,
 }
 
 # What an event leads to, in each state: the table of the protocol with the handlers in it.
 _STEPS: dict[State, dict[int, tuple[State, _Handler]]] = {
     state: {command: (following, _HANDLERS[command]) for command, following in row.items()}
-    for state, row in wire.TRANSITIONS.items()
+    for state, row in protocol.TRANSITIONS.items()
 }

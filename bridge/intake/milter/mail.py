@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
 from bridge.filter.policy import NO_STORAGE, SATURATED, reply_to_error
-from bridge.intake.milter import codec, wire
+from bridge.intake.milter import codec, protocol
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
@@ -199,8 +199,8 @@ def _declared_size(params: tuple[str, ...]) -> int:
 
 
 # In the order of a mail. What comes with headers and body is never news; Postfix sends it with each of them.
-_OF_CLIENT = (wire.CONNECT, wire.HELO)
-_OF_MAIL = (wire.MAIL, wire.RCPT, wire.END_OF_BODY)
+_OF_CLIENT = (protocol.CONNECT, protocol.HELO)
+_OF_MAIL = (protocol.MAIL, protocol.RCPT, protocol.END_OF_BODY)
 
 
 class Facts:
@@ -228,7 +228,7 @@ class Facts:
     def macro(self, data: bytes) -> None:
         """The macros of one event; they replace those it had before. Only some events have any that we want."""
         event = data[0] if len(data) > 1 else 0
-        if event == wire.MAIL:
+        if event == protocol.MAIL:
             self._of_mail = {event: data}
             self._announced = True
         elif event in _OF_MAIL:

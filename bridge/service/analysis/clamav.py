@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 
-from bridge.address import Address
+from bridge.runtime.endpoints import Address
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.settings import ClamAv
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bridge.service.analysis.inspect import Inspection, Limits
 from bridge.service.analysis.workers import Workers
-from bridge.service.upload import StoredMail
+from bridge.service.scanning.upload import StoredMail
 
 MODULE = "bridge.service.analysis.inspector_process"
 

@@ -23,12 +23,12 @@ from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.structure import Bounds
 from bridge.service.analysis.workers import WorkerFailed
-from bridge.service.listfollow import ListFollower
-from bridge.service.listindex import traits_of
+from bridge.service.lists.follow import ListFollower
+from bridge.service.lists.index import traits_of
 from bridge.service.metrics import Metrics
-from bridge.service.records import Records
+from bridge.service.scanning.records import Records
+from bridge.service.scanning.upload import StoredMail
 from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
-from bridge.service.upload import StoredMail
 
 INLINE_BYTES = 64 * 1024  # a millisecond or two of inspection at most
 

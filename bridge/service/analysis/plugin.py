@@ -19,8 +19,8 @@ from typing import Any
 from bridge.errors import ConfigError
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.analysis.workers import WorkerFailed, Workers
+from bridge.service.scanning.upload import StoredMail
 from bridge.service.settings import Plugin
-from bridge.service.upload import StoredMail
 
 ENTRY_POINTS = "scanbridge.analyzers"
 MODULE = "bridge.service.analysis.plugin_process"

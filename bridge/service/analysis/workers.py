@@ -20,7 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge.service.upload import StoredMail
+from bridge.service.scanning.upload import StoredMail
 
 START_S = 30.0  # to start Python and import, on a busy machine; no part of any mail's time
 MAX_ANSWER = 64 * 1024 * 1024

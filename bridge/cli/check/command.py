@@ -1,0 +1,103 @@
+"""`scanbridge check`: what would go wrong, said before it does, with what to change."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import click
+import uvloop
+
+from bridge.cli.check import local, remote
+from bridge.cli.check.exim import check_exim
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.postfix import check_postfix
+from bridge.cli.check.send_test import send_test
+from bridge.cli.check.sendmail import check_sendmail
+from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.status import ask
+from bridge.config.model import Config
+from bridge.daemon import wiring
+
+_LATER = "the embedded service starts with `scanbridge run`"
+_PLACE = click.Path(path_type=Path, exists=True)
+
+
+@click.command()
+@config_option
+@click.option("--postfix", type=_PLACE, help="Also Postfix's settings: its directory, e.g. /etc/postfix.")
+@click.option("--exim", type=_PLACE, help="Also Exim's: its file, or a directory of parts.")
+@click.option("--sendmail", type=_PLACE, help="Also Sendmail's: its sendmail.cf, or /etc/mail.")
+@click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener, to the address --to.")
+@click.option("--to", help="Who gets the mails of --send-test; they come from the same address.")
+@click.option("--listener", help="The listener for --send-test; the first SMTP one when absent.")
+@click.option("-v", "--verbose", is_flag=True, help="Also what is well, one line each.")
+@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON for machines.")
+def check(
+    path: Path | None, postfix: Path | None, exim: Path | None, sendmail: Path | None,
+    test: bool, to: str | None, listener: str | None, verbose: bool, as_json: bool,
+) -> None:  # fmt: skip
+    """Try out all that the configuration names, and say what to change.
+
+    Shows problems and warnings only, and one line when there is none. Exit code 0: no problem (there may be
+    warnings); 1: a problem; 78: the configuration cannot be read.
+    """
+    if test and not to:
+        raise click.UsageError("--send-test sends real mail: say to whom with --to ADDRESS")
+    conf = load_or_exit(path)
+    findings = [Finding("configuration", detail=str(path or "embedded default"))]
+    findings += uvloop.run(_collect(conf))
+    findings += check_postfix(conf, postfix) if postfix else []
+    findings += check_exim(conf, exim) if exim else []
+    findings += check_sendmail(conf, sendmail) if sendmail else []
+    outcomes = list(send_test(conf, to, listener)) if test and to else []
+    problems = sum(one.state == "problem" for one in findings + outcomes)
+    if as_json:
+        shown = [one.to_dict() for one in findings + outcomes]
+        click.echo(json.dumps({"ok": not problems, "findings": shown}, indent=2))
+    else:
+        for line in _lines(findings, outcomes, verbose):
+            click.echo(line)
+    sys.exit(1 if problems else 0)
+
+
+def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool) -> Iterator[str]:
+    wrong = sorted((one for one in findings if one.text), key=lambda one: not one.problem)  # problems first
+    yield from map(str, findings if verbose else wrong)
+    yield from map(str, outcomes)  # somebody asked for them
+    if not wrong and not verbose:
+        yield f"OK: {len(findings)} things looked at, nothing to change"
+
+
+async def _collect(conf: Config) -> list[Finding]:
+    return [finding async for finding in _findings(conf)]
+
+
+async def _findings(conf: Config) -> AsyncIterator[Finding]:
+    state = ask(conf.admin.address)
+    running = state is not None
+    yield local.check_state_directory(conf)
+    token = local.check_token(conf)
+    yield token
+    for finding in local.check_listeners(conf, running):
+        yield finding
+    yield local.check_admin(conf, running)
+    yield local.check_descriptors(conf, state)
+    if conf.embedded_service and not running:
+        yield Finding("scanner", detail=_LATER)
+    elif not token.problem:
+        async for finding in remote.check_scanner(conf, wiring.token(conf)):
+            yield finding
+    async for finding in remote.check_next_hops(conf):
+        yield finding
+    async for finding in remote.check_stores(conf):
+        yield finding
+    if conf.lists is not None and conf.embedded_service and not running:
+        yield Finding("lists", detail=_LATER)
+    elif conf.lists is not None:
+        for finding in await remote.check_lists(conf):
+            yield finding
+    if conf.tracing is not None:
+        yield await remote.check_tracing(conf, conf.tracing.endpoint)

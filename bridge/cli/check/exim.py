@@ -1,0 +1,107 @@
+"""Exim's settings against ours, read from its file (or the parts in a directory, as Debian splits it).
+
+Exim's language is larger than what is understood here: macros and includes are not followed, so what is not
+found is said with what to write, and a person judges.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.seconds import seconds
+from bridge.cli.postfix_lines import front_size, mail_server_wait_s
+from bridge.config.model import Config, Listener
+
+_SIZES = {"": 1, "K": 1024, "M": 1024**2, "G": 1024**3}
+_DEFAULT_SIZE = "50M"
+_DEFAULT_WAIT = "10m"  # final_timeout of the smtp transport
+
+
+def check_exim(conf: Config, place: Path) -> Iterator[Finding]:
+    """Every listener with a profile of Exim's."""
+    try:
+        text = _read(place)
+    except OSError as exc:
+        yield Finding(f"Exim's {place}", f"it cannot be read: {exc.strerror}")
+        return
+    listeners = [one for one in conf.listeners if one.profile.startswith("exim-")]
+    if not listeners:
+        yield Finding(f"Exim's {place}", "no listener is for it: set profile: exim-cutthrough at one of listeners")
+    for listener in listeners:
+        yield from _listener(listener, text)
+    if listeners:
+        yield _size(conf, text)
+
+
+def _listener(listener: Listener, text: str) -> Iterator[Finding]:
+    what, address = f"Exim and listener {listener.name}", listener.address
+    if not address.path and not re.search(rf"(?m)^\s*(route_list|route_data|port)\s*=.*\b{address.port}\b", text):
+        yield Finding(what, f"no router sends mail to it: route_list = * {address.host}::{address.port} byname")
+    else:
+        yield Finding(what, detail=str(address))
+    yield _client(listener, text)
+    if listener.profile == "exim-cutthrough":
+        yield from _cutthrough(text)
+        return
+    waits = re.findall(r"(?m)^\s*final_timeout\s*=\s*(\w+)", text) or [_DEFAULT_WAIT]
+    early = min(map(seconds, waits)) <= listener.deadline
+    problem = (
+        f"it ends before our deadline of {listener.deadline:g}s: set final_timeout = {mail_server_wait_s(listener)}s"
+    )
+    yield Finding("Exim final_timeout", problem if early else "", waits[0])
+
+
+def _client(listener: Listener, text: str) -> Finding:
+    """Exim sends no XFORWARD: a field on top of every mail says who the client is."""
+    what, name = "Exim and the client's address", listener.client_header
+    if name is None:
+        advice = f"set client_header: X-Scanbridge-Client at listener {listener.name} (deploy/exim has Exim's side)"
+        return Finding(what, warning=f"the scanner takes Exim for the client: {advice}")
+    added = re.findall(rf"(?m)^[^#\n]*\badd_header\s*=\s*(\S*){re.escape(name)}:", text)
+    line = f"accept add_header = :at_start:{name}: ADDR=$sender_host_address"
+    if any(not one.startswith(":at_start:") for one in added):
+        return Finding(what, f"a sender's own {name} is above Exim's, and believed: write {line}")
+    missing = [acl for acl in ("acl_smtp_mail", "acl_not_smtp") if not re.search(rf"(?m)^\s*{acl}\s*=", text)]
+    if missing or len(added) < 2:
+        where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
+        return Finding(
+            what, f"not every mail gets {name}, and where it is missing a sender's own is believed: {line} in {where}"
+        )
+    return Finding(what, detail=name)
+
+
+def _cutthrough(text: str) -> Iterator[Finding]:
+    what = "Exim cutthrough_delivery"
+    found = re.findall(r"(?m)^[^#\n]*control\s*=\s*cutthrough_delivery(\S*)", text)
+    if not found:
+        line = "accept control = cutthrough_delivery/defer=pass in the RCPT ACL"
+        yield Finding(what, f"missing: our refusals would become bounces; write {line}")
+    elif not any("defer=pass" in one for one in found):
+        yield Finding(what, "without defer=pass Exim accepts what we put off: write cutthrough_delivery/defer=pass")
+    else:
+        yield Finding(what)
+    if re.search(r"(?m)^\s*headers_add\s*=", _transports(text)):
+        yield Finding("Exim headers_add", "in a transport it damages mail with cutthrough (4.96): remove it there")
+
+
+def _transports(text: str) -> str:
+    return text.partition("begin transports")[2].partition("\nbegin ")[0]
+
+
+def _size(conf: Config, text: str) -> Finding:
+    match = re.search(r"(?m)^\s*message_size_limit\s*=\s*(\d+)([KMG]?)\s*$", text)
+    value = match.group(1) + match.group(2) if match else _DEFAULT_SIZE
+    number = re.fullmatch(r"(\d+)([KMG]?)", value)
+    size = int(number.group(1)) * _SIZES[number.group(2)] if number else 0
+    problem = f"with its own Received field it takes larger mail than we: set message_size_limit = {front_size(conf)}"
+    return Finding("Exim message_size_limit", problem if size == 0 or size > front_size(conf) else "", value)
+
+
+def _read(place: Path) -> str:
+    if place.is_file():
+        return place.read_text(encoding="utf-8", errors="replace")
+    parts = sorted(one for one in place.rglob("*") if one.is_file())
+    return "\n".join(one.read_text(encoding="utf-8", errors="replace") for one in parts)

@@ -1,0 +1,158 @@
+"""This machine: state directory, secrets, certificates, ports, descriptors."""
+
+from __future__ import annotations
+
+import os
+import re
+import resource
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from bridge.cli.check.finding import Finding
+from bridge.config.model import Config, Listener
+from bridge.config.profiles import PROFILES
+from bridge.daemon import certificates, embedded, resources, wiring
+from bridge.daemon.sockets import open_listening
+from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.endpoints import Address
+
+SOON_S = 14 * 86400.0  # renewals that work come earlier than this
+_OWN_FILES = 64  # log, databases, event loop, spooled mail of a quiet hour
+
+
+def check_state_directory(conf: Config) -> Finding:
+    what = "state directory"
+    try:
+        state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+        wiring.quarantine_place(conf, state)
+        with tempfile.TemporaryFile(dir=state) as probe:
+            probe.write(b"x")
+            probe.flush()
+            os.fsync(probe.fileno())
+    except ConfigError as exc:
+        return Finding(what, str(exc))
+    except OSError as exc:
+        return Finding(
+            what, f"state_directory: {state} cannot be written to: {exc.strerror}; make room, or choose another"
+        )
+    return Finding(what, _strangers(state), str(state))
+
+
+def _strangers(state: Path) -> str:
+    """What another user has left there, root most likely: the daemon cannot change it."""
+    owner = state.stat().st_uid
+    found = sorted(one.name for one in state.iterdir() if one.lstat().st_uid != owner)
+    if not found:
+        return ""
+    return f"another user owns {', '.join(found[:5])} in {state}: chown -R --reference={state} {state}"
+
+
+def check_token(conf: Config) -> Finding:
+    try:
+        if conf.embedded_service:
+            embedded.make_token(conf)
+        wiring.token(conf)
+    except ConfigError as exc:
+        return Finding("token", str(exc))
+    path = resources.locate(conf.scanner.token_file, conf.directory)
+    open_to_all = path.stat().st_mode & stat.S_IROTH
+    warning = f"scanner.token_file: everybody on this machine can read it: chmod 600 {path}" if open_to_all else ""
+    return Finding("token", detail=conf.scanner.token_file, warning=warning)
+
+
+def check_listeners(conf: Config, running: bool) -> Iterator[Finding]:
+    for listener in conf.listeners:
+        yield _listener(conf, listener, running)
+        if listener.tls is not None:
+            key = f"listener {listener.name}: tls.cert_file"
+            path = resources.locate(listener.tls.cert_file, conf.directory)
+            if path.exists():
+                yield certificate_file(key, path)
+    if conf.scanner.client_cert_file:
+        path = resources.locate(conf.scanner.client_cert_file, conf.directory)
+        if path.exists():
+            yield certificate_file("scanner.client_cert_file", path)
+
+
+def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
+    what = f"listener {listener.name}"
+    profile = PROFILES[listener.profile]
+    if listener.deadline >= profile.limit_s:
+        problem = f"its deadline is not below the {profile.limit_s:.0f}s after which {listener.profile} gives up"
+        return Finding(what, f"{problem}; set it to {profile.deadline_s:.0f}s")
+    try:
+        if listener.tls is not None:
+            resources.listener_tls(listener.tls, conf.directory, f"{what}: tls")
+        if not running and not listener.address.systemd:
+            _try_to_listen(listener.address)
+    except BridgeError as exc:
+        return Finding(what, str(exc))
+    detail = f"{listener.protocol} on {listener.address}"
+    return Finding(what, detail=detail + (", in use by the running daemon" if running else ""))
+
+
+def check_admin(conf: Config, running: bool) -> Finding:
+    address = conf.admin.address
+    try:
+        if not running and not address.systemd:
+            _try_to_listen(address)
+    except BridgeError as exc:
+        return Finding("admin", str(exc))
+    return Finding("admin", detail=str(address) + (", in use by the running daemon" if running else ""))
+
+
+def _try_to_listen(address: Address) -> None:
+    for sock in open_listening(address):
+        sock.close()
+    if address.path:
+        Path(address.path).unlink(missing_ok=True)
+
+
+def certificate_file(what: str, path: Path) -> Finding:
+    """Its end, and whether each certificate is followed by the one that signed it."""
+    renew = f"renew {path}, then `scanbridge reload`"
+    if not certificates.is_chain(path):
+        problem = f"{path} is no chain: our own certificate comes first, then the one that signed it, and so on"
+        return Finding(what, f"{problem}; put them into that order")
+    return certificate_end(what, certificates.first_end(path), renew)
+
+
+def certificate_end(what: str, end: float | None, renew: str) -> Finding:
+    if end is None:
+        return Finding(what)
+    day, left_s = f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M} UTC", end - time.time()
+    if left_s <= 0:
+        return Finding(what, f"the certificate ended at {day}: {renew}")
+    warning = f"the certificate ends soon, at {day}: {renew}" if left_s < SOON_S else ""
+    return Finding(what, detail=f"until {day}", warning=warning)
+
+
+def check_descriptors(conf: Config, state: dict[str, Any] | None) -> Finding:
+    """Of the running daemon where there is one; else of this shell, which the unit may differ from."""
+    relay = conf.relay.max_connections if conf.relay else 0
+    needed = conf.limits.max_connections * len(conf.listeners) + relay
+    needed += 2 * conf.admission.max_in_processing + _OWN_FILES
+    limit = _limit_of(state["workers"][0]["pid"]) if state and state.get("workers") else None
+    here = limit is None
+    if limit is None:
+        limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    detail = f"{limit} of {'this shell' if here else 'the running daemon'}, {needed} at most in use"
+    if limit == resource.RLIM_INFINITY or limit >= needed:
+        return Finding("descriptors", detail=detail)
+    text = (
+        f"too few: set LimitNOFILE={max(needed, 65536)} in the unit (or ulimit -n), or a smaller limits.max_connections"
+    )
+    return Finding("descriptors", detail=detail, warning=text)
+
+
+def _limit_of(pid: int) -> int | None:
+    try:
+        match = re.search(r"(?m)^Max open files +(\d+)", Path(f"/proc/{pid}/limits").read_text())
+    except OSError:
+        return None
+    return int(match.group(1)) if match else None

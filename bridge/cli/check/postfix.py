@@ -1,0 +1,228 @@
+"""Postfix's own settings against ours: what people get wrong with a filter.
+
+A filter that is set up badly fails silently: mail passes unscanned, goes round, is put off for ever, or
+arrives twice. Postfix is asked through `postconf`, which knows its defaults and overrides.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.postfix_milter import NAMES as MILTER_NAMES
+from bridge.cli.check.postfix_milter import check_milters
+from bridge.cli.check.seconds import seconds
+from bridge.cli.postfix_lines import HEADERS_BYTES, front_size, mail_server_wait_s
+from bridge.config.model import Config, Listener
+from bridge.runtime.endpoints import Address
+
+_NAMES = (
+    *MILTER_NAMES,
+    "content_filter",
+    "mailbox_size_limit",
+    "message_size_limit",
+    "queue_directory",
+    "smtp_data_done_timeout",
+    "smtp_send_xforward_command",
+    "smtpd_authorized_xforward_hosts",
+    "smtpd_proxy_filter",
+    "smtpd_proxy_timeout",
+    "virtual_mailbox_limit",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """main.cf with its defaults, the -o lines of master.cf by service, and its services."""
+
+    main: dict[str, str]
+    overrides: dict[str, dict[str, str]]  # "smtp/inet" -> name -> value
+    services: dict[str, list[str]]  # "smtp/inet" -> the columns of master.cf
+
+    def of(self, service: str, name: str) -> str:
+        return self.overrides.get(service, {}).get(name, self.main[name])
+
+    def smtpds(self) -> list[str]:
+        return [service for service, columns in self.services.items() if columns[7] == "smtpd"]
+
+
+def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
+    """Every listener for Postfix against the one configured in `directory`."""
+    try:
+        settings = _read(directory)
+    except (OSError, subprocess.SubprocessError) as exc:
+        yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {_why(exc)}")
+        return
+    for listener in conf.listeners:
+        if listener.protocol == "smtp" and listener.profile == "postfix-proxy":
+            yield from _proxy(conf, listener, settings)
+        elif listener.protocol == "smtp" and listener.profile == "postfix-content-filter":
+            yield from _content_filter(conf, listener, settings)
+    milters = [one for one in conf.listeners if one.protocol == "milter"]
+    overrides = [one["smtpd_milters"] for one in settings.overrides.values() if "smtpd_milters" in one]
+    yield from check_milters(milters, settings.main, overrides, list(settings.services.values()))
+    yield from _mailboxes(settings)
+
+
+def _proxy(conf: Config, listener: Listener, settings: Settings) -> Iterator[Finding]:
+    what, wanted = f"Postfix and listener {listener.name}", names_of(listener.address)
+    users = [one for one in settings.smtpds() if settings.of(one, "smtpd_proxy_filter") in wanted]
+    if not users:
+        advice = (
+            f"set -o smtpd_proxy_filter={wanted[0]} at smtp/inet in master.cf (scanbridge setup postfix --mode proxy)"
+        )
+        yield Finding(what, f"no smtpd hands mail to it: {advice}")
+        return
+    yield Finding(what, detail=f"{', '.join(users)}: smtpd_proxy_filter")
+    for service in users:
+        if _is_way_back(conf, service):
+            yield Finding(what, f"mail goes round: set -o smtpd_proxy_filter= at {service} in master.cf")
+            continue
+        yield _wait(listener, service, settings, "smtpd_proxy_timeout")
+        yield _size(conf, service, settings)
+    yield from _way_back(conf, settings)
+
+
+def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Iterator[Finding]:
+    what, wanted = f"Postfix and listener {listener.name}", names_of(listener.address)
+    filters = [settings.main["content_filter"], *(settings.of(one, "content_filter") for one in settings.smtpds())]
+    used = [one for one in dict.fromkeys(filters) if one.partition(":")[2] in wanted]
+    if not used:
+        advice = (
+            f"set content_filter = scanbridge:{wanted[-1]} in main.cf (scanbridge setup postfix --mode content-filter)"
+        )
+        yield Finding(what, f"no content_filter names it: {advice}")
+        return
+    transport = used[0].partition(":")[0]
+    service = f"{transport}/unix"
+    if service not in settings.services:
+        advice = f"scanbridge setup postfix --mode content-filter prints one for {transport}"
+        yield Finding(what, f"content_filter names the transport {transport}, which master.cf has not: {advice}")
+        return
+    yield Finding(what, detail=used[0])
+    yield _wait(listener, service, settings, "smtp_data_done_timeout")
+    told = settings.of(service, "smtp_send_xforward_command") == "yes"
+    unknown = f"the scanner does not learn the client's address: set -o smtp_send_xforward_command=yes at {service}"
+    yield Finding(f"Postfix {service} smtp_send_xforward_command", "" if told else f"{unknown} in master.cf")
+    for one in settings.smtpds():
+        filtered = settings.of(one, "content_filter") in used
+        if filtered and _is_way_back(conf, one):
+            yield Finding(what, f"mail goes round: set -o content_filter= at {one} in master.cf")
+        elif filtered:
+            yield _size(conf, one, settings)
+    yield from _way_back(conf, settings)
+
+
+def _wait(listener: Listener, service: str, settings: Settings, name: str) -> Finding:
+    value = settings.of(service, name)
+    early = seconds(value) <= listener.deadline
+    problem = (
+        f"Postfix gives up before our deadline of {listener.deadline:g}s, and the mail may arrive twice: "
+        f"set {name} = {mail_server_wait_s(listener)}s"
+    )
+    return Finding(f"Postfix {service} {name}", problem if early else "", value)
+
+
+def _size(conf: Config, service: str, settings: Settings) -> Finding:
+    value, ours = settings.of(service, "message_size_limit"), conf.limits.max_message_size
+    larger = value.isdigit() and (int(value) == 0 or int(value) > ours)
+    problem = f"it takes larger mail than our {ours} bytes: set -o message_size_limit={front_size(conf)} at {service}"
+    return Finding(f"Postfix {service} message_size_limit", f"{problem} in master.cf" if larger else "", value)
+
+
+def _is_way_back(conf: Config, service: str) -> bool:
+    """Whether our next hop is this service on this machine."""
+    hops = [hop.address for hop in conf.relay.hops if hop.protocol == "smtp"] if conf.relay else []
+    name = service.removesuffix("/inet")
+    return any(hop.is_local and name.rpartition(":")[2] == str(hop.port) for hop in hops)
+
+
+def _way_back(conf: Config, settings: Settings) -> Iterator[Finding]:
+    """Only where the mail comes back to this machine; another one's Postfix is not in this directory."""
+    hop = conf.relay.hops[0] if conf.relay else None
+    if hop is None or hop.protocol != "smtp" or not hop.address.is_local or hop.address.path:
+        return
+    service = next((one for one in settings.smtpds() if _is_way_back(conf, one)), None)
+    what = f"Postfix and next hop {hop}"
+    if service is None:
+        yield Finding(
+            what, f"no smtpd listens there: add {hop.address} inet ... smtpd to master.cf (scanbridge setup postfix)"
+        )
+        return
+    hosts = settings.of(service, "smtpd_authorized_xforward_hosts")
+    denied = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 at {service} in master.cf"
+    yield Finding(what, "" if _has_loopback(hosts) else f"it does not believe our XFORWARD: {denied}", hosts)
+    value, least = settings.of(service, "message_size_limit"), conf.limits.max_message_size
+    small = value.isdigit() and 0 < int(value) < least
+    larger = f"mail comes back with more header fields: set message_size_limit = {least + HEADERS_BYTES} in main.cf"
+    yield Finding(f"Postfix {service} message_size_limit", larger if small else "", value)
+
+
+def _has_loopback(hosts: str) -> bool:
+    """Names and tables are taken to be right."""
+    for word in re.split(r"[\s,]+", hosts.strip()):
+        try:
+            network = ipaddress.ip_network(re.sub(r"[\[\]]", "", word), strict=False)
+        except ValueError:
+            if word and not word.startswith("!"):
+                return True
+            continue
+        if network.is_loopback or ipaddress.ip_address("127.0.0.1") in network:
+            return True
+    return False
+
+
+def _mailboxes(settings: Settings) -> Iterator[Finding]:
+    size = int(settings.main["message_size_limit"])
+    for name, service in (("mailbox_size_limit", "local/unix"), ("virtual_mailbox_limit", "virtual/unix")):
+        limit = int(settings.main[name])
+        if service in settings.services and limit > 0 and (limit < size or size == 0):
+            problem = f"Postfix delivers nothing to mailboxes smaller than message_size_limit ({size}): set {name} = 0"
+            yield Finding(f"Postfix {name}", f"{problem} in main.cf", str(limit))
+
+
+def names_of(address: Address) -> list[str]:
+    """host:port as master.cf may have it, with and without brackets; the one with them last."""
+    if address.path:
+        return [f"unix:{address.path}"]
+    hosts = [address.host, *(["localhost", "127.0.0.1"] if address.is_local else [])]
+    if address.host in ("0.0.0.0", "::"):  # noqa: S104 - compared with
+        hosts = ["127.0.0.1", "localhost", "::1"]
+    plain = [f"{host}:{address.port}" for host in hosts if ":" not in host]
+    return [*plain, *(f"inet:{one}" for one in plain), *(f"[{host}]:{address.port}" for host in reversed(hosts))]
+
+
+def _read(directory: Path) -> Settings:
+    main = _postconf(directory, *_NAMES)
+    overrides: dict[str, dict[str, str]] = {}
+    for name, value in _postconf(directory, "-P").items():
+        service, _, key = name.rpartition("/")
+        overrides.setdefault(service, {})[key] = value
+    columns = [line.split() for line in _run_postconf(directory, "-M").splitlines()]
+    return Settings(main, overrides, {f"{one[0]}/{one[1]}": one for one in columns if len(one) > 7})
+
+
+def _postconf(directory: Path, *options: str) -> dict[str, str]:
+    """Settings by name. `$name` is expanded only where there is one: it may take a look into DNS."""
+    text = _run_postconf(directory, *options)
+    if "$" in text:
+        text = _run_postconf(directory, "-x", *options)
+    lines = text.splitlines()
+    return {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+
+
+def _run_postconf(directory: Path, *options: str) -> str:
+    command = ["postconf", "-c", str(directory), *options]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
+    return done.stdout
+
+
+def _why(exc: Exception) -> str:
+    if isinstance(exc, subprocess.CalledProcessError):
+        return (exc.stderr or "").strip().splitlines()[-1:][0] if (exc.stderr or "").strip() else "it failed"
+    return (exc.strerror if isinstance(exc, OSError) else None) or type(exc).__name__

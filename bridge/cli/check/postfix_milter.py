@@ -1,0 +1,73 @@
+"""Postfix's milter settings: who is asked, how long, and what happens when we are away."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import PurePosixPath
+
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.seconds import seconds
+from bridge.config.model import Listener
+from bridge.runtime.endpoints import Address
+
+_PROGRESS_S = 5.0  # we show a sign of life this often while a scan runs
+LEAST_S = 2 * _PROGRESS_S
+_LIMITS_S = {"milter_connect_timeout": 5.0, "milter_command_timeout": LEAST_S, "milter_content_timeout": LEAST_S}
+_AWAY = {
+    "accept": "mail passes unscanned",
+    "quarantine": "mail is put on hold unscanned",
+    "reject": "mail is refused for good",
+}
+NAMES = (*_LIMITS_S, "milter_default_action", "milter_protocol", "non_smtpd_milters", "smtpd_milters")
+
+
+def check_milters(
+    listeners: list[Listener], main: dict[str, str], overrides: list[str], services: list[list[str]]
+) -> Iterator[Finding]:
+    """`overrides`: smtpd_milters of master.cf; `services`: its columns."""
+    for listener in listeners:
+        yield _named(listener, main, [main["smtpd_milters"], *overrides], services)
+    if listeners:
+        yield from _settings(main)
+
+
+def _named(listener: Listener, main: dict[str, str], values: Iterable[str], services: list[list[str]]) -> Finding:
+    what = f"Postfix and listener {listener.name}"
+    named = {word for value in values for word in re.split(r"[\s,{}]+", value)}
+    wanted, queue = _names(listener.address), main["queue_directory"]
+    if listener.address.path and _is_chrooted(services):
+        inside = PurePosixPath(listener.address.path)
+        if not inside.is_relative_to(queue):
+            return Finding(what, f"smtpd runs chrooted to {queue} and cannot see {inside}: listen on 127.0.0.1 instead")
+        wanted = [f"unix:/{inside.relative_to(queue)}"]
+    found = next((name for name in wanted if name in named), "")
+    return Finding(what, "" if found else f"no smtpd_milters names it: set smtpd_milters = {wanted[0]}", found)
+
+
+def _is_chrooted(services: list[list[str]]) -> bool:
+    """Whether some smtpd is: it looks for a unix socket below its queue directory then."""
+    return any(columns[7] == "smtpd" and columns[4] != "n" for columns in services)
+
+
+def _settings(main: dict[str, str]) -> Iterator[Finding]:
+    action = main["milter_default_action"]
+    wrong = _AWAY.get(action, "")
+    problem = f"{wrong} when we are away: set milter_default_action = tempfail" if wrong else ""
+    yield Finding("Postfix milter_default_action", problem, action)
+    for name, least in _LIMITS_S.items():
+        value = main[name]
+        short = f"too short for a mail server under load: set it to {least:.0f}s at least"
+        yield Finding(f"Postfix {name}", short if seconds(value) < least else "", value)
+    protocol = main["milter_protocol"]
+    old = "older than 6: no macros can be asked for, and spaces in headers are lost: set milter_protocol = 6"
+    yield Finding("Postfix milter_protocol", old if protocol < "6" else "", protocol)
+    if not main["non_smtpd_milters"]:
+        yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")
+
+
+def _names(address: Address) -> list[str]:
+    if address.path:
+        return [f"unix:{address.path}"]
+    hosts = [address.host, *(["localhost", "127.0.0.1"] if address.is_local else [])]
+    return [f"inet:{f'[{host}]' if ':' in host else host}:{address.port}" for host in dict.fromkeys(hosts)]

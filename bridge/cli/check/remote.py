@@ -1,0 +1,199 @@
+"""The others: scanner, next hops, databases, object storage, lists, tracing."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+import time
+from collections.abc import AsyncIterator
+from email.utils import parsedate_to_datetime
+from itertools import chain
+
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.local import certificate_end
+from bridge.cli.postfix_lines import HEADERS_BYTES
+from bridge.config.lists import DoorLists
+from bridge.config.model import Config
+from bridge.config.relay import Relay
+from bridge.daemon import certificates, resources, wiring
+from bridge.errors import BridgeError, ConfigError, NextHopError, ScanError
+from bridge.lists.client import ListClient
+from bridge.lists.copies import Wanted
+from bridge.lists.errors import ListsError
+from bridge.lists.fetch import kind_of, scopes_of
+from bridge.matching.match import NETWORK
+from bridge.quarantine import s3_store
+from bridge.runtime import database
+from bridge.runtime.endpoints import NextHop
+from bridge.scanner.client import Host, Scanner
+
+_TIMEOUT_S = 10.0
+_CLOCK_S = 60.0  # more than a slow answer, less than what a signature or a log reader forgives
+_POSTFIX = ("postfix-proxy", "postfix-content-filter")
+
+
+async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
+    try:
+        scanner = Scanner(wiring.scanner_settings(conf, token))
+    except (ConfigError, ssl.SSLError) as exc:
+        yield Finding("scanner TLS", str(exc))
+        return
+    for host in scanner.hosts:
+        what = f"scanner {host.url}"
+        try:
+            status = await scanner.status(host, _TIMEOUT_S)
+            yield Finding(what, detail=str(status))
+        except (ScanError, BridgeError) as exc:
+            yield Finding(what, f"{exc}{_scanner_remedy(exc)}")
+        if host.date:
+            yield _clock(host)
+        if host.certificate:
+            end = certificates.end_of(host.certificate)
+            yield certificate_end(f"certificate of {host.url}", end, "its owner has to renew it")
+    scanner.close()
+
+
+def _scanner_remedy(exc: Exception) -> str:
+    if "token is refused" in str(exc):
+        return "; put the service's token into scanner.token_file, then `scanbridge reload`"
+    if "certificate is not valid" in str(exc):
+        return "; name its issuer in scanner.ca_file, or have it renewed"
+    return "; see scanner.urls"
+
+
+def _clock(host: Host) -> Finding:
+    """The service's Date against our time."""
+    what = "clock"
+    try:
+        ahead_s = time.time() - parsedate_to_datetime(host.date.decode("latin-1")).timestamp()
+    except ValueError:
+        return Finding(what)
+    if abs(ahead_s) <= _CLOCK_S:
+        return Finding(what, detail=f"within {_CLOCK_S:.0f}s of {host.url}")
+    which = "ahead of" if ahead_s > 0 else "behind"
+    problem = (
+        f"ours is {abs(ahead_s):.0f}s {which} that of {host.url}: timedatectl set-ntp true on the one that is wrong"
+    )
+    return Finding(what, problem)
+
+
+async def check_next_hops(conf: Config) -> AsyncIterator[Finding]:
+    """Every one of them: the general ones, those of routes and those of tenants."""
+    if conf.relay is None:
+        return
+    for hop in dict.fromkeys([*conf.relay.hops, *chain(*wiring.hops_by_domain(conf).values())]):
+        yield await _next_hop(conf, conf.relay, hop)
+
+
+async def _next_hop(conf: Config, settings: Relay, hop: NextHop) -> Finding:
+    what = f"next hop {hop}"
+    try:
+        relay = wiring.next_hop(conf, settings, hop)
+        extensions = await relay.probe()
+        await relay.close()
+    except (ConfigError, NextHopError) as exc:
+        return Finding(what, str(exc))
+    detail = " ".join(extensions)
+    if hop.protocol == "maildir":
+        return Finding(what, detail=detail)
+    return Finding(what, _size_problem(conf, extensions), detail, _lacking(conf, hop, extensions))
+
+
+def _size_problem(conf: Config, extensions: tuple[str, ...]) -> str:
+    ours = conf.limits.max_message_size
+    size = next((one.split()[1] for one in extensions if one.upper().startswith("SIZE ")), "0")
+    if not size.isdigit() or not 0 < int(size) < ours:
+        return ""
+    return (
+        f"it takes {size} bytes, we take {ours}: mail between is scanned in vain; let it take "
+        f"{ours + HEADERS_BYTES} (Postfix: message_size_limit), or set limits.max_message_size: {size}"
+    )
+
+
+def _lacking(conf: Config, hop: NextHop, extensions: tuple[str, ...]) -> str:
+    names = {one.split()[0].upper() for one in extensions}
+    doors = [one for one in conf.listeners if one.protocol != "milter"]
+    lacks = [
+        name
+        for name in ("8BITMIME", "DSN", "SMTPUTF8")
+        if name not in names and any(name not in one.hide_extensions for one in doors)
+    ]
+    found = []
+    if lacks:
+        words = ", ".join(lacks)
+        found.append(f"no {words}: mail that needs it is refused; set hide_extensions: [{words}] at the listeners")
+    if hop.protocol == "smtp" and "XFORWARD" not in names and any(one.profile in _POSTFIX for one in doors):
+        found.append(
+            "no XFORWARD: it does not learn who the client was; with Postfix there, "
+            "set -o smtpd_authorized_xforward_hosts=OUR-ADDRESS at this service in master.cf"
+        )
+    return "; ".join(found)
+
+
+async def check_stores(conf: Config) -> AsyncIterator[Finding]:
+    """Something is written and removed."""
+    state = resources.state_directory(conf.state_directory)
+    try:
+        if conf.state_database is not None:
+            await asyncio.to_thread(database.probe, wiring.state_database(conf, state, ""))
+            yield Finding("state_database")
+    except BridgeError as exc:
+        problem = (
+            f"state_database: {exc}; look at the URL, at state_database_password_file, and whether we may make tables"
+        )
+        yield Finding("state_database", problem)
+    settings = None
+    try:
+        settings = wiring.bucket_settings(conf)
+        if settings is not None:
+            await asyncio.to_thread(s3_store.probe, settings)
+            yield Finding("quarantine.s3", detail=settings.name)
+    except BridgeError as exc:
+        rights = "look at endpoint, bucket and keys; we must be able to put, get, list and delete objects"
+        yield Finding("quarantine.s3", f"{exc}; {rights}", settings.name if settings else "")
+
+
+async def check_lists(conf: Config) -> list[Finding]:
+    """The key, and every list that a listener names."""
+    assert conf.lists is not None
+    what, wanted = f"lists {conf.lists.url}", wiring.wanted_lists(conf) or [Wanted("")]
+    try:
+        async with ListClient(wiring.list_settings(conf, patience_s=0.0)) as client:
+            scopes = await scopes_of(client, wanted)
+    except (ConfigError, ssl.SSLError) as exc:
+        return [Finding(what, str(exc))]
+    failed = {str(answer): None for answer in scopes.values() if isinstance(answer, ListsError)}
+    if failed:
+        return [Finding(what, problem) for problem in failed]
+    findings = [Finding(what, detail="the key works")]
+    for one in wanted if wiring.wanted_lists(conf) else []:
+        try:
+            kind = kind_of(one, scopes)
+        except ListsError as exc:
+            findings.append(Finding(f"list {one}", str(exc)))
+        else:
+            if one.tenant is None or kind != kind_of(Wanted(one.name, None, one.kind), scopes):
+                findings.append(_meaning(conf, one, kind))
+    return findings
+
+
+def _meaning(conf: Config, one: Wanted, kind: str | None) -> Finding:
+    forgeable = kind != NETWORK and any(one.name in door.skip_scan for door in _doors(conf))
+    warning = "careful: mail with a forged sender goes unscanned, a list of networks is safer" if forgeable else ""
+    detail = f"{kind} entries" if kind else "no such list in this scope"
+    return Finding(f"list {one}", detail=detail, warning=warning)
+
+
+def _doors(conf: Config) -> list[DoorLists]:
+    return [listener.lists for listener in conf.listeners if listener.lists is not None]
+
+
+async def check_tracing(conf: Config, endpoint: str) -> Finding:
+    """Whether what it needs is installed; a collector that is away costs no mail."""
+    try:
+        tracing = wiring.tracing(conf)
+    except ConfigError as exc:
+        return Finding("tracing", str(exc))
+    if tracing is not None:
+        await tracing.close()
+    return Finding("tracing", detail=endpoint)

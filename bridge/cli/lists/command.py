@@ -1,0 +1,220 @@
+"""`scanbridge lists`: see, change and sync the lists of the service.
+
+Standard output has the result, standard error has progress and problems, and the exit code says
+what a script should do next (docs/lists.md): 75 is "run it again later", 1 is "look at it".
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Coroutine
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.cli.lists.progress import meter
+from bridge.cli.lists.refresh import refresh
+from bridge.cli.lists.session import (
+    EXIT_FAILED,
+    Session,
+    account,
+    attempt,
+    fail,
+    format_option,
+    keep_going_option,
+    run,
+    say_refused,
+    with_session,
+)
+from bridge.cli.lists.sync import sync
+from bridge.errors import BridgeError
+from bridge.lists import files
+from bridge.lists.batches import Tally
+from bridge.lists.client import ListClient
+from bridge.lists.errors import clean
+from bridge.lists.files import Format, InputError
+from bridge.lists.sync import reading_again
+
+
+@click.group()
+def lists() -> None:
+    """See, change and sync the lists of the service."""
+
+
+lists.add_command(sync)
+lists.add_command(refresh)
+
+
+@lists.command()
+@with_session
+def show(session: Session) -> None:
+    """Show the lists there are."""
+
+    async def ask() -> list[ListFileInfo]:
+        async with ListClient(session.settings) as client:
+            return await client.lists(session.tenant)
+
+    infos = run(ask())
+    if session.as_json:
+        click.echo(json.dumps({"tenant": session.tenant, "lists": [info.to_dict() for info in infos]}, indent=2))
+        return
+    width = max((len(info.name) for info in infos), default=0)
+    for info in infos:
+        size = f"up to {info.max_size:,}" if info.max_size else "-"
+        row = f"{info.name:{width}}  {info.category or '-':12} {size:17} {info.description or info.display_name}"
+        click.echo(clean(row))
+
+
+@lists.command()
+@click.argument("name", metavar="LIST")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a file, whole or not.")
+@format_option
+@with_session
+def entries(session: Session, name: str, output: Path | None, kind: str | None) -> None:
+    """Print the entries of LIST with their comments, as `add` and `sync` read them."""
+    chosen = Format(kind) if kind else Format.JSONL if session.as_json else Format.TEXT
+    if output is not None:
+        chosen = Format(kind) if kind else files.format_of(output)
+        count = run(_save(session, name, output, chosen))
+        click.echo(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
+        return
+    try:
+        with click.open_file("-", "w", encoding="utf-8") as target:
+            run(_stream(session, name, target.write, chosen, hidden=sys.stdout.isatty()))
+            target.flush()
+    except BrokenPipeError:
+        raise  # click ends quietly: the reader has seen enough
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails again with what is still buffered
+        fail(OutputError(f"standard output: cannot be written: {exc.strerror}"))
+
+
+class OutputError(BridgeError):
+    """There is no place for the entries."""
+
+
+async def _stream(
+    session: Session, name: str, write: Callable[[str], Any], kind: Format, *, hidden: bool = False
+) -> int:
+    count = 0
+    write(files.header(kind))
+    with meter(name, None, hidden=hidden) as advance:
+        async with ListClient(session.settings) as client, aclosing(client.entry_chunks(name, session.tenant)) as all_:
+            async for chunk in all_:
+                write(files.show(chunk, kind))
+                count += len(chunk)
+                advance(len(chunk))
+    return count
+
+
+async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
+    """A cut stream is read again; the file appears when it is whole, and the old one stays until then."""
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+
+    async def once() -> int:
+        with unfinished.open("w", encoding="utf-8", newline="") as target:
+            return await _stream(session, name, target.write, kind)
+
+    try:
+        count = await reading_again(once)
+        unfinished.replace(output)
+    except OSError as exc:
+        raise OutputError(f"{output}: cannot be written: {exc.strerror}") from exc
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+    return count
+
+
+_source_options = (
+    click.argument("name", metavar="LIST"),
+    click.argument("given", metavar="[ENTRY]...", nargs=-1),
+    click.option("-f", "--file", "paths", multiple=True, type=click.Path(path_type=Path, allow_dash=True),
+                 help="A file of entries, - for standard input; repeatable."),
+    format_option,
+)  # fmt: skip
+
+
+def _with_source(command: Callable[..., None]) -> Callable[..., None]:
+    return functools.reduce(lambda made, option: option(made), reversed(_source_options), command)
+
+
+@lists.command()
+@_with_source
+@click.option("--comment", help="For all entries that come without one.")
+@keep_going_option
+@with_session
+def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None,
+        comment: str | None, keep_going: bool) -> None:  # fmt: skip
+    """Add entries to LIST: arguments, files, or standard input. One that is there gets the new comment."""
+    wanted = [
+        ListEntry(one, (comment or "") if own is None else own) for one, own in _given(given, paths, kind).items()
+    ]
+    tally = Tally()
+
+    async def send() -> None:
+        with meter(name, len(wanted)) as advance:
+            async with ListClient(session.settings) as client:
+                await client.add(name, wanted, session.tenant, keep_going=keep_going, tally=tally, progress=advance)
+
+    _change(session, name, "added or updated", len(wanted), tally, send())
+
+
+@lists.command()
+@_with_source
+@with_session
+def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
+    """Delete entries from LIST: arguments, files, or standard input. One that is not there is no error."""
+    unwanted = list(_given(given, paths, kind))
+    tally = Tally()
+
+    async def send() -> None:
+        with meter(name, len(unwanted)) as advance:
+            async with ListClient(session.settings) as client:
+                await client.delete(name, unwanted, session.tenant, tally=tally, progress=advance)
+
+    _change(session, name, "deleted", len(unwanted), tally, send())
+
+
+def _given(arguments: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> dict[str, str | None]:
+    chosen = Format(kind) if kind else None
+    found: dict[str, str | None] = dict.fromkeys(arguments)
+    if not arguments and not paths:
+        if sys.stdin.isatty():
+            raise click.UsageError("give entries, a --file, or pipe them in")
+        paths = (Path("-"),)
+    try:
+        for path in paths:
+            if str(path) == "-":
+                found |= files.read(sys.stdin.buffer.read(), chosen or Format.TEXT, "standard input")
+            else:
+                found |= files.read_file(path, chosen)
+        if "" in found:
+            raise InputError("an entry is empty")
+    except InputError as exc:
+        fail(exc)
+    return found
+
+
+def _change(session: Session, name: str, verb: str, total: int, tally: Tally, work: Coroutine[Any, Any, None]) -> None:
+    """Run an addition or deletion, and say what was done and what was not, however it ended."""
+    code, problem = attempt(work)
+    code = code or (EXIT_FAILED if tally.refused else 0)
+    left = total - tally.confirmed - tally.uncertain - len(tally.refused)
+    if session.as_json:
+        counts = {"given": total, "confirmed": tally.confirmed, "modified": tally.modified, "not_done": left}
+        trouble = {"uncertain": tally.uncertain, "refused": tally.refused, "problem": problem or None}
+        click.echo(json.dumps({"list": name, "tenant": session.tenant, **counts, **trouble, "exit_code": code}))
+    else:
+        click.echo(f"{name} of {session.scope}: {tally.modified:,} entries {verb}")
+    say_refused(tally.refused)
+    if problem:
+        click.echo(f"{name}: stopped: {problem}", err=True)
+        click.echo(account(tally.confirmed, total, tally.uncertain, left), err=True)
+    sys.exit(code)

@@ -1,0 +1,180 @@
+"""What all commands of `scanbridge lists` share: which service, which scope, which exit code.
+
+The exit code says what a script should do next: 75 is "run it again later", 1 is "look at it".
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar, cast
+from uuid import UUID
+
+import click
+import uvloop
+
+from bridge.cli.common import EXIT_CONFIG, config_option, load_or_exit
+from bridge.config.lists import Lists
+from bridge.daemon import resources
+from bridge.errors import BridgeError, ConfigError
+from bridge.lists.client import ListSettings
+from bridge.lists.errors import ListsForbidden, ListsUnavailable
+from bridge.lists.files import Format, InputError
+from bridge.lists.retry import RetrySettings
+from bridge.runtime import units, yaml_file
+
+T = TypeVar("T")
+
+EXIT_FAILED = 1  # refused, or done in part: the message says what
+EXIT_DIFFERENT = 3  # a dry run found something to do
+EXIT_UNCONFIRMED = 4  # too many deletions and nobody said yes
+EXIT_DATA = 65  # EX_DATAERR: a file of entries is wrong
+EXIT_TEMPORARY = 75  # EX_TEMPFAIL: the same command may work later
+EXIT_KEY = 77  # EX_NOPERM: the service refuses the key
+EXIT_INTERRUPTED = 130
+
+MAX_REFUSED = 20  # named on standard error; --json has all
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What every command needs: whom to ask, for which scope, and how to answer."""
+
+    settings: ListSettings
+    tenant: str | None
+    as_json: bool
+
+    @property
+    def scope(self) -> str:
+        return f"tenant {self.tenant}" if self.tenant else "the deployment"
+
+
+def _tenant(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    try:
+        return str(UUID(value)) if value is not None else None
+    except ValueError:
+        raise click.BadParameter("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+
+
+def _duration(_context: click.Context, _option: click.Parameter, value: str) -> float:
+    try:
+        return units.parse_duration(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from None
+
+
+_OPTIONS = (
+    config_option,
+    click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base address, in place of the configured lists.url."),
+    click.option("--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE", help="In place of lists.api_key_file."),
+    click.option("--ca-file", help="In place of lists.ca_file."),
+    click.option("--tenant", callback=_tenant, help="Lists of this tenant (a UUID). Default: the deployment's own."),
+    click.option(
+        "--patience", default="60s", show_default=True, callback=_duration,
+        help="How long a request that fails is tried again.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="JSON for machines."),
+)  # fmt: skip
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command the options that say which service, and the session they make."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        names = ("path", "url", "api_key_file", "ca_file", "patience")
+        settings = _settings(*(given.pop(name) for name in names))
+        command(Session(settings, given.pop("tenant"), given.pop("as_json")), **given)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), wrapped)
+
+
+def _settings(path: Path | None, url: str | None, key: str | None, ca: str | None, patience: float) -> ListSettings:
+    """From the command line alone, or from the configuration with the command line's overrides."""
+    here = Path.cwd()
+    given = {name: str(here / value) for name, value in (("api_key_file", key), ("ca_file", ca)) if value}
+    if url:
+        given["url"] = url
+    try:
+        directory, configured = here, None
+        if not (url and key):
+            conf = load_or_exit(path)
+            directory, configured = conf.directory, conf.lists
+        if configured is not None:
+            given = {**configured.model_dump(exclude_none=True), **given}
+        elif not (url and key):
+            raise ConfigError("no List API is configured: add lists: {url: ..., api_key_file: ...}, "
+                              "or give --url and --api-key-file")  # fmt: skip
+        chosen = yaml_file.load(Path("lists"), Lists, yaml_file.dump(given))
+        secret = resources.read_secret(resources.locate(chosen.api_key_file, directory), "lists.api_key_file")
+        encrypted = chosen.url.startswith("https:")
+        tls = resources.client_tls(chosen.ca_file, directory, "lists.ca_file") if encrypted else None
+    except ConfigError as exc:
+        fail(exc)
+    return ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience))
+
+
+format_option = click.option(
+    "--format", "kind", type=click.Choice([str(one) for one in Format]),
+    help="Default: by the file's name (.txt .csv .jsonl .json .yml); text for standard input.",
+)  # fmt: skip
+
+
+keep_going_option = click.option(
+    "--keep-going", is_flag=True, help="Leave out entries that the service refuses, and name them at the end."
+)
+
+
+def run(work: Coroutine[Any, Any, T]) -> T:
+    try:
+        return cast(T, uvloop.run(work))
+    except BridgeError as exc:
+        fail(exc)
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def attempt(work: Coroutine[Any, Any, None]) -> tuple[int, str]:
+    """The exit code and the problem; (0, "") when there was none."""
+    try:
+        uvloop.run(work)
+    except BridgeError as exc:
+        return exit_code(exc), str(exc)
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED, "interrupted"
+    return 0, ""
+
+
+def exit_code(exc: BridgeError) -> int:
+    match exc:
+        case ListsUnavailable():
+            return EXIT_TEMPORARY
+        case ListsForbidden():
+            return EXIT_KEY
+        case InputError():
+            return EXIT_DATA
+        case ConfigError():
+            return EXIT_CONFIG
+        case _:
+            return EXIT_FAILED
+
+
+def fail(exc: BridgeError) -> NoReturn:
+    click.echo(str(exc), err=True)
+    sys.exit(exit_code(exc))
+
+
+def account(done: int, total: int, uncertain: int, left: int) -> str:
+    doubt = f", {uncertain:,} in doubt (no clear answer)" if uncertain else ""
+    return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; the same command can be run again"
+
+
+def say_refused(refused: dict[str, str]) -> None:
+    """Which entries were left out, and why."""
+    for reason in list(refused.values())[:MAX_REFUSED]:
+        click.echo(reason, err=True)
+    if len(refused) > MAX_REFUSED:
+        click.echo(f"and {len(refused) - MAX_REFUSED:,} more entries were refused", err=True)

@@ -1,0 +1,211 @@
+"""`scanbridge lists sync`: the difference, the question, the changes, the report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge.cli.lists.progress import meter
+from bridge.cli.lists.session import (
+    EXIT_DIFFERENT,
+    EXIT_FAILED,
+    EXIT_UNCONFIRMED,
+    Session,
+    account,
+    attempt,
+    exit_code,
+    fail,
+    format_option,
+    keep_going_option,
+    say_refused,
+    with_session,
+)
+from bridge.lists import files, plan, tree
+from bridge.lists.client import ListClient
+from bridge.lists.errors import EntryRefused, ListFull, clean
+from bridge.lists.files import Format, InputError
+from bridge.lists.plan import Plan, State
+from bridge.lists.tree import Target
+
+_SHOWN = 20  # of each kind, when a person looks at a difference
+
+Entries = dict[str, str | None]
+
+
+class _Share(click.ParamType[Any]):
+    """`10%` of the list, or a number of entries."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if callable(value):
+            return value
+        text = str(value)
+        number = text.removesuffix("%")
+        if not (number.isascii() and number.isdigit()):
+            self.fail("give a share of the list, for example 10%, or a number of entries", param, context)
+        limit = int(number)
+        if text.endswith("%"):
+            return lambda one: one.deletions * 100 > limit * one.change.size
+        return lambda one: one.deletions > limit
+
+
+@click.command()
+@click.argument("places", metavar="LIST FILE | DIRECTORY", nargs=-1, required=True)
+@format_option
+@click.option("--prune", is_flag=True, help="Delete what is not in the file. Without it, such entries are kept.")
+@click.option("--dry-run", is_flag=True, help="Show the difference and change nothing; exit code 3 if there is one.")
+@click.option("--max-delete", "too_many", type=_Share(), default="10%", show_default=True,
+              help="Ask before a list loses more than this share, or number, of its entries.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask.")
+@click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: yes.")
+@keep_going_option
+@with_session
+def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
+         too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool) -> None:  # fmt: skip
+    """Make LIST equal to FILE, or many lists equal to the files of a DIRECTORY.
+
+    In a directory, blocked-senders.txt is the deployment's list of that name, and
+    TENANT/blocked-senders.txt is a tenant's. Run it again after an interruption: it goes on.
+    """
+    job = SyncJob(session, Choices(prune, verify, yes, keep_going, too_many))
+    try:
+        wanted = {one: _read(one.path, Format(kind) if kind else None) for one in _targets(session, places)}
+    except InputError as exc:
+        fail(exc)
+    code, problem = attempt(job.run(wanted, dry_run=dry_run))
+    job.report(code or job.code, problem, dry_run=dry_run)
+    sys.exit(code or job.code)
+
+
+def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
+    match places:
+        case (name, file):
+            return [Target(name, session.tenant, Path(file))]
+        case (directory,) if Path(directory).is_dir():
+            if session.tenant:
+                raise click.UsageError("--tenant and a directory do not go together: its subdirectories are tenants")
+            found = tree.find(Path(directory))
+            for path in found.ignored:
+                click.echo(f"{path}: left alone, its name is not that of a list's file", err=True)
+            return found.targets
+        case _:
+            raise click.UsageError("give LIST and FILE, or a directory")
+
+
+def _read(path: Path, kind: Format | None) -> Entries:
+    if str(path) == "-":
+        return files.read(sys.stdin.buffer.read(), kind or Format.TEXT, "standard input")
+    return files.read_file(path, kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """What the operator allows."""
+
+    prune: bool
+    verify: bool
+    yes: bool
+    keep_going: bool
+    too_many: Callable[[Plan], bool]
+
+
+class SyncJob:
+    """All lists of one `sync`, from the files to the report."""
+
+    def __init__(self, session: Session, choices: Choices) -> None:
+        self._session = session
+        self._choices = choices
+        self.plans: list[Plan] = []
+        self.code = 0
+
+    async def run(self, wanted: dict[Target, Entries], *, dry_run: bool) -> None:
+        async with ListClient(self._session.settings) as client:
+            await self._prepare(client, wanted)
+            if dry_run:
+                self.code = 0 if all(one.is_empty for one in self.plans) else EXIT_DIFFERENT
+            elif not self._confirmed():
+                self.code = EXIT_UNCONFIRMED
+            else:
+                await self._carry_out(client)
+
+    async def _prepare(self, client: ListClient, wanted: dict[Target, Entries]) -> None:
+        """Every difference, before anything is changed; what cannot be done is said for all lists at once."""
+        infos = await plan.available(client, wanted)
+        full: list[str] = []
+        for target, content in wanted.items():
+            with meter(f"{target}: reading", None, hidden=not sys.stderr.isatty()) as advance:
+                try:
+                    size = infos[target].max_size
+                    made = await plan.make(client, target, content, size, prune=self._choices.prune, progress=advance)
+                    self.plans.append(made)
+                except ListFull as exc:
+                    full.append(f"{target}: {exc}")
+        if full:
+            raise ListFull("\n".join(full))
+
+    def _confirmed(self) -> bool:
+        for one in self.plans:
+            if self._choices.yes or not self._choices.too_many(one):
+                continue
+            loss = f"{one.target}: {one.deletions:,} of {one.change.size:,} entries would be deleted"
+            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+                click.echo(
+                    f"{loss}, more than --max-delete allows; nothing was changed; --yes if it is meant", err=True
+                )
+                return False
+            for line in one.lines(_SHOWN):
+                click.echo(line, err=True)
+            if not click.confirm(f"{loss}. Go on?", err=True):
+                click.echo("nothing was changed", err=True)
+                return False
+        return True
+
+    async def _carry_out(self, client: ListClient) -> None:
+        for one in self.plans:
+            try:
+                with meter(str(one.target), one.changes + one.deletions) as advance:
+                    how = {"verify": self._choices.verify, "keep_going": self._choices.keep_going}
+                    await plan.carry_out(client, one, **how, progress=advance)
+            except (ListFull, EntryRefused) as exc:  # this list's own trouble: the others can still be done
+                self.code = exit_code(exc)
+            if one.state is State.DIFFERENT:
+                self.code = EXIT_FAILED
+
+    def report(self, code: int, problem: str, *, dry_run: bool) -> None:
+        if self._session.as_json:
+            data = [one.as_data() | (one.entries_as_data() if dry_run else {}) for one in self.plans]
+            click.echo(json.dumps({"lists": data, "problem": problem or None, "exit_code": code}, indent=2))
+        for one in self.plans:
+            if not self._session.as_json:
+                self._show(one, dry_run=dry_run)
+            if one.problem:
+                click.echo(f"{one.target}: {clean(one.problem)}", err=True)
+            say_refused(one.applied.added.refused)
+            if one.state in (State.FAILED, State.RUNNING):
+                done = one.applied.added.confirmed + one.applied.deleted.confirmed
+                click.echo(account(done, one.changes + one.deletions, one.uncertain, one.left), err=True)
+        if problem and not any(one.problem for one in self.plans):
+            begun = any(one.state is not State.PLANNED for one in self.plans)
+            click.echo(problem if begun else f"{problem}\nnothing was changed", err=True)
+
+    def _show(self, one: Plan, *, dry_run: bool) -> None:
+        if dry_run:
+            for line in one.lines(_SHOWN if sys.stdout.isatty() else None):
+                click.echo(line)
+        change, applied = one.change, one.applied
+        kept = len(change.deletions) if not one.prune else 0
+        extra = f"; {kept:,} not in the file are kept (--prune deletes them)" if kept else ""
+        if dry_run or one.state is State.PLANNED:
+            what = f"to add {len(change.additions):,}, to update {len(change.updates):,}, to delete {one.deletions:,}"
+        elif one.state is State.UNCHANGED:
+            what = "nothing to do"
+        else:
+            what = f"added or updated {applied.added.confirmed:,}, deleted {applied.deleted.confirmed:,}"
+        click.echo(f"{one.target}: {what}{extra}")

@@ -1,0 +1,176 @@
+"""`scanbridge quarantine block-sender | allow-sender`: from a quarantined mail to a list of the service.
+
+The entry's comment names the mail, its date and who did it. An entry that is there already stays as it
+is, with its own comment. Exit codes as for `scanbridge lists`, and 3 for no such mail.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from bridge.api.lists import ListEntry
+from bridge.cli.common import config_option
+from bridge.cli.lists.session import EXIT_FAILED, attempt, exit_code, fail
+from bridge.daemon import wiring
+from bridge.errors import BridgeError, ConfigError
+from bridge.lists.client import ListClient
+from bridge.lists.errors import ListNotFound, clean
+from bridge.matching import spelling
+from bridge.matching.match import DOMAIN, NETWORK, SENDER
+from bridge.quarantine.quarantine import NotKept
+from bridge.quarantine.record import Kept
+
+_UNKNOWN = 3  # as the other commands of the quarantine
+_options = (
+    config_option,
+    click.argument("ids", metavar="ID...", nargs=-1, required=True),
+    click.option("--domain", "whole_domain", is_flag=True, help="The sender's whole domain, not the address alone."),
+    click.option("--list", "name", default=None, help="Add to this list, not to the configured one."),
+    click.option("--global", "everywhere", is_flag=True, help="For the deployment, though the mail is a tenant's."),
+    click.option("--json", "as_json", is_flag=True, help="One JSON object per mail."),
+)
+
+
+class NoEntry(BridgeError):
+    """This mail gives nothing to add to this list."""
+
+
+def _with_options(command: Callable[..., None]) -> Callable[..., None]:
+    return functools.reduce(lambda made, option: option(made), reversed(_options), command)
+
+
+@click.command("block-sender")
+@_with_options
+def block_sender(path: Path | None, name: str | None, **given: Any) -> None:
+    """Add a mail's envelope sender to the list of blocked senders (lists.block_list).
+
+    For the mail's tenant, if it has one; with --global for everybody.
+    """
+    _add(path, name, "block", **given)
+
+
+@click.command("allow-sender")
+@_with_options
+def allow_sender(path: Path | None, name: str | None, **given: Any) -> None:
+    """Add a mail's envelope sender to the list of allowed senders (lists.allow_list).
+
+    For the mail's tenant, if it has one; with --global for everybody. Anybody can write any sender
+    into an envelope: where you can, allow the networks of a partner's mail servers instead.
+    """
+    _add(path, name, "allow", **given)
+
+
+def _add(
+    path: Path | None,
+    name: str | None,
+    what: str,
+    ids: tuple[str, ...],
+    whole_domain: bool,
+    everywhere: bool,
+    as_json: bool,
+) -> None:
+    from bridge.cli.quarantine.command import Desk, login_name  # it knows us
+
+    desk = Desk.open(path)
+    lists = desk.config.lists
+    try:
+        if lists is None:
+            raise ConfigError("no List API is configured: add lists: {url: ..., api_key_file: ...}")
+        settings = wiring.list_settings(desk.config)
+    except ConfigError as exc:
+        fail(exc)
+    chosen = name or (lists.block_list if what == "block" else lists.allow_list)
+    codes = []
+    for mail_id in dict.fromkeys(ids):
+        job = Addition(mail_id, chosen, login_name())
+        try:
+            mail = desk.quarantine.read(mail_id)
+            job.tenant = None if everywhere else mail.tenant or None
+            code, problem = attempt(job.run(ListClient(settings), mail, whole_domain=whole_domain))
+        except NotKept as exc:
+            code, problem = _UNKNOWN, str(exc)
+        except BridgeError as exc:
+            code, problem = exit_code(exc), str(exc)
+        codes.append(code)
+        if not problem and job.added:
+            desk.note(f"{what}ed sender", mail_id, list=chosen, tenant=job.tenant, entry=job.entry)
+        job.report(problem, code, as_json=as_json)
+    sys.exit(next((code for code in (EXIT_FAILED, 78, 77, 75, _UNKNOWN) if code in codes), 0))
+
+
+@dataclass(slots=True)
+class Addition:
+    """One mail's sender on its way to a list."""
+
+    mail_id: str
+    list_name: str
+    by: str
+    tenant: str | None = None
+    entry: str = ""
+    added: bool = False
+
+    async def run(self, client: ListClient, mail: Kept, *, whole_domain: bool) -> None:
+        async with client:
+            infos = {info.name: info for info in await client.lists(self.tenant)}
+            if self.list_name not in infos:
+                raise ListNotFound(f"the service has no list {self.list_name}")
+            category = infos[self.list_name].category
+            self.entry = entry_of(mail, category, whole_domain=whole_domain)
+            if await self._is_there(client, category):
+                return
+            moment = mail.time.strftime("%Y-%m-%d %H:%M UTC")
+            comment = f"quarantined mail {mail.id} of {moment}, by {self.by}"
+            await client.add(self.list_name, [ListEntry(self.entry, comment)], self.tenant)
+            self.added = True
+
+    async def _is_there(self, client: ListClient, category: str) -> bool:
+        """In any spelling: somebody's own comment must not be lost."""
+        own = spelling.normalise(category, self.entry)
+        async with aclosing(client.entries(self.list_name, self.tenant)) as entries:
+            async for one in entries:
+                try:
+                    if one.entry == self.entry or spelling.normalise(category, one.entry) == own:
+                        return True
+                except ValueError:  # the service's own affair
+                    pass
+        return False
+
+    def report(self, problem: str, code: int, *, as_json: bool) -> None:
+        scope = f"tenant {self.tenant}" if self.tenant else "the deployment"
+        if as_json:
+            row = {"id": self.mail_id, "list": self.list_name, "tenant": self.tenant, "entry": self.entry or None}
+            click.echo(json.dumps({**row, "added": self.added, "problem": problem or None, "exit_code": code}))
+        elif problem:
+            click.echo(f"{clean(self.mail_id)}: nothing was added to {self.list_name}: {clean(problem)}", err=True)
+        else:
+            done = "added to" if self.added else "already on"
+            click.echo(f"{self.mail_id}: {clean(self.entry)} {done} {self.list_name} of {scope}")
+
+
+def entry_of(mail: Kept, category: str, *, whole_domain: bool) -> str:
+    """What the list gets. Raises NoEntry."""
+    sender = mail.envelope.sender
+    if not sender:
+        raise NoEntry("the mail has the null sender, as bounces do: there is no address that could be listed")
+    domain = sender.rpartition("@")[2] if "@" in sender else ""
+    if category == NETWORK:
+        raise NoEntry("that list holds networks, not senders")
+    if category == DOMAIN and not whole_domain:
+        raise NoEntry("that list holds domains: say --domain if all of the sender's domain is meant")
+    if whole_domain and not domain:
+        raise NoEntry("the sender has no domain")
+    entry = (domain if category == DOMAIN else f"@{domain}") if whole_domain else sender
+    try:
+        spelling.normalise(category if category in (SENDER, DOMAIN) else SENDER, entry)
+    except ValueError as exc:
+        raise NoEntry(f"the sender cannot be listed: {exc}") from None
+    return entry

@@ -1,0 +1,70 @@
+"""How quarantined mail looks to people: the table, and everything that is known of one mail.
+
+What a stranger wrote reaches the terminal only without its control characters.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from rich.table import Table
+
+from bridge.quarantine.record import Kept
+
+
+def clean(text: str) -> str:
+    """Without what a terminal would obey, and what would turn the direction of reading."""
+    return "".join(c if c.isprintable() else "?" for c in text)
+
+
+def table(mails: list[Kept]) -> Table:
+    shown = Table(box=None, pad_edge=False, header_style="bold")
+    longest = max(len(mail.id) for mail in mails)
+    shown.add_column("ID", no_wrap=True, min_width=longest)
+    shown.add_column("KEPT", no_wrap=True, min_width=16)
+    for name in ("FROM", "TO", "SUBJECT"):
+        shown.add_column(name, overflow="fold", ratio=1)
+    for name in ("DECISION", "TAGS"):
+        shown.add_column(name, overflow="fold")
+    shown.add_column("SIZE", justify="right", no_wrap=True)
+    shown.add_column("STATE", no_wrap=True)
+    for mail in mails:
+        addresses = mail.envelope.addresses
+        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
+        cells = [mail.id, _local(mail.time), f"<{mail.envelope.sender}>", "".join(addresses[:1]) + more]
+        cells += [mail.subject, "damaged .json" if mail.is_damaged else mail.decision, ",".join(mail.tags)]
+        shown.add_row(*map(_cell, [*cells, _size(mail.size), mail.state]))
+    return shown
+
+
+def _cell(text: str) -> str:
+    return clean(text).replace("[", r"\[")  # rich would read [red]
+
+
+def facts(mail: Kept) -> list[tuple[str, str]]:
+    found = [("id", mail.id), ("kept", _local(mail.time)), ("state", mail.state)]
+    found += [("from", f"<{mail.envelope.sender}>")] + [("to", address) for address in mail.envelope.addresses]
+    found += [("subject", mail.subject), ("client", mail.client.address or ""), ("helo", mail.client.helo or "")]
+    found += [("listener", mail.listener), ("session", mail.session), ("tenant", mail.tenant)]
+    found += [("size", f"{mail.size} bytes")]
+    found += [(str(name), _shown(value)) for name, value in mail.facts.items()]
+    for one in mail.releases:
+        answer = one.reply or "it began, and nobody knows how it ended"
+        found.append(("release", f"{one.at} by {one.by} to {', '.join(one.to)}: {answer}"))
+    if mail.is_damaged:
+        found.append(("note", "its .json is damaged; it can be released with --to"))
+    return [(name, value) for name, value in found if value]
+
+
+def _shown(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _local(moment: datetime) -> str:
+    return moment.astimezone().strftime("%Y-%m-%d %H:%M")
+
+
+def _size(size: int) -> str:
+    if size < 1024:
+        return f"{size} B"
+    return f"{size / 1024:.0f} KiB" if size < 1024**2 else f"{size / 1024**2:.1f} MiB"

@@ -1,0 +1,232 @@
+"""What `scanbridge top` knows: two looks at a running daemon, and what happened between them.
+
+A look is /status and /metrics of the admin address. Counters that went back belong to a daemon that
+was restarted: what they show now has happened since.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx2
+from prometheus_client.parser import text_string_to_metric_families
+
+from bridge.runtime.endpoints import Address
+
+_QUANTILES = (0.5, 0.99)
+_WEEKS_S = 21 * 86400.0  # certificates that end sooner are worth a line
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One look."""
+
+    at: float  # monotonic
+    state: dict[str, Any]
+    values: dict[str, dict[Labels, float]]
+
+    def get(self, name: str, default: float = 0.0) -> float:
+        """A number without labels."""
+        return self.values.get(name, {}).get((), default)
+
+    def by(self, label: str, name: str) -> dict[str, float]:
+        """A number by one of its labels, the others added up."""
+        found: dict[str, float] = {}
+        for labels, value in self.values.get(name, {}).items():
+            key = dict(labels).get(label, "")
+            found[key] = found.get(key, 0.0) + value
+        return found
+
+
+class Source:
+    """A daemon's admin address."""
+
+    def __init__(self, address: Address, timeout_s: float = 2.0) -> None:
+        transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
+        base = "http://localhost" if address.path else f"http://{address}"
+        self._client = httpx2.Client(base_url=base, transport=transport, timeout=timeout_s, trust_env=False)
+        self._is_named = bool(address.systemd)  # only systemd knows where that is
+        self._path = address.path
+
+    def look(self) -> Sample | None:
+        """None when no scanbridge answers."""
+        if self._is_named or (self._path and not Path(self._path).exists()):
+            return None
+        try:
+            state = self._client.get("/status").raise_for_status().json()
+            text = self._client.get("/metrics").raise_for_status().text
+            values = _parse(text)
+        except (httpx2.HTTPError, ValueError):
+            return None
+        if not isinstance(state, dict) or "in_processing" not in state:
+            return None
+        return Sample(time.monotonic(), state, values)
+
+    def close(self) -> None:
+        self._client.close()
+
+
+def _parse(text: str) -> dict[str, dict[Labels, float]]:
+    found: dict[str, dict[Labels, float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(sorted(sample.labels.items()))
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def between(before: Sample, now: Sample) -> dict[str, Any]:
+    """What `--json` prints and the picture shows. Rates are per second; times are in seconds."""
+    state = now.state
+    return {
+        "up": True,
+        "version": state["version"],
+        "pid": state["pid"],
+        "uptime_s": state["uptime_s"],
+        "ready": state["ready"],
+        "interval_s": round(now.at - before.at, 3),
+        "in_processing": state["in_processing"],
+        "max_in_processing": state["max_in_processing"],
+        "bytes_in_processing": state["bytes_in_processing"],
+        "bytes_limit": int(now.get("scanbridge_bytes_in_processing_limit")),
+        "throttle_delay_s": now.get("scanbridge_throttle_delay_seconds"),
+        "saturated_by": [cause for cause, on in now.by("cause", "scanbridge_saturated").items() if on],
+        "connections": state["connections"],
+        **_rates(before, now),
+        **{f"{what}_s": _times(before, now, f"scanbridge_{what}_seconds") for what in ("wait", "scan", "relay")},
+        "scanner": state["scanner"],
+        "next_hops": _next_hops(before, now),
+        "workers": state["workers"],
+        "silent_workers": state.get("silent_workers", 0),
+        "quarantine": _quarantine(now),
+        "lists": _lists(now),
+        "loop_lag_s": now.get("scanbridge_event_loop_lag_seconds"),
+        "warnings": _warnings(before, now),
+    }
+
+
+def _rates(before: Sample, now: Sample) -> dict[str, Any]:
+    def rates(name: str, label: str) -> dict[str, float]:
+        return _delta(before, now, f"scanbridge_{name}_total", label)
+
+    decisions = rates("mails", "decision")
+    return {
+        "mails_per_s": round(sum(decisions.values()), 3),
+        "bytes_per_s": round(sum(rates("mail_bytes", "listener").values())),
+        "decisions_per_s": decisions,
+        "actions_per_s": rates("mails", "action"),
+        "replies_per_s": rates("replies", "code"),
+        "saturated_replies_per_s": rates("saturated_replies", "stage"),
+        "refused_connections_per_s": rates("connections_refused", "reason"),
+        "failures_per_s": rates("failures", "reason"),
+    }
+
+
+def _delta(before: Sample, now: Sample, name: str, label: str, **only: str) -> dict[str, float]:
+    """Per second, by one label, of the series that have these other labels."""
+    seconds, then = max(now.at - before.at, 1e-6), before.values.get(name, {})
+    found: dict[str, float] = {}
+    for labels, value in now.values.get(name, {}).items():
+        pairs = dict(labels)
+        if all(pairs.get(key) == wanted for key, wanted in only.items()):
+            found[pairs.get(label, "")] = found.get(pairs.get(label, ""), 0.0) + _grown(then.get(labels, 0.0), value)
+    return {key: round(value / seconds, 3) for key, value in found.items()}
+
+
+def _grown(before: float, now: float) -> float:
+    return now - before if now >= before else now
+
+
+def _times(before: Sample, now: Sample, name: str) -> dict[str, float | None]:
+    """Median, 99th percentile and mean of what was counted between the two looks; None when nothing was."""
+    counts: dict[float, float] = {}
+    then = before.values.get(f"{name}_bucket", {})
+    for labels, value in now.values.get(f"{name}_bucket", {}).items():
+        bound = float(dict(labels)["le"])
+        counts[bound] = counts.get(bound, 0.0) + _grown(then.get(labels, 0.0), value)
+    buckets = sorted(counts.items())
+    total = buckets[-1][1] if buckets else 0.0
+    grown = [
+        _grown(before.values.get(f"{name}_sum", {}).get(labels, 0.0), value)
+        for labels, value in now.values.get(f"{name}_sum", {}).items()
+    ]
+    return {
+        **{f"p{round(q * 100)}": quantile(q, buckets) for q in _QUANTILES},
+        "mean": round(sum(grown) / total, 4) if total else None,
+    }
+
+
+def quantile(q: float, buckets: list[tuple[float, float]]) -> float | None:
+    """Of cumulative counts by upper bound, as Prometheus does it: evenly spread within a bucket."""
+    total = buckets[-1][1] if buckets else 0.0
+    if not total:
+        return None
+    lower = below = 0.0
+    for bound, count in buckets:
+        if count >= q * total:
+            if bound == float("inf"):
+                return lower
+            return round(lower + (bound - lower) * (q * total - below) / (count - below), 4)
+        lower, below = bound, count
+    return lower
+
+
+def _next_hops(before: Sample, now: Sample) -> list[dict[str, Any]]:
+    def connections(name: str) -> dict[str, int]:
+        rows = now.values.get("scanbridge_next_hop_connections", {}).items()
+        return {dict(labels)["state"]: int(value) for labels, value in rows if dict(labels)["next_hop"] == name}
+
+    return [
+        {
+            "name": name,
+            "up": bool(up),
+            "mails_per_s": _delta(before, now, "scanbridge_next_hop_mails_total", "result", next_hop=name),
+            "connections": connections(name),
+        }
+        for name, up in now.by("next_hop", "scanbridge_next_hop_up").items()
+    ]
+
+
+def _quarantine(now: Sample) -> dict[str, float] | None:
+    """None while it has not been counted yet."""
+    if "scanbridge_quarantine_mails" not in now.values or () not in now.values["scanbridge_quarantine_mails"]:
+        return None
+    return {
+        "mails": int(now.get("scanbridge_quarantine_mails")),
+        "bytes": int(now.get("scanbridge_quarantine_bytes")),
+        "oldest_age_s": round(now.get("scanbridge_quarantine_oldest_age_seconds")),
+        "disk_free_bytes": int(now.get("scanbridge_quarantine_disk_free_bytes")),
+        "disk_size_bytes": int(now.get("scanbridge_quarantine_disk_size_bytes")),
+    }
+
+
+def _lists(now: Sample) -> dict[str, int]:
+    """Entries by list, where lists are enforced at the door."""
+    return {name: int(count) for name, count in now.by("list", "scanbridge_list_entries").items()}
+
+
+def _warnings(before: Sample, now: Sample) -> list[str]:
+    """What an operator should not overlook."""
+    state, found = now.state, []
+    if state["uptime_s"] < before.state["uptime_s"]:
+        found.append("it was restarted")
+    if not state["reload"]["ok"]:
+        found.append(f"the last reload failed: {state['reload']['problem'].partition(chr(10))[0]}")
+    if silent := state.get("silent_workers"):
+        found.append(f"{silent} workers do not answer")
+    if (lag := now.get("scanbridge_event_loop_lag_seconds")) > 0.5:
+        found.append(f"the event loop was {lag:.1f} s late")
+    if _grown(before.get("scanbridge_log_lines_lost_total"), now.get("scanbridge_log_lines_lost_total")):
+        found.append("log lines are lost")
+    for labels, end in now.values.get("scanbridge_tls_certificate_expiry_time_seconds", {}).items():
+        if (left := end - time.time()) < _WEEKS_S:
+            name = dict(labels).get("name", "")
+            found.append(
+                f"the certificate of {name} " + (f"ends in {left / 86400:.0f} days" if left > 0 else "has ended")
+            )
+    return found

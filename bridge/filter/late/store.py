@@ -1,0 +1,295 @@
+"""Where late decisions are kept: in memory, or in a database.
+
+SQLite, so that all workers share it and it survives a restart; PostgreSQL for several machines: no
+statement is either's own. Everything is synchronous and belongs in a thread. What is in here can be
+had again by another scan: a damaged file that is ours alone is set aside.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import sqlite3
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from sqlalchemy import (
+    Column,
+    Connection,
+    Engine,
+    Float,
+    Index,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    delete,
+    func,
+    insert,
+    select,
+    update,
+)
+from sqlalchemy.exc import DatabaseError, SQLAlchemyError
+
+from bridge.api.scanning import AnalysisResult
+from bridge.errors import BridgeError
+from bridge.runtime import database
+from bridge.runtime.database import Database
+
+_BUSY_S = 2.0
+
+
+class LateStoreError(BridgeError):
+    """The store cannot be used now; mail goes on without it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One mail whose scan took longer than its client could wait."""
+
+    key: bytes  # the mail's fingerprint
+    mark: bytes  # its envelope's
+    changed_at: float  # seconds since 1970
+    owner: str = ""  # the process that waits for the scan
+    result: AnalysisResult | None = None  # None: the scan still runs
+
+
+class LateStore(Protocol):
+    """Every method may raise LateStoreError."""
+
+    shared: bool  # other processes write to it too
+
+    def open(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def put(self, entry: Entry) -> None:
+        """In place of what was there for this key."""
+
+    def get(self, key: bytes) -> Entry | None: ...
+
+    def remove(self, key: bytes) -> None: ...
+
+    def marks(self, since: float) -> set[bytes]:
+        """Of all entries changed since then."""
+
+    def purge(self, before: float, max_entries: int) -> None:
+        """Remove what is older, and the oldest of too many."""
+
+    def touch(self, owner: str, now: float) -> None:
+        """What this process waits for is still waited for: changed now."""
+
+    def stamp(self) -> int:
+        """Another number after each `put`, of any process on this machine. Quick, and for any thread."""
+
+
+class MemoryStore:
+    """Gone when the process ends."""
+
+    shared = False
+
+    def __init__(self) -> None:
+        self._entries: dict[bytes, Entry] = {}
+
+    def open(self) -> None:
+        """Nothing to open."""
+
+    def close(self) -> None:
+        self._entries.clear()
+
+    def put(self, entry: Entry) -> None:
+        self._entries.pop(entry.key, None)  # the newest is last
+        self._entries[entry.key] = entry
+
+    def get(self, key: bytes) -> Entry | None:
+        return self._entries.get(key)
+
+    def remove(self, key: bytes) -> None:
+        self._entries.pop(key, None)
+
+    def marks(self, since: float) -> set[bytes]:
+        return {entry.mark for entry in self._entries.values() if entry.changed_at >= since}
+
+    def purge(self, before: float, max_entries: int) -> None:
+        too_many = len(self._entries) - max_entries
+        for number, (key, entry) in enumerate(list(self._entries.items())):
+            if number < too_many or entry.changed_at < before:
+                del self._entries[key]
+
+    def touch(self, owner: str, now: float) -> None:
+        """Nobody else can ask."""
+
+    def stamp(self) -> int:
+        return 0
+
+
+metadata = MetaData()
+late_decision = Table(
+    "late_decision",
+    metadata,
+    Column("key", LargeBinary(32), primary_key=True),
+    Column("mark", LargeBinary(8), nullable=False),
+    Column("changed_at", Float, nullable=False),
+    Column("owner", String(200), nullable=False),
+    Column("result", Text),  # MessageAnalysisResult as JSON; NULL while the scan runs
+    Index("late_decision_changed_at", "changed_at"),
+)
+
+
+def _create(connection: Connection) -> None:
+    late_decision.create(connection, checkfirst=True)  # the version was once remembered elsewhere
+
+
+# Number n brings a database from version n to n + 1. Never change one that was released: add one.
+MIGRATIONS: list[database.Step] = [_create]
+VERSION_TABLE = "late_schema"  # others may keep theirs in the same database
+_LOCK = 0x1A7EDEC1  # in PostgreSQL writers follow each other, as they do in SQLite
+
+
+class SqlStore:
+    """A database; after `open` it is at the newest schema."""
+
+    shared = True
+
+    def __init__(self, place: Database, stamp: Path, *, is_ours: bool = False) -> None:
+        """`stamp` is a file that all processes of this machine share; `is_ours`: nobody else's tables are in there."""
+        self._place = place
+        self._stamp_path = stamp
+        self._is_ours = is_ours
+        self._engine: Engine | None = None
+        self._stamp: mmap.mmap | None = None
+
+    @classmethod
+    def in_file(cls, path: Path) -> SqlStore:
+        """An SQLite file with nothing else in it."""
+        return cls(Database.file(path), path.with_name(f"{path.name}-stamp"), is_ours=True)
+
+    def open(self) -> None:
+        try:
+            self._open()
+        except LateStoreError as exc:
+            if not isinstance(exc.__cause__, DatabaseError) or not self._set_aside(exc.__cause__):
+                raise
+            self._open()
+
+    def _open(self) -> None:
+        try:
+            with _translated():
+                # After a power failure the newest entries may be gone: they are scanned again.
+                self._engine = self._place.engine(
+                    wait_s=_BUSY_S, connections=1, synchronous="NORMAL", statement_s=_BUSY_S
+                )
+                self._stamp = _open_stamp(self._stamp_path)
+            with self._writing() as connection:
+                database.migrate(connection, MIGRATIONS, VERSION_TABLE)
+        except BaseException:
+            self.close()
+            raise
+
+    def _set_aside(self, exc: DatabaseError) -> bool:
+        """A file that is damaged, or no database at all, must not stop us at every start."""
+        path = self._place.path
+        damaged = getattr(exc.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+        if not damaged or not self._is_ours or path is None:
+            return False
+        for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+            if path.with_name(name).exists():
+                path.with_name(name).replace(path.with_name(f"{name}.damaged"))
+        return True
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+        if self._stamp is not None:
+            self._stamp.close()
+            self._stamp = None
+
+    def put(self, entry: Entry) -> None:
+        result = None if entry.result is None else json.dumps(entry.result.to_dict())
+        with self._writing() as connection:
+            connection.execute(delete(late_decision).where(late_decision.c.key == entry.key))
+            connection.execute(
+                insert(late_decision).values(
+                    key=entry.key, mark=entry.mark, changed_at=entry.changed_at, owner=entry.owner, result=result
+                )
+            )
+        if self._stamp is not None:
+            self._stamp[:8] = time.monotonic_ns().to_bytes(8, "little")
+
+    def stamp(self) -> int:
+        return int.from_bytes(self._stamp[:8], "little") if self._stamp is not None else 0
+
+    def get(self, key: bytes) -> Entry | None:
+        with self._reading() as connection:
+            row = connection.execute(select(late_decision).where(late_decision.c.key == key)).one_or_none()
+        if row is None:
+            return None
+        try:
+            result = None if row.result is None else AnalysisResult.from_json(row.result.encode())
+        except (ValueError, RecursionError) as exc:
+            raise LateStoreError("an entry cannot be read") from exc
+        return Entry(row.key, row.mark, row.changed_at, row.owner, result)
+
+    def remove(self, key: bytes) -> None:
+        with self._writing() as connection:
+            connection.execute(delete(late_decision).where(late_decision.c.key == key))
+
+    def marks(self, since: float) -> set[bytes]:
+        with self._reading() as connection:
+            rows = connection.execute(select(late_decision.c.mark).where(late_decision.c.changed_at >= since))
+            return set(rows.scalars())
+
+    def touch(self, owner: str, now: float) -> None:
+        ours = (late_decision.c.owner == owner) & late_decision.c.result.is_(None)
+        with self._writing() as connection:
+            connection.execute(update(late_decision).where(ours).values(changed_at=now))
+
+    def purge(self, before: float, max_entries: int) -> None:
+        with self._writing() as connection:
+            connection.execute(delete(late_decision).where(late_decision.c.changed_at < before))
+            count = connection.execute(select(func.count()).select_from(late_decision)).scalar_one()
+            if count > max_entries:
+                ordered = select(late_decision.c.key).order_by(late_decision.c.changed_at).limit(count - max_entries)
+                connection.execute(delete(late_decision).where(late_decision.c.key.in_(ordered)))
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _translated(), self._opened().connect() as connection:
+            yield connection
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        """One transaction that takes the write lock at its start."""
+        with _translated(), database.writing(self._opened(), _LOCK) as connection:
+            yield connection
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            raise LateStoreError("it is not open")
+        return self._engine
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as exc:
+        raise LateStoreError(database.reason(exc)) from exc
+    except (database.DatabaseNewer, database.DatabaseUnusable) as exc:
+        raise LateStoreError(str(exc)) from exc
+
+
+def _open_stamp(path: Path) -> mmap.mmap:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.ftruncate(fd, 8)
+        return mmap.mmap(fd, 8)
+    finally:
+        os.close(fd)

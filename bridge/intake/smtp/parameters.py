@@ -1,0 +1,58 @@
+"""The ESMTP parameters of MAIL and RCPT: which ones we take, and with which values.
+
+Plain decisions; what is taken goes on to the next hop in its own case.
+"""
+
+from __future__ import annotations
+
+from bridge.intake.smtp.paths import Path
+from bridge.mail.reply import Reply
+
+_EXTENSION_OF = {
+    **dict.fromkeys(("RET", "ENVID", "NOTIFY", "ORCPT"), "DSN"),
+    "BODY": "8BITMIME",
+    "SMTPUTF8": "SMTPUTF8",
+    "PRDR": "PRDR",
+}
+_NO_MAIL_PARAMETER = Reply(555, "5.5.4", "MAIL FROM parameters not recognized or not implemented")
+_NO_RCPT_PARAMETER = Reply(555, "5.5.4", "RCPT TO parameters not recognized or not implemented")
+TOO_LARGE = Reply(552, "5.3.4", "Error: message size exceeds fixed maximum message size")
+
+
+def refuse_of_mail(path: Path, hidden: frozenset[str], max_size: int | None, takes_utf8: bool) -> Reply | None:
+    """What is wrong with MAIL's parameters, or None. `hidden`: extensions that we do without."""
+    for name, value in path.params:
+        match name:
+            case _ if hidden and _EXTENSION_OF.get(name) in hidden:
+                return _NO_MAIL_PARAMETER
+            case "SIZE" if value is None or not (value.isascii() and value.isdigit()) or len(value) > 20:
+                return Reply(501, "5.5.4", "Syntax: MAIL FROM: <address> [SP <mail-parameters>]")
+            case "SIZE" if max_size and int(value or 0) > max_size:
+                return TOO_LARGE
+            case "BODY" if (value or "").upper() not in ("7BIT", "8BITMIME"):
+                return Reply(501, "5.5.4", "Error: BODY can only be one of 7BIT, 8BITMIME")
+            case "SMTPUTF8" if value is not None:
+                return Reply(501, "5.5.4", "Error: SMTPUTF8 takes no arguments")
+            case "SMTPUTF8" if not takes_utf8:
+                return Reply(501, "5.5.4", "Error: SMTPUTF8 disabled")
+            case "RET" if (value or "").upper() not in ("FULL", "HDRS"):
+                return Reply(501, "5.5.4", "Error: RET can only be one of FULL, HDRS")
+            case "ENVID" | "AUTH" if value is None:
+                return Reply(501, "5.5.4", f"Error: {name} needs a value")
+            case "PRDR" if value is not None:
+                return Reply(501, "5.5.4", "Error: PRDR takes no arguments")
+            case "SIZE" | "BODY" | "SMTPUTF8" | "RET" | "ENVID" | "AUTH" | "PRDR":
+                continue
+            case _:
+                return _NO_MAIL_PARAMETER
+    return None
+
+
+def refuse_of_rcpt(path: Path, hidden: frozenset[str]) -> Reply | None:
+    """The same of RCPT's."""
+    for name, value in path.params:
+        if name not in ("NOTIFY", "ORCPT") or "DSN" in hidden:
+            return _NO_RCPT_PARAMETER
+        if value is None:
+            return Reply(501, "5.5.4", f"Error: {name} needs a value")
+    return None

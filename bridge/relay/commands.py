@@ -1,0 +1,174 @@
+"""Commands for one mail: what its envelope becomes, given what the next hop announced.
+
+An envelope goes on exactly as it came, or is refused before a byte is sent. What is left out
+when the next hop does not announce the extension, because the mail arrives just the same:
+
+- DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it would by itself (RFC 3461 5.2.2);
+- AUTH=: it is a statement about the sender that only helps where it is understood;
+- BODY=8BITMIME, if the content has no 8-bit byte after all.
+
+Refused: NOTIFY=SUCCESS without DSN (550 5.3.3: nobody would send the report that the sender waits
+for), SMTPUTF8 (550 5.6.7), 8-bit content declared as such (554 5.6.3; we do not convert, the bytes would
+not be the sender's any more), any other parameter (555 5.5.4). 8-bit content that nobody declared goes
+on as it is. A mail server in front can do better, if it is not told that we have the extension
+(`hide_extensions`).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from bridge.errors import NextHopError
+from bridge.mail.reply import Reply
+from bridge.mail.session import Client
+from bridge.mail.transaction import Transaction
+from bridge.runtime.value import value
+
+NO_REPORT = Reply(550, "5.3.3", "The next mail server does not report deliveries: send without NOTIFY=SUCCESS")
+NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not take internationalized addresses")
+NO_EIGHT_BIT = Reply(554, "5.6.3", "The next mail server takes no 8-bit content, and it is not converted")
+NO_PARAMETER = Reply(555, "5.5.4", "The next mail server does not know a parameter of this mail")
+BAD_ADDRESS = Reply(553, "5.1.3", "An address of this mail cannot be written in SMTP")
+
+XFORWARD_COMMAND = 512  # bytes, CRLF included
+XFORWARD_VALUE = 255
+UNAVAILABLE = "[UNAVAILABLE]"
+
+# Parameters that may be left out, and the extension that carries them.
+_OPTIONAL = {"RET": "DSN", "ENVID": "DSN", "NOTIFY": "DSN", "ORCPT": "DSN", "AUTH": "AUTH"}
+_PLAIN = re.compile(r"[!-*,-<>-~]*")  # xtext that stands for itself (RFC 3461: not "+", not "=")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the next hop said to EHLO or LHLO."""
+
+    announced: tuple[str, ...] = ()  # its lines, as they came
+    names: frozenset[str] = frozenset()
+    xforward: tuple[str, ...] = ()  # the attributes it takes
+
+    @classmethod
+    def parse(cls, ehlo: Reply) -> Capabilities:
+        announced = tuple(line.strip() for line in ehlo.text.split("\n")[1:] if line.strip())
+        words = [line.upper().split() for line in announced]
+        xforward = next((tuple(w[1:]) for w in words if w[0] == "XFORWARD"), ())
+        return cls(announced, frozenset(w[0] for w in words), xforward)
+
+
+@value
+class Commands:
+    """One mail's commands up to DATA: RSET and XFORWARD where needed, MAIL, one RCPT each, DATA."""
+
+    wire: bytes
+    count: int
+    ahead: int  # how many come before MAIL; the mail does not depend on XFORWARD being heeded
+    reset: bool  # the first of them is RSET
+
+
+def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset: bool) -> Commands:
+    """Raises NextHopError, before anything is sent, if the next hop cannot carry this envelope."""
+    names = capabilities.names
+    lines = ["RSET"] if reset else []
+    if capabilities.xforward:
+        lines += xforward(tx.session.client, capabilities.xforward)
+    ahead = len(lines)
+    lines.append(_mail(names, tx, head))
+    for recipient in tx.envelope.recipients:
+        line = f"RCPT TO:<{recipient.address}>"
+        for param in recipient.params:
+            line += _carried(param, names)
+        lines.append(line)
+    lines.append("DATA")
+    return Commands(_encoded(lines, names), len(lines), ahead, reset)
+
+
+def _mail(names: frozenset[str], tx: Transaction, head: bytes) -> str:
+    line = f"MAIL FROM:<{tx.envelope.sender}>"
+    if "SIZE" in names:
+        line += f" SIZE={tx.message.size + len(head)}"
+    for param in tx.envelope.params:
+        name, _, value = param.upper().partition("=")
+        if name == "BODY":
+            line += _body(param, value, names, tx, head)
+        elif name != "SIZE":
+            line += _carried(param, names)
+    return line
+
+
+def _body(param: str, value: str, names: frozenset[str], tx: Transaction, head: bytes) -> str:
+    if value not in ("7BIT", "8BITMIME"):  # BINARYMIME needs BDAT, which we do not speak
+        raise NextHopError(NO_EIGHT_BIT)
+    if "8BITMIME" in names:
+        return " " + param
+    if value == "8BITMIME" and not (head.isascii() and all(c.isascii() for c in tx.message.chunks())):
+        raise NextHopError(NO_EIGHT_BIT)
+    return ""
+
+
+def _carried(param: str, names: frozenset[str]) -> str:
+    name = param.partition("=")[0].upper()
+    if _OPTIONAL.get(name, name) in names:
+        return " " + param
+    if name == "NOTIFY" and "SUCCESS" in param.upper().partition("=")[2].split(","):
+        raise NextHopError(NO_REPORT)
+    if name in _OPTIONAL:
+        return ""
+    raise NextHopError(NO_UTF8 if name == "SMTPUTF8" else NO_PARAMETER)
+
+
+def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
+    text = "\r\n".join(lines) + "\r\n"
+    # The intake lets no line end into an address. If one came here it would be a command.
+    if not len(lines) == text.count("\r") == text.count("\n") or "\0" in text:
+        raise NextHopError(BAD_ADDRESS)
+    if not text.isascii() and "SMTPUTF8" not in names:
+        raise NextHopError(NO_UTF8)
+    try:
+        return text.encode()
+    except UnicodeEncodeError as exc:  # a lone surrogate
+        raise NextHopError(BAD_ADDRESS) from exc
+
+
+def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:
+    """The XFORWARD commands, without CRLF, for those attributes of the client that the next hop takes.
+
+    What is not known is said to be so: silence would leave the next hop with our own address. Two
+    commands, as smtp(8) sends them: a value the next hop dislikes costs its own command's values only.
+    """
+    known = {
+        "NAME": client.name,
+        "ADDR": _address(client.address),
+        "PORT": str(client.port) if client.port is not None else None,
+        "PROTO": client.protocol,
+        "HELO": client.helo,
+        "IDENT": client.ident,
+        "SOURCE": client.source,
+    }
+    commands: list[str] = []
+    command = ""
+    for name, said in known.items():
+        if name not in attributes:
+            continue
+        word = f" {name}={_xtext(said)}"
+        if command and (name == "PROTO" or len(command) + len(word) > XFORWARD_COMMAND - 2):
+            commands.append(command)
+            command = ""
+        command = (command or "XFORWARD") + word
+    if command:
+        commands.append(command)
+    return commands
+
+
+def _address(address: str | None) -> str | None:
+    return f"IPV6:{address}" if address and ":" in address else address
+
+
+def _xtext(value: str | None) -> str:
+    if not value:
+        return UNAVAILABLE
+    if not _PLAIN.fullmatch(value):
+        encoded = value.encode("utf-8", "replace")  # a name for a log: never worth failing a mail
+        value = "".join(chr(b) if 33 <= b <= 126 and b not in b"+=" else f"+{b:02X}" for b in encoded)
+    # Half a host name would be another host's.
+    return value if len(value) <= XFORWARD_VALUE else UNAVAILABLE

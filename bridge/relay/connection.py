@@ -1,0 +1,218 @@
+"""One connection to the next hop: bytes out, replies in, each wait bounded.
+
+It counts the commands that await a reply. A reply that nobody awaits ends the connection: read
+as the answer to the next command, an early "250" would be taken for the final dot's, and the
+mail would be lost.
+
+Nothing raises here. A wait returns what has come, fewer replies than asked for if the connection
+ended, and `ended` says how; the caller knows at which step that was, and so what it means. A
+caller may be cancelled in a wait and another may wait again: replies are kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import ssl
+from enum import StrEnum
+from typing import cast
+
+from bridge.errors import ProtocolError
+from bridge.mail.reply import Reply
+from bridge.relay.commands import Capabilities
+from bridge.relay.replies import ReplyReader
+
+_WRITE_AT = 64 * 1024  # what is more does not wait for the end of the turn
+
+
+class End(StrEnum):
+    """How a connection ended."""
+
+    LOST = "connection lost"  # closed, reset, or 421
+    SILENT = "no answer in time"
+    LATE = "deadline passed"
+    BROKEN = "not SMTP"  # malformed or unasked replies
+    CLOSED = "closed by us"
+
+
+class Connection(asyncio.Protocol):
+    """The protocol object; `opening` makes it fit for mail, `pool` keeps it."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport | None = None
+        self._reader = ReplyReader()
+        self._replies: list[Reply] = []
+        self._awaited = 1  # the greeting
+        self._wanted = 0
+        self._last_reply_at = 0.0
+        self._waiter: asyncio.Future[None] | None = None
+        self._timeout_s = self._until = math.inf  # its limits
+        self._timer: asyncio.TimerHandle | None = None  # when the waiter's time is over, or before that
+        self._paused = False
+        self._unsent: list[bytes] = []
+        self._unsent_bytes = 0
+        self._expects_tls = False
+        self.certificate: bytes | None = None  # the peer's, as DER, when there is TLS
+        self.ended: End | None = None
+        self.unasked: Reply | None = None  # the reply that nobody awaited, if that ended it
+        self.capabilities = Capabilities()
+        self.reused = False  # has carried a mail before this one
+        self.needs_reset = False  # a refused mail is still open at the next hop
+        self.errors = 0  # refusals since a mail was taken
+        self.idle_since = 0.0
+
+    # What callers use.
+
+    def send(self, data: bytes, replies: int) -> None:
+        """Write, and expect this many replies."""
+        self._awaited += replies
+        if not self._unsent:
+            self._loop.call_soon(self._write)  # at the end of this turn: see `bridge.runtime.write_batch`
+        self._unsent.append(data)
+        self._unsent_bytes += len(data)
+        if self._unsent_bytes > _WRITE_AT:
+            self._write()
+
+    def _write(self) -> None:
+        if self._unsent and self._transport is not None and self.ended is None:
+            self._transport.write(b"".join(self._unsent) if len(self._unsent) > 1 else self._unsent[0])
+        self._unsent.clear()
+        self._unsent_bytes = 0
+
+    async def replies(self, count: int, timeout_s: float, until: float = math.inf) -> list[Reply]:
+        """The next replies; `timeout_s` for each, all of them before `until`."""
+        if len(self._replies) < count and self.ended is None:
+            self._wanted = count
+            await self._wait(timeout_s, until)
+        taken = self._replies[:count]
+        del self._replies[:count]
+        return taken
+
+    async def drain(self, timeout_s: float, until: float) -> None:
+        """Until the transport wants more."""
+        while self._paused and self.ended is None:
+            self._wanted = 0
+            await self._wait(timeout_s, until)
+
+    def expect_tls(self, expected: bool) -> None:
+        """Behind the next reply, discard bytes in the clear: they may be an attacker's (CVE-2011-0411)."""
+        self._expects_tls = expected
+
+    async def start_tls(self, context: ssl.SSLContext, host: str) -> None:
+        """Go on encrypted. Raises OSError (ssl.SSLError is one)."""
+        assert self._transport is not None
+        transport = await self._loop.start_tls(self._transport, self, context, server_hostname=host)
+        if transport is None:  # lost while the handshake ran
+            raise ConnectionResetError("lost during the TLS handshake")
+        self._transport = transport
+        self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
+        self._expects_tls = False
+
+    def rest(self) -> None:
+        """The mail is done with it, and another may come."""
+        self.reused = True
+        self.idle_since = self._loop.time()
+
+    def quit(self) -> None:
+        """Say goodbye and close, without waiting for the answer."""
+        if self.ended is None and self._transport is not None:
+            self._write()
+            self._transport.write(b"QUIT\r\n")
+            self.ended = End.CLOSED
+            self._transport.close()
+
+    def abort(self, how: End = End.CLOSED) -> None:
+        """Drop the connection now; what is not written yet never will be."""
+        if self.ended is None:
+            self.ended = how
+        if self._transport is not None:
+            self._transport.abort()
+        self._wake()
+
+    # What the event loop calls.
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.Transport", transport)  # uvloop's do not inherit from it
+
+    def data_received(self, data: bytes) -> None:
+        if self.ended is not None or (self._expects_tls and not self._awaited):
+            return
+        try:
+            for reply in self._reader.feed(data):
+                self._on_reply(reply)
+                if self.ended is not None:
+                    return
+                if self._expects_tls:
+                    self._reader.clear()
+                    break
+        except ProtocolError:
+            self.abort(End.BROKEN)
+            return
+        if self._wanted and len(self._replies) >= self._wanted:
+            self._wake()
+
+    def _on_reply(self, reply: Reply) -> None:
+        if not self._awaited:
+            self.unasked = reply
+            self.abort(End.LOST if reply.code == 421 else End.BROKEN)
+            return
+        self._awaited -= 1
+        self._replies.append(reply)
+        self._last_reply_at = self._loop.time()
+        if reply.code >= 400:
+            self.errors += 1
+        if reply.code == 421:  # RFC 5321 3.8: the channel closes, nothing more comes
+            self.abort(End.LOST)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if self.ended is None:
+            self.ended = End.LOST
+        self._paused = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        self._wake()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if not self._wanted:
+            self._wake()
+
+    # Waiting: one waiter, for replies (`_wanted` > 0) or for room to write.
+
+    async def _wait(self, timeout_s: float, until: float) -> None:
+        self._waiter = self._loop.create_future()
+        self._last_reply_at = self._loop.time()
+        self._timeout_s, self._until = timeout_s, until
+        self._look_ahead()
+        try:
+            await self._waiter
+        finally:
+            self._waiter = None
+            self._wanted = 0
+
+    def _look_ahead(self) -> None:
+        """See to it that we wake up in time. A timer that comes too early stays: most waits end long before theirs."""
+        due = min(self._last_reply_at + self._timeout_s, self._until)
+        if self._timer is not None and self._timer.when() > due:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(due, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        if self._waiter is None or self._waiter.done():
+            return
+        if self._loop.time() < min(self._last_reply_at + self._timeout_s, self._until):
+            self._look_ahead()  # it was an earlier wait's, or replies came meanwhile: each has its own time
+        else:
+            self.abort(End.LATE if self._until <= self._last_reply_at + self._timeout_s else End.SILENT)
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

@@ -1,0 +1,158 @@
+"""Opening a connection to the next hop: greeting, EHLO, STARTTLS, within one time limit.
+
+Whatever fails here fails before the mail is named, so it is never the mail's fault: every error
+is a 451, even where the next hop says 554 in its greeting. Which error it was stands in the
+exception's text, for the log.
+
+STARTTLS: `none` never; `opportunistic` if offered, with any certificate, and in the clear if the
+handshake fails; `required` with a verified certificate for the next hop's name, or not at all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import logging
+import ssl
+from dataclasses import dataclass
+from typing import Literal
+
+from bridge.errors import NextHopError
+from bridge.mail.reply import Reply
+from bridge.relay.commands import Capabilities
+from bridge.relay.connection import Connection
+from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
+from bridge.runtime.endpoints import NextHop
+
+log = logging.getLogger("bridge.relay")
+
+TlsMode = Literal["none", "opportunistic", "required"]
+
+
+@dataclass(frozen=True, slots=True)
+class RelaySettings:
+    """One SMTP or LMTP next hop, and how we treat it."""
+
+    next_hop: NextHop
+    hostname: str  # our name in EHLO
+    tls: TlsMode = "opportunistic"
+    tls_context: ssl.SSLContext | None = None  # for `required`; the system's certificates when None
+    connect_timeout_s: float = 10.0  # connect, greeting, EHLO and TLS together
+    timeout_s: float = 60.0  # each reply
+    max_idle_s: float = 20.0
+    max_connections: int = 100
+
+
+class CannotConnect(NextHopError):
+    """There is no connection to this next hop, so another one may safely have the mail."""
+
+
+class _TlsFailed(Exception):
+    """No encryption could be had; the text says why."""
+
+
+async def open_connection(settings: RelaySettings, until: float) -> Connection:
+    """A connection ready for MAIL. Raises NextHopError."""
+    limit = min(asyncio.get_running_loop().time() + settings.connect_timeout_s, until)
+    try:
+        async with asyncio.timeout_at(limit):
+            return await _open(settings)
+    except OSError as exc:  # TimeoutError and ssl.SSLError are OSErrors
+        late = limit == until and isinstance(exc, TimeoutError)
+        if late:
+            raise NextHopError(LATE, f"{settings.next_hop}: timed out") from exc
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {str(exc) or 'timed out'}") from exc
+
+
+async def _open(settings: RelaySettings) -> Connection:
+    try:
+        return await _dialogue(settings, settings.tls)
+    except _TlsFailed as exc:
+        if settings.tls == "required":
+            raise CannotConnect(UNTRUSTED, f"{settings.next_hop}: {exc}") from exc
+        log.warning("next hop %s: %s; going on without TLS", settings.next_hop, exc)
+        return await _dialogue(settings, "none")
+
+
+async def _dialogue(settings: RelaySettings, tls: TlsMode) -> Connection:
+    conn = await _connect(settings)
+    try:
+        greeting = await _answer(conn, settings)
+        if greeting.code != 220:
+            raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: greeting: {greeting}")
+        conn.capabilities = await _hello(conn, settings)
+        if tls != "none" and await _secure(conn, settings, tls):
+            conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: forget, and ask again
+    except BaseException:
+        conn.abort()
+        raise
+    return conn
+
+
+async def _connect(settings: RelaySettings) -> Connection:
+    loop = asyncio.get_running_loop()
+    address = settings.next_hop.address
+    if address.path:
+        return (await loop.create_unix_connection(Connection, address.path))[1]
+    return (await loop.create_connection(Connection, address.host, address.port))[1]
+
+
+async def _answer(conn: Connection, settings: RelaySettings) -> Reply:
+    replies = await conn.replies(1, settings.connect_timeout_s)
+    if not replies:
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
+    return replies[0]
+
+
+async def _hello(conn: Connection, settings: RelaySettings) -> Capabilities:
+    smtp = settings.next_hop.protocol == "smtp"
+    name = settings.hostname.encode()
+    conn.send(b"%s %s\r\n" % (b"EHLO" if smtp else b"LHLO", name), 1)
+    reply = await _answer(conn, settings)
+    if reply.code == 250:
+        return Capabilities.parse(reply)
+    if smtp and 500 <= reply.code < 600:  # RFC 5321 3.2: an old server
+        conn.send(b"HELO %s\r\n" % name, 1)
+        reply = await _answer(conn, settings)
+        if reply.code == 250:
+            return Capabilities()
+    raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
+
+
+async def _secure(conn: Connection, settings: RelaySettings, tls: TlsMode) -> bool:
+    """Start TLS if there is any; whether it is on."""
+    refusal = "STARTTLS not offered"
+    if "STARTTLS" in conn.capabilities.names:
+        conn.expect_tls(True)
+        conn.send(b"STARTTLS\r\n", 1)
+        reply = await _answer(conn, settings)
+        if reply.code == 220:
+            await _handshake(conn, settings, tls)
+            return True
+        refusal = f"STARTTLS: {reply}"
+    if tls == "required":
+        raise _TlsFailed(refusal)
+    conn.expect_tls(False)
+    return False
+
+
+async def _handshake(conn: Connection, settings: RelaySettings, tls: TlsMode) -> None:
+    context = _unverified() if tls == "opportunistic" else settings.tls_context or _verified()
+    try:
+        await conn.start_tls(context, settings.next_hop.address.host or "localhost")
+    except OSError as exc:
+        raise _TlsFailed(f"TLS handshake: {str(exc) or 'cut off'}") from exc
+
+
+@functools.cache
+def _unverified() -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    return context
+
+
+@functools.cache
+def _verified() -> ssl.SSLContext:
+    return ssl.create_default_context()  # reads the system's certificates: slow, hence once

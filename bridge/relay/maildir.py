@@ -1,0 +1,97 @@
+"""A Maildir as the next hop: for the embedded default, and where no mail server follows.
+
+One file for all recipients, in `new`, named in the Maildir way. In front of the mail stand
+Return-Path (the envelope's sender) and one X-Original-To for each recipient; Delivered-To is left
+to mail servers, whose loop detection reads it. The content keeps its CRLF line ends: a Maildir
+usually has LF, and every reader takes both, but these bytes are the sender's (DKIM, attachments).
+
+250 means: written, fsynced, renamed into `new`, directory fsynced.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from bridge.errors import NextHopError
+from bridge.mail.envelope import Envelope
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import Transaction
+from bridge.relay.commands import BAD_ADDRESS
+from bridge.relay.relay import Delivered
+from bridge.relay.replies import LATE
+from bridge.runtime import durable_files
+
+FULL = Reply(452, "4.3.1", "No space to deliver the mail, try again later")
+FAILED = Reply(451, "4.3.0", "The mail could not be delivered, try again later")
+
+
+class Maildir:
+    """Same shape as `relay.SmtpRelay`."""
+
+    def __init__(self, path: Path, hostname: str) -> None:
+        self._path = path
+        self._hostname = hostname.replace("/", r"\057").replace(":", r"\072")
+
+    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
+        top = _trace(tx.envelope) + head
+        try:
+            await durable_files.in_thread(lambda stop: self._store(tx, top, stop), deadline)
+        except durable_files.Stopped as exc:
+            raise NextHopError(LATE, "maildir: deadline passed") from exc
+        except OSError as exc:
+            raise NextHopError(FULL if exc.errno in durable_files.FULL else FAILED, f"maildir: {exc}") from exc
+        reply = Reply(250, "2.0.0", f"Ok: queued as {tx.id}")
+        return Delivered(reply, tx.id, (reply,) * len(tx.envelope.recipients))
+
+    async def probe(self) -> tuple[str, ...]:
+        """Whether mail can be written there. Raises NextHopError."""
+        try:
+            await durable_files.in_thread(self._try, math.inf)
+        except OSError as exc:
+            raise NextHopError(FULL if exc.errno in durable_files.FULL else FAILED, f"maildir: {exc}") from exc
+        return ("MAILDIR",)
+
+    async def close(self) -> None:
+        """Nothing is held between two mails."""
+
+    def _store(self, tx: Transaction, top: bytes, stop: durable_files.Stop) -> None:
+        self._make()
+        name = f"{int(time.time())}.{tx.id}.{self._hostname}"
+        temporary, final = self._path / "tmp" / name, self._path / "new" / name
+        durable_files.write(temporary, _all(top, tx), stop.check)
+        try:
+            stop.check()
+            temporary.rename(final)
+            durable_files.sync_directory(final.parent)
+        except BaseException:  # nothing was promised: it comes again
+            durable_files.remove(temporary)
+            durable_files.remove(final)
+            raise
+
+    def _make(self) -> None:
+        for part in (self._path, self._path / "tmp", self._path / "new", self._path / "cur"):
+            durable_files.make_directory(part)
+
+    def _try(self, stop: durable_files.Stop) -> None:
+        self._make()
+        trial = self._path / "tmp" / f"{int(time.time())}.probe-{os.getpid()}.{self._hostname}"
+        durable_files.write(trial, [b"\r\n"], stop.check)
+        trial.unlink()
+
+
+def _trace(envelope: Envelope) -> bytes:
+    fields = [f"Return-Path: <{envelope.sender}>"]
+    fields += [f"X-Original-To: {address}" for address in envelope.addresses]
+    text = "\r\n".join(fields) + "\r\n"
+    if not len(fields) == text.count("\r") == text.count("\n"):  # the intake refuses such addresses
+        raise NextHopError(BAD_ADDRESS)
+    return text.encode("utf-8", "replace")
+
+
+def _all(top: bytes, tx: Transaction) -> Iterator[bytes]:
+    yield top
+    yield from tx.message.chunks()

@@ -1,0 +1,209 @@
+"""Core nodes: scans passed on to other instances of the service (`serviceProviders.core.hosts`).
+
+The API process keeps tokens, limits and the upload; the analysis happens on a node. The least busy
+node is asked first. One that cannot be reached, or fails, is left out and asked for its status
+every few seconds until it answers again; its mail goes to the next node, which does no harm, for
+an analysis changes nothing. All nodes share one published configuration, tokens included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import ssl
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+
+import httpx2
+
+from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
+from bridge.errors import ConfigError
+from bridge.service.analysis.pipeline import Job
+from bridge.service.responses import Refused
+from bridge.service.scanning.admission import RETRY_AFTER_S
+from bridge.service.settings import Permission, ServiceConfig
+
+PROBE_EVERY_S = 2.0
+STATUS_TIMEOUT_S = 2.0
+CONNECT_TIMEOUT_S = 5.0
+WRITE_TIMEOUT_S = 60.0
+MAX_ANSWER = 1024 * 1024
+
+log = logging.getLogger("bridge.service")
+
+
+@dataclass(slots=True, eq=False)
+class Node:
+    url: str
+    busy: int = 0
+    alive: bool = True
+
+
+class NodeFailed(Exception):
+    """This node gave no answer we can use; another may."""
+
+
+class RemoteCore:
+    """Looks like the queue of a core in this process, and asks the nodes."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        core = config.abby.serviceProviders.core
+        self.nodes = [Node(url) for url in core.hosts]
+        self._authorization = f"Bearer {_token(config)}"
+        timeout = httpx2.Timeout(
+            core.longRequestTimeout / 1000, connect=CONNECT_TIMEOUT_S, write=WRITE_TIMEOUT_S, pool=None
+        )
+        limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
+        verify = _trust(config)
+        self._client = httpx2.AsyncClient(trust_env=False, verify=verify, timeout=timeout, limits=limits)
+        self._probe: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        self._probe = asyncio.create_task(self._probe_for_ever(), name="core-probe")
+
+    async def stop(self) -> None:
+        if self._probe is not None:
+            self._probe.cancel()
+            await asyncio.gather(self._probe, return_exceptions=True)
+        await self._client.aclose()
+
+    @property
+    def ready(self) -> bool:
+        return True  # the nodes have lists of their own
+
+    @property
+    def waiting(self) -> int:
+        return 0
+
+    def try_now(self, _job: Job) -> AnalysisResult | None:
+        return None
+
+    def submit(self, job: Job) -> asyncio.Future[AnalysisResult]:
+        return asyncio.create_task(self._submit(job))
+
+    async def status(self) -> QueueStatus:
+        """The best that a node says: one that is GREEN takes the next mail."""
+        found = await asyncio.gather(*(self._status(node) for node in self.nodes))
+        order = [QueueStatus.GREEN, QueueStatus.YELLOW]
+        return next((one for one in order if one in found), QueueStatus.RED)
+
+    async def _submit(self, job: Job) -> AnalysisResult:
+        full = False
+        for node in by_preference(self.nodes):
+            node.busy += 1
+            try:
+                answer = await self._ask(node, job)
+            except NodeFailed as exc:
+                _mark(node, alive=False, why=str(exc))
+                continue
+            finally:
+                node.busy -= 1
+            _mark(node, alive=True)
+            if answer is not None:
+                return answer
+            full = True
+        if full:
+            raise Refused(503, "saturated", "all core nodes are at their limit", retry_after_s=RETRY_AFTER_S)
+        raise Refused(502, "core_unavailable", "no core node answered")
+
+    async def _ask(self, node: Node, job: Job) -> AnalysisResult | None:
+        """The node's answer; None when it has no room now. Raises NodeFailed."""
+        boundary = secrets.token_hex(16)
+        head, tail = _frame(job, boundary)
+        headers = {
+            "Authorization": self._authorization,
+            "Content-Type": f"multipart/form-data; boundary={boundary}",
+            "Content-Length": str(len(head) + job.mail.size + len(tail)),
+        }
+        status, body = await self._post(node.url + SUBMIT_PATH, headers, _stream(head, job, tail))
+        if status == 503:
+            return None
+        if status != 200:
+            raise NodeFailed(f"HTTP status {status}")
+        try:
+            return AnalysisResult.from_json(body)
+        except ValueError:
+            raise NodeFailed("an answer that is none") from None
+
+    async def _post(
+        self, url: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes
+    ) -> tuple[int, bytes]:
+        try:
+            async with self._client.stream("POST", url, headers=headers, content=content) as response:
+                body = bytearray()
+                async for piece in response.aiter_bytes():
+                    body += piece
+                    if len(body) > MAX_ANSWER:
+                        raise NodeFailed("an answer without end")
+                return response.status_code, bytes(body)
+        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
+            raise NodeFailed(type(exc).__name__) from exc
+
+    async def _status(self, node: Node) -> QueueStatus | None:
+        """What the node says of itself; None, and left out, when it says nothing."""
+        try:
+            async with asyncio.timeout(STATUS_TIMEOUT_S):
+                status, body = await self._post(node.url + STATUS_PATH, {"Authorization": self._authorization}, b"")
+            if status != 200:
+                raise NodeFailed(f"HTTP status {status}")
+            found = queue_status_from_json(body)
+        except (NodeFailed, TimeoutError, ValueError) as exc:
+            _mark(node, alive=False, why=str(exc) or "no answer")
+            return None
+        _mark(node, alive=True)
+        return found
+
+    async def _probe_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(PROBE_EVERY_S)
+            await asyncio.gather(*(self._status(node) for node in self.nodes if not node.alive))
+
+
+def by_preference(nodes: Sequence[Node]) -> list[Node]:
+    """The least busy first; dead ones last, which is better than nothing."""
+    return sorted(nodes, key=lambda node: (not node.alive, node.busy))
+
+
+def _mark(node: Node, *, alive: bool, why: str = "") -> None:
+    if node.alive and not alive:
+        log.warning("core=%s is left out: %s", node.url, why)
+    elif alive and not node.alive:
+        log.info("core=%s is back", node.url)
+    node.alive = alive
+
+
+def _frame(job: Job, boundary: str) -> tuple[bytes, bytes]:
+    """What stands before and behind the mail."""
+    line = b"--" + boundary.encode() + b"\r\n"
+    head = (
+        line
+        + b'Content-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
+        + job.request.to_json()
+        + b"\r\n"
+        + line
+        + b'Content-Disposition: form-data; name="email"; filename="mail.eml"\r\nContent-Type: message/rfc822\r\n\r\n'
+    )
+    return head, b"\r\n--" + boundary.encode() + b"--\r\n"
+
+
+async def _stream(head: bytes, job: Job, tail: bytes) -> AsyncIterator[bytes]:
+    yield head
+    for chunk in job.mail.chunks():
+        yield chunk
+    yield tail
+
+
+def _token(config: ServiceConfig) -> str:
+    for token in config.abby.staticApiTokens:
+        if not token.permissions or {Permission.SCAN, Permission.STATUS} <= set(token.permissions):
+            return token.secret
+    raise ConfigError("abby.staticApiTokens: core hosts need a token that may scan and ask the status")
+
+
+def _trust(config: ServiceConfig) -> ssl.SSLContext:
+    ca_file = config.abby.serviceProviders.core.caFile
+    try:
+        return ssl.create_default_context(cafile=str(config.directory / ca_file) if ca_file else None)
+    except (OSError, ssl.SSLError) as exc:
+        raise ConfigError(f"abby.serviceProviders.core.caFile: {ca_file} cannot be used") from exc

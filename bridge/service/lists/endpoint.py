@@ -1,0 +1,219 @@
+"""The List API as ASGI endpoints.
+
+`tenantUid` absent means the deployment's own scope. Because a misspelt `tenantUid` would then
+change the whole deployment, unknown fields are refused. Database work runs in threads; the stream
+of entries is paged, so its memory is one page and a slow reader holds neither lock nor connection.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from json.encoder import encode_basestring_ascii
+from typing import Any
+
+from starlette.types import Receive, Scope, Send
+
+from bridge.api.lists import MAX_ENTRIES_PER_REQUEST, NDJSON
+from bridge.matching import spelling
+from bridge.service.keys import KeyRing
+from bridge.service.lists.follow import ListFollower
+from bridge.service.lists.store import GLOBAL, PAGE, Entry, ListFull, ListStore
+from bridge.service.responses import Refused, header, refuse, send_json, storage_unavailable
+from bridge.service.scanning.upload import is_json, tenant
+from bridge.service.settings import ListDefinition
+from bridge.service.store import STORAGE_ERRORS
+
+MAX_BODY = 8 * 1024 * 1024  # 500 entries with their comments, every character escaped
+BODY_TIMEOUT_S = 60.0
+WRITE_TIMEOUT_S = 60.0  # how long a reader of the stream may take for one chunk
+CHUNK = 64 * 1024
+
+log = logging.getLogger("bridge.service")
+
+Body = dict[str, Any]
+Handler = Callable[[Body, Send], Awaitable[None]]
+
+
+class ListsApi:
+    def __init__(self, lists: ListStore, keys: KeyRing, follower: ListFollower) -> None:
+        self._lists = lists
+        self._keys = keys
+        self._follower = follower
+
+    def endpoint(self, handler: Handler) -> Endpoint:
+        return Endpoint(self._keys, handler)
+
+    async def add_entries(self, body: Body, send: Send) -> None:
+        _only(body, {"listName", "entries", "tenantUid"})
+        one, scope = self._list(body), _scope(body)
+        new = [_entry(one, item, i) for i, item in enumerate(_items(body))]
+        try:
+            count = await asyncio.to_thread(self._lists.add, scope, one.name, new)
+        except ListFull:
+            raise Refused(409, "list_full", f"the list would have more than {one.maxSize} entries") from None
+        self._follower.wake()
+        await send_json(send, 200, {"modifiedEntries": count})
+
+    async def delete_entries(self, body: Body, send: Send) -> None:
+        _only(body, {"listName", "entries", "tenantUid"})
+        one, scope = self._list(body), _scope(body)
+        gone = [name for i, item in enumerate(_items(body)) if (name := _reference(one, item, i))]
+        count = await asyncio.to_thread(self._lists.delete, scope, one.name, gone)
+        self._follower.wake()
+        await send_json(send, 200, {"modifiedEntries": count})
+
+    async def get_lists(self, body: Body, send: Send) -> None:
+        _only(body, {"tenantUid"})
+        _scope(body)
+        await send_json(send, 200, {"listFileInfos": [info.to_dict() for info in self._lists.infos()]})
+
+    async def list_entries(self, body: Body, send: Send) -> None:
+        _only(body, {"listName", "tenantUid"})
+        one, scope = self._list(body), _scope(body)
+        chunks, last = await asyncio.to_thread(self._page, scope, one.name, None)
+        headers = [(b"content-type", NDJSON.encode())]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        while chunks:
+            for chunk in chunks:
+                try:
+                    async with asyncio.timeout(WRITE_TIMEOUT_S):
+                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                except TimeoutError:
+                    log.info("list=%s a reader of its entries stopped reading", one.name)
+                    return  # without its end: the reader sees that it is not whole
+            if last is None:
+                break
+            try:
+                chunks, last = await asyncio.to_thread(self._page, scope, one.name, last)
+            except STORAGE_ERRORS as exc:
+                log.error("list=%s the database was lost while its entries were read: %s", one.name, type(exc).__name__)
+                return  # without its end here too
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _page(self, scope: str, name: str, after: str | None) -> tuple[list[bytes], str | None]:
+        """One page as NDJSON, and where the next begins; None when there is none. Blocks."""
+        page = self._lists.page(scope, name, after)
+        return _lines(page), page[-1].key if len(page) == PAGE else None
+
+    def _list(self, body: Body) -> ListDefinition:
+        name = body.get("listName")
+        if not isinstance(name, str):
+            raise _invalid("`listName` must be a string")
+        one = self._lists.definitions.get(name)
+        if one is None:
+            raise Refused(404, "list_not_found", "there is no list of this name")
+        return one
+
+
+class Endpoint:
+    """Key, body, handler; what goes wrong becomes an Error object."""
+
+    def __init__(self, keys: KeyRing, handler: Handler) -> None:
+        self._keys = keys
+        self._handler = handler
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self._keys.check(scope)
+            body = await _read(scope, receive)
+            await self._handler(body, send)
+        except Refused as refused:
+            await refuse(scope, receive, send, refused)
+        except STORAGE_ERRORS:
+            await refuse(scope, receive, send, storage_unavailable())
+
+
+async def _read(scope: Scope, receive: Receive) -> Body:
+    if not is_json(header(scope, b"content-type")):
+        raise Refused(415, "not_json", "the request must be of type application/json")
+    raw = bytearray()
+    more = True
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            while more:
+                event = await receive()
+                raw += event.get("body", b"")
+                more = event["type"] == "http.request" and event.get("more_body", False)
+                if len(raw) > MAX_BODY:
+                    raise Refused(413, "payload_too_large", "the request is larger than 8 MiB")
+    except TimeoutError:
+        raise Refused(408, "upload_timeout", "the request took too long") from None
+    try:
+        body = json.loads(raw.decode("utf-8"))
+    except (ValueError, RecursionError):
+        raise _invalid("the body is not JSON in UTF-8") from None
+    if not isinstance(body, dict):
+        raise _invalid("the body must be an object")
+    return body
+
+
+def _only(body: Body, known: set[str]) -> None:
+    if not body.keys() <= known:
+        raise _invalid(f"the fields are {', '.join(sorted(known))}, and no others")
+
+
+def _scope(body: Body) -> str:
+    if "tenantUid" not in body:
+        return GLOBAL
+    if body["tenantUid"] is None:
+        raise _invalid("`tenantUid` must be a UUID; leave it out for the deployment's own lists")
+    return tenant(body["tenantUid"], "invalid_request") or GLOBAL
+
+
+def _items(body: Body) -> list[Any]:
+    items = body.get("entries")
+    if not isinstance(items, list):
+        raise _invalid("`entries` must be a list")
+    if len(items) > MAX_ENTRIES_PER_REQUEST:
+        raise Refused(400, "too_many_entries", f"`entries` has more than {MAX_ENTRIES_PER_REQUEST} items")
+    return items
+
+
+def _entry(one: ListDefinition, item: Any, position: int) -> Entry:
+    if not isinstance(item, dict) or not item.keys() <= {"entry", "comment"} or not isinstance(item.get("entry"), str):
+        raise _invalid(f"`entries[{position}]` must be an object of `entry` and `comment`")
+    if not 1 <= len(item["entry"]) <= spelling.MAX_ENTRY:
+        raise _invalid(f"`entries[{position}].entry` must have 1 to {spelling.MAX_ENTRY} characters")
+    comment = item.get("comment", "")
+    if not isinstance(comment, str) or not spelling.is_clean(comment):
+        raise _invalid(f"`entries[{position}].comment` must be text of at most {spelling.MAX_COMMENT} characters")
+    try:
+        return Entry(spelling.normalise(one.category, item["entry"]), item["entry"], comment)
+    except ValueError as exc:
+        # 409: the request is well-formed, but the list is not one for such entries.
+        raise Refused(409, "invalid_entry", f"`entries[{position}]`: {exc}") from None
+
+
+def _reference(one: ListDefinition, item: Any, position: int) -> str:
+    """The entry's one spelling; empty when no such entry can exist, which is no error."""
+    if not isinstance(item, str):
+        raise _invalid(f"`entries[{position}]` must be a string")
+    try:
+        return spelling.normalise(one.category, item)
+    except ValueError:
+        return ""
+
+
+def _lines(page: list[Entry]) -> list[bytes]:
+    """NDJSON in chunks of about 64 KiB."""
+    chunks, current, size = [], [], 0
+    for one in page:
+        line = b'{"entry": %s, "comment": %s}\n' % (_quoted(one.shown), _quoted(one.comment))
+        current.append(line)
+        size += len(line)
+        if size >= CHUNK:
+            chunks.append(b"".join(current))
+            current, size = [], 0
+    return [*chunks, b"".join(current)] if current else chunks
+
+
+def _quoted(text: str) -> bytes:
+    """A JSON string; a third of the time of `json.dumps` of the whole line."""
+    return encode_basestring_ascii(text).encode()
+
+
+def _invalid(message: str) -> Refused:
+    return Refused(400, "invalid_request", message)

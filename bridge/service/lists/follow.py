@@ -1,0 +1,128 @@
+"""Keeps the index in memory in step with the database, whoever changes it.
+
+Our own writes wake it at once; those of other processes are seen at the next look, every half
+second. When the database is away the index stays as it was, and scans go on. When it was never
+there, nobody knows what is blocked: `loaded` is False, and no mail must be decided.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import TypeVar
+
+from bridge.service.keys import KeyRing
+from bridge.service.lists.index import ListIndex
+from bridge.service.lists.store import REMOVALS_KEPT_S, Change, ListStore
+from bridge.service.store import STORAGE_ERRORS, Store, StoreUnavailable
+
+LOOK_EVERY_S = 0.5
+TIDY_EVERY_S = 3600.0
+HELPING = 1000  # changes applied before others get their turn
+
+T = TypeVar("T")
+
+log = logging.getLogger("bridge.service")
+
+
+class ListFollower:
+    def __init__(self, store: Store, lists: ListStore, keys: KeyRing) -> None:
+        self._store = store
+        self._lists = lists
+        self._keys = keys
+        self.index = ListIndex(lists.definitions.values())
+        self._seen = 0
+        self._seen_at = 0.0
+        self._tidied_at = time.monotonic()
+        self._wake = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._thread = ThreadPoolExecutor(1, "lists")
+        self._trouble = ""
+        self.loaded = False
+        self.current = False
+
+    async def start(self) -> None:
+        """Raises StoreUnavailable, unless that may pass: then it is tried until it does."""
+        try:
+            await self._load_all()
+        except StoreUnavailable as exc:
+            if not exc.temporary:
+                raise
+            self._lost(exc)
+        self._task = asyncio.create_task(self._follow(), name="lists")
+
+    async def stop(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        await asyncio.to_thread(self._thread.shutdown)
+
+    def wake(self) -> None:
+        """Something was written here: look now."""
+        self._wake.set()
+
+    async def _follow(self) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(LOOK_EVERY_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                pass
+            self._wake.clear()
+            try:
+                if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
+                    await self._load_all()
+                await self._apply(await self._in_thread(self._look))
+            except STORAGE_ERRORS as exc:
+                self._lost(exc)
+            else:
+                if self._trouble:
+                    log.info("lists: the database can be read again")
+                self._trouble = ""
+                self.current = True
+
+    async def _load_all(self) -> None:
+        self.index = await self._in_thread(self._load)
+        self.loaded = self.current = True
+
+    def _lost(self, exc: Exception) -> None:
+        """Once for each reason, not twice a second."""
+        why = str(exc) if isinstance(exc, StoreUnavailable) else type(exc).__name__
+        meanwhile = "going on with what is known" if self.loaded else "no mail is scanned until it can"
+        if why != self._trouble:
+            log.error("lists: the database cannot be read, %s: %s", meanwhile, why)
+        self._trouble = why
+        self.current = False
+
+    async def _apply(self, changes: list[Change]) -> None:
+        """Here in the event loop, so that no scan sees a set while it changes; in small helpings."""
+        for i, change in enumerate(changes):
+            (self.index.add if change.present else self.index.remove)(change.scope, change.name, change.entry)
+            if i % HELPING == HELPING - 1:
+                await asyncio.sleep(0)
+
+    async def _in_thread(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def _load(self) -> ListIndex:
+        self._store.open()
+        self._keys.refresh()
+        now = self._lists.now()
+        index = ListIndex(self._lists.definitions.values())
+        for scope, name, entry in self._lists.everything():
+            index.add(scope, name, entry)
+        self._seen, self._seen_at = now, time.monotonic()
+        return index
+
+    def _look(self) -> list[Change]:
+        self._keys.refresh()
+        changes = self._lists.changes(self._seen) if self._lists.now() != self._seen else []
+        self._seen = max([self._seen, *(change.seq for change in changes)])
+        self._seen_at = time.monotonic()
+        if self._seen_at - self._tidied_at > TIDY_EVERY_S:
+            self._tidied_at = self._seen_at
+            self._lists.forget_removals()
+        return changes
