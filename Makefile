@@ -28,21 +28,21 @@ test: $(DEV_READY)              ## all tests, with the real servers they talk to
 
 test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/faults.md
 	deploy/test-servers.sh
-	$(BIN)/python tests/faults/rig.py --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
+	$(BIN)/python -m tests.faults.rig --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
 fuzz: $(DEV_READY)              ## strangers' bytes, SECONDS=60 for each target; ONLY="..." for some of them
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --editable '.[fuzz]' 2>/dev/null || echo "atheris cannot be built here (it needs clang): our own runner takes its place"
-	$(BIN)/python tests/fuzz/fuzz.py --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ONLY)
+	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ONLY)
 
 test-systemd: $(DEV_READY)      ## the units under a real systemd; its result goes into docs/systemd.md
 	deploy/test-servers.sh
-	$(BIN)/python tests/systemd/machine.py $(ONLY)
+	$(BIN)/python -m tests.systemd.machine $(ONLY)
 
 test-tools: $(DEV_READY)        ## nmap, sslscan, testssl.sh, schemathesis and others; the result goes into docs/tools.md
 	deploy/test-servers.sh
 	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh || echo "testssl.sh cannot be installed here"
-	$(BIN)/python tests/tools/examine.py $(ONLY)
+	$(BIN)/python -m tests.tools.examine $(ONLY)
 
 lint: $(DEV_READY)              ## style and types
 	$(BIN)/ruff check .

@@ -14,9 +14,9 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 from measure import Latency, Work, free_ports, latency, load, process, wait_port
-from peers import BUILD, HERE, MISSING, PEERS, Peer, Ports, ours
+from peers import BUILD, MISSING, PEERS, Peer, Ports, ours
 
-sys.path.insert(0, str(HERE.parent / "tests"))
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits of the tests
 
 MAILS = Work(300, sessions=1)
 ALONE, MILTER, RSPAMD, PROXY = "Postfix alone", "with our milter", "with rspamd's proxy", "with our proxy filter"
@@ -26,7 +26,7 @@ _TIMES = 3  # in turn; the least counts: what disturbs only ever adds
 
 @contextmanager
 def _postfix(port: int, settings: str, back: int) -> Iterator[None]:
-    from postfix_kit import Postfix
+    from tests.postfix_kit import Postfix
 
     services = [f"127.0.0.1:{port} inet n - n - - smtpd"]
     if "smtpd_proxy_filter" in settings:  # what comes back is not filtered again

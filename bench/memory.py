@@ -22,14 +22,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / one) for one in ("", "hostile", "service"))]
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits of the tests
 
 import memory_service  # noqa: E402
 import trustme  # noqa: E402
-from attacks import ATTACKS, Attack, MiB, Target  # noqa: E402
-from hostile_kit import bridge_process, can_connect  # noqa: E402
 
 from bridge.testing import Background, FakeScanner, NextHop, free_port, until  # noqa: E402
+from tests.hostile.attacks import ATTACKS, Attack, MiB, Target  # noqa: E402
+from tests.hostile.hostile_kit import bridge_process, can_connect  # noqa: E402
 
 PAGE = ROOT / "docs" / "benchmarks" / "memory.md"
 MARK = "<!-- what follows is written by `make bench-memory` -->\n"

@@ -15,10 +15,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from service_kit import CONFIG, ServiceProcess, attached, mail, zipped
-from test_service_inspection import MIB, many_members, many_parts, nested_multipart, nested_zips, zip_bomb
-
 from bridge.service.settings import Analyzers
+from tests.service.service_kit import CONFIG, ServiceProcess, attached, mail, zipped
+from tests.service.test_service_inspection import MIB, many_members, many_parts, nested_multipart, nested_zips, zip_bomb
 
 BOUND = Analyzers().process_memory  # of address space, for one analysis process
 STOCK = """

@@ -25,9 +25,9 @@ import matplotlib.dates
 import matplotlib.pyplot as plt
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT / "tests" / part) for part in ("", "daemon", "lists", "observe")]
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits of the tests
 
-from observe_kit import Scene, decide_by_subject, watched_bridge  # noqa: E402
+from tests.observe.observe_kit import Scene, decide_by_subject, watched_bridge  # noqa: E402
 
 COLUMNS = 4
 UNITS = {"ops": "1/s", "s": "s", "bytes": "bytes", "Bps": "bytes/s", "percentunit": "", "none": ""}

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import postfix_kit
-
 from bridge.testing import Background, NextHop, Received, free_port, until  # noqa: F401 (for the tests)
+from tests import postfix_kit
 
 DEADLINE_S = 60.0
 

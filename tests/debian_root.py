@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Self
 
-from requirements import need, unavailable
-
 from bridge.testing import until
+from tests.requirements import need, unavailable
 
 SOURCES = "/etc/apt/sources.list.d/debian.sources"
 PACKAGES = {

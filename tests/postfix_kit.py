@@ -11,9 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from requirements import find
-
 from bridge.testing import until
+from tests.requirements import find
 
 
 class Postfix:

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from requirements import find, need
 from sqlalchemy import create_engine, text
+
+from tests.requirements import find, need
 
 _databases = itertools.count(1)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Self
 
-from chain import is_listening
-from debian_root import Room
+from tests.chain import is_listening
+from tests.debian_root import Room
 
 
 class Sendmail(Room):

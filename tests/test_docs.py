@@ -9,13 +9,13 @@ from pathlib import Path
 
 import click
 import pytest
-from requirements import need
 
 from bridge.cli import main
 from bridge.config.model import EMBEDDED, Config
 from bridge.daemon.daemon import Daemon
 from bridge.runtime import yaml_file
 from bridge.testing import Background, free_port
+from tests.requirements import need
 
 ROOT = Path(__file__).parent.parent
 MADE = ("build", "dist")  # and whatever begins with a dot

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from process_kit import MAIL, Bridge, get, running, scanbridge, until
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as read_openmetrics
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.testing import TOKEN, FakeScanner, SmtpClient, answer, result
+from tests.daemon.process_kit import MAIL, Bridge, get, running, scanbridge, until
 
 
 @pytest.fixture(scope="module")

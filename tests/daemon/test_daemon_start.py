@@ -7,7 +7,7 @@ import sys
 from email.message import EmailMessage
 from pathlib import Path
 
-from process_kit import ROOT, Bridge, busy, environment, get, scanbridge, until, write_config
+from tests.daemon.process_kit import ROOT, Bridge, busy, environment, get, scanbridge, until, write_config
 
 HOP = "127.0.0.1:9"
 SCANNER = "http://127.0.0.1:9"

@@ -6,7 +6,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from process_kit import MAIL, Gate, get, running, until
+
+from tests.daemon.process_kit import MAIL, Gate, get, running, until
 
 
 def test_sigterm_finishes_running_mail_and_sends_the_idle_home(tmp_path: Path) -> None:

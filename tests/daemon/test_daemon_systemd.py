@@ -12,9 +12,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
-from process_kit import ROOT, Bridge, environment, get, parts, scanbridge, start, until, write_config
 
 from bridge.testing import TOKEN
+from tests.daemon.process_kit import ROOT, Bridge, environment, get, parts, scanbridge, start, until, write_config
 
 
 def test_systemd_gives_sockets_and_credentials_and_hears_from_us(tmp_path: Path) -> None:

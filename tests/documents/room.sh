@@ -49,7 +49,7 @@ eicar() {
 
 configured() {  # the embedded default as a file of this name, with more behind it; all commands go by it
     mkdir -p "$(dirname "$1")"
-    "$PYTHON" -c 'import sys, bridge.config; print(bridge.config.EMBEDDED.format(state=sys.argv[1]))' "$HOME/state" >"$1"
+    "$PYTHON" -c 'import sys, bridge.config.model; print(bridge.config.model.EMBEDDED.format(state=sys.argv[1]))' "$HOME/state" >"$1"
     cat >>"$1"
     export SCANBRIDGE_CONFIG=$1
 }

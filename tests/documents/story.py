@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from blocks import ROOT, Block, bare
-from requirements import unavailable
+from tests.documents.blocks import ROOT, Block, bare
+from tests.requirements import unavailable
 
 _HERE = Path(__file__).parent
 _UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]

@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 
 import pytest
-from blocks import Block, blocks
-from requirements import need
-from story import Story, tell
+
+from tests.documents.blocks import Block, blocks
+from tests.documents.story import Story, tell
+from tests.requirements import need
 
 LANGUAGES = {"sh", "python", "yaml", "toml", "json", ""}
 PROGRAMS = "sudo|scanbridge|make|curl|swaks|systemctl|apt|pip|docker|kubectl|postconf|postfix"

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import yaml
-from blocks import Block, blocks
 
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
 from bridge.service.settings import ServiceConfig
+from tests.documents.blocks import Block, blocks
 
 # What an excerpt does not show.
 BRIDGE: dict[str, Any] = {

@@ -17,9 +17,9 @@ from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any
 
-from senders import Mail
-from troubles import Troubles
-from world import DEADLINE_S, World
+from tests.faults.senders import Mail
+from tests.faults.troubles import Troubles
+from tests.faults.world import DEADLINE_S, World
 
 ID = re.compile(rb"^X-Fault: \w+ [\d.]+ (\S+)\r$", re.MULTILINE)
 OUR_ID = re.compile(rb"\(scanbridge\) with E?SMTP id (\w+);\s+([^\r\n]+)\r\n")

@@ -1,6 +1,6 @@
 """The fault rig: mail flows through real servers while they are killed, and then every mail is looked for.
 
-    python tests/faults/rig.py [--minutes 20] [--seed N]
+    python -m tests.faults.rig [--minutes 20] [--seed N]
 
 is the long form, `make test-faults`: its result becomes the table in docs/faults.md. `test_fault_rig.py` is the short
 form. Needs root, for Postfix and for a small disk.
@@ -23,12 +23,12 @@ from pathlib import Path
 if __name__ == "__main__":
     import conftest  # noqa: F401 - the paths of the other kits
 
-import account as accounts
-from account import Account
-from chain import Postfix, until
-from senders import WAYS, Senders
-from troubles import Troubles
-from world import DEADLINE_S, World, resident
+from tests.chain import Postfix, until
+from tests.faults import account as accounts
+from tests.faults.account import Account
+from tests.faults.senders import WAYS, Senders
+from tests.faults.troubles import Troubles
+from tests.faults.world import DEADLINE_S, World, resident
 
 SETTLED_S = 120.0
 

@@ -17,12 +17,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from chain import free_port
-from process_kit import MAIL, Bridge, parts, scanbridge, start, until, write_config
-from requirements import need
-from tracing import end_tracer, is_traced, tracer_of
-
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, result
+from tests.chain import free_port
+from tests.daemon.process_kit import MAIL, Bridge, parts, scanbridge, start, until, write_config
+from tests.faults.tracing import end_tracer, is_traced, tracer_of
+from tests.requirements import need
 
 
 class KillingHop(NextHop):

@@ -6,8 +6,8 @@ import os
 import random
 from pathlib import Path
 
-import rig
-from requirements import need
+from tests.faults import rig
+from tests.requirements import need
 
 
 def test_every_mail_that_was_accepted_has_arrived(tmp_path: Path) -> None:

@@ -18,11 +18,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from chain import free_port
-from process_kit import ROOT, Bridge, environment, parts, until, write_config
-from workers_kit import state
 
 from bridge.testing import SmtpClient
+from tests.chain import free_port
+from tests.daemon.process_kit import ROOT, Bridge, environment, parts, until, write_config
+from tests.daemon.workers.workers_kit import state
 
 CLIENTS = 4
 PATIENCE_S = 60.0

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_kit import MAIL, Bridge, get, parts, start, until, write_config
 
 from bridge.testing import NextHop
+from tests.daemon.process_kit import MAIL, Bridge, get, parts, start, until, write_config
 
 
 class SilentHop(NextHop):

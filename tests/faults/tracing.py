@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from requirements import find
+from tests.requirements import find
 
 
 def tracer_of(

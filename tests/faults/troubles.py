@@ -14,10 +14,10 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from chain import until
-from tracing import end_tracer, is_traced, tracer_of
-from workers_kit import children
-from world import World, signal_all
+from tests.chain import until
+from tests.daemon.workers.workers_kit import children
+from tests.faults.tracing import end_tracer, is_traced, tracer_of
+from tests.faults.world import World, signal_all
 
 _OTHERS = ("scanner killed", "next hop killed")  # not the bridge
 

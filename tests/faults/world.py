@@ -17,12 +17,11 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-from chain import Destination, Postfix, free_port, is_listening, until
-from process_kit import ROOT, environment, get, scanbridge
-from requirements import unavailable
-from workers_kit import children, is_alive
-
 from bridge.testing import TOKEN
+from tests.chain import Destination, Postfix, free_port, is_listening, until
+from tests.daemon.process_kit import ROOT, environment, get, scanbridge
+from tests.daemon.workers.workers_kit import children, is_alive
+from tests.requirements import unavailable
 
 DEADLINE_S = 3.0  # of the bridge's listeners
 ANSWER_S = 1.5  # so long the bridge waits for the next hop's answers

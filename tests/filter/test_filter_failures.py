@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smtp_kit import Client, Gate, mail_lines, say, send
 
 from bridge.api.scanning import QueueStatus
 from bridge.config.model import Config
@@ -16,6 +15,7 @@ from bridge.filter.policy import Case
 from bridge.mail.action import Action
 from bridge.runtime.yaml_file import ConfigError, load
 from bridge.testing import answer, free_port, result, running_bridge
+from tests.filter.smtp_kit import Client, Gate, mail_lines, say, send
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
 
 from bridge.errors import StoreFull
 from bridge.scanner.circuit import Circuit
 from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
+from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 OTHER_TENANT = "123e4567-e89b-12d3-a456-426614174001"

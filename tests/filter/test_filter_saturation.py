@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from smtp_kit import Client, Gate, counted, mail_lines, send, until
 
 from bridge.api.scanning import QueueStatus
 from bridge.testing import answer, result, running_bridge
+from tests.filter.smtp_kit import Client, Gate, counted, mail_lines, send, until
 
 ONE = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}
 

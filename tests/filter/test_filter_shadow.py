@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from smtp_kit import counted, mail_lines, say, send
 
 from bridge.api.scanning import QueueStatus
 from bridge.testing import answer, result, running_bridge
+from tests.filter.smtp_kit import counted, mail_lines, say, send
 
 
 async def hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

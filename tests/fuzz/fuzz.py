@@ -19,23 +19,22 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT), str(Path(__file__).parent)]
 FINDINGS = ROOT / "fuzz-findings"
 
 MODELS = {
     "session": "tests/hostile/test_hostile_session_model.py",
     "groups": "tests/fuzz/test_fuzz_session.py",
-    "milter": "tests/milter/test_milter_fuzz.py",
-    "milter-frames": "tests/milter/test_milter_codec.py",
+    "milter": "tests/intake/milter/test_milter_fuzz.py",
+    "milter-frames": "tests/intake/milter/test_milter_codec.py",
     "multipart": "tests/fuzz/test_fuzz_upload.py",
-    "address": "tests/intake/test_intake_address.py",
+    "address": "tests/intake/smtp/test_smtp_paths.py",
     "config": "tests/fuzz/test_fuzz_config.py",
     "inspection": "tests/service/test_service_inspection.py::test_no_bytes_whatever_break_the_inspection",
 }
 
 
 def main() -> int:
-    from targets import TARGETS
+    from tests.fuzz.targets import TARGETS
 
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
@@ -68,7 +67,7 @@ def report(name: str, count: str, good: bool) -> bool:
 
 
 def run_own(name: str, seconds: float, seed: int) -> bool:
-    from runner import Broken, Run, smaller
+    from tests.fuzz.runner import Broken, Run, smaller
 
     run = Run(name, random.Random(seed))
     try:
@@ -86,7 +85,17 @@ def run_own(name: str, seconds: float, seed: int) -> bool:
 
 def run_atheris(name: str, seconds: float, seed: int) -> bool:
     """In a process of its own: libFuzzer ends the one it runs in."""
-    command = [sys.executable, __file__, "--worker", name, "--seconds", str(seconds), "--seed", str(seed)]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.fuzz.fuzz",
+        "--worker",
+        name,
+        "--seconds",
+        str(seconds),
+        "--seed",
+        str(seed),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     count = re.findall(r"(?m)^(?:Done |#)(\d+)", done.stderr)
     if done.returncode:
@@ -102,7 +111,7 @@ def under_atheris(name: str, seconds: float, seed: int) -> None:
     ]:
         del sys.modules[module]  # they are to be imported again, instrumented
     with atheris.instrument_imports(include=["bridge"]):
-        import targets
+        from tests.fuzz import targets
     findings = FINDINGS / name
     findings.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as grown:

@@ -14,9 +14,8 @@ from random import Random
 from types import FrameType
 from typing import Any
 
-from targets import TARGETS, Target, seeds
-
 import bridge
+from tests.fuzz.targets import TARGETS, Target, seeds
 
 MAX_INPUT = 12_000
 SLOW_S = 2.0  # of processor time for one input: nothing that a stranger sends may cost that

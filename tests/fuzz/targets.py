@@ -19,8 +19,6 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from targets_head import mail_head, proxy
-
 from bridge.config.model import Config
 from bridge.errors import ConfigError, ProtocolError, Saturated, ScanError
 from bridge.intake.milter import codec, protocol
@@ -43,6 +41,7 @@ from bridge.service.analysis.engine import LimitReached
 from bridge.service.responses import Refused
 from bridge.service.scanning.upload import Upload
 from bridge.service.settings import ServiceConfig
+from tests.fuzz.targets_head import mail_head, proxy
 
 Target = Callable[[bytes], object]
 CONTROL = re.compile(r"[\x00-\x1f\x7f]")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from targets import next_hop_replies, scanner_answer
-from test_fuzz_upload import read as read_upload
 
 from bridge.errors import ProtocolError
 from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
@@ -14,6 +12,8 @@ from bridge.relay.replies import ReplyReader
 from bridge.scanner.http import Answer, ConnectionLost
 from bridge.service.analysis.structure import Bounds, walk
 from bridge.service.responses import Refused
+from tests.fuzz.targets import next_hop_replies, scanner_answer
+from tests.fuzz.test_fuzz_upload import read as read_upload
 
 OK = b'HTTP/1.1 200 OK\r\nContent-Length: 22\r\n\r\n{"decision":"deliver"}'
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from random import Random
 
 import pytest
-from runner import Broken, Run, changed, smaller
-from targets import CORPUS, TARGETS, seeds
+
+from tests.fuzz.runner import Broken, Run, changed, smaller
+from tests.fuzz.targets import CORPUS, TARGETS, seeds
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))

@@ -7,9 +7,9 @@ import time
 from pathlib import Path
 
 import pytest
-from hostile_kit import Hanging, receives
 
 from bridge.testing import running_bridge
+from tests.hostile.hostile_kit import Hanging, receives
 
 YEARS_S = 10 * 365 * 86400.0
 

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 import pytest
-from hostile_kit import Hanging, MiB, bridge_process, eventually
 
 from bridge.testing import RunningBridge, running_bridge
+from tests.hostile.hostile_kit import Hanging, MiB, bridge_process, eventually
 
 
 def test_ehlo_reply_goes_out_in_one_write(shared: RunningBridge) -> None:

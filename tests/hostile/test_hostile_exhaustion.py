@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_kit import Hanging, MiB, Process, bridge_process, eventually, receives
 
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.hostile.hostile_kit import Hanging, MiB, Process, bridge_process, eventually, receives
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_kit import Hanging, bridge_process, eventually
 
 from bridge.filter.outcome import Record
 from bridge.intake.smtp.data import DataReader
@@ -25,6 +24,7 @@ from bridge.mail.message import Message
 from bridge.mail.transaction import Transaction
 from bridge.scanner.http import HttpConnection
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.hostile.hostile_kit import Hanging, bridge_process, eventually
 
 
 def close(client: SmtpClient) -> None:

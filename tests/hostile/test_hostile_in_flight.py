@@ -5,9 +5,8 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from hostile_kit import Hanging, bridge_process
-
 from bridge.testing import SmtpClient
+from tests.hostile.hostile_kit import Hanging, bridge_process
 
 FEW, MANY = 50, 250
 BESIDE = 12 * 1024  # bytes; it was 9.5 KiB on the day this was written, and 20 before

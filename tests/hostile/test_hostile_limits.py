@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from hostile_kit import MiB, eventually
 
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.hostile.hostile_kit import MiB, eventually
 
 LIMITS = {
     "max_message_size": "3MiB",

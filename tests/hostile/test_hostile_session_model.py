@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 
 import pytest
-from hostile_kit import eventually
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,6 +21,7 @@ from hypothesis.stateful import (
 )
 
 from bridge.testing import RunningBridge, running_bridge
+from tests.hostile.hostile_kit import eventually
 
 ADDRESSES = st.sampled_from([b"a@x.example", b'"a b"@x.example', b"b@[192.0.2.1]", b"postmaster", b"A+b@X.example"])
 BAD = st.sampled_from([b"<a b@c>", b"<a@b", b"<a(c)@d>", b"<\xff@d>", b"<a\0@d>", b"", b"<=?utf-8?q?=0A?=@d>"])

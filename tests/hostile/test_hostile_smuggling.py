@@ -7,9 +7,9 @@ import socket
 from pathlib import Path
 
 import pytest
-from smuggling import scan
 
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.hostile.smuggling import scan
 
 SEQUENCES = [
     *(b"\n.\n", b"\n.\r", b"\r.\n", b"\r.\r", b"\n.\r\n", b"\r.\r\n", b"\r\n.\n", b"\r\n.\r", b"\r\r\n.\r\r\n"),

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile_kit import eventually
 
 from bridge.config.model import EMBEDDED, Config
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
+from tests.hostile.hostile_kit import eventually
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
 PATIENCE = "4s"  # a busy machine must not make a late client of one that should be served

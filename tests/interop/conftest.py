@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from chain import Destination, Postfix, Program, free_port, until
-from requirements import need
 
 from bridge.testing import TOKEN, RunningBridge, answer, result, running_bridge
+from tests.chain import Destination, Postfix, Program, free_port, until
+from tests.requirements import need
 
 _NUMBERS = itertools.count(1)
 

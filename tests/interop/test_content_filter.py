@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import re
 
-from chain import added_fields, send, until
-from test_proxy_filter import STAMPED, mail
+from tests.chain import added_fields, send, until
+from tests.interop.test_proxy_filter import STAMPED, mail
 
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X\r\n"
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$" + b"EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*\r\n"

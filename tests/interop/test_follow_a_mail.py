@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from chain import send, until
+
+from tests.chain import send, until
 
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X\r\n"
 

@@ -13,10 +13,10 @@ import threading
 import urllib.request
 
 import pytest
-from chain import added_fields, is_listening, send, until
-from requirements import find
 
 from bridge.testing import answer, result
+from tests.chain import added_fields, is_listening, send, until
+from tests.requirements import find
 
 MiB = 1024 * 1024
 STAMPED = ["X-Scan-Id", "X-Scan-Decision", "X-Scan-Verdict", "X-Scan-Tags", "X-Scan-Ggrid"]

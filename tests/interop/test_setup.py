@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chain import free_port, send
 from click.testing import CliRunner, Result
-from postfix_kit import Postfix
-from requirements import need
-from test_proxy_filter import mail
 
 from bridge.cli import main
 from bridge.runtime import yaml_file
 from bridge.testing import FakeScanner, NextHop, answer, configuration, result, running_bridge
+from tests.chain import free_port, send
+from tests.interop.test_proxy_filter import mail
+from tests.postfix_kit import Postfix
+from tests.requirements import need
 
 PROTOCOLS = {"proxy": "smtp", "milter": "milter", "content-filter": "smtp"}
 

@@ -2,19 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
-from lists_kit import Service, running_service
 
-_PLACE = Path(__file__).parents[1] / "service"
-sys.path.append(str(_PLACE))  # its conftest has a kit beside it
-_spec = importlib.util.spec_from_file_location("service_servers", _PLACE / "conftest.py")
-_servers = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_servers)
-postgresql = _servers.postgresql
+from tests.lists.lists_kit import Service, running_service
+from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 
 
 @pytest.fixture(scope="module")
@@ -36,6 +27,6 @@ def on_each_database(request, tmp_path_factory) -> Service:
     """A service on SQLite, then one on PostgreSQL."""
     database = "sqlite:///service.sqlite"
     if request.param == "postgresql":
-        database = _servers.fresh_database(request.getfixturevalue("postgresql"))
+        database = fresh_database(request.getfixturevalue("postgresql"))
     with running_service(tmp_path_factory.mktemp(request.param), database) as service:
         yield service

@@ -8,22 +8,6 @@ from contextlib import aclosing
 
 import pytest
 import trustme
-from lists_kit import (
-    DEADLINE_S,
-    OTHER,
-    SECRET,
-    STREAM,
-    TENANT,
-    Misbehaving,
-    Seen,
-    chunk,
-    http,
-    lines,
-    misbehaving,
-    running_service,
-    scripted,
-    whole,
-)
 
 from bridge.lists import (
     EntryRefused,
@@ -41,6 +25,22 @@ from bridge.lists import (
     Tally,
 )
 from bridge.lists.retry import Patience, parse_retry_after
+from tests.lists.lists_kit import (
+    DEADLINE_S,
+    OTHER,
+    SECRET,
+    STREAM,
+    TENANT,
+    Misbehaving,
+    Seen,
+    chunk,
+    http,
+    lines,
+    misbehaving,
+    running_service,
+    scripted,
+    whole,
+)
 
 ADDED = http(200, {"modifiedEntries": 0})
 

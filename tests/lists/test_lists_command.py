@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from lists_kit import DEADLINE_S, OTHER, SAY_PEAK, TENANT, misbehaving, peak_kib, process, whole
 
 from bridge.cli import main
 from bridge.cli.lists import session
 from bridge.cli.lists.progress import PlainMeter
+from tests.lists.lists_kit import DEADLINE_S, OTHER, SAY_PEAK, TENANT, misbehaving, peak_kib, process, whole
 
 
 def test_show_names_every_list(service):
@@ -118,7 +118,7 @@ def test_refused_entries_can_be_left_out(service):
 
 def test_a_wrong_key_is_77(service, tmp_path):
     """The message names the key's trouble and not the key."""
-    from lists_kit import command
+    from tests.lists.lists_kit import command
 
     wrong = tmp_path / "wrong-key"
     wrong.write_text("f" * 64)

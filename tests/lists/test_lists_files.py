@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lists_kit import TENANT
 
 from bridge.lists import ListEntry, tree
 from bridge.lists.files import Format, InputError, format_of, header, read, read_file, show
+from tests.lists.lists_kit import TENANT
 
 WANTED = {"a@x.org": "first", "b@x.org": "", "c@x.org": None}
 

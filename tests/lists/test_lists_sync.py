@@ -13,10 +13,10 @@ from contextlib import closing
 from urllib.parse import urlsplit
 
 import pytest
-from lists_kit import DEADLINE_S, OTHER, TENANT, Seen, misbehaving, process
-from lists_kit import http as whole_answer
 
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST
+from tests.lists.lists_kit import DEADLINE_S, OTHER, TENANT, Seen, misbehaving, process
+from tests.lists.lists_kit import http as whole_answer
 
 LIST = "large"
 ENTRIES = int(os.environ.get("LISTS_SYNC_ENTRIES", "8000"))  # 200000 shows the same and takes half a minute

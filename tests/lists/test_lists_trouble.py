@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 
 import pytest
-from lists_kit import INFOS, STREAM, Misbehaving, Seen, chunk, http, lines, misbehaving, scripted, whole
+
+from tests.lists.lists_kit import INFOS, STREAM, Misbehaving, Seen, chunk, http, lines, misbehaving, scripted, whole
 
 MANY = "".join(f"u{i:05}@x.org\n" for i in range(2500))
 

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import sys
-from pathlib import Path
-
 import pytest
-
-TESTS = Path(__file__).parent.parent
-sys.path[:0] = [str(TESTS), *(str(TESTS / part) for part in ("daemon", "interop", "lists"))]
 
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory):
     """Mail of every kind has gone through, and Prometheus has seen it."""
-    from observe_kit import hurried_rules, watched_bridge
+    from tests.observe.observe_kit import hurried_rules, watched_bridge
 
     with watched_bridge(tmp_path_factory.mktemp("observe"), hurried_rules()) as found:
         found.every_kind_of_mail()

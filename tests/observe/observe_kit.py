@@ -19,12 +19,12 @@ from pathlib import Path
 from typing import Any
 
 import trustme
-from lists_kit import running_service
-from process_kit import Bridge, get, parts, start, until, write_config
-from requirements import find, need
 
 from bridge.runtime import yaml_file
 from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result
+from tests.daemon.process_kit import Bridge, get, parts, start, until, write_config
+from tests.lists.lists_kit import running_service
+from tests.requirements import find, need
 
 ROOT = Path(__file__).parents[2]
 MIXIN = ROOT / "deploy" / "mixin"

@@ -13,14 +13,14 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from observe_kit import certificate
-from process_kit import running, until
-from test_observe_metrics import scrape, value
 
 from bridge.filter.headers import message_id
 from bridge.observe import log_throttle, mail_log
 from bridge.observe.log_throttle import Flood
 from bridge.testing import SmtpClient, free_port
+from tests.daemon.process_kit import running, until
+from tests.observe.observe_kit import certificate
+from tests.observe.test_observe_metrics import scrape, value
 
 
 def line(text: str = "%s came", *arguments: object, place: int = 1) -> logging.LogRecord:

@@ -10,8 +10,6 @@ import time
 from pathlib import Path
 
 import pytest
-from observe_kit import ROOT, Scene, certificate, promtool
-from process_kit import get, until
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.daemon import certificates
@@ -20,6 +18,8 @@ from bridge.observe.metric_types import Level
 from bridge.observe.metrics import Metrics
 from bridge.quarantine.usage import take_stock
 from bridge.testing import running_bridge
+from tests.daemon.process_kit import get, until
+from tests.observe.observe_kit import ROOT, Scene, certificate, promtool
 
 
 def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
@@ -159,7 +159,7 @@ def scrape_has(port: int, name: str) -> bool:
 
 def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
     """Of a chain the first end counts; rubbish has none."""
-    from observe_kit import _end
+    from tests.observe.observe_kit import _end
 
     certificate(tmp_path)
     assert certificates.first_end(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")

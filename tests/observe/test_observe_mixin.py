@@ -8,10 +8,10 @@ import re
 from typing import Any
 
 import pytest
-from observe_kit import MIXIN, ROOT, Scene, promtool
-from process_kit import until
 
 from bridge.runtime import yaml_file
+from tests.daemon.process_kit import until
+from tests.observe.observe_kit import MIXIN, ROOT, Scene, promtool
 
 
 def rules(name: str) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from observe_kit import ROOT
-from process_kit import until
-from test_observe_metrics import scrape, total, value
 
 from bridge.observe.metrics import FAILURES
 from bridge.testing import RunningBridge, answer, result, running_bridge
+from tests.daemon.process_kit import until
+from tests.observe.observe_kit import ROOT
+from tests.observe.test_observe_metrics import scrape, total, value
 
 TEXT = (ROOT / "docs" / "runbooks.md").read_text()
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "bridge").rglob("*.py"))

@@ -18,13 +18,13 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
     ExportTraceServiceResponse,
 )
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
-from process_kit import ROOT, environment, scanbridge, write_config
 
 from bridge.config.model import Config
 from bridge.errors import ConfigError
 from bridge.mail.trace import new_trace
 from bridge.runtime import yaml_file
 from bridge.testing import answer, running_bridge
+from tests.daemon.process_kit import ROOT, environment, scanbridge, write_config
 
 
 @contextmanager
@@ -131,9 +131,7 @@ def test_nothing_is_loaded_and_no_header_sent_when_it_is_off(bridge) -> None:
         client.open()
         client.mail()
     assert not {name.lower() for name in bridge.scanner.submissions[0].fields} & {"traceparent", "tracestate"}
-    code = (
-        "import sys, bridge.cli, bridge.daemon.run; sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
-    )
+    code = "import sys, bridge.cli, bridge.daemon.daemon; sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
 

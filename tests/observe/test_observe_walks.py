@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from process_kit import until
-from test_observe_metrics import scrape, value
-from test_observe_runbooks import section
 
 from bridge.scanner.client import Scanner
 from bridge.testing import RunningBridge, answer, running_bridge
+from tests.daemon.process_kit import until
+from tests.observe.test_observe_metrics import scrape, value
+from tests.observe.test_observe_runbooks import section
 
 LIMIT = {"max_in_processing": 2, "throttle_threshold": 2}
 

@@ -12,7 +12,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from debian_root import cached_root
+
+from tests.debian_root import cached_root
 
 PROJECT = Path(__file__).parents[2]
 OLD, NEW = "0.0.9", "0.2.0"

@@ -20,9 +20,9 @@ from typing import Any
 
 import pytest
 import yaml
-from requirements import find, need
 
 from bridge.testing import until
+from tests.requirements import find, need
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = ROOT / "deploy/compose"

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from package_kit import NEW, OLD, PROJECT, Debian, built
-from requirements import need
+
+from tests.packages.package_kit import NEW, OLD, PROJECT, Debian, built
+from tests.requirements import need
 
 WANTS = "etc/systemd/system/multi-user.target.wants"
 SOCKETS = "etc/systemd/system/sockets.target.wants"

@@ -13,9 +13,9 @@ from types import ModuleType
 
 import click
 import pytest
-from requirements import need
 
 from bridge.cli import main
+from tests.requirements import need
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.1"))

@@ -7,8 +7,9 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from package_kit import NEW, OLD, Debian, built
-from requirements import need
+
+from tests.packages.package_kit import NEW, OLD, Debian, built
+from tests.requirements import need
 
 
 def package(factory: pytest.TempPathFactory, number: str) -> Path:

@@ -12,11 +12,11 @@ import tarfile
 from pathlib import Path
 
 import pytest
-from requirements import need
 
 from bridge import __version__
 from bridge.config.model import EMBEDDED
 from bridge.testing import SmtpClient, free_port, until
+from tests.requirements import need
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent

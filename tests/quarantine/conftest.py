@@ -4,11 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from postgresql import fresh_database, postgresql  # noqa: F401  a fixture
-from quarantine_kit import made
-from s3_kit import ObjectServer
 
 from bridge.runtime.database import Database
+from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.quarantine.quarantine_kit import made
+from tests.quarantine.s3_kit import ObjectServer
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from obstore.store import S3Store
-from requirements import find, unavailable
+
+from tests.requirements import find, unavailable
 
 ACCESS, SECRET = "AKIDFORTESTS", "s3cr3t-s3cr3t-s3cr3t"
 BUCKET = "mail"

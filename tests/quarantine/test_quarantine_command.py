@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quarantine_kit import CONTENT, Desk, desk
 
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
 from bridge.testing import answer, result
+from tests.quarantine.quarantine_kit import CONTENT, Desk, desk
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 HOSTILE = "Subject: \x1b[31mred [bold]\u202e\r\nX-Bell: \x07\r\n\r\nx\r\n".encode()

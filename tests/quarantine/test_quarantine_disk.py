@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 
 import pytest
-from quarantine_kit import HEAD, make_tx
 
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.reply import Reply
@@ -20,6 +19,7 @@ from bridge.quarantine.release import Order, record, release
 from bridge.quarantine.space import Space
 from bridge.relay.relay import Delivered
 from bridge.runtime.database import Database
+from tests.quarantine.quarantine_kit import HEAD, make_tx
 
 
 class Taker:

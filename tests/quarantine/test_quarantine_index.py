@@ -13,14 +13,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from postgresql import fresh_database
-from quarantine_kit import CONTENT, HEAD, desk, make_tx
 
 from bridge.errors import StoreError
 from bridge.quarantine.index import Index, IndexFailed, Query
 from bridge.quarantine.quarantine import Place, Quarantine
 from bridge.quarantine.record import Release, subject
 from bridge.runtime.database import Database
+from tests.postgresql import fresh_database
+from tests.quarantine.quarantine_kit import CONTENT, HEAD, desk, make_tx
 
 FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
 
@@ -196,7 +196,7 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
     for _ in range(20):
         keep(plain)
     program = (
-        "import sys; from pathlib import Path; from bridge.database import Database;"
+        "import sys; from pathlib import Path; from bridge.runtime.database import Database;"
         "from bridge.quarantine.quarantine import Place, Quarantine, Query;"
         "q = Quarantine(Place(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
         "print(len(q.search(Query())), len(q.search(Query())))"

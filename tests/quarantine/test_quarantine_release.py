@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
 
 from bridge.testing import free_port
+from tests.quarantine.quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from postgresql import cluster, fresh_database
-from quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
-from s3_kit import ObjectServer, s3_config, write_keys
 
 from bridge.quarantine.index import Index
 from bridge.quarantine.quarantine import Place, Quarantine, Query
 from bridge.runtime.database import Database
+from tests.postgresql import cluster, fresh_database
+from tests.quarantine.quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
+from tests.quarantine.s3_kit import ObjectServer, s3_config, write_keys
 
 VERSION_1 = """
 CREATE TABLE quarantine (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from recipe_kit import Service
+
+from tests.recipes.recipe_kit import Service
 
 
 @pytest.fixture(scope="session")

@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import yaml
-from chain import Destination, Program, dialogue, free_port, until
 
 from bridge.cli.check.finding import Finding
 from bridge.config import model
 from bridge.config.model import Config
 from bridge.testing import TOKEN
+from tests.chain import Destination, Program, dialogue, free_port, until
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"

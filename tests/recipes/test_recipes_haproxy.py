@@ -11,12 +11,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from chain import dialogue, is_listening
-from recipe_kit import DEPLOY, Case, Service, Setting, agree, mail, play, sent
-from requirements import find, need
-from test_recipes_postfix import PostfixOf
 
 from bridge.testing import SmtpClient, free_port, running_bridge, until
+from tests.chain import dialogue, is_listening
+from tests.recipes.recipe_kit import DEPLOY, Case, Service, Setting, agree, mail, play, sent
+from tests.recipes.test_recipes_postfix import PostfixOf
+from tests.requirements import find, need
 
 
 @contextmanager

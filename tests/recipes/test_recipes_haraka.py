@@ -11,11 +11,10 @@ import tempfile
 from pathlib import Path
 from typing import Any, Self
 
-from chain import dialogue, is_listening
-from recipe_kit import Case, Service, Setting, agree, mail, play, sent
-from requirements import unavailable
-
 from bridge.testing import until
+from tests.chain import dialogue, is_listening
+from tests.recipes.recipe_kit import Case, Service, Setting, agree, mail, play, sent
+from tests.requirements import unavailable
 
 PACKAGES = Path(__file__).parent / "haraka"
 

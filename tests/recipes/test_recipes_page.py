@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from recipe_kit import DEPLOY, ROOT
+from tests.recipes.recipe_kit import DEPLOY, ROOT
 
 
 def test_every_recipe_is_in_the_table_of_results() -> None:

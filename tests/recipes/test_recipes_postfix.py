@@ -7,12 +7,12 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from chain import dialogue, send
-from postfix_kit import Postfix
-from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
-from requirements import need
 
 from bridge.cli.check.postfix import check_postfix
+from tests.chain import dialogue, send
+from tests.postfix_kit import Postfix
+from tests.recipes.recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
+from tests.requirements import need
 
 _OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # no more than this: the rest is the recipe's
 _STATES = {"deferred": WAITING, "hold": HELD}

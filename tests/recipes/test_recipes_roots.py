@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 from typing import Any, Self
 
-from chain import dialogue, is_listening
-from debian_root import Room
-from recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
-from sendmail_kit import Sendmail
-
 from bridge.cli.check.exim import check_exim
 from bridge.cli.check.sendmail import check_sendmail
+from tests.chain import dialogue, is_listening
+from tests.debian_root import Room
+from tests.recipes.recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
+from tests.sendmail_kit import Sendmail
 
 
 class EximOf(Room):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from debian_root import Room
-from requirements import unavailable
+from tests.debian_root import Room
+from tests.requirements import unavailable
 
 
 def deliver(port: int, recipients: tuple[str, ...], options: str, content: str) -> tuple[str, str]:

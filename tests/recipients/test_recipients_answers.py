@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
-from recipients_kit import arrived, bridge_before, converse, decide, next_hop, refuse, send
-from smtp_kit import counted, mail_lines
 
 from bridge.testing import NextHop, RunningBridge
+from tests.filter.smtp_kit import counted, mail_lines
+from tests.recipients.recipients_kit import arrived, bridge_before, converse, decide, next_hop, refuse, send
 
 PEOPLE = ("b@example.org", "c@example.org", "d@example.org")
 FULL, BUSY = b"552 5.2.2 Full", b"452 4.2.2 Busy"

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recipients_kit import CONTENT, ONE, TWO, arrived, bridge_before, converse, decide, next_hop, send
-from smtp_kit import Gate, counted, mail_lines, until
 
 from bridge.testing import NextHop, answer, result, running_bridge
+from tests.filter.smtp_kit import Gate, counted, mail_lines, until
+from tests.recipients.recipients_kit import CONTENT, ONE, TWO, arrived, bridge_before, converse, decide, next_hop, send
 
 TENANTS: list[dict[str, Any]] = [
     {"uid": ONE, "recipient_domains": ["one.example"]},

@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 
 import pytest
-from exim_kit import deliver
-from recipients_kit import arrived, bridge_before, next_hop
+
+from tests.recipients.exim_kit import deliver
+from tests.recipients.recipients_kit import arrived, bridge_before, next_hop
 
 PEOPLE = ("b@example.org", "c@example.org", "d@example.org")
 MAIL = "Subject: x\n\nhello\n"

@@ -5,11 +5,10 @@ from __future__ import annotations
 import smtplib
 from pathlib import Path
 
-from postfix_kit import Postfix
-from recipients_kit import ONE, TWO, arrived, bridge_before, next_hop
-from requirements import need
-
 from bridge.testing import free_port
+from tests.postfix_kit import Postfix
+from tests.recipients.recipients_kit import ONE, TWO, arrived, bridge_before, next_hop
+from tests.requirements import need
 
 MAIL = b"Subject: x\r\n\r\nhello\r\n"
 

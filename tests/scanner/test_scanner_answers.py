@@ -9,7 +9,6 @@ import logging
 import tracemalloc
 
 import pytest
-from fault_server import GGRID, TOKEN, Call, answer, faults, result, run, scanner_of, submit, submit_to
 
 from bridge.api.scanning import Decision
 from bridge.errors import (
@@ -21,6 +20,7 @@ from bridge.errors import (
     ScanTimeout,
     ScanUnavailable,
 )
+from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, run, scanner_of, submit, submit_to
 
 
 def failure(error: str, message: str = "") -> bytes:

@@ -8,7 +8,11 @@ import socket
 from contextlib import suppress
 
 import pytest
-from fault_server import (
+
+from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
+from bridge.errors import MessageTooLarge, ScanMalformed, ScanTimeout, ScanUnavailable
+from bridge.scanner import host
+from tests.scanner.fault_server import (
     MAIL,
     REQUEST,
     Call,
@@ -23,10 +27,6 @@ from fault_server import (
     submit,
     submit_to,
 )
-
-from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
-from bridge.errors import MessageTooLarge, ScanMalformed, ScanTimeout, ScanUnavailable
-from bridge.scanner import host
 
 LARGE = MAIL + b"0123456789abcdef" * 64 * 1024 * 40  # 40 MiB
 

@@ -6,12 +6,12 @@ import asyncio
 from contextlib import suppress
 
 import pytest
-from fault_server import Call, FaultServer, answer, closed_port, faults, result, run, scanner_of, submit
 
 from bridge.api.scanning import Decision, QueueStatus
 from bridge.errors import Saturated, ScanError, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
 from bridge.scanner.client import Scanner
+from tests.scanner.fault_server import Call, FaultServer, answer, closed_port, faults, result, run, scanner_of, submit
 
 GREEN = answer(200, b'{"messageQueueStatus": "GREEN"}')
 

@@ -6,12 +6,12 @@ import asyncio
 import logging
 
 import pytest
-from fault_server import MAIL, Call, answer, closed_port, faults, result, run, scanner_of, submit
 
 from bridge.api.scanning import Decision, QueueStatus
 from bridge.errors import Saturated, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
 from bridge.scanner.client import Scanner
+from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, result, run, scanner_of, submit
 
 LARGE = MAIL + b"x" * 40 * 1024 * 1024
 

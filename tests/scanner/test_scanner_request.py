@@ -6,7 +6,6 @@ import json
 from typing import Any
 
 import pytest
-from fault_server import MAIL, REQUEST, TOKEN, FaultServer, Request, faults, run, scanner_of, submit
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from python_multipart.multipart import MultipartParser
@@ -14,6 +13,7 @@ from python_multipart.multipart import MultipartParser
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Host, ScannerSettings
+from tests.scanner.fault_server import MAIL, REQUEST, TOKEN, FaultServer, Request, faults, run, scanner_of, submit
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 

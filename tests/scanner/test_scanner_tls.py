@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import trustme
-from fault_server import TOKEN, FaultServer, faults, run, scanner_of, submit
 
 from bridge.api.scanning import Decision
 from bridge.config import model
 from bridge.daemon import certificates, resources
 from bridge.errors import ConfigError, ScanUnavailable
+from tests.scanner.fault_server import TOKEN, FaultServer, faults, run, scanner_of, submit
 
 DAY = datetime.timedelta(days=1)
 NOW = datetime.datetime.now(datetime.UTC)

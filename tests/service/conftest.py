@@ -11,9 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
-from requirements import find, need, unavailable
-from service_kit import EICAR, free_port
+
+from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
+from tests.requirements import find, need, unavailable
+from tests.service.service_kit import EICAR, free_port
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from postgresql import fresh_database  # noqa: F401  for those who import it from here
-
 from bridge.runtime import yaml_file
 from bridge.runtime.http_server import ServiceServer
 from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
@@ -29,6 +27,7 @@ from bridge.service.keys import KeyRing
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
+from tests.postgresql import fresh_database  # noqa: F401  for those who import it from here
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"

@@ -6,7 +6,8 @@ import base64
 import threading
 
 import pytest
-from service_kit import CONFIG, mail, service
+
+from tests.service.service_kit import CONFIG, mail, service
 
 dns_message = pytest.importorskip("dns.message", reason="the extra `authentication` is not installed")
 dkim = pytest.importorskip("dkim")

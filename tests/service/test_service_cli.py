@@ -10,10 +10,10 @@ import subprocess
 import sys
 
 from click.testing import CliRunner
-from service_kit import CONFIG, DEADLINE_S, command
 
 from bridge.cli import main
 from bridge.service import settings
+from tests.service.service_kit import CONFIG, DEADLINE_S, command
 
 
 def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 import trustme
-from service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
 
 from bridge.service import core_nodes as core_module
+from tests.service.service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
 
 MIB = 1024 * 1024
 

@@ -8,13 +8,13 @@ import subprocess
 from pathlib import Path
 
 import yaml
-from requirements import need
-from service_kit import Lists, service, wait_for
 
 from bridge.service.analysis.decision import TAG_SCORES
 from bridge.service.lists.store import PREDEFINED
 from bridge.service.metrics import Metrics
 from bridge.service.settings import Decisions, ServiceConfig
+from tests.requirements import need
+from tests.service.service_kit import Lists, service, wait_for
 
 DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "service.md").read_text()
 

@@ -10,7 +10,11 @@ import time
 from contextlib import contextmanager
 
 import pytest
-from service_kit import (
+
+from bridge.service.analysis import clamav
+from bridge.service.analysis import rspamd as rspamd_engine
+from bridge.service.analysis.engine import Findings, LimitReached, as_tag
+from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
     EICAR,
@@ -24,10 +28,6 @@ from service_kit import (
     wait_for,
     zipped,
 )
-
-from bridge.service.analysis import clamav
-from bridge.service.analysis import rspamd as rspamd_engine
-from bridge.service.analysis.engine import Findings, LimitReached, as_tag
 
 MIB = 1024 * 1024
 

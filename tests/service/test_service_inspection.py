@@ -20,7 +20,16 @@ import pytest
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
-from service_kit import (
+
+from bridge.api.scanning import Decision
+from bridge.service.analysis import kinds
+from bridge.service.analysis.decision import DecisionTable
+from bridge.service.analysis.headers import check
+from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
+from bridge.service.analysis.links import Links
+from bridge.service.analysis.structure import Bounds, TooMuch, decoded, parse_value, walk
+from bridge.service.settings import DEFAULT_RULES, Decisions, Rule
+from tests.service.service_kit import (
     CONFIG,
     EICAR,
     GTUBE,
@@ -32,15 +41,6 @@ from service_kit import (
     wait_for,
     zipped,
 )
-
-from bridge.api.scanning import Decision
-from bridge.service.analysis import kinds
-from bridge.service.analysis.decision import DecisionTable
-from bridge.service.analysis.headers import check
-from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
-from bridge.service.analysis.links import Links
-from bridge.service.analysis.structure import Bounds, TooMuch, decoded, parse_value, walk
-from bridge.service.settings import DEFAULT_RULES, Decisions, Rule
 
 MIB = 1024 * 1024
 CRLF_PAIR = b"\r\n\r\n"

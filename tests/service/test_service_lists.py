@@ -9,13 +9,24 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from service_kit import CONFIG, DEADLINE_S, SOON_S, TOKEN, Lists, fresh_database, mail, make_key, service, wait_for
 from sqlalchemy import create_engine, text
 
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.lists.store import GLOBAL, PREDEFINED, ListFull, ListStore
 from bridge.service.settings import ListDefinition
 from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
+from tests.service.service_kit import (
+    CONFIG,
+    DEADLINE_S,
+    SOON_S,
+    TOKEN,
+    Lists,
+    fresh_database,
+    mail,
+    make_key,
+    service,
+    wait_for,
+)
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 OTHER = "00000000-0000-4000-8000-000000000001"

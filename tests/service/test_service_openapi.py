@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from service_kit import CONFIG, TOKEN, Lists, service, wait_for
 
 from bridge.service import openapi
 from bridge.service.lists.store import PREDEFINED
+from tests.service.service_kit import CONFIG, TOKEN, Lists, service, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,13 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
-from service_kit import (
+from sqlalchemy import create_engine, text
+
+from bridge.runtime import yaml_file
+from bridge.service.lists.store import GLOBAL, Entry, ListStore
+from bridge.service.settings import ServiceConfig
+from bridge.service.store import Store, StoreUnavailable
+from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
     Lists,
@@ -23,12 +29,6 @@ from service_kit import (
     service_processes,
     wait_for,
 )
-from sqlalchemy import create_engine, text
-
-from bridge.runtime import yaml_file
-from bridge.service.lists.store import GLOBAL, Entry, ListStore
-from bridge.service.settings import ServiceConfig
-from bridge.service.store import Store, StoreUnavailable
 
 
 def _config(url: str) -> str:

@@ -11,10 +11,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from service_kit import CONFIG, DEADLINE_S, mail, service, wait_for
 
 from bridge.errors import ConfigError
 from bridge.service.analysis.plugin import ENTRY_POINTS
+from tests.service.service_kit import CONFIG, DEADLINE_S, mail, service, wait_for
 
 MIB = 1024 * 1024
 

@@ -9,7 +9,8 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import pytest
-from service_kit import (
+
+from tests.service.service_kit import (
     CONFIG,
     DEADLINE_S,
     Lists,

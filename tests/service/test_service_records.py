@@ -6,12 +6,12 @@ import asyncio
 import json
 from uuid import uuid4
 
-from service_kit import CONFIG, GTUBE, mail, service, wait_for
 from sqlalchemy import create_engine, event, insert, select
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.service.scanning.records import Records
 from bridge.service.store import Store, analysis
+from tests.service.service_kit import CONFIG, GTUBE, mail, service, wait_for
 
 
 def _rows(url: str) -> list[dict[str, object]]:

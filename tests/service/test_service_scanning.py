@@ -14,7 +14,17 @@ from uuid import UUID
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from service_kit import (
+
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.mail.message import Spool
+from bridge.runtime import http_server
+from bridge.runtime.endpoints import Address
+from bridge.runtime.http_server import CannotListen, HttpServer, ServiceServer, bind
+from bridge.service.responses import Refused
+from bridge.service.scanning import admission
+from bridge.service.scanning.admission import THROTTLE_MAX_S, Admission
+from bridge.service.scanning.upload import Upload
+from tests.service.service_kit import (
     BOUNDARY,
     CONFIG,
     DEADLINE_S,
@@ -32,16 +42,6 @@ from service_kit import (
     wait_for,
     zipped,
 )
-
-from bridge.api.scanning import AnalysisResult, Decision
-from bridge.mail.message import Spool
-from bridge.runtime import http_server
-from bridge.runtime.endpoints import Address
-from bridge.runtime.http_server import CannotListen, HttpServer, ServiceServer, bind
-from bridge.service.responses import Refused
-from bridge.service.scanning import admission
-from bridge.service.scanning.admission import THROTTLE_MAX_S, Admission
-from bridge.service.scanning.upload import Upload
 
 MIB = 1024 * 1024
 PARAMETERS = parameters_json()

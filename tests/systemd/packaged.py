@@ -11,9 +11,21 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from inside import BRIDGE, CONFIG, ETC, Load, command, journal, send, show, status, systemctl, until, user_of
-
 from bridge.testing import Background, NextHop, SmtpClient
+from tests.systemd.inside import (
+    BRIDGE,
+    CONFIG,
+    ETC,
+    Load,
+    command,
+    journal,
+    send,
+    show,
+    status,
+    systemctl,
+    until,
+    user_of,
+)
 
 TRIAL = Path("/opt/trial")
 UNITS = ["scanbridge.service", "scanbridge.socket", "scanbridge-scanner.service", "scanbridge-scanner.socket"]

@@ -18,7 +18,8 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
-from inside import (
+from bridge.testing import TOKEN, SmtpClient, answer, result
+from tests.systemd.inside import (
     ADMIN,
     BRIDGE,
     CONFIG,
@@ -39,8 +40,6 @@ from inside import (
     until,
     user_of,
 )
-
-from bridge.testing import TOKEN, SmtpClient, answer, result
 
 RESULTS = Path("/opt/trial/results")
 UNITS = Path("/usr/local/lib/systemd/system")

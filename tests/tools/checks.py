@@ -11,13 +11,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from requirements import find
-from scene import INJECTED, LISTENER, POSTFIX, PUBLIC, ROOT, SERVICE, Scene
-from smuggling import SEQUENCES, scan
-
 from bridge.service import openapi
 from bridge.service.lists.store import PREDEFINED
 from bridge.testing import TOKEN, SmtpClient, until
+from tests.hostile.smuggling import SEQUENCES, scan
+from tests.requirements import find
+from tests.tools.scene import INJECTED, LISTENER, POSTFIX, PUBLIC, ROOT, SERVICE, Scene
 
 
 @dataclass(frozen=True)

@@ -10,13 +10,10 @@ import sys
 import time
 from collections.abc import Iterator
 from datetime import UTC, datetime
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parent))
-
-import scene as scenery
-from checks import CHECKS, QUICK, Failed, Found, Scene
-from requirements import find
+from tests.requirements import find
+from tests.tools import scene as scenery
+from tests.tools.checks import CHECKS, QUICK, Failed, Found, Scene
 
 PAGE = scenery.ROOT / "docs" / "tools.md"
 MARK = "<!-- what follows is written by `make test-tools` -->\n"

@@ -20,15 +20,14 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-sys.path[:0] = [str(ROOT), *(str(ROOT / "tests" / one) for one in ("", "hostile", "delivery", "service"))]
 
 import trustme  # noqa: E402
-from postfix_kit import Postfix  # noqa: E402
-from scripted_hop import EXTENSIONS, ScriptedHop  # noqa: E402
-from service_kit import ServiceProcess, make_key  # noqa: E402
 
 from bridge.runtime import yaml_file  # noqa: E402
 from bridge.testing import TOKEN, Background, NextHop, SmtpClient, until  # noqa: E402
+from tests.postfix_kit import Postfix  # noqa: E402
+from tests.relay.scripted_hop import EXTENSIONS, ScriptedHop  # noqa: E402
+from tests.service.service_kit import ServiceProcess, make_key  # noqa: E402
 
 PUBLIC = "192.0.2.25"  # the address that strangers reach, and have: nobody trusts it
 LISTENER = 10025  # for the mail server on this machine, which is trusted

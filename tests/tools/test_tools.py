@@ -6,7 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from requirements import need, unavailable
+from tests.requirements import need, unavailable
 
 EXAMINE = Path(__file__).parent / "examine.py"
 QUICK = 6  # checks

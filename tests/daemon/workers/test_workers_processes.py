@@ -1,0 +1,186 @@
+"""Several workers: limits for all together, numbers of all, and no harm when one dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+
+from bridge.testing import SmtpClient, free_port
+from tests.daemon.process_kit import Gate, get, parts, running, scanbridge, start, until, write_config
+from tests.daemon.workers.workers_kit import children, clients_of_all, is_alive, number, owner, send, state, workers
+
+
+def test_the_limit_holds_for_all_workers_together(tmp_path: Path) -> None:
+    """Three slots: whichever worker has the connection, the fourth mail is refused at MAIL, and one scrape says so."""
+    admission = {"max_in_processing": 3, "throttle_threshold": 3}
+    with running(tmp_path, workers=2, admission=admission) as (bridge, scanner, _), ExitStack() as stack:
+        gate = Gate(scanner)
+        first, second = clients_of_all(bridge, stack, each=3).values()
+        for client in (first[0], second[0], first[1]):
+            send(client)
+        gate.arrived(3)
+        for client in (first[2], second[1], second[2]):
+            (refusal,) = client.say(b"MAIL FROM:<a@b>")
+            assert refusal.startswith(b"451 4.3.2 ")
+        assert number(bridge, "scanbridge_in_processing") == state(bridge)["in_processing"] == 3
+        assert number(bridge, "scanbridge_bytes_in_processing") > 0
+        assert number(bridge, "scanbridge_saturated_replies_total", stage="mail") == 3
+        assert scanner.max_in_flight == 3
+        gate.let_go = True
+        for client in (first[0], second[0], first[1]):
+            assert client.reply().startswith(b"250 ")
+        until(lambda: number(bridge, "scanbridge_in_processing") == 0, "free slots")
+        assert number(bridge, "scanbridge_mails_total", action="relay") == 3
+        assert number(bridge, "scanbridge_scan_seconds_count") == 3
+        assert number(bridge, "scanbridge_workers") == 2 and number(bridge, "scanbridge_workers_silent") == 0
+
+
+def test_connections_that_stay_are_shared_by_the_workers(tmp_path: Path) -> None:
+    """Who wakes up first does not take them all, and nobody waits long."""
+    with running(tmp_path, workers=2) as (bridge, _, _), ExitStack() as stack:
+        pids = workers(bridge)
+        clients = [stack.enter_context(bridge.client()) for _ in range(60)]
+        owners = [owner(client, pids) for client in clients]
+        assert min(map(owners.count, pids)) > 15
+        assert all(client.mail().startswith(b"250 ") for client in clients)
+
+
+def test_a_killed_worker_gives_its_slots_back_and_is_replaced(tmp_path: Path) -> None:
+    """Its clients lose their connection and keep their mail; the others notice nothing; no counter goes back."""
+    admission = {"max_in_processing": 2, "throttle_threshold": 2}
+    with running(tmp_path, workers=2, admission=admission) as (bridge, scanner, _), ExitStack() as stack:
+        for _ in range(10):
+            assert bridge.send().startswith("250 ")
+        assert number(bridge, "scanbridge_mails_total") == 10  # and so both have written what they know
+        gate = Gate(scanner)
+        found = clients_of_all(bridge, stack, each=2)
+        (victim, doomed), (other, kept) = found.items()
+        for client in doomed:
+            send(client)
+        gate.arrived(12)
+        assert kept[0].say(b"MAIL FROM:<a@b>")[0].startswith(b"451 4.3.2 ")
+        os.kill(victim, signal.SIGKILL)
+        assert all(client.is_cut() for client in doomed)
+        until(lambda: kept[0].say(b"MAIL FROM:<a@b>")[0].startswith(b"250 "), "the slots of the dead")
+        gate.let_go = True
+        assert kept[1].mail().startswith(b"250 ")
+        until(lambda: len(workers(bridge)) == 2, "another worker")
+        assert victim not in workers(bridge) and other in workers(bridge)
+        assert number(bridge, "scanbridge_mails_total") == 11
+        assert number(bridge, "scanbridge_worker_restarts_total") == 1
+        assert number(bridge, "scanbridge_in_processing") == number(bridge, "scanbridge_bytes_in_processing") == 0
+        assert f"worker {victim} was ended by signal 9" in bridge.log
+
+
+def test_a_connection_in_the_queue_outlives_the_workers(tmp_path: Path) -> None:
+    """All workers hang and are killed: who connected meanwhile is served by the next ones."""
+    with running(tmp_path, workers=2) as (bridge, _, _):
+        pids = workers(bridge)
+        for pid in pids:
+            os.kill(pid, signal.SIGSTOP)
+        with SmtpClient(bridge.port) as client:
+            for pid in pids:
+                os.kill(pid, signal.SIGKILL)
+            client.open()
+            assert client.mail().startswith(b"250 ")
+
+
+def test_a_silent_worker_is_counted_and_its_numbers_stay(tmp_path: Path) -> None:
+    """One that is stopped cannot answer; what it last said is still in the sum."""
+    with running(tmp_path, workers=2) as (bridge, _, _), ExitStack() as stack:
+        for clients in clients_of_all(bridge, stack).values():
+            assert clients[0].mail().startswith(b"250 ")
+        assert number(bridge, "scanbridge_mails_total") == 2
+        frozen = workers(bridge)[0]
+
+        def seen_workers() -> list[dict[str, int]]:
+            code, text = get(bridge.admin, "/status")
+            return list(json.loads(text)["workers"]) if code == 200 else []
+
+        os.kill(frozen, signal.SIGSTOP)
+        # What the stopped one's event loop had accepted stays there; a new connection may need a second try.
+        until(lambda: number(bridge, "scanbridge_workers_silent") == 1, "a scrape that misses it", 30)
+        assert number(bridge, "scanbridge_mails_total") == 2
+        until(lambda: any(one["pid"] == frozen and one["silent_s"] for one in seen_workers()), "its name", 30)
+        os.kill(frozen, signal.SIGCONT)
+        until(lambda: number(bridge, "scanbridge_workers_silent") == 0, "its answer")
+
+
+def test_the_embedded_service_outlives_workers_and_is_restarted_itself(tmp_path: Path) -> None:
+    """It is a process of its own."""
+    url = f"http://127.0.0.1:{free_port()}"
+    with parts() as (_, _, next_hop), ExitStack() as stack:
+        config, port, admin = write_config(tmp_path, url, next_hop.url, workers=2, embedded_service=True)
+        bridge = start(config, port, admin)
+        stack.callback(bridge.end)
+        pids = workers(bridge)
+        (scanning,) = children(bridge.process.pid) - set(pids)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        until(lambda: len(set(workers(bridge)) - set(pids)) == 2, "other workers")
+        assert scanning in children(bridge.process.pid)
+        assert bridge.send().startswith("250 ")
+        os.kill(scanning, signal.SIGKILL)
+        until(lambda: len(children(bridge.process.pid)) == 3 and scanning not in children(bridge.process.pid), "it")
+        until(lambda: bridge.send().startswith("250 "), "a scan by the new one")
+        bridge.signal()
+        assert bridge.wait() == 0
+
+
+def test_without_a_supervisor_the_workers_end(tmp_path: Path) -> None:
+    """Killed without a word: they finish and free the ports, so that the next one can start."""
+    with running(tmp_path, workers=2) as (bridge, _, _):
+        pids = workers(bridge)
+        bridge.end()
+        until(lambda: not any(map(is_alive, pids)), "their end")
+        assert "the supervisor is gone" in bridge.log
+        again = start(tmp_path / "bridge.yml", bridge.port, bridge.admin)
+        try:
+            assert again.send().startswith("250 ")
+            again.signal()
+            assert again.wait() == 0
+        finally:
+            again.end()
+
+
+def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
+    """A token that is missing and a certificate that cannot be read are 78, a taken port is 1."""
+    config, port, _ = write_config(tmp_path, "http://127.0.0.1:9", "127.0.0.1:9", workers=2)
+    with socket.create_server(("127.0.0.1", port)):
+        done = scanbridge("run", "-c", config)
+    assert done.returncode == 1 and done.stderr.count("Address already in use; is another program") == 1
+    (tmp_path / "cert.pem").write_text("nonsense")
+    tls = {"cert_file": "cert.pem", "key_file": "cert.pem"}
+    listeners = [{"name": "mx", "address": f"127.0.0.1:{port}", "tls": tls}]
+    config, _, _ = write_config(tmp_path, "http://127.0.0.1:9", "127.0.0.1:9", workers=2, listeners=listeners)
+    done = scanbridge("run", "-c", config)
+    assert done.returncode == 78 and done.stderr.count("cannot be used together") == 1, done.stderr
+    (tmp_path / "token").unlink()
+    done = scanbridge("run", "-c", config)
+    assert done.returncode == 78 and done.stderr.count("put the secret into it") == 1
+    assert "Traceback" not in done.stderr
+
+
+def test_workers_that_cannot_come_back_end_the_supervisor(tmp_path: Path) -> None:
+    """While one still takes mail the others are tried again, ever more rarely; when none is left, 78."""
+    with running(tmp_path, workers=2) as (bridge, _, _):
+        first, second = workers(bridge)
+        (tmp_path / "token").unlink()
+        os.kill(first, signal.SIGKILL)
+        until(lambda: bridge.log.count("ended with exit code 78") >= 2, "the second attempt")
+        assert bridge.send().startswith("250 ") and "the next one is started in 0.5 s" in bridge.log
+        os.kill(second, signal.SIGKILL)
+        assert bridge.wait() == 78
+
+
+def test_one_processor_needs_no_supervisor(tmp_path: Path) -> None:
+    """`auto` where there is one processor is a single process, as by default."""
+    one = {min(os.sched_getaffinity(0))}
+    with running(tmp_path, {"preexec_fn": lambda: os.sched_setaffinity(0, one)}, workers="auto") as (bridge, _, _):
+        assert workers(bridge) == [bridge.process.pid] and not children(bridge.process.pid)
+        with bridge.client() as client:
+            assert owner(client, workers(bridge)) == bridge.process.pid

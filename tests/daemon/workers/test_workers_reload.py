@@ -1,0 +1,200 @@
+"""SIGHUP: a new configuration without a lost connection, in one process and in several."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import ssl
+import threading
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trustme
+
+from bridge.runtime import yaml_file
+from bridge.testing import SmtpClient, answer, free_port, result
+from tests.daemon.process_kit import Bridge, Gate, busy, running, scanbridge, until
+from tests.daemon.workers.workers_kit import clients_of_all, is_alive, number, send, state, workers
+
+
+def change(bridge: Bridge, **sections: Any) -> None:
+    """Write these sections over those in the file."""
+    path = bridge.directory / "bridge.yml"
+    data, _ = yaml_file.read(path, path.read_text())
+    path.write_text(yaml_file.dump({**data, **sections}))
+
+
+def reload(bridge: Bridge) -> Any:
+    return scanbridge("reload", "-c", bridge.directory / "bridge.yml")
+
+
+def signalled(bridge: Bridge) -> dict[str, Any]:
+    """The same as a service manager does it; what became of it."""
+    before = state(bridge)["reload"]["count"]
+    bridge.signal(signal.SIGHUP)
+    until(lambda: state(bridge)["reload"]["count"] > before, "the reload")
+    return dict(state(bridge)["reload"])
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> None:
+    """It is said in the log, the metrics, the status and the exit code; then a good one is taken."""
+    with running(tmp_path, workers=count) as (bridge, _, _):
+        pids, began = workers(bridge), number(bridge, "scanbridge_config_reload_time_seconds")
+        assert number(bridge, "scanbridge_config_reload_success") == 1 and began > 1e9
+        token = (tmp_path / "token").read_text()
+        (tmp_path / "token").unlink()
+        done = reload(bridge)
+        assert done.returncode == 1 and "the old configuration stays" in done.stderr
+        assert "the old configuration stays" in bridge.log and "put the secret into it" in bridge.log
+        assert number(bridge, "scanbridge_config_reload_success") == 0
+        assert workers(bridge) == pids and bridge.send().startswith("250 ")
+        (tmp_path / "token").write_text(token)
+        change(bridge, hostname="renamed.example")
+        assert signalled(bridge)["ok"]
+        assert number(bridge, "scanbridge_config_reload_success") == 1
+        assert number(bridge, "scanbridge_config_reload_time_seconds") > began
+        with SmtpClient(bridge.port) as client:
+            assert client.reply().startswith(b"220 renamed.example ")
+
+
+def test_what_only_a_restart_can_change_is_refused(tmp_path: Path) -> None:
+    """And a file with mistakes does not get as far as the daemon."""
+    with running(tmp_path, workers=2) as (bridge, _, _):
+        change(bridge, log={"format": "json"}, state_directory=str(tmp_path / "elsewhere"))
+        outcome = signalled(bridge)
+        assert not outcome["ok"]
+        assert "state_directory: can be changed by a restart only" in outcome["problem"]
+        assert "log: can be changed by a restart only" in outcome["problem"]
+        (tmp_path / "bridge.yml").write_text("listeners: 3\n")
+        assert reload(bridge).returncode == 78
+        bridge.signal(signal.SIGHUP)  # who does not ask first
+        until(lambda: "a list is expected here" in bridge.log, "a line about the mistake")
+        assert bridge.send().startswith("250 ")
+
+
+def test_one_process_swaps_its_parts_under_open_connections(tmp_path: Path) -> None:
+    """Running mail ends by the old word, the next mail of the same connection goes by the new one."""
+    with running(tmp_path) as (bridge, scanner, next_hop):
+        gate = Gate(scanner)
+        with bridge.client() as client, bridge.client() as other:
+            send(client)
+            gate.arrived()
+            change(bridge, policy={"deliver": "reject"}, admission={"max_in_processing": 7})
+            done = reload(bridge)
+            assert (done.returncode, done.stdout) == (0, "the new configuration is in force\n")
+            gate.let_go = True
+            assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
+            assert client.mail().startswith(b"550 5.7.1 ") and other.mail().startswith(b"550 5.7.1 ")
+        assert len(next_hop.mails) == 1
+        assert number(bridge, "scanbridge_in_processing_limit") == 7
+        assert number(bridge, "scanbridge_mails_total") == 3
+        bridge.signal()
+        assert bridge.wait() == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
+    """A new one opens, a removed one drains and closes its port, the one that stays never closes."""
+    with running(tmp_path, workers=count) as (bridge, scanner, _), ExitStack() as stack:
+        stays = {"name": "mx", "address": f"127.0.0.1:{bridge.port}"}
+        first, second = free_port(), free_port()
+        change(bridge, listeners=[stays, {"name": "first", "address": f"127.0.0.1:{first}"}])
+        assert signalled(bridge)["ok"]
+        gate = Gate(scanner)
+        running_mail = stack.enter_context(SmtpClient(first))
+        running_mail.open()
+        send(running_mail)
+        gate.arrived()
+        change(bridge, listeners=[stays, {"name": "second", "protocol": "lmtp", "address": f"127.0.0.1:{second}"}])
+        assert signalled(bridge)["ok"]
+        until(lambda: not busy(first), "the port to close")
+        gate.let_go = True
+        assert running_mail.reply().startswith(b"250 ")
+        with SmtpClient(second) as client:
+            assert b"LMTP" in client.reply()
+        assert bridge.send().startswith("250 ")
+        assert [one["name"] for one in state(bridge)["listeners"]] == ["mx", "second"]
+        assert number(bridge, "scanbridge_mails_total", listener="first") == 1
+        taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        change(bridge, listeners=[stays, {"name": "third", "address": address}])
+        outcome = signalled(bridge)
+        assert not outcome["ok"] and "Address already in use" in outcome["problem"]
+        with SmtpClient(second) as client:
+            assert b"LMTP" in client.reply()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_renewed_certificate_is_shown(tmp_path: Path, count: int) -> None:
+    """The same file names, other contents."""
+    authority = trustme.CA()
+
+    def issue() -> str:
+        made = authority.issue_cert("127.0.0.1")
+        made.private_key_pem.write_to_path(tmp_path / "key.pem")
+        made.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+        return ssl.PEM_cert_to_DER_cert(made.cert_chain_pems[0].bytes().decode()).hex()
+
+    def shown(port: int) -> str:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        authority.configure_trust(context)
+        with SmtpClient(port) as client:
+            client.open()
+            client.say(b"STARTTLS")
+            with context.wrap_socket(client.sock, server_hostname="127.0.0.1") as encrypted:
+                return (encrypted.getpeercert(binary_form=True) or b"").hex()
+
+    old = issue()
+    port = free_port()
+    tls = {"cert_file": "cert.pem", "key_file": "key.pem"}
+    listeners = [{"name": "mx", "address": f"127.0.0.1:{port}", "tls": tls}]
+    with running(tmp_path, workers=count, listeners=listeners) as (bridge, _, _):
+        assert shown(port) == old
+        new = issue()
+        assert signalled(bridge)["ok"]
+        assert {shown(port) for _ in range(5)} == {new}
+
+
+def test_workers_are_replaced_one_after_the_other_under_load(tmp_path: Path) -> None:
+    """New processes, no connection refused, no mail lost, and no counter goes back."""
+    with running(tmp_path, workers=2) as (bridge, scanner, next_hop), ExitStack() as stack:
+        gate = Gate(scanner)
+        before = workers(bridge)
+        (waiting, *_), *_ = clients_of_all(bridge, stack).values()
+        send(waiting)
+        gate.arrived()
+        gate.let_go = False
+        done, answers = threading.Event(), []
+
+        def keep_sending() -> None:
+            while not done.is_set():
+                with SmtpClient(bridge.port) as client, suppress(ConnectionError):  # hung up on, with a 421
+                    if client.reply().startswith(b"220"):
+                        client.say(b"EHLO client.example")
+                        answers.append(client.mail())
+
+        scanner.reply = answer(200, result())  # what is new passes; what waits at the gate goes on waiting
+        threads = [threading.Thread(target=keep_sending) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        change(bridge, hostname="renamed.example")
+        assert signalled(bridge)["ok"]
+        counted = number(bridge, "scanbridge_mails_total")
+        end = time.monotonic() + 10
+        while len(answers) < 50 and time.monotonic() < end:
+            assert number(bridge, "scanbridge_mails_total") >= counted
+            counted = number(bridge, "scanbridge_mails_total")
+        done.set()
+        for thread in threads:
+            thread.join(10)
+        gate.let_go = True
+        assert waiting.reply().startswith(b"250 ")
+        accepted = sum(one.startswith(b"250 ") for one in answers)
+        assert len(next_hop.mails) == accepted + 1 and accepted >= 50
+        until(lambda: not any(map(is_alive, before)), "the end of the old ones")
+        assert len(workers(bridge)) == 2 and not set(workers(bridge)) & set(before)
+        assert number(bridge, "scanbridge_mails_total", action="relay") == accepted + 1

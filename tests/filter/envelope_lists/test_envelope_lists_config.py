@@ -1,0 +1,134 @@
+"""What a configuration may say of lists at the door, how its mistakes are told, and what `check` finds."""
+
+from __future__ import annotations
+
+import json
+import stat
+import sys
+from functools import partial
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bridge.cli import main
+from bridge.config import model
+from bridge.config.model import EMBEDDED, Config
+from bridge.errors import ConfigError
+from bridge.runtime import yaml_file
+from bridge.testing import FakeScanner, NextHop, configuration, free_port
+from tests.daemon.process_kit import ROOT, Bridge, environment, scanbridge, until
+from tests.filter.envelope_lists.envelope_lists_kit import TENANTS, section
+from tests.lists.lists_kit import http, misbehaving
+
+LISTENER = "  - {{name: mx, address: '127.0.0.1:10025', {more}}}\n"
+LISTS = "lists: {url: 'http://127.0.0.1:9081', api_key_file: k}\n"
+
+
+def load(more: str, lists: str = LISTS) -> Config:
+    text = (
+        "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}\n"
+        "listeners:\n" + LISTENER.format(more=more) + "relay: {next_hop: '127.0.0.1:2'}\n" + lists
+    )
+    return yaml_file.load(Path("bridge.yml"), Config, text)
+
+
+@pytest.mark.parametrize(
+    ("more", "lists", "text"),
+    [
+        ("lists: {block: [a]}", "", "bridge.yml:1: lists: a listener names lists: say where they are"),
+        ("lists: {blok: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.blok: unknown key"),
+        ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: the same list stands there twice"),
+        ("lists: {block: [a], skip_scan: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.skip_scan: a list cannot both"),
+        ('lists: {text: "a\\nb"}', LISTS, "bridge.yml:3: listeners.0.lists.text: the text must be printable"),
+        (
+            "profile: exim-queue, lists: {block: [a]}",
+            LISTS,
+            "bridge.yml:3: listeners.0.lists: a refusal would become a",
+        ),
+        ("tls: null", LISTS[:-2] + ", refresh: 0s}\n", "bridge.yml:5: lists.refresh:"),
+        ("tls: null", LISTS[:-2] + ", kinds: {a: url}}\n", "bridge.yml:5: lists.kinds.a:"),
+    ],
+)
+def test_mistakes_are_told_with_file_and_line(more, lists, text):
+    """The key, and what to do."""
+    with pytest.raises(ConfigError) as caught:
+        load(more, lists)
+    assert str(caught.value).startswith(text)
+
+
+def test_after_a_queue_lists_may_still_free_from_the_scan():
+    """Only a refusal would become a bounce there."""
+    conf = load("profile: exim-queue, lists: {skip_scan: [allowed-networks]}")
+    assert conf.listeners[0].lists.names == ["allowed-networks"]
+
+
+@pytest.fixture
+def check(tmp_path):
+    """`scanbridge check` with these lists; its lines that speak of lists, and its exit code."""
+
+    def run(lists: dict, door: dict) -> tuple[int, list[str]]:
+        scanner = FakeScanner()
+        scanner.port = 9  # nobody is there
+        data = configuration(tmp_path, scanner, NextHop(port=9), {"lists": lists, "tenants": TENANTS}, lists=door)
+        path = tmp_path / "bridge.yml"
+        path.write_text(yaml_file.dump(data))
+        done = CliRunner().invoke(main, ["check", "-v", "-c", str(path)])
+        return done.exit_code, [line for line in done.output.splitlines() if line.startswith(("list ", "lists "))]
+
+    return run
+
+
+def test_check_finds_lists_that_are_not_there(check, service):
+    """Each by name; one that can be used says what it holds, and what is risky about it."""
+    _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
+    text = "\n".join(found)
+    assert "the key works" in text
+    assert "list no-such-list: PROBLEM: the service has no list of this name" in text
+    assert "list notes: PROBLEM: the service calls its entries 'notes'" in text
+    assert "list allowed-senders: WARNING: careful: mail with a forged sender goes unscanned" in text
+
+
+def test_check_finds_a_key_that_does_not_work(check, tmp_path):
+    """One line, and no key in it."""
+    with misbehaving(tmp_path, lambda _: http(401, {"error": "unauthorized"})) as server:
+        code, found = check(section(server), {"block": ["a"]})
+    assert code == 1
+    assert len(found) == 1 and "refuses the API key" in found[0]
+
+
+def test_the_embedded_default_has_lists_at_once(tmp_path):
+    """A key file for our eyes only, made at the first start; `lists` and the scan go by it with no set-up."""
+    state = tmp_path / "state"
+    ports = {name: free_port() for name in ("9081", "10025", "10027", "9082")}
+    text = EMBEDDED.format(state=json.dumps(str(state))[1:-1])
+    for old, new in ports.items():
+        text = text.replace(f"127.0.0.1:{old}", f"127.0.0.1:{new}")
+    path = tmp_path / "bridge.yml"
+    path.write_text(text)
+    for _ in range(2):  # the second start finds what the first has made
+        command = [sys.executable, "-m", "bridge", "run", "-c", str(path)]
+        bridge = Bridge(tmp_path, ports["10025"], ports["9082"], command, environment(PYTHONPATH=str(ROOT)))
+        try:
+            bridge.wait_ready()
+            key = state / "api-key"
+            assert stat.S_IMODE(key.stat().st_mode) == 0o600
+            done = scanbridge("lists", "add", "-c", path, "blocked-senders", "bad@sender.example")
+            assert done.returncode == 0, done.stderr
+            assert key.read_text().strip() not in done.stdout + done.stderr + bridge.log
+            until(partial(_refused, bridge), "the scan to go by the list")
+        finally:
+            bridge.signal()
+            bridge.wait()
+
+
+def _refused(bridge: Bridge) -> bool:
+    with bridge.client() as client:
+        client.begin(sender=b"<bad@sender.example>")
+        return client.say(b"Subject: x\r\n\r\nx\r\n.")[0].startswith(b"550")
+
+
+def test_the_embedded_default_reads_as_it_is_meant(tmp_path):
+    """Its lists are those of its own service."""
+    conf = model.embedded(tmp_path)
+    assert conf.lists is not None and conf.lists.url == conf.scanner.urls[0]

@@ -1,0 +1,273 @@
+"""The local copy: kept through a restart and an outage, never by halves, refreshed by a program of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from bridge.cli.lists.command import lists as lists_command
+from bridge.config.model import Config
+from bridge.daemon.reload import Reloading
+from bridge.lists.copies import Copies, Wanted
+from bridge.matching import table
+from bridge.matching.table import BadTable, Table, TableMaker
+from bridge.runtime import yaml_file
+from bridge.testing import SmtpClient, free_port, running_bridge
+from tests.daemon.process_kit import get, parts, start, write_config
+from tests.filter.envelope_lists.envelope_lists_kit import door, offer, section
+from tests.filter.smtp_kit import until
+from tests.lists.lists_kit import INFOS, STREAM, TENANT, chunk, http, lines, misbehaving, whole
+
+LARGE = {"block": ["large"]}
+
+
+def serving(*entries: str, cut: bool = False):
+    """A service with one list, whose stream may be cut in the middle."""
+
+    def answer(seen):
+        if seen.operation == "getLists":
+            return http(200, INFOS)
+        if cut:
+            return b"<cut>" + STREAM + chunk(lines(*entries))
+        return whole(*entries)
+
+    return answer
+
+
+def copy_of(bridge, name: str = "large"):
+    return bridge.daemon.keeper.copies.get(name, None)
+
+
+def test_a_copy_is_in_force_before_the_first_connection_and_outlives_the_service(tmp_path):
+    """After a restart with the service gone, what was blocked is blocked; status and metrics tell the age."""
+    with (
+        misbehaving(tmp_path, serving("bad@sender.example")) as server,
+        door(tmp_path, server, LARGE, {"tenants": []}) as bridge,
+    ):
+        assert offer(bridge, "bad@sender.example").startswith("550 5.7.1")
+    given = {"lists": section(server)}
+    with running_bridge(tmp_path, given, lists=LARGE) as bridge:
+        assert offer(bridge, "bad@sender.example").startswith("550 5.7.1")
+        assert offer(bridge).startswith("250")
+        state = json.loads(get(bridge.admin_port, "/status")[1])["lists"]
+        assert [(one["name"], one["entries"], one["tenant"]) for one in state] == [("large", 1, None)]
+        metrics = get(bridge.admin_port, "/metrics")[1]
+        assert 'scanbridge_list_entries{list="large"} 1.0' in metrics
+        assert 'scanbridge_list_age_seconds{list="large"}' in metrics
+        assert 'scanbridge_list_copies_missing{list="large"} 0.0' in metrics
+
+
+def test_a_cut_stream_never_shrinks_a_list(tmp_path):
+    """The old copy stays, the problem is told in log, status and metrics, and a whole stream mends it."""
+    with misbehaving(tmp_path, serving("bad@sender.example", "old@sender.example")) as server:
+        given = {"tenants": [], "lists": section(server, refresh="1s")}
+        with door(tmp_path, server, LARGE, given) as bridge:
+            server.answer = serving("bad@sender.example", cut=True)
+            until(lambda: bridge.daemon.keeper.copies.problems, "the failure")
+            assert "cut off" in bridge.daemon.keeper.copies.problems["large"]
+            assert offer(bridge, "old@sender.example").startswith("550")
+            assert copy_of(bridge).table.about.count == 2
+            failed = bridge.daemon.metrics.list_refreshes.values
+            until(lambda: failed["failed",] >= 1, "the count")
+            assert "cut off" in json.loads(get(bridge.admin_port, "/status")[1])["lists"][0]["problem"]
+            server.answer = serving("new@sender.example")
+            until(lambda: not bridge.daemon.keeper.copies.problems, "the repair")
+            assert offer(bridge, "new@sender.example").startswith("550")
+            assert offer(bridge, "old@sender.example").startswith("250")
+
+
+@pytest.mark.parametrize(("choice", "reply"), [("accept", "250 2.0.0 Ok"), ("tempfail", "451 4.3.0 The lists")])
+def test_without_any_copy_the_operators_choice_holds(tmp_path, choice, reply):
+    """A first start while the service is down: mail flows and a metric tells, or it waits."""
+    with misbehaving(tmp_path, serving("bad@sender.example")) as server:
+        pass
+    given = {"lists": section(server, without_copy=choice)}
+    with running_bridge(tmp_path, given, lists=LARGE) as bridge:
+        assert offer(bridge, "bad@sender.example").startswith(reply)
+        metrics = get(bridge.admin_port, "/metrics")[1]
+        assert 'scanbridge_list_copies_missing{list="large"} 1.0' in metrics
+        assert 'list_age_seconds{list="large"}' not in metrics
+
+
+def test_a_damaged_copy_is_not_used_and_is_made_anew(tmp_path):
+    """A flipped bit is no list; nobody is refused because of it."""
+    with misbehaving(tmp_path, serving("bad@sender.example")) as server:
+        with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
+            path = bridge.daemon.keeper.copies.directory / Wanted("large").file_name
+        raw = bytearray(path.read_bytes())
+        raw[-1] ^= 1
+        path.write_bytes(raw)
+        with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
+            assert offer(bridge, "bad@sender.example").startswith("550")
+
+
+def test_a_list_that_is_not_there_is_said_and_the_others_are_kept(service, tmp_path, caplog):
+    """A mistyped name, and a list of what no envelope has."""
+    lists = {"block": ["no-such-list", "notes", "blocked-senders"]}
+    given = {"lists": section(service), "tenants": []}
+    with running_bridge(tmp_path, given, lists=lists) as bridge:
+        until(lambda: offer(bridge, "bad@sender.example").startswith("550"), "the good list")
+        until(lambda: len(bridge.daemon.keeper.copies.problems) == 2, "the problems")
+        assert bridge.daemon.keeper.copies.problems["no-such-list"] == "the service has no list of this name"
+        assert "lists.kinds" in bridge.daemon.keeper.copies.problems["notes"]
+
+
+def test_the_operator_can_say_what_entries_are(service, tmp_path):
+    """Another service's categories need not be ours."""
+    service.add("notes", {"stranger.example": "a domain, we say"})
+    given = {"lists": section(service, kinds={"notes": "domain"})}
+    with door(tmp_path, service, {"block": ["notes"]}, given) as bridge:
+        assert offer(bridge, "x@sub.stranger.example").startswith("550")
+
+
+def refresh(path: Path, *more: str):
+    return CliRunner().invoke(lists_command, ["refresh", "-c", str(path), *more], catch_exceptions=False)
+
+
+def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
+    """`scanbridge lists refresh` needs no signal and no restart, and says what it did."""
+    with door(tmp_path, service, {"block": ["changing"]}) as bridge:
+        assert offer(bridge, "new@sender.example").startswith("250")
+        service.add("changing", {"new@sender.example": ""})
+        config = tmp_path / "bridge.yml"
+        config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
+        inode = copy_of(bridge, "changing").identity
+        done = refresh(config, "--json")
+        assert done.exit_code == 0, done.output
+        assert [(one["list"], one["tenant"], one["entries"]) for one in json.loads(done.stdout)["lists"]] == [
+            ("changing", None, 1),
+            ("changing", TENANT, 0),
+        ]
+        until(lambda: copy_of(bridge, "changing").identity != inode, "the daemon's look")
+        assert offer(bridge, "new@sender.example").startswith("550")
+        # What has not changed is not written again, but it is fresh.
+        path = bridge.daemon.keeper.copies.directory / Wanted("changing").file_name
+        inode = path.stat().st_ino
+        os.utime(path, (1, 1))
+        assert refresh(config).exit_code == 0
+        assert path.stat().st_ino == inode
+        assert time.time() - path.stat().st_mtime < 60
+
+
+@pytest.mark.parametrize(
+    ("answer", "code", "text"),
+    [
+        (lambda _: http(401, {"error": "unauthorized"}), 77, "refuses the API key"),
+        (lambda _: http(200, {"listFileInfos": []}), 1, "no list of this name"),
+        (lambda _: http(200, {"nonsense": 1}), 1, "holds no lists"),
+    ],
+)
+def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, code, text):
+    """The exit code tells a script what to do; what was enforced still is."""
+    with misbehaving(tmp_path, serving("bad@sender.example")) as server:
+        with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
+            config = tmp_path / "bridge.yml"
+            config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
+        server.answer = answer
+        done = refresh(config)
+        assert (done.exit_code, text in done.output) == (code, True), done.output
+        copies = Copies(tmp_path / "state" / "lists")
+        copies.want([Wanted("large")])
+        copies.look()
+        assert copies.get("large", None).table.about.count == 1
+
+
+def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
+    """What is named anew is fetched at once; without lists nobody is refused any more."""
+    with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
+        assert offer(bridge, "bad@sender.example").startswith("250")
+        data = json.loads(bridge.daemon.config.model_dump_json())
+        for lists, reply in (({"block": ["blocked-senders"]}, "550"), (None, "250")):
+            data["listeners"][0]["lists"] = lists
+            conf = yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
+            bridge.background.run(reload(bridge.daemon, conf))
+            assert bridge.daemon.reloads.ok, bridge.daemon.reloads.problem
+            until(lambda reply=reply: offer(bridge, "bad@sender.example").startswith(reply), "the reload's effect", 30)
+
+
+async def reload(daemon, conf: Config) -> None:
+    count, reloading = daemon.reloads.count, Reloading(daemon, lambda: conf)
+    reloading.begin()
+    async with asyncio.timeout(20):
+        while daemon.reloads.count == count:
+            await asyncio.sleep(0.01)
+
+
+def test_no_listener_names_lists(service, tmp_path):
+    """Then there is nothing to refresh, which is said."""
+    with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
+        config = tmp_path / "bridge.yml"
+        config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
+    assert refresh(config).exit_code == 78
+
+
+def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
+    """Every worker refuses, also one that came later; the service was asked once."""
+    with misbehaving(tmp_path, serving("bad@sender.example")) as server, parts() as (_, scanner, next_hop):
+        port = free_port()
+        listener = {"name": "mx", "address": f"127.0.0.1:{port}", "lists": LARGE}
+        sections = {"workers": 2, "lists": section(server), "listeners": [listener]}
+        config, _, admin = write_config(tmp_path, scanner.url, next_hop.url, **sections)
+        bridge = start(config, port, admin)
+        try:
+            path = tmp_path / "state" / "lists" / Wanted("large").file_name
+            until(path.exists, "the copy")
+            state = json.loads(get(admin, "/status")[1])
+            os.kill(state["workers"][0]["pid"], signal.SIGKILL)
+            pids = {one["pid"] for one in state["workers"]}
+            until(lambda: {one["pid"] for one in _workers(admin)} - pids and len(_workers(admin)) == 2, "a new worker")
+            until(lambda: all(_refused(port) for _ in range(10)), "every worker's look")
+            assert server.operations() == ["getLists", "listEntries"]
+        finally:
+            bridge.end()
+
+
+def _workers(admin: int) -> list[dict]:
+    return [one for one in json.loads(get(admin, "/status")[1] or '{"workers": []}')["workers"] if one["ready"]]
+
+
+def _refused(port: int) -> bool:
+    with SmtpClient(port) as client:
+        client.open()
+        return client.say(b"MAIL FROM:<bad@sender.example>")[0].startswith(b"550")
+
+
+def test_what_is_no_table_is_refused(tmp_path):
+    """Empty, cut, another file, a head that lies."""
+    maker = TableMaker("sender")
+    for i in range(100):
+        maker.add(f"user{i}@example.org")
+    about, body = maker.finish("x", None)
+    good = table.head(about) + b"".join(body)
+    path = tmp_path / "copy"
+    path.write_bytes(good)
+    assert "user7@example.org" in Table.open(path)
+    assert "user100@example.org" not in Table.open(path)
+    for bad in (b"", good[:-1], good + b"x", b"x" + good, good.replace(b'"count": 100', b'"count": 999'), good[:40]):
+        path.write_bytes(bad)
+        with pytest.raises(BadTable):
+            Table.open(path)
+
+
+def test_entries_of_any_spelling_are_found_and_odd_ones_left_out(tmp_path):
+    """What a service shows is brought into the one spelling; what has none is counted."""
+    for category, entries, inside, outside in (
+        ("sender", ["User@Example.ORG", "example.net", "nonsense@", "a b"], ["user@example.org", "@example.net"], "x"),
+        ("domain", ["*.Example.org", ".example.net", "?"], ["example.org", "example.net"], "org"),
+    ):
+        maker = TableMaker(category)
+        for entry in entries:
+            maker.add(entry)
+        about, body = maker.finish("x", None)
+        path = tmp_path / category
+        path.write_bytes(table.head(about) + b"".join(body))
+        found = Table.open(path)
+        assert all(word in found for word in inside) and outside not in found
+        assert (about.count, about.skipped) == (2, len(entries) - 2)

@@ -1,0 +1,94 @@
+"""From a quarantined mail to a list: `scanbridge quarantine block-sender | allow-sender`."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from bridge.runtime import yaml_file
+from tests.filter.envelope_lists.envelope_lists_kit import TENANTS, section
+from tests.lists.lists_kit import TENANT, http, misbehaving
+from tests.quarantine.quarantine_kit import desk
+
+
+@pytest.fixture(scope="module")
+def kept(service, tmp_path_factory):
+    """A quarantine with a mail of a stranger, of a tenant, of nobody, and of an odd sender."""
+    with desk(tmp_path_factory.mktemp("kept"), {"tenants": TENANTS}) as made:
+        configure(made, section(service, block_list="shunned"))
+        made.stranger = made.send(sender=b"Spam@Stranger.example")
+        made.tenants = made.send(b"Subject: x\r\n\r\nx\r\n", b"b@tenant.example", sender=b"other@stranger.example")
+        made.bounce = made.send(b"Subject: y\r\n\r\ny\r\n", sender=b"")
+        yield made
+
+
+def configure(made, lists: dict) -> None:
+    text = made.config.read_text()
+    made.config.write_text(text.partition("\nlists:")[0] + "\n" + yaml_file.dump({"lists": lists}))
+
+
+def test_a_sender_is_blocked_with_a_comment_that_names_the_mail(kept, service):
+    """Who, which mail and when; a second time changes nothing, also not somebody's own comment."""
+    done = kept.call("block-sender", kept.stranger)
+    assert (done.exit_code, done.stdout) == (
+        0,
+        f"{kept.stranger}: Spam@Stranger.example added to shunned of the deployment\n",
+    ), done.output
+    comment = service.entries("shunned")["Spam@Stranger.example"]
+    assert re.fullmatch(rf"quarantined mail {kept.stranger} of \d{{4}}-\d\d-\d\d \d\d:\d\d UTC, by \S+", comment)
+    service.add("shunned", {"spam@stranger.example": "my own words"})
+    again = kept.call("block-sender", kept.stranger, "--json")
+    assert again.exit_code == 0
+    assert json.loads(again.stdout) == {
+        "id": kept.stranger,
+        "list": "shunned",
+        "tenant": None,
+        "entry": "Spam@Stranger.example",
+        "added": False,
+        "problem": None,
+        "exit_code": 0,
+    }
+    assert service.entries("shunned") == {"spam@stranger.example": "my own words"}
+    noted = [json.loads(line) for line in (kept.directory / "actions.log").read_text().splitlines()]
+    assert [(one["action"], one["id"], one["list"]) for one in noted] == [("blocked sender", kept.stranger, "shunned")]
+
+
+def test_a_tenants_mail_is_listed_for_the_tenant(kept, service):
+    """Unless --global says that it is meant for everybody; a domain needs --domain."""
+    done = kept.call("allow-sender", kept.tenants, "--domain", "--list", "changing")
+    assert done.exit_code == 0, done.output
+    assert list(service.entries("changing", TENANT)) == ["@stranger.example"]
+    done = kept.call("allow-sender", kept.tenants, "--global", "--domain", "--list", "allowed-domains")
+    assert done.exit_code == 0, done.output
+    assert list(service.entries("allowed-domains")) == ["stranger.example"]
+
+
+@pytest.mark.parametrize(
+    ("mail", "arguments", "code", "text"),
+    [
+        ("bounce", [], 1, "the null sender"),
+        ("stranger", ["--list", "blocked-domains"], 1, "say --domain"),
+        ("stranger", ["--list", "blocked-networks"], 1, "holds networks"),
+        ("stranger", ["--list", "no-such-list"], 1, "no list no-such-list"),
+        ("none", [], 3, "no such mail"),
+    ],
+)
+def test_what_cannot_be_listed_is_said(kept, mail, arguments, code, text):
+    """A clear sentence, an exit code, and nothing added."""
+    done = kept.call("block-sender", getattr(kept, mail, "NOSUCHMAIL"), *arguments)
+    assert (done.exit_code, text in done.stderr) == (code, True), done.output
+
+
+def test_a_service_that_refuses_is_told_apart(kept, service, tmp_path):
+    """The key, and nobody there."""
+    before = kept.config.read_text()
+    try:
+        with misbehaving(tmp_path, lambda _: http(401, {"error": "unauthorized"})) as server:
+            configure(kept, section(server))
+            assert kept.call("block-sender", kept.stranger).exit_code == 77
+        kept.config.write_text(before.partition("\nlists:")[0] + "\n")
+        assert kept.call("block-sender", kept.stranger).exit_code == 78
+    finally:
+        kept.config.write_text(before)

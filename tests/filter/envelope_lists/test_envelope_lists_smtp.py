@@ -1,0 +1,238 @@
+"""Lists enforced at MAIL and RCPT: what the client reads, what is logged and counted, and who is not meant."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.filter.envelope_lists.envelope_lists_kit import BLOCK, door, forwarded, offer
+from tests.filter.smtp_kit import MAIL, Client, counted, mail_lines, send
+from tests.lists.lists_kit import TENANT
+
+REFUSED = re.compile(r"550 5\.7\.1 Refused by the lists of this server \(id=([0-9A-F]+)\)")
+
+
+@pytest.fixture(scope="module")
+def bridge(service, tmp_path_factory):
+    lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"], "skip_scan": ["allowed-networks"]}
+    with door(tmp_path_factory.mktemp("door"), service, lists) as bridge:
+        yield bridge
+
+
+@pytest.mark.parametrize(
+    ("sender", "listed", "entry"),
+    [
+        ("bad@sender.example", "blocked-senders", "bad@sender.example"),
+        ("BAD@Sender.Example", "blocked-senders", "bad@sender.example"),
+        ("anybody@worse.example", "blocked-senders", "@worse.example"),
+        ("anybody@sub.worse.example", "blocked-senders", "@worse.example"),
+        ("x@evil.example", "blocked-domains", "evil.example"),
+        ("x@deep.sub.evil.example", "blocked-domains", "evil.example"),
+        (r'"odd \" part"@evil.example', "blocked-domains", "evil.example"),
+        ("x@xn--bcher-kva.example", "blocked-domains", "xn--bcher-kva.example"),
+    ],
+)
+def test_a_blocked_sender_is_refused_at_mail(bridge, sender, listed, entry):
+    """550 5.7.1 with our id, one line that names the list, nothing scanned; the next mail of the session passes."""
+    before = (
+        len(bridge.scanner.submissions),
+        counted(bridge, "list_matches_total", listener="test", list=listed, action="refused"),
+    )
+    with mail_lines() as lines, Client(bridge) as client:
+        client.say("EHLO client.example")
+        found = REFUSED.fullmatch(client.say(f"MAIL FROM:<{sender}>"))
+        assert found
+        assert (lines[0]["id"], lines[0]["list"], lines[0]["entry"]) == (found[1], listed, entry)
+        assert (lines[0]["at"], lines[0]["action"], lines[0]["from"]) == ("mail", "reject", f"<{sender}>")
+        assert client.say("RCPT TO:<b@example.org>").startswith("503")
+        assert client.say("MAIL FROM:<good@sender.example>").startswith("250")
+        assert client.say("RCPT TO:<b@example.org>").startswith("250")
+    assert len(bridge.scanner.submissions) == before[0]
+    after = counted(bridge, "list_matches_total", listener="test", list=listed, action="refused")
+    assert after == before[1] + 1
+
+
+@pytest.mark.parametrize("sender", ["", "bad@other.example", "sender.example@x.example", "x@notevil.example", "evil"])
+def test_others_are_not_meant(bridge, sender):
+    """The null sender, another domain, a name that only ends alike."""
+    reply = offer(bridge, sender)
+    assert reply.startswith("250"), reply
+
+
+@pytest.mark.parametrize("address", ["192.0.2.77", "2001:db8:bad::1", "198.51.100.7"])
+def test_a_blocked_client_is_refused(bridge, address):
+    """The client that the mail server names by XFORWARD; it is asked anew for every mail."""
+    with Client(bridge) as client:
+        forwarded(client, address)
+        assert REFUSED.fullmatch(client.say("MAIL FROM:<good@sender.example>"))
+        client.say("RSET")
+        forwarded(client, "198.51.100.8")
+        assert client.say("MAIL FROM:<good@sender.example>").startswith("250")
+
+
+def test_a_blocked_recipient_is_refused_and_the_others_are_not(bridge):
+    """The mail goes to whom it may go; the log has a line for the one and for the mail."""
+    with mail_lines() as lines, Client(bridge) as client:
+        client.begin()
+        assert REFUSED.fullmatch(client.say("RCPT TO:<gone@example.org>"))
+        assert REFUSED.fullmatch(client.say("RCPT TO:<x@sub.closed.example>"))
+        assert client.say("RCPT TO:<c@example.org>").startswith("250")
+        assert client.say("DATA").startswith("354")
+        client.content()
+        assert client.read().startswith("250")
+    assert [(line.get("at"), line.get("list"), line["to"]) for line in lines] == [
+        ("rcpt", "closed-mailboxes", "<gone@example.org>"),
+        ("rcpt", "closed-mailboxes", "<x@sub.closed.example>"),
+        (None, None, "<b@example.org>,<c@example.org>"),
+    ]
+
+
+def test_a_tenants_lists_are_for_its_recipients(bridge):
+    """They are known at RCPT; the same sender may write to others."""
+    sender = "unwanted@sender.example"
+    with mail_lines() as lines:
+        assert REFUSED.fullmatch(offer(bridge, sender, "a@tenant.example"))
+        assert (lines[0]["list"], lines[0]["tenant"], lines[0]["at"]) == ("blocked-senders", TENANT, "rcpt")
+    assert offer(bridge, sender).startswith("250")
+    assert REFUSED.fullmatch(offer(bridge, recipient="retired@tenant.example"))
+    assert REFUSED.fullmatch(offer(bridge, recipient="gone@example.org"))
+
+
+def test_an_allowed_client_is_not_scanned_and_the_header_says_so(bridge):
+    """Relayed with a field that tells why, logged and counted; a forged field does not survive."""
+    before = len(bridge.scanner.submissions)
+    with mail_lines() as lines, Client(bridge) as client:
+        forwarded(client, "203.0.113.9")
+        client.say("MAIL FROM:<good@sender.example>")
+        client.say("RCPT TO:<b@example.org>")
+        client.say("DATA")
+        client.content(b"X-Scan-Decision: deliver\r\n" + MAIL)
+        assert client.read() == "250 2.0.0 Ok: queued as NEXT1"
+    assert len(bridge.scanner.submissions) == before
+    content = bridge.next_hop.mails[-1].content
+    assert b"X-Scan-Unscanned: list allowed-networks\r\n" in content
+    assert b"X-Scan-Decision" not in content
+    assert (lines[0]["action"], lines[0]["list"], lines[0]["entry"]) == ("relay", "allowed-networks", "203.0.113.0/24")
+    assert counted(bridge, "list_matches_total", listener="test", list="allowed-networks", action="skipped") == 1
+
+
+def test_a_mail_servers_own_address_frees_nobody(bridge):
+    """127.0.0.0/8 is on the allowing list; mail of a mail server that does not name its client is scanned."""
+    before = len(bridge.scanner.submissions)
+    assert offer(bridge).startswith("250")
+    assert len(bridge.scanner.submissions) == before + 1
+
+
+def test_what_blocks_wins_over_what_allows(bridge):
+    """192.0.2.200 is on both lists."""
+    with Client(bridge) as client:
+        forwarded(client, "192.0.2.200")
+        assert REFUSED.fullmatch(client.say("MAIL FROM:<good@sender.example>"))
+
+
+def test_a_pipelining_client_is_not_cut_for_what_was_on_its_way(bridge):
+    """Thirty recipients and DATA behind a refused MAIL are no mistakes of the client's."""
+    with bridge.client() as client:
+        client.open()
+        commands = [b"MAIL FROM:<bad@sender.example>", *[b"RCPT TO:<b@example.org>"] * 30, b"DATA"]
+        for _ in range(2):
+            replies = client.say(*commands)
+            assert [reply[:3] for reply in replies] == [b"550", *[b"503"] * 31]
+        assert client.mail() == b"250 2.0.0 Ok: queued as NEXT1"
+
+
+def test_an_allowing_list_can_be_made_to_win(service, tmp_path):
+    """allow_wins, and a sender's address as the reason: both must be asked for."""
+    lists = {"block": BLOCK, "skip_scan": ["allowed-senders"], "allow_wins": True, "text": "Not here"}
+    with door(tmp_path, service, lists) as bridge:
+        assert offer(bridge, "both@sender.example").startswith("250")
+        assert bridge.scanner.submissions == []
+        assert offer(bridge, "bad@sender.example").startswith("550 5.7.1 Not here (id=")
+
+
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
+def test_shadow_mode_only_tells(service, tmp_path, protocol):
+    """Everything is scanned and relayed; log and metrics say what the lists would have done."""
+    lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"], "skip_scan": ["allowed-networks"]}
+    hello = "LHLO" if protocol == "lmtp" else "EHLO"
+    cases = [
+        ("bad@sender.example", "b@example.org", "", "reject", "blocked-senders"),
+        ("unwanted@sender.example", "b@tenant.example", "", "reject", "blocked-senders"),
+        ("good@sender.example", "gone@example.org", "", "reject", "closed-mailboxes"),
+        ("good@sender.example", "b@example.org", "203.0.113.1", "relay", "allowed-networks"),
+        ("good@sender.example", "b@example.org", "", "relay", None),
+    ]
+    with door(tmp_path, service, lists, mode="shadow", protocol=protocol) as bridge, mail_lines() as lines:
+        for sender, recipient, client_address, would, listed in cases:
+            with Client(bridge) as client:
+                client.say(f"{hello} mx.example")
+                if client_address:
+                    client.say(f"XFORWARD ADDR={client_address}")
+                assert client.say(f"MAIL FROM:<{sender}>").startswith("250")
+                assert client.say(f"RCPT TO:<{recipient}>").startswith("250")
+                client.say("DATA")
+                client.content()
+                assert client.read().startswith("250")
+            assert (lines[-1]["action"], lines[-1]["would"], lines[-1].get("list")) == ("relay", would, listed)
+        assert len(bridge.scanner.submissions) == len(bridge.next_hop.mails) == len(cases)
+        for name, action, count in (
+            ("blocked-senders", "shadow_refused", 2),
+            ("allowed-networks", "shadow_skipped", 1),
+        ):
+            assert counted(bridge, "list_matches_total", listener="test", list=name, action=action) == count
+
+
+def test_lmtp_refuses_as_smtp_does(service, tmp_path):
+    """At MAIL and at RCPT, with the same words."""
+    lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"]}
+    with door(tmp_path, service, lists, protocol="lmtp") as bridge, Client(bridge) as client:
+        client.say("LHLO mx.example")
+        assert REFUSED.fullmatch(client.say("MAIL FROM:<bad@sender.example>"))
+        assert client.say("MAIL FROM:<good@sender.example>").startswith("250")
+        assert REFUSED.fullmatch(client.say("RCPT TO:<gone@example.org>"))
+        assert client.say("RCPT TO:<b@example.org>").startswith("250")
+
+
+def test_a_share_in_shadow_mode_hears_the_same_at_every_step(service, tmp_path):
+    """Whoever passes MAIL because of the share passes RCPT and the end too, and about so many do."""
+    lists = {"block": ["blocked-senders"], "block_recipients": ["closed-mailboxes"]}
+    with door(tmp_path, service, lists, shadow_percent=50) as bridge, mail_lines() as lines:
+        replies = [offer(bridge, "bad@sender.example", "gone@example.org") for _ in range(40)]
+        passed = [reply for reply in replies if reply.startswith("250")]
+        assert all(REFUSED.fullmatch(reply) for reply in replies if reply not in passed)
+        assert 5 <= len(passed) <= 35
+        assert {line.get("at") for line in lines} == {"mail", None}
+
+
+def test_a_client_that_the_mail_names_is_asked_for_at_its_end(tmp_path, service):
+    """With client_header nobody knows the client before the content; a list then speaks at the dot, or not at all."""
+    lists = {"block": BLOCK, "skip_scan": ["allowed-networks"], "block_recipients": ["closed-mailboxes"]}
+    with door(tmp_path, service, lists, client_header="X-Client") as bridge, mail_lines() as lines:
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=192.0.2.77\r\n" + MAIL))
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, sender="bad@sender.example"))
+        to_tenant = {"sender": "unwanted@sender.example", "recipients": ("a@tenant.example",)}
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, **to_tenant))
+        assert REFUSED.fullmatch(send(bridge, MAIL, recipients=("gone@example.org",)))
+        assert not bridge.scanner.submissions
+        assert send(bridge, b"X-Client: ADDR=203.0.113.9\r\n" + MAIL).startswith("250")
+        assert not bridge.scanner.submissions
+        assert send(bridge, MAIL).startswith("250")  # 127.0.0.0/8 is allowed, but that is the mail server
+        assert len(bridge.scanner.submissions) == 1
+    assert [(line.get("at"), line.get("list"), line["action"]) for line in lines] == [
+        (None, "blocked-networks", "reject"),
+        (None, "blocked-senders", "reject"),
+        (None, "blocked-senders", "reject"),
+        ("rcpt", "closed-mailboxes", "reject"),
+        (None, "allowed-networks", "relay"),
+        (None, None, "relay"),
+    ]
+
+
+def test_an_allowed_client_that_the_mail_names_wins_where_it_shall(tmp_path, service):
+    """`allow_wins`: the sender is blocked, but nothing is said of that before the client is known."""
+    lists = {"block": ["blocked-senders"], "skip_scan": ["allowed-networks"], "allow_wins": True}
+    with door(tmp_path, service, lists, client_header="X-Client") as bridge:
+        bad = {"sender": "bad@sender.example"}
+        assert send(bridge, b"X-Client: ADDR=203.0.113.9\r\n" + MAIL, **bad).startswith("250")
+        assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=198.51.100.8\r\n" + MAIL, **bad))

@@ -1,0 +1,64 @@
+"""Several machines with one PostgreSQL: what one of them learned late, all of them know."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.filter.late import decisions
+from bridge.testing import answer, result, running_bridge
+from tests.filter.smtp_kit import Gate, mail_lines, send, until
+
+HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the relay
+
+
+def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_database: str, tmp_path: Path) -> None:
+    """451 there too while the scan runs here, then the decision; only one scanner saw the mail."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+    shared = {"state_database": server_database}
+    with (
+        running_bridge(tmp_path / "here", shared, **HURRIED) as here,
+        running_bridge(tmp_path / "there", shared, **HURRIED) as there,
+    ):
+        gate = Gate(here, answer(200, result("bounce")))
+        assert send(here).startswith("451 4.4.7 ")
+        assert there.daemon.late is not None
+        until(lambda: not there.daemon.late.is_empty(), "the other machine to know")  # type: ignore[union-attr]
+        with mail_lines() as lines:
+            assert send(there).startswith("451 4.4.7 ")
+            gate.open()
+            until(lambda: send(there).startswith("550 5.7.1 "), "the decision")
+        assert {line["late"] for line in lines[:-1]} == {"running"} and lines[-1]["late"] == "hit"
+        assert len(here.scanner.submissions) == 1 and not there.scanner.submissions
+    assert not (tmp_path / "here" / "state" / "late.sqlite").exists()
+
+
+def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
+    fragile_postgresql: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Until then decisions wait in memory; the log says so once, and never the URL."""
+    monkeypatch.setattr(decisions, "_REOPEN_S", 0.1)
+    caplog.set_level("INFO")
+    url = fragile_postgresql.url.format(name="postgres")
+    fragile_postgresql.stop()
+    is_away = True
+    try:
+        with running_bridge(tmp_path, {"state_database": url}, **HURRIED) as bridge:
+            gate = Gate(bridge, answer(200, result("bounce")))
+            assert send(bridge).startswith("451 4.4.7 ")
+            gate.open()
+            until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+            assert send(bridge).startswith("550 5.7.1 ")
+            fragile_postgresql.start()
+            is_away = False
+            until(lambda: "the store works again" in caplog.text, "the database")
+    finally:
+        if is_away:
+            fragile_postgresql.start()
+    failures = [record.getMessage() for record in caplog.records if "the store fails" in record.getMessage()]
+    assert len(failures) == 1 and "only in memory" in failures[0]
+    assert not re.search("postgresql:|tester", caplog.text.replace("scanbridge[postgresql]", ""))

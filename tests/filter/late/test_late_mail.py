@@ -1,0 +1,185 @@
+"""A mail whose scan takes longer than its client waits, seen by the client."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.testing import RunningBridge, answer, result, running_bridge
+from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
+
+HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the relay
+
+
+def test_the_retry_is_answered_from_the_late_decision(tmp_path: Path) -> None:
+    """451, 451 while the scan runs, then delivered at once; the scanner saw the mail once."""
+    with running_bridge(tmp_path, **HURRIED) as bridge, mail_lines() as lines:
+        gate = Gate(bridge, answer(200, result(verdict="late")))
+        assert send(bridge).startswith("451 4.4.7 ")
+        assert bridge.daemon.admission.in_processing == 1 and bridge.daemon.spool.in_use == 0
+        assert counted(bridge, "late_scans_running") == 1
+        assert send(bridge, b"Received: from x by y; now\r\n" + MAIL).startswith("451 4.4.7 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        assert send(bridge, b"Received: from x by y; later\r\n" + MAIL) == "250 2.0.0 Ok: queued as NEXT1"
+        assert b"X-Scan-Verdict: late\r\n" in bridge.next_hop.mails[0].content
+        assert len(bridge.scanner.submissions) == 1
+        assert [line.get("late") for line in lines] == ["awaited", "running", "hit"]
+        assert [line["scan_ms"] for line in lines][1:] == [0, 0]
+        assert lines[1]["error"] == "deadline" and "error" not in lines[2]
+        for name in ("awaited", "running", "hit"):
+            assert counted(bridge, "late_mails_total", late=name) == 1
+        assert counted(bridge, "late_scans_total", end="kept") == 1
+        assert counted(bridge, "late_scans_running") == 0
+
+
+@pytest.mark.parametrize(
+    ("decision", "start"), [("bounce", "550 5.7.1 "), ("drop", "250 2.0.0 "), ("quarantine", "250 ")]
+)
+def test_every_decision_can_come_late(tmp_path: Path, decision: str, start: str) -> None:
+    """Policy is asked when the mail comes back."""
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        gate = Gate(bridge, answer(200, result(decision)))
+        assert send(bridge).startswith("451 4.4.7 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        assert send(bridge).startswith(start)
+        assert not bridge.next_hop.mails and len(bridge.scanner.submissions) == 1
+
+
+def test_another_mail_is_scanned_meanwhile(tmp_path: Path) -> None:
+    """Same sender and recipient, other content: it gets its own answer, over its own connection."""
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        gate = Gate(bridge, answer(200, result("bounce")))
+        assert send(bridge).startswith("451 4.4.7 ")
+        bridge.scanner.reply = answer(200, result("deliver"))
+        assert send(bridge, MAIL + b"other\r\n").startswith("250 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        assert send(bridge).startswith("550 ")
+        assert send(bridge, MAIL + b"other\r\n").startswith("250 ")
+        assert len(bridge.scanner.submissions) == 3
+
+
+def test_a_decision_survives_a_restart(tmp_path: Path) -> None:
+    """The next process answers from the file; its scanner sees nothing."""
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        gate = Gate(bridge, answer(200, result("bounce")))
+        assert send(bridge).startswith("451 4.4.7 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+    with running_bridge(tmp_path, **HURRIED) as bridge, mail_lines() as lines:
+        assert send(bridge).startswith("550 5.7.1 ")
+        assert lines[0]["late"] == "hit" and not bridge.scanner.submissions
+
+
+def test_a_stop_waits_for_a_late_scan(tmp_path: Path) -> None:
+    """Within the time to drain: no scan is wasted."""
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        gate = Gate(bridge, answer(200, result("bounce")))
+        assert send(bridge).startswith("451 4.4.7 ")
+        threading.Timer(0.2, gate.open).start()
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        assert send(bridge).startswith("550 5.7.1 ")
+
+
+def test_memory_does_not_survive(tmp_path: Path) -> None:
+    """By configuration; the mail is scanned again."""
+    config = {"late_decisions": {"store": "memory"}}
+    for start in ("451 4.4.7 ", "451 4.4.7 "):
+        with running_bridge(tmp_path, config, **HURRIED) as bridge:
+            gate = Gate(bridge, answer(200, result("bounce")))
+            assert send(bridge).startswith(start)
+            gate.open()
+            until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+            assert send(bridge).startswith("550 ")
+            assert not (tmp_path / "state" / "late.sqlite").exists()
+
+
+async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    await reader.read(1)
+
+
+def test_off_gives_the_scan_up_at_the_deadline(tmp_path: Path) -> None:
+    """The connection is closed, the slot is free, and every try is a scan."""
+    with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, **HURRIED) as bridge:
+        bridge.scanner.reply = _hang
+        for count in (1, 2):
+            assert send(bridge).startswith("451 4.4.7 ")
+            assert bridge.daemon.admission.in_processing == 0 and len(bridge.scanner.submissions) == count
+        until(lambda: bridge.scanner.in_flight == 0, "the connections to close")
+
+
+@pytest.mark.parametrize("end", ["fails", "undecided", "hangs up"])
+def test_a_late_scan_that_fails_is_tried_again(tmp_path: Path, end: str) -> None:
+    """The retry is scanned: nothing was decided."""
+    answers = {"fails": answer(500), "undecided": answer(200, result("undecided")), "hangs up": b""}
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        gate = Gate(bridge, answers[end])
+        if end == "hangs up":
+            bridge.scanner.reply = _close_after(gate)
+        assert send(bridge).startswith("451 4.4.7 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        bridge.scanner.reply = answer(200, result("bounce"))
+        assert send(bridge).startswith("550 ")
+        assert counted(bridge, "late_scans_total", end="failed") == 1
+
+
+def _close_after(gate: Gate) -> Any:
+    async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await gate._open.wait()
+        writer.close()
+
+    return reply
+
+
+def test_a_mail_relayed_unscanned_at_its_deadline_is_not_waited_for(tmp_path: Path) -> None:
+    """It will not come back: the scan is given up."""
+    with running_bridge(tmp_path, {"policy": {"deadline": "relay"}}, **HURRIED) as bridge:
+        bridge.scanner.reply = _hang
+        assert send(bridge).startswith("250 ")
+        assert b"X-Scan-Unscanned: deadline\r\n" in bridge.next_hop.mails[0].content
+        assert bridge.daemon.admission.in_processing == 0
+
+
+def test_a_late_scan_holds_its_slot(tmp_path: Path) -> None:
+    """The scanner has the mail, so it counts: the next one is refused at MAIL."""
+    admission = {"max_in_processing": 1, "throttle_threshold": 1}
+    with running_bridge(tmp_path, {"admission": admission}, **HURRIED) as bridge:
+        gate = Gate(bridge, answer(200, result()))
+        assert send(bridge).startswith("451 4.4.7 ")
+        with Client(bridge) as client:
+            client.say("EHLO x")
+            assert client.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        assert send(bridge).startswith("250 ")
+
+
+def test_large_mail_can_come_late_too(tmp_path: Path) -> None:
+    """Its content is not kept while the scan runs."""
+    large = MAIL + b"0123456789abcdef" * 4 * 1024 * 48 + b"\r\n"
+    with running_bridge(tmp_path, **HURRIED) as bridge:
+        gate = Gate(bridge, answer(200, result()))
+        assert send(bridge, large).startswith("451 4.4.7 ")
+        assert bridge.daemon.spool.in_use == 0
+        gate.open()
+        until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
+        assert send(bridge, large).startswith("250 ")
+        assert len(bridge.scanner.submissions) == 1
+
+
+def test_mail_is_not_hashed_while_nothing_is_late(bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The good day pays nothing for the bad one."""
+
+    def never(*_: object) -> bytes:
+        raise AssertionError
+
+    monkeypatch.setattr("bridge.filter.late.decisions.mark", never)
+    monkeypatch.setattr("bridge.filter.late.decisions.fingerprint", never)
+    assert send(bridge).startswith("250 ")

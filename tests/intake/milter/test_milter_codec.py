@@ -1,0 +1,358 @@
+"""The milter codec without any I/O: frames, negotiation, what is in the events, responses."""
+
+from __future__ import annotations
+
+import struct
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from bridge.errors import ProtocolError
+from bridge.intake.milter import codec, protocol
+from bridge.intake.milter.codec import Decoder
+from bridge.mail.reply import Reply
+from tests.intake.milter.milter_kit import ALL_ACTIONS, ALL_STEPS, event_name, frame
+
+MESSAGE_EVENTS = [command for command, event in protocol.EVENTS.items() if event.responses]
+
+
+def decode(pieces: list[bytes]) -> list[tuple[int, bytes]]:
+    """All events, with the pieces of a body put together again."""
+    decoder, events, body = Decoder(), [], b""
+    for piece in pieces:
+        for command, data in decoder.feed(piece):
+            if command == protocol.BODY_PART:
+                body += data
+            else:
+                events.append((command, body + data if command == protocol.BODY else data))
+                body = b""
+    return events
+
+
+frames = st.lists(st.tuples(st.sampled_from(sorted(protocol.EVENTS)), st.binary(max_size=300)), max_size=20)
+
+
+@given(frames)
+def test_frames_read_whole_or_byte_by_byte_are_the_same(events):
+    """How the network cuts a stream changes nothing."""
+    stream = b"".join(frame(command, data) for command, data in events)
+    assert decode([stream]) == events
+    assert decode([stream[i : i + 1] for i in range(len(stream))]) == events
+
+
+@given(frames, st.data())
+def test_frames_cut_anywhere_are_the_same(events, data):
+    """Two reads that meet anywhere give what one read gives."""
+    stream = b"".join(frame(command, payload) for command, payload in events)
+    cut = data.draw(st.integers(0, len(stream)))
+    assert decode([stream[:cut], stream[cut:]]) == events
+
+
+@given(frames, st.data())
+def test_truncated_stream_gives_its_complete_frames(events, data):
+    """A stream that ends early gives the frames that are complete, and no error."""
+    stream = b"".join(frame(command, payload) for command, payload in events)
+    cut = stream[: data.draw(st.integers(0, len(stream)))]
+    decoder = Decoder()
+    complete = [event for event in decoder.feed(cut) if event[0] != protocol.BODY_PART]
+    assert complete == events[: len(complete)]
+    assert sum(map(len, decoder._held)) <= len(cut)
+
+
+@given(st.binary(max_size=600), frames, st.data())
+def test_noise_raises_protocol_error_or_nothing(noise, events, data):
+    """No input gives another exception than ours, and none makes the decoder hoard."""
+    stream = bytearray(b"".join(frame(command, payload) for command, payload in events) + noise)
+    for _ in range(data.draw(st.integers(0, 4))):
+        if stream:
+            stream[data.draw(st.integers(0, len(stream) - 1))] = data.draw(st.integers(0, 255))
+    decoder = Decoder()
+    try:
+        for i in range(0, len(stream), 7):
+            for _ in decoder.feed(bytes(stream[i : i + 7])):
+                pass
+            assert sum(map(len, decoder._held)) <= protocol.CONTENT_LIMIT + 5
+    except ProtocolError:
+        pass
+
+
+@pytest.mark.parametrize("length", [0, 0xFFFFFFFF, protocol.CONTENT_LIMIT + 2])
+def test_impossible_length_is_refused_before_anything_is_kept(length):
+    """The four bytes of a length are enough to say no."""
+    with pytest.raises(ProtocolError):
+        list(Decoder().feed(struct.pack(">I", length)))
+
+
+@pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
+def test_every_event_has_its_longest_frame(command):
+    """A frame at the limit passes, one byte more does not."""
+    limit = protocol.EVENTS[command].limit
+    assert decode([frame(command, b"x" * limit)]) == [(command, b"x" * limit)]
+    with pytest.raises(ProtocolError):
+        list(Decoder().feed(struct.pack(">IB", limit + 2, command)))
+
+
+@pytest.mark.parametrize("command", sorted(set(range(256)) - set(protocol.EVENTS)))
+def test_unknown_command_is_refused(command):
+    """A command nobody knows ends the connection, whatever it carries."""
+    with pytest.raises(ProtocolError):
+        list(Decoder().feed(frame(command, b"x")))
+
+
+def test_body_is_handed_on_before_its_frame_is_complete():
+    """A connection holds back no body bytes: they lie where the spool counts them."""
+    decoder = Decoder()
+    data = frame("B", b"x" * 60000)
+    assert list(decoder.feed(data[:1000])) == [(protocol.BODY_PART, b"x" * 995)]
+    assert decoder.partial
+    assert not decoder._held
+    assert [command for command, _ in decoder.feed(data[1000:])] == [protocol.BODY]
+    assert not decoder.partial
+
+
+def test_dribbled_frame_is_seen_as_stalled():
+    """Bytes that complete nothing do not count as progress."""
+    decoder = Decoder()
+    data = frame("H", b"client.example\0")
+    list(decoder.feed(data[:6]))
+    assert not decoder.stalled
+    list(decoder.feed(data[6:8]))
+    assert decoder.stalled
+    assert list(decoder.feed(data[8:])) == [(protocol.HELO, b"client.example\0")]
+    assert not decoder.stalled
+
+
+# --- negotiation ---
+
+
+@pytest.mark.parametrize("offered", [2, 3, 4, 5, 6, 7, 99])
+def test_version_is_at_most_the_mail_servers_and_six(offered):
+    """Versions 2 to 6 are spoken; a newer mail server is answered with 6."""
+    assert codec.negotiate(struct.pack(">III", offered, 0, 0)).version == min(offered, 6)
+
+
+@pytest.mark.parametrize("offer", [b"", b"\0" * 11, struct.pack(">III", 1, 0, 0), struct.pack(">III", 0, 0, 0)])
+def test_impossible_offer_is_refused(offer):
+    """Version 1 and a cut-off offer cannot be spoken with."""
+    with pytest.raises(ProtocolError):
+        codec.negotiate(offer)
+
+
+@given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(2, 2**32 - 1))
+def test_nothing_is_asked_for_that_was_not_offered(actions, steps, version):
+    """Postfix drops a filter that wants more than the offer."""
+    agreement = codec.negotiate(struct.pack(">III", version, actions, steps))
+    assert agreement.actions & ~actions == 0
+    assert agreement.steps & ~steps == 0
+
+
+def test_everything_we_do_not_answer_is_silent_when_offered():
+    """MAIL, RCPT and the end of the message are waited for, nothing else is."""
+    agreement = codec.negotiate(struct.pack(">III", 6, ALL_ACTIONS, ALL_STEPS))
+    assert agreement.answered == {protocol.NEGOTIATE, protocol.MAIL, protocol.RCPT, protocol.END_OF_BODY}
+    assert agreement.steps & protocol.LEADING_SPACE
+
+
+def test_version_two_peer_gets_an_answer_to_everything():
+    """Without the NR flags every event of a mail is answered."""
+    agreement = codec.negotiate(struct.pack(">III", 2, 0x3F, 0x7F))
+    assert agreement.answered == set(MESSAGE_EVENTS)
+
+
+@pytest.mark.parametrize(
+    ("offered", "taken"),
+    [(0, 0), (protocol.DATA_256K, protocol.DATA_256K), (protocol.DATA_256K | protocol.DATA_1M, protocol.DATA_1M)],
+)
+def test_larger_data_sizes_are_taken(offered, taken):
+    """The largest body chunk on offer is the one used."""
+    assert codec.negotiate(struct.pack(">III", 6, 0, offered)).steps == taken
+
+
+def test_symbol_lists_cover_every_stage():
+    """Postfix uses its own longer list where none is given, so all seven are."""
+    data = codec.negotiation(codec.negotiate(struct.pack(">III", 6, ALL_ACTIONS, ALL_STEPS)))[5 + 12 :]
+    stages = {}
+    while data:
+        (stage,) = struct.unpack(">I", data[:4])
+        names, _, data = data[4:].partition(b"\0")
+        stages[stage] = names
+    assert set(stages) == set(range(7))
+    assert all(stages.values())
+    assert stages[protocol.STAGE_END_OF_BODY] == b"i"
+
+
+def test_symbol_lists_are_not_sent_unasked():
+    """A mail server that cannot take symbol lists gets none."""
+    data = codec.negotiation(codec.negotiate(struct.pack(">III", 6, 0xFF, ALL_STEPS)))
+    assert len(data) == 5 + 12
+
+
+# --- what is in the events ---
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"mx.example\x004\x09\xdd203.0.113.9\0", codec.Connect("mx.example", "203.0.113.9", 2525)),
+        (b"[203.0.113.9]\x004\x00\x00203.0.113.9\0", codec.Connect(None, "203.0.113.9", None)),
+        (b"x\x006\0\x19IPv6:2001:db8::1\0", codec.Connect("x", "2001:db8::1", 25)),
+        (b"x\x006\0\x19ipv6:2001:DB8:0::1\0", codec.Connect("x", "2001:db8::1", 25)),
+        (b"x\x006\0\x19IPv6:::ffff:192.0.2.1\0", codec.Connect("x", "192.0.2.1", 25)),
+        (b"x\x006\0\x192001:db8::1\0", codec.Connect("x", "2001:db8::1", 25)),
+        (b"localhost\0L\0\0/run/socket\0", codec.Connect("localhost")),
+        (b"localhost\0U", codec.Connect("localhost")),
+        (b"unknown\x004\0\x19unknown\0", codec.Connect(None, None, 25)),
+        (b"x\x004\0\x19not-an-ip\xff\0", codec.Connect("x", None, 25)),
+        (b"h\xff\x004\0\x19192.0.2.1\0", codec.Connect("h\ufffd", "192.0.2.1", 25)),
+    ],
+)
+def test_connect_is_read_for_every_family(data, expected):
+    """Only an address is an address; what is not known is left out."""
+    assert codec.connect(data) == expected
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"x\0", b"x\x004", b"x\x004\0\x19192.0.2.1", b"x\0Z\0\0y\0"])
+def test_malformed_connect_is_refused(data):
+    """A CONNECT that is cut short or of no known family ends the connection."""
+    with pytest.raises(ProtocolError):
+        codec.connect(data)
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [
+        (b"<a@example.org>\0", ("a@example.org", ())),
+        (b"<>\0SIZE=100\0BODY=8BITMIME\0", ("", ("SIZE=100", "BODY=8BITMIME"))),
+        (b"a@example.org\0", ("a@example.org", ())),
+        (b'<"a b"@example.org>\0', ('"a b"@example.org', ())),
+        ("<ü@example.org>\0SMTPUTF8\0".encode(), ("ü@example.org", ("SMTPUTF8",))),
+        (b"<=?utf-8?q?x?=@d>\0", ("=?utf-8?q?x?=@d", ())),
+    ],
+)
+def test_address_is_taken_as_it_came(data, expected):
+    """Addresses lose their brackets and nothing else."""
+    assert codec.address(data) == expected
+
+
+@pytest.mark.parametrize("raw", [b"<a\rb@d>", b"<a\nb@d>", b"<a\x7f@d>", b"<\xff\xfe@d>", b"<" + b"x" * 3000 + b">"])
+def test_address_that_no_file_or_json_can_take_is_refused(raw):
+    """Control characters, broken UTF-8 and endless addresses get 553."""
+    reply = codec.address(raw + b"\0")
+    assert isinstance(reply, Reply)
+    assert reply.code == 553
+
+
+def test_macros_are_bytes_of_any_kind():
+    """Names and values are taken as they are; a name without a value is none."""
+    assert codec.macros(b"{auth_authen}\0j\xfcrgen\0i\0ABC\0") == {b"{auth_authen}": b"j\xfcrgen", b"i": b"ABC"}
+    assert codec.macros(b"") == {}
+    assert codec.macros(b"odd\0") == {}
+
+
+@given(st.binary(max_size=2000))
+def test_text_from_strangers_is_always_strict_utf8(raw):
+    """HELO and macros of any bytes become text that JSON can carry."""
+    assert len(codec.text(raw).encode("utf-8")) <= 3 * 512
+
+
+@given(st.binary(max_size=100))
+def test_parsers_raise_protocol_error_or_nothing(data):
+    """Whatever an event carries, its parser answers or raises our own error."""
+    for parse in (codec.connect, codec.address, codec.macros, codec.negotiate, codec.strings):
+        try:
+            assert parse(data) is not None
+        except ProtocolError:
+            pass
+
+
+# --- responses ---
+
+
+@pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
+def test_only_the_responses_of_the_table_can_be_built(command):
+    """A response that an event cannot have is a mistake of ours and raises."""
+    for code in range(256):
+        if code in protocol.EVENTS[command].responses:
+            assert codec.response(command, code) == frame(code)
+        else:
+            with pytest.raises(ValueError, match="no response"):
+                codec.response(command, code)
+
+
+def test_discard_is_no_answer_to_connect_or_helo():
+    """Postfix warns of it and ignores it."""
+    assert (
+        protocol.DISCARD not in protocol.EVENTS[protocol.CONNECT].responses | protocol.EVENTS[protocol.HELO].responses
+    )
+    assert protocol.DISCARD in protocol.EVENTS[protocol.END_OF_BODY].responses
+
+
+def test_edits_are_for_the_end_of_the_message_only():
+    """Header edits at any other time would end the link."""
+    for command, event in protocol.EVENTS.items():
+        assert (protocol.ADD_HEADER in event.responses) == (command == protocol.END_OF_BODY)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        (Reply(550, "5.7.1", "No"), b"550 5.7.1 No\0"),
+        (Reply(451, "4.3.2", "50% of 100%"), b"451 4.3.2 50%% of 100%%\0"),
+        (Reply(550, "5.7.1", "One\nTwo"), b"550-5.7.1 One\r\n550 5.7.1 Two\0"),
+        (Reply(550, "", "4 things"), b"550 5.7.1 4 things\0"),
+        (Reply(550, "5.7.1", "b\u00fcrk\r\x00"), b"550 5.7.1 b?rk??\0"),
+    ],
+)
+def test_reply_code_is_a_safe_format_string(reply, expected):
+    """Every percent sign is doubled, every line carries its code, nothing but ASCII goes out."""
+    assert codec.reply_code(protocol.END_OF_BODY, reply)[5:] == expected
+
+
+def test_reply_code_is_bounded():
+    """Neither lines nor their number can grow beyond what libmilter's readers take."""
+    text = codec.reply_code(protocol.MAIL, Reply(451, "4.3.2", "\n".join(["x" * 2000] * 100)))[5:]
+    lines = text.split(b"\r\n")
+    assert len(lines) == 32
+    assert max(map(len, lines)) < 980
+
+
+def test_success_is_no_reply_code():
+    """A 250 by REPLYCODE is malformed to every mail server."""
+    with pytest.raises(ValueError, match="4xx and 5xx"):
+        codec.reply_code(protocol.END_OF_BODY, Reply(250, "2.0.0", "Ok"))
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [("a", b" a"), ("a\r\n b", b" a\n b"), ("a\nBcc: x", b" a Bcc: x"), ("a\0b", b" ab")]
+)
+def test_stamped_header_cannot_start_another_one(value, expected):
+    """A line end in a stamped value is kept for a continuation line only."""
+    agreement = codec.Agreement(6, protocol.CAN_ADD_HEADERS, protocol.LEADING_SPACE)
+    assert codec.add_header("X-Scan-Id", value, agreement)[5:] == b"X-Scan-Id\0" + expected + b"\0"
+
+
+def test_header_space_is_ours_only_when_agreed():
+    """Without HDR_LEADSPC the mail server adds the space itself."""
+    agreement = codec.Agreement(2, protocol.CAN_ADD_HEADERS, 0)
+    assert codec.add_header("X-Scan-Id", "a", agreement)[5:] == b"X-Scan-Id\0a\0"
+    assert codec.delete_header(b"x-scan-id", 2)[5:] == b"\0\0\0\2x-scan-id\0\0"
+
+
+def test_every_state_knows_where_each_of_its_events_leads():
+    """The table has a row per state, leads to states only, and lets no content in before MAIL."""
+    assert set(protocol.TRANSITIONS) == set(protocol.State)
+    for row in protocol.TRANSITIONS.values():
+        assert set(row) <= set(protocol.EVENTS) | {protocol.BODY_PART}
+        assert set(row.values()) <= set(protocol.State)
+    content = {
+        protocol.RCPT,
+        protocol.HEADER,
+        protocol.BODY,
+        protocol.BODY_PART,
+        protocol.END_OF_HEADERS,
+        protocol.END_OF_BODY,
+    }
+    assert not content & (
+        set(protocol.TRANSITIONS[protocol.State.READY]) | set(protocol.TRANSITIONS[protocol.State.NEW])
+    )

@@ -1,0 +1,122 @@
+"""Stalwart sends a mail's fields with its body once more; the scanner gets the mail as it was."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from bridge.intake.milter.mail import Limits
+from bridge.intake.milter.stalwart import WholeMail
+from bridge.mail.action import Action
+from bridge.mail.message import HEAD_LIMIT, Spool
+from tests.intake.milter.milter_kit import ScriptedFilter, connect_frame, frame, listening
+
+LIMITS = Limits(max_message_size=4_000_000, max_recipients=3, prefix=b"x-scan-")
+RAW = b"Received: from a\r\n\tby b;\r\n now\r\nSubject :  odd \r\nX-Eight: \xe4\r\nX-Scan-Decision: deliver\r\n\r\n"
+FIELDS = (
+    (b"Received", b"from a\r\n\tby b;\r\n now"),
+    (b"Subject", b"odd"),
+    (b"X-Eight", b""),  # what is no UTF-8 is lost
+    (b"X-Scan-Decision", b"deliver"),
+)
+BODY = b"Hello\r\n\r\nSubject: no field\r\n"
+
+
+def taken(body: bytes, fields: tuple[tuple[bytes, bytes], ...] = FIELDS, size: int = 65535) -> bytes:
+    mail = WholeMail("a@example.org", (), Spool(8_000_000), LIMITS, leading_space=False)
+    mail.recipient(b"<b@example.net>\0")
+    for name, value in fields:
+        mail.header(name + b"\0" + value + b"\0")
+    mail.end_of_headers()
+    for at in range(0, len(body), size):
+        mail.body(body[at : at + size])
+    mail.end(b"")
+    assert mail.refusal is None
+    content = b"".join(mail.message.chunks())
+    assert mail.size == len(content)
+    mail.close()
+    return content
+
+
+@pytest.mark.parametrize("size", [1, 7, 65535])
+@pytest.mark.parametrize("body", [BODY, b""])
+def test_the_body_is_the_mail(body: bytes, size: int) -> None:
+    """Byte for byte, also what the fields by themselves had lost: spaces, 8 bit, folding; however it is cut."""
+    assert taken(RAW + body, size=size) == RAW + body
+
+
+def test_a_head_without_a_body() -> None:
+    """No blank line ever comes."""
+    assert taken(RAW[:-2]) == RAW[:-2]
+
+
+def test_lines_that_are_no_fields_change_nothing() -> None:
+    """A mail server passes over them when it makes fields of the head."""
+    odd = b"\xff no field\r\n" + RAW.replace(b"Subject", b": nothing\r\nSubject") + BODY
+    assert taken(odd) == odd
+
+
+def test_bare_line_feeds() -> None:
+    """The blank line may be made of those."""
+    assert taken((RAW + BODY).replace(b"\r\n", b"\n")) == (RAW + BODY).replace(b"\r\n", b"\n")
+
+
+@pytest.mark.parametrize("size", [1, 65535])
+@pytest.mark.parametrize("body", [BODY, b"", b"x" * 100_000, b"Received: from a\r\nSubject: y\r\n\r\nx"])
+def test_a_body_that_is_only_a_body_gets_its_head(body: bytes, size: int) -> None:
+    """For a mail server that has learned better."""
+    if size == 1:
+        body = body[:1000]
+    head = b"".join(b"%b: %b\r\n" % field for field in FIELDS)
+    assert taken(body, size=size) == head + b"\r\n" + body
+
+
+def test_what_is_held_is_bounded() -> None:
+    """A head of more than a mebibyte is written as it comes, and nothing is lost."""
+    fields = ((b"X-Long", b"x" * 60_000),) * (HEAD_LIMIT // 60_000 + 2)
+    head = b"".join(b"%b: %b\r\n" % field for field in fields)
+    assert taken(BODY, fields) == head + b"\r\n" + BODY
+
+
+def test_fields_of_ours_are_still_found() -> None:
+    """So that the mail server can be told to remove them."""
+    mail = WholeMail("", (), Spool(10_000), LIMITS, leading_space=False)
+    for name, value in FIELDS:
+        mail.header(name + b"\0" + value + b"\0")
+    mail.body(RAW + BODY)
+    assert dict(mail.forged) == {b"x-scan-decision": 1}
+    mail.close()
+
+
+@pytest.mark.parametrize(("answer", "said"), [(Action.RELAY, "c"), (Action.DISCARD, "d"), (Action.REJECT, "y")])
+def test_a_whole_dialogue_as_stalwart_has_it(answer: Action, said: str) -> None:
+    """One connection for each mail, all of it at the end of data, an answer awaited after every step; anything else
+    than CONTINUE before the end would be the end of the mail."""
+    asyncio.run(_dialogue(answer, said))
+
+
+async def _dialogue(answer: Action, said: str) -> None:
+    filter_ = ScriptedFilter(answer)
+    async with listening(filter_, body_is_whole=True) as listener:
+        mta = await listener.mta()
+        version, actions, steps, _ = await mta.negotiate(version=6, actions=0xFF, steps=0x42)
+        assert (version, actions & ~0xFF, steps) == (6, 0, 0)
+        for one in (
+            frame("D", b"C{daemon_name}\0Stalwart\0") + connect_frame(),
+            frame("D", b"H") + frame("H", b"client.example\0"),
+            frame("D", b"M{mail_addr}\0a@example.org\0") + frame("M", b"<a@example.org>\0"),
+            frame("D", b"R{rcpt_addr}\0b@example.net\0") + frame("R", b"<b@example.net>\0"),
+            frame("T"),
+            *(frame("L", name + b"\0" + value + b"\0") for name, value in FIELDS),
+            frame("N"),
+            frame("B", RAW + BODY),
+        ):
+            assert await mta.ask(one) == ("c", b"")
+        mta.send(frame("E"))
+        responses = await mta.until_final()
+        mta.send(frame("Q"))
+        assert await mta.closed()
+    assert filter_.seen[0].content == RAW + BODY
+    assert responses[-1][0] == said
+    assert (b"\0\0\0\1x-scan-decision\0\0" in responses[0][1].lower()) == (answer is Action.RELAY)

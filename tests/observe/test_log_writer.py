@@ -1,0 +1,119 @@
+"""The log of a running daemon: one line per mail, and never in the way of mail."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from bridge.testing import SmtpClient, free_port
+from tests.daemon.process_kit import MAIL, get, json_lines, running, scanbridge, start, until, write_config
+from tests.daemon.process_kit import parts as scripted
+
+
+def test_json_lines_parse_and_escape(tmp_path: Path) -> None:
+    """Every line is an object; control characters of strangers arrive as escapes."""
+    with running(tmp_path, log={"format": "json"}) as (bridge, _, _):
+        with SmtpClient(bridge.port) as client:
+            client.open(b"EHLO \x1b[31m\xff\xc3\xa9")
+            assert client.mail().startswith(b"250 ")
+        bridge.signal()
+        assert bridge.wait() == 0
+        lines = json_lines(bridge.log)
+        assert all("time" in line for line in lines)
+        (mail,) = (line for line in lines if "id" in line)
+        assert mail["action"] == "relay" and mail["size"] > 0
+        assert "\x1b" not in bridge.log and "\\u001b[31m" in bridge.log
+
+
+def test_key_value_lines_escape_what_strangers_send(tmp_path: Path) -> None:
+    """No ESC reaches a terminal, no line break starts a line of its own."""
+    with running(tmp_path) as (bridge, _, next_hop):
+        next_hop.replies[b"."] = b"550 5.7.1 \x1b[2J no\x07"
+        with SmtpClient(bridge.port) as client:
+            client.open(b"EHLO a\x1b]0;title\x07b id=FORGED")
+            client.mail()
+        (line,) = bridge.mail_lines(1)
+        assert "\x1b" not in bridge.log and "\x07" not in bridge.log
+        assert 'helo="a\\u001b]0;title\\u0007b id=FORGED"' in line
+        assert not [one for one in bridge.log.splitlines() if one.startswith("id=FORGED")]
+
+
+@pytest.mark.parametrize("stream", ["full", "closed", "broken pipe", "stuck pipe"])
+def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream: str) -> None:
+    """A full disk, a closed stream, a reader that went away or fell asleep: lines are lost, mail is not."""
+    reading, writing = os.pipe()
+    try:
+        with Path("/dev/full").open("wb") as full:
+            if stream == "full":
+                streams = {"stderr": full, "stdout": full}
+            elif stream == "closed":
+                streams = {"preexec_fn": lambda: (os.close(1), os.close(2))}
+            else:
+                streams = {"stderr": writing, "stdout": writing}
+                if stream == "broken pipe":
+                    os.close(reading)
+                    reading = -1
+                else:
+                    os.set_blocking(writing, False)
+                    os.write(writing, b"x" * 65536)
+                    os.set_blocking(writing, True)
+            with running(tmp_path, streams=streams) as (bridge, _, next_hop):
+                with bridge.client() as client:
+                    for _ in range(3):
+                        assert client.mail().startswith(b"250 ")
+                assert len(next_hop.mails) == 3
+                if stream == "closed":  # else the next socket would be number 2, and get our log
+                    assert os.readlink(f"/proc/{bridge.process.pid}/fd/2") == "/dev/null"
+                if stream in ("full", "broken pipe"):
+                    lost = "scanbridge_log_lines_lost_total "
+                    until(
+                        lambda: any(
+                            line.startswith(lost) and float(line.removeprefix(lost)) >= 3
+                            for line in get(bridge.admin, "/metrics")[1].splitlines()
+                        ),
+                        "the lost lines to be counted",
+                    )
+                bridge.signal()
+                assert bridge.wait(15) == 0
+    finally:
+        for fd in (reading, writing):
+            if fd >= 0:
+                os.close(fd)
+
+
+def test_the_welcome_on_a_full_disk_does_not_stop_us(tmp_path: Path) -> None:
+    """The embedded service's greeting goes to standard output; nobody may be able to read it."""
+    with scripted() as (_, scanner, next_hop), Path("/dev/full").open("wb") as full:
+        config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, embedded_service=False)
+        text = config.read_text().replace("embedded_service: false", "embedded_service: true")
+        config.write_text(text.replace(scanner.url, f"http://127.0.0.1:{free_port()}"))
+        bridge = start(config, port, admin, stdout=full)
+        try:
+            assert bridge.send(MAIL).startswith("250 ")
+            bridge.signal()
+            assert bridge.wait() == 0
+            assert "Traceback" not in bridge.log
+        finally:
+            bridge.end()
+
+
+def test_debug_lines_can_be_asked_for_and_info_left_out(tmp_path: Path) -> None:
+    """`log.level` is for everything but the mails' own lines."""
+    with running(tmp_path, log={"level": "warning"}) as (bridge, _, _):
+        assert bridge.send().startswith("250 ")
+        assert bridge.mail_lines(1)
+        assert "level=info" not in bridge.log
+
+
+def test_a_command_whose_reader_has_gone_gives_no_traceback(tmp_path: Path) -> None:
+    """`scanbridge config show | head -1` is nobody's mistake."""
+    config, _, _ = write_config(tmp_path, "http://127.0.0.1:9", "127.0.0.1:9")
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        done = scanbridge("config", "show", "-c", config, stdout=writing)
+    finally:
+        os.close(writing)
+    assert "Traceback" not in done.stderr

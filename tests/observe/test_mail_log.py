@@ -1,0 +1,240 @@
+"""Log lines: bounded, escaped, and readable by machines whatever strangers put in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import threading
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bridge.api.scanning import AnalysisResult, Decision
+from bridge.errors import ScanUnavailable
+from bridge.filter.late.decisions import Late
+from bridge.filter.outcome import Outcome, Record
+from bridge.mail.action import Action
+from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.listed import ListAction, Listed
+from bridge.mail.message import Message, Spool
+from bridge.mail.reply import Reply
+from bridge.mail.session import Client, Session
+from bridge.mail.trace import new_trace
+from bridge.mail.transaction import Transaction
+from bridge.observe import mail_log
+
+FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
+
+
+def record(text: str = "x", recipients: int = 1, result: AnalysisResult | None = None) -> Record:
+    """A mail whose every stranger's word is `text`."""
+    client = Client("192.0.2.1", helo=text, ident=text, login=text)
+    session = Session("S1", "mx", "127.0.0.1", client, "TLSv1.3")
+    envelope = Envelope(text, tuple(Recipient(text) for _ in range(recipients)))
+    tx = Transaction("ID1", session, envelope, Message(Spool(10)), 0.0, 1.0)
+    outcome = Outcome(Action.RELAY, Reply(250, "2.0.0", text), result or AnalysisResult(Decision.DELIVER, text, text))
+    return Record(tx, 100, None, outcome, ScanUnavailable(text), 0.001, 0.2, 0.03, text)
+
+
+def line_of(one: Record, as_json: bool = False) -> str:
+    lines: list[str] = []
+    mail_log.MailLog(lines.append, as_json).decided(one)
+    (line,) = lines
+    return line
+
+
+def read(line: str) -> dict[str, Any]:
+    found = list(FIELD.finditer(line))
+    assert " ".join(one[0] for one in found) == line
+    return {one[1]: json.loads(one[2]) if one[2].startswith('"') else one[2] for one in found}
+
+
+@st.composite
+def nearly_ordinary(draw: st.DrawFn) -> Record:
+    """A mail with nothing special about it, but for up to two things."""
+    special = draw(st.sets(st.integers(0, 22), max_size=2))
+    numbers = count()
+
+    def usually(usual: Any, *others: Any) -> Any:
+        return draw(st.sampled_from(others)) if next(numbers) in special else usual
+
+    def word(usual: str | None, *others: Any) -> Any:
+        return usually(usual, "", "other", "a b", "a\nb", '"', "é", "x" * 1001, *others)
+
+    client = Client(word("192.0.2.1", None), helo=word("a.example", None), ident=word(None), login=word(None))
+    session = Session("S1", "mx", "127.0.0.1", client, usually(None, "TLSv1.3"))
+    recipients = (Recipient(word("to@example.org")),) * usually(1, 0, 2, 30)
+    tx = Transaction("ID1", session, Envelope(word("from@example.org"), recipients), Message(Spool(10)), 0.0, 1.0)
+    result = usually(AnalysisResult(Decision.DELIVER, word("clean"), word("1")), None)
+    reply = Reply(250, "2.0.0", word("Ok"))
+    outcome = Outcome(Action.RELAY, reply, result, (), usually((), (reply,) * len(recipients)))
+    record = Record(
+        tx, draw(st.integers(0, 10**12)), word(None), usually(outcome, None), usually(None, ScanUnavailable(""))
+    )
+    seconds = st.floats(0, 1e6)
+    record.wait_s, record.scan_s, record.relay_s = draw(seconds), draw(seconds), draw(seconds)
+    record.message_id, record.next_id = word("<1@example.org>"), word("")
+    record.trace, record.late, record.would = usually(None, new_trace()), usually(None, *Late), usually(None, *Action)
+    record.listed = usually(None, Listed("list", "entry", ListAction.SKIPPED))
+    record.at = usually("", "mail", "rcpt")
+    assert next(numbers) == 23, "each of them may be special"
+    return record
+
+
+@settings(max_examples=500)
+@given(nearly_ordinary())
+def test_the_quick_way_writes_what_the_long_one_does(one: Record) -> None:
+    """Or leaves it to the long one."""
+    assert mail_log._ordinary(one) in ("", mail_log._key_value(mail_log._fields(one)))
+
+
+@pytest.mark.parametrize("ident", [None, "4XyZ"])
+@pytest.mark.parametrize("next_id", ["", "4Abc"])
+def test_ordinary_mail_goes_the_quick_way(ident: str | None, next_id: str) -> None:
+    """A test of the quick way would hold if there were none."""
+    one = record()
+    session = replace(one.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
+    one.tx, one.error, one.message_id, one.next_id = replace(one.tx, session=session), None, "<1@x>", next_id
+    assert mail_log._ordinary(one) == mail_log._key_value(mail_log._fields(one)) == line_of(one)
+
+
+@given(st.text(st.characters(), max_size=300) | st.text('\r\n\x1b\x00"\\ =\u2028\udcff', max_size=30))
+def test_any_text_makes_one_printable_line_that_reads_back(text: str) -> None:
+    """Key=value and JSON both give back exactly what came, and no control character gets through."""
+    plain, machine = line_of(record(text)), line_of(record(text), as_json=True)
+    for line in (plain, machine):
+        assert re.fullmatch(r"[\x20-\x7e]*", line)
+    assert read(plain)["helo"] == json.loads(machine)["helo"] == text
+    assert read(plain)["from"] == f"<{text}>"
+    assert list(read(plain))[:3] == ["id", "session", "listener"]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+@pytest.mark.parametrize("text", ["v" * 1_000_000, "Traceback " * 100_000])
+def test_a_line_is_bounded(text: str, as_json: bool) -> None:
+    """A scanner with a verdict of a mebibyte, a thousand recipients: still one line of a few KB."""
+    assert len(line_of(record(text, recipients=1000), as_json)) < 20_000
+
+
+def test_recipients_beyond_twenty_are_counted_and_not_named() -> None:
+    """`nrcpt` has the number."""
+    fields = read(line_of(record("a@b", recipients=21)))
+    assert fields["to"].count("<a@b>") == 20 and fields["to"].endswith(",...") and fields["nrcpt"] == "21"
+
+
+def test_a_mail_whose_client_went_away_has_its_line() -> None:
+    """Without a reply, because nobody heard one."""
+    one = record()
+    one.outcome = None
+    fields = read(line_of(one))
+    assert fields["action"] == "cancelled" and "reply" not in fields and "decision" not in fields
+
+
+def formatted(formatter: logging.Formatter, text: str, *arguments: object, error: bool = False) -> str:
+    try:
+        raise ValueError("inner\nline")
+    except ValueError:
+        info = sys.exc_info() if error else None
+    return formatter.format(logging.LogRecord("bridge.x", logging.WARNING, "", 0, text, arguments, info))
+
+
+def test_other_lines_have_the_same_form() -> None:
+    """A traceback is one field of one line."""
+    line = read(formatted(mail_log.KeyValue(), "hello %s", "wor\x1bld", error=True))
+    assert line["level"] == "warning" and line["logger"] == "bridge.x" and line["msg"] == "hello wor\x1bld"
+    assert line["trace"].startswith("Traceback") and line["trace"].endswith("ValueError: inner\nline")
+    machine = json.loads(formatted(mail_log.Json(), "hello", error=True))
+    assert machine["msg"] == "hello" and "ValueError" in machine["trace"] and "time" in machine
+
+
+def writer(fd: int) -> tuple[mail_log.LineWriter, list[int]]:
+    lost: list[int] = []
+    made = mail_log.LineWriter(fd, lambda: lost.append(1))
+    made.setFormatter(mail_log.KeyValue())
+    return made, lost
+
+
+def test_the_writer_writes_every_line_before_it_ends(tmp_path: Path) -> None:
+    """Thousands at once, from several threads, none torn."""
+    with (tmp_path / "log").open("wb") as file:
+        log, lost = writer(file.fileno())
+        threads = [
+            threading.Thread(target=lambda n=n: [log.put(f"{n}:{i}:{'x' * 100}") for i in range(2000)])  # type: ignore[misc]
+            for n in range(3)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        log.close()
+        log.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 6000 and not lost
+    assert sorted(set(lines)) == sorted(f"{n}:{i}:{'x' * 100}" for n in range(3) for i in range(2000))
+
+
+SIBLING = """
+import sys
+from bridge.observe import mail_log
+writer = mail_log.set_up("text", "info", shared=True)
+print("ready", flush=True)
+sys.stdin.read()
+for number in range(3000):
+    writer.put(f"{sys.argv[1]}:{number}:{'x' * 300}")
+writer.close()
+"""
+
+
+@pytest.mark.parametrize("kind", ["file", "pipe"])
+def test_lines_of_several_processes_stay_apart(tmp_path: Path, kind: str) -> None:
+    """Workers write to one standard error at the same time: long writes to a file, short ones to a pipe."""
+    with (tmp_path / "log").open("wb") as file, ExitStack() as stack:
+        reader = stack.enter_context(
+            subprocess.Popen(["dd", "bs=700", "status=none"], stdin=subprocess.PIPE, stdout=file)
+        )
+        target, pipe = file if kind == "file" else reader.stdin, subprocess.PIPE
+        siblings = [
+            stack.enter_context(
+                subprocess.Popen([sys.executable, "-c", SIBLING, str(n)], stdin=pipe, stdout=pipe, stderr=target)
+            )
+            for n in range(3)
+        ]
+        for sibling in siblings:
+            assert sibling.stdout is not None and sibling.stdout.readline() == b"ready\n"
+        for sibling in siblings:
+            assert sibling.stdin is not None
+            sibling.stdin.close()
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert sorted(lines) == sorted(f"{n}:{i}:{'x' * 300}" for n in range(3) for i in range(3000))
+
+
+def test_a_blocked_log_costs_lines_and_bounded_memory() -> None:
+    """Nobody reads: the buffer fills, the rest is counted, and nobody waits."""
+    reading, writing = os.pipe()
+    log, lost = writer(writing)
+    for _ in range(mail_log._MAX_LINES + 3000):
+        log.put("x" * 100)
+    assert len(log._lines) <= mail_log._MAX_LINES and lost
+    os.close(reading)  # the writer's thread wakes up with EPIPE and goes through the rest
+    log.close()
+    os.close(writing)
+    assert len(lost) >= mail_log._MAX_LINES
+
+
+def test_a_log_call_with_a_mistake_does_not_raise() -> None:
+    """It is counted as a lost line."""
+    with Path("/dev/null").open("wb") as file:
+        log, lost = writer(file.fileno())
+        log.emit(logging.LogRecord("x", logging.INFO, "", 0, "%d", ("not a number",), None))
+        log.close()
+    assert lost == [1]
