@@ -118,7 +118,7 @@ def command(url: str, key_file: Path, *arguments: str, stdin: str | bytes | None
 def process(url: str, key_file: Path, *arguments: str, first: str = "", **more: Any) -> subprocess.Popen[str]:
     """The same in a process of its own, after the statement `first`."""
     given = [arguments[0], "--url", url, "--api-key-file", str(key_file), *arguments[1:]]
-    program = f"{first}\nfrom bridge.cli.lists import lists\nlists()"
+    program = f"{first}\nfrom bridge.cli.lists.command import lists\nlists()"
     return subprocess.Popen([sys.executable, "-c", program, *given], text=True, **more)
 
 
