@@ -452,9 +452,18 @@ def _own_ports(pid: int) -> _Share:
 
 
 def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
-    """Ask again and again until there is an answer: for what another thread or process brings about."""
+    """Wait until `condition` returns something true, and return it: for what another thread or process does."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"waited {limit_s:g} s in vain for {what}"
         time.sleep(0.005)
+    return found
+
+
+async def eventually(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
+    """The same in a coroutine: other tasks of the event loop run while it waits."""
+    end = time.monotonic() + limit_s
+    while not (found := condition()):
+        assert time.monotonic() < end, f"waited {limit_s:g} s in vain for {what}"
+        await asyncio.sleep(0.005)
     return found
