@@ -1,4 +1,4 @@
-"""`make test-tools`: public tools against a running bridge; what they said is written into docs/tools.md.
+"""`make test-tools`: public tools against a running bridge; what they said is written into docs/evidence/tools.md.
 
 `examine.py NAME...` runs some, and writes nothing. The exit code is 0 only if every tool was there and found nothing.
 """
@@ -15,7 +15,7 @@ from tests.requirements import find
 from tests.tools import scene as scenery
 from tests.tools.checks import CHECKS, QUICK, Failed, Found, Scene
 
-PAGE = scenery.ROOT / "docs" / "tools.md"
+PAGE = scenery.ROOT / "docs" / "evidence" / "tools.md"
 MARK = "<!-- what follows is written by `make test-tools` -->\n"
 
 

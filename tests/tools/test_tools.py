@@ -1,4 +1,4 @@
-"""Public tools that are quick find nothing; `make test-tools` runs them all (docs/tools.md)."""
+"""Public tools that are quick find nothing; `make test-tools` runs them all (docs/evidence/tools.md)."""
 
 from __future__ import annotations
 
