@@ -1,8 +1,8 @@
-"""Makes the man pages and the shell completion from the command line itself. tools/generate.py calls it.
+"""Generates the man pages and the shell completion scripts from the command line. tools/generate.py calls it.
 
-One page for each command of `scanbridge`; the commands below it are sections of its page. Words, options and
-defaults are those of --help, so a command cannot be without its page: a test fails when a page is out of date.
-The completion scripts are click's own. They ask the program, so they know each of its commands for ever.
+There is one page for each command of `scanbridge`; its subcommands are sections of that page. Texts, options and
+defaults are those of --help, and a test fails when a page is out of date. The completion scripts are click's own: they
+ask the program for its commands, so they do not go out of date.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import textwrap
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -18,44 +17,37 @@ from click.shell_completion import get_completion_class
 
 from bridge import __version__
 from bridge.cli import main
+from tools.commands import EXIT_STATUS, Words, descendants, options, paragraphs, subcommands, summary, usage
 
 ROOT = Path(__file__).parents[1]
 MAN, COMPLETIONS = ROOT / "man", ROOT / "completions"
 SCRIPTS = {"bash": "scanbridge.bash", "zsh": "_scanbridge", "fish": "scanbridge.fish"}
 
 DATE = "<date>"
-Path_ = tuple[str, ...]  # the words of a command: ("scanbridge", "lists", "sync")
 
-EXIT_STATUS = [
-    ("0", "Done."),
-    ("1", "It failed; standard error says why."),
-    ("2", "The command line is wrong."),
-    ("78", "The configuration has mistakes; all of them are shown with file and line."),
-]
 FILES = [
-    ("/etc/scanbridge/bridge.yml", "The bridge's configuration, where it was installed as a package."),
-    ("/etc/scanbridge/service.yml", "The scanning service's."),
-    ("/var/lib/scanbridge", "Quarantine and state of the bridge."),
+    ("/etc/scanbridge/bridge.yml", "The configuration of the bridge, where it was installed from a package."),
+    ("/etc/scanbridge/service.yml", "The configuration of the scanning service."),
+    ("/var/lib/scanbridge", "The quarantine and the state of the bridge."),
 ]
-HELP = ("-h, --help", "Show this message and exit.")
 ABOUT = """\
-scanbridge takes each mail of a mail server over SMTP, LMTP or milter, submits it with its envelope to an HTTP scanning
-service, and turns the decision into what the mail server understands: relay, refuse, discard, quarantine, or "try
-again later". 250 means that the next server said 250, or that the mail is in the quarantine on disk, or that the
+scanbridge receives each mail from a mail server over SMTP, LMTP or milter, submits it with its envelope to an HTTP
+scanning service, and translates the decision for the mail server: relay, reject, discard, quarantine, or "try again
+later". It answers 250 only when the next server has said 250, when the mail is in the quarantine on disk, or when the
 decision was to drop it.
 """
 
 
 def pages() -> dict[Path, str]:
-    """Every man page and what it must hold; a page that does not change keeps its date."""
+    """Every man page and its expected text; an unchanged page keeps its date."""
     found = {MAN / "scanbridge.1": _first_page()}
-    for name, command in _below(main):
+    for name, command in subcommands():
         found[MAN / f"scanbridge-{name}.1"] = _page(("scanbridge", name), command)
-    return {place: _dated(place, text) for place, text in found.items()}
+    return {path: _dated(path, text) for path, text in found.items()}
 
 
-def _dated(place: Path, text: str) -> str:
-    old = place.read_text() if place.exists() else ""
+def _dated(path: Path, text: str) -> str:
+    old = path.read_text() if path.exists() else ""
     if date := re.search(r'^\.TH \S+ 1 "([\d-]+)"', old, re.MULTILINE):
         same = text.replace(DATE, date[1], 1)
         if same == old:
@@ -75,23 +67,13 @@ def _script(shell: str) -> str:
     return str(found.source_template % found.source_vars()).strip() + "\n"
 
 
-def _below(command: click.Command) -> Iterator[tuple[str, click.Command]]:
-    """The commands of a group, in the order of --help."""
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for name in command.list_commands(context):
-            found = command.get_command(context, name)
-            assert found is not None
-            yield name, found
-
-
 # A page
 
 
 def _first_page() -> str:
-    commands = [(f"scanbridge-{name}(1)", _summary(command)) for name, command in _below(main)]
+    commands = [(f"scanbridge-{name}(1)", summary(command)) for name, command in subcommands()]
     parts = [
-        *_head("scanbridge", _summary(main)),
+        *_head("scanbridge", summary(main)),
         *_synopsis(("scanbridge",), main),
         ".SH DESCRIPTION",
         _text(ABOUT),
@@ -103,82 +85,50 @@ def _first_page() -> str:
     return "\n".join(parts) + "\n"
 
 
-def _page(path: Path_, command: click.Command) -> str:
-    parts = [*_head("-".join(path), _summary(command)), *_synopsis(path, command), ".SH DESCRIPTION", *_help(command)]
-    parts += _options(path, command)
-    if below := list(_walk(path, command)):
+def _page(words: Words, command: click.Command) -> str:
+    parts = [*_head("-".join(words), summary(command)), *_synopsis(words, command), ".SH DESCRIPTION", *_help(command)]
+    parts += _options(words, command)
+    if below := list(descendants(words, command)):
         parts.append(".SH COMMANDS")
-        for words, one in below:
-            parts += [f".SS {_quoted(' '.join(words))}", *_usage(words, one), ".PP", *_help(one)]
-            parts += _list(_records(words, one))
-    return "\n".join([*parts, *_foot(path)]) + "\n"
+        for child_words, child in below:
+            parts += [f".SS {_quoted(' '.join(child_words))}", *_usage(child_words, child), ".PP", *_help(child)]
+            parts += _list(options(child_words, child))
+    return "\n".join([*parts, *_foot(words)]) + "\n"
 
 
-def _walk(path: Path_, command: click.Command) -> Iterator[tuple[Path_, click.Command]]:
-    """Every command below this one that does something, however deep."""
-    for name, one in _below(command):
-        if not isinstance(one, click.Group) or one.invoke_without_command:
-            yield (*path, name), one
-        yield from _walk((*path, name), one)
-
-
-def _head(name: str, summary: str) -> list[str]:
+def _head(name: str, title: str) -> list[str]:
     return [
-        '.\\" Made by tools/man_pages.py from the command line: change it there, then "make docs".',
+        '.\\" Generated by tools/man_pages.py from the command line: change that, then run "make docs".',
         f'.TH {name.upper()} 1 "{DATE}" "scanbridge {__version__}" "scanbridge"',
         ".SH NAME",
-        f"{_escaped(name)} \\- {_escaped(summary)}",
+        f"{_escaped(name)} \\- {_escaped(title)}",
     ]
 
 
-def _synopsis(path: Path_, command: click.Command) -> list[str]:
-    return [".SH SYNOPSIS", *_usage(path, command)]
+def _synopsis(words: Words, command: click.Command) -> list[str]:
+    return [".SH SYNOPSIS", *_usage(words, command)]
 
 
-def _usage(path: Path_, command: click.Command) -> list[str]:
-    pieces = command.collect_usage_pieces(_context(path, command))
-    return [f".B {_escaped(' '.join(path))}", f".RI {_quoted(' '.join(pieces))}"]
+def _usage(words: Words, command: click.Command) -> list[str]:
+    return [f".B {_escaped(' '.join(words))}", f".RI {_quoted(usage(words, command))}"]
 
 
-def _options(path: Path_, command: click.Command) -> list[str]:
-    return [".SH OPTIONS", *_list(_records(path, command))]
+def _options(words: Words, command: click.Command) -> list[str]:
+    return [".SH OPTIONS", *_list(options(words, command))]
 
 
-def _records(path: Path_, command: click.Command) -> list[tuple[str, str]]:
-    """Options and what they mean, as --help has them; with the variable of the environment where there is one."""
-    context = _context(path, command)
-    found = []
-    for parameter in command.params:
-        record = parameter.get_help_record(context) if isinstance(parameter, click.Option) else None
-        if record is not None:
-            variable = parameter.envvar
-            found.append((record[0], record[1] + (f" Environment: {variable}." if variable else "")))
-    return [*found, HELP]  # not click's own option: it keeps the first names that it was ever asked for
-
-
-def _context(path: Path_, command: click.Command) -> click.Context:
-    return click.Context(command, info_name=path[-1])
-
-
-def _foot(path: Path_) -> list[str]:
-    others = [f"scanbridge-{name}" for name, _ in _below(main)]
-    seen = [one for one in ["scanbridge", *others] if one != "-".join(path)]
-    also = ",\n".join(f".BR {_escaped(one)} (1)" for one in seen).replace("(1),", "(1) ,")
+def _foot(words: Words) -> list[str]:
+    all_pages = ["scanbridge", *(f"scanbridge-{name}" for name, _ in subcommands())]
+    others = [name for name in all_pages if name != "-".join(words)]
+    also = ",\n".join(f".BR {_escaped(name)} (1)" for name in others).replace("(1),", "(1) ,")
     return [".SH EXIT STATUS", *_list(EXIT_STATUS), ".SH FILES", *_list(FILES), ".SH SEE ALSO", also]
 
 
 # Roff
 
 
-def _summary(command: click.Command) -> str:
-    """The first sentence of --help."""
-    first = " ".join((command.help or "").split("\n\n")[0].split())
-    return re.split(r"(?<=\.)\s", first)[0].rstrip(".")
-
-
 def _help(command: click.Command) -> list[str]:
-    text = re.sub(r"^\b\n", "", command.help or "", flags=re.MULTILINE)
-    return "\n.PP\n".join(_text(one) for one in text.strip().split("\n\n")).split("\n")
+    return "\n.PP\n".join(_text(paragraph) for paragraph in paragraphs(command)).split("\n")
 
 
 def _list(rows: list[tuple[str, str]]) -> list[str]:
@@ -189,7 +139,7 @@ def _list(rows: list[tuple[str, str]]) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """A paragraph, filled: at the end of a sentence no word may begin with a dot or an apostrophe."""
+    """A filled paragraph; roff takes a line that begins with a dot or an apostrophe for a request."""
     lines = textwrap.wrap(" ".join(text.split()), 78, break_long_words=False, break_on_hyphens=False)
     return "\n".join(re.sub(r"^(?=[.'])", r"\\&", _escaped(line)) for line in lines)
 
@@ -207,11 +157,11 @@ def _quoted(text: str) -> str:
 def write() -> None:
     MAN.mkdir(exist_ok=True)
     COMPLETIONS.mkdir(exist_ok=True)
-    made = {**pages(), **completions()}
-    for old in set(MAN.glob("*.1")) - set(made):
+    expected = {**pages(), **completions()}
+    for old in set(MAN.glob("*.1")) - set(expected):
         old.unlink()
-    for place, text in made.items():
-        place.write_text(text)
+    for path, text in expected.items():
+        path.write_text(text)
 
 
 if __name__ == "__main__":
