@@ -142,8 +142,10 @@ def test_configuration_of_a_recipe_is_valid(path):
     assert yaml_file.load(path, Config).listeners
 
 
-def test_example_in_the_readme_is_a_valid_configuration(tmp_path):
-    (example,) = re.findall(r"```yaml\n(scanner:.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+def test_example_in_the_reference_is_a_valid_configuration(tmp_path):
+    page = (ROOT / "docs" / "reference" / "configuration.md").read_text()
+    example, embedded = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert yaml_file.load(tmp_path / "bridge.yml", Config, embedded.replace("STATE", str(tmp_path))).listeners
     assert yaml_file.load(tmp_path / "bridge.yml", Config, example).listeners
 
 
@@ -168,11 +170,11 @@ def embedded(tmp_path_factory):
         background.close()
 
 
-def quick_start(word: str, without: str = "\n") -> str:
-    """The line of the README's quick start with this word in it."""
+def quick_start(word: str, without: str = "\n", page: str = "README.md") -> str:
+    """The only command of the quick start that contains this word."""
     (line,) = [
         line
-        for block in re.findall(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        for block in re.findall(r"```sh\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
         for line in block.splitlines()
         if word in line and without not in line
     ]
@@ -191,7 +193,8 @@ def test_quick_start_delivers(embedded, program):
     need(program)
     state, port = embedded
     before = set(state.glob("Maildir/new/*"))
-    run(quick_start("swaks", without="--body") if program == "swaks" else quick_start("smtplib"), port)
+    without_swaks = quick_start("smtplib", page="docs/operate/try.md")
+    run(quick_start("swaks", without="--body") if program == "swaks" else without_swaks, port)
     (mail,) = set(state.glob("Maildir/new/*")) - before
     assert re.search(rb"^X-Scan-Decision: deliver\r?$", mail.read_bytes(), re.MULTILINE)
 

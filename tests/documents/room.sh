@@ -67,6 +67,34 @@ journalctl() {  # there is no journal here: the log of the embedded default inst
     return 1
 }
 
+packaged() {  # bridge and scanning service with the files of the package; delivered mail goes to a Maildir
+    mkdir -p /etc/scanbridge "$HOME/state"
+    cp deploy/package/*.yml /etc/scanbridge/
+    sed -i "s#next_hop: .*#next_hop: maildir:$HOME/Maildir#" /etc/scanbridge/bridge.yml
+    (cd /etc/scanbridge && umask 077 && scanbridge service token 2>/dev/null | tee api-token >service-token)
+    export STATE_DIRECTORY=$HOME/state
+    systemctl restart scanbridge-scanner
+    systemctl restart scanbridge
+}
+
+systemctl() {  # there is no systemd here: `restart`, of the two units of `packaged`
+    [ "$1" = restart ]
+    case $2 in
+    scanbridge-scanner) restarted scanner 9081 service -c /etc/scanbridge/service.yml ;;
+    scanbridge) restarted bridge 10025 run -c /etc/scanbridge/bridge.yml ;;
+    esac
+}
+
+restarted() {  # name, port and arguments of a daemon
+    if [ -e "$HOME/$1.pid" ]; then
+        kill "$(cat "$HOME/$1.pid")"
+        wait "$(cat "$HOME/$1.pid")"
+    fi
+    "$PYTHON" -m bridge "${@:3}" >>"$HOME/$1.log" 2>&1 &
+    echo $! >"$HOME/$1.pid"
+    listening "$2"
+}
+
 mailserver() {  # Postfix at port 25, for mail to example.org, which it then throws away
     cp /usr/share/postfix/master.cf.dist /etc/postfix/master.cf
     cat >/etc/postfix/main.cf <<END
