@@ -109,7 +109,7 @@ END
             listening 9091
             sed -i '/urls:/s#http://127.0.0.1:9081#&, http://127.0.0.1:9091#' bridge.yml
         """,
-        shows=["OK: ", "http://127.0.0.1:9081 .*http://127.0.0.1:9091 "],
+        shows=["OK: ", "http://127.0.0.1:9081: ", "http://127.0.0.1:9091: "],
     ),
     "docs/operate/start.md": Story(
         prepare="mailserver",
