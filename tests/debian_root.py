@@ -55,7 +55,7 @@ def _build(root: Path, packages: str) -> None:
 
 
 class Room:
-    """One run in the root of this name. `directory` is mounted at /mnt; `temporary` directories are private to the run."""
+    """One run in this root. `directory` is mounted at /mnt; the `temporary` directories are private to the run."""
 
     def __init__(self, name: str, *temporary: str) -> None:
         self._root, self._temporary = cached_root(name), temporary
