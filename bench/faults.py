@@ -3,7 +3,8 @@
     python bench/faults.py
 
 Prints a table: per fault the share of mails that were refused, and the time from the final dot to the reply, before,
-during and after the trouble, and how long it took until the host had mail again. docs/overload.md has a run of it.
+during and after the trouble, and how long it took until the host had mail again.
+docs/understand/overload.md has a run of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a mail costs: our bridge beside its peers, in one run, ratios first: `make bench`.
 
-    python bench/speed.py [--times 3] [--peers scanbridge,C] [--out docs/benchmarks]
+    python bench/speed.py [--times 3] [--peers scanbridge,C] [--out docs/evidence/benchmarks]
     python bench/speed.py --compare COMMIT COMMIT
 
 Writes `results.md`, `results.json` and the plots. The exit code tells whether all ran, not whether every goal was
@@ -248,7 +248,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="runs of each; the median counts")
     parser.add_argument("--peers", default="", help="only these, by commas")
     parser.add_argument("--no-growth", action="store_true", help="leave out the tables of cost against size")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "evidence" / "benchmarks")
     parser.add_argument("--compare", nargs=2, metavar="COMMIT")
     arguments = parser.parse_args()
     build()

@@ -275,7 +275,7 @@ def schemathesis(scene: Scene) -> Iterator[Found]:
     named = openapi.document()
     named["components"]["schemas"]["ListName"] = {"enum": [predefined.name for predefined in PREDEFINED]}
     (scene.directory / "named.json").write_text(json.dumps(named))
-    ours = str(ROOT / "docs" / "openapi.json")
+    ours = str(ROOT / "docs" / "reference" / "openapi.json")
     yield one_api(scene, "Email Scanning API", ours, f"Bearer {TOKEN}", "--exclude-path-regex")
     yield one_api(scene, "List API", ours, f"apikey {scene.api_key}", "--include-path-regex")
     yield one_api(
@@ -298,7 +298,7 @@ def one_api(scene: Scene, name: str, document: str, authorization: str, choice: 
     return Found(
         f"schemathesis, {name}",
         version(r"version (\S+)", program, "--version"),
-        "docs/openapi.json, 100 examples each",
+        "docs/reference/openapi.json, 100 examples each",
         result,
         good,
     )

@@ -1,4 +1,4 @@
-"""`make test-tools`: runs public tools against a bridge and writes the results to docs/tools.md.
+"""`make test-tools`: runs public tools against a bridge and writes the results to docs/evidence/tools.md.
 
 With NAME... it runs only these and writes nothing. Exits with 0 only if every tool is installed and found nothing.
 """
@@ -15,7 +15,7 @@ from tests.requirements import find
 from tests.tools import scene as scenery
 from tests.tools.checks import CHECKS, QUICK, Failed, Found, Scene
 
-PAGE = scenery.ROOT / "docs" / "tools.md"
+PAGE = scenery.ROOT / "docs" / "evidence" / "tools.md"
 MARK = "<!-- what follows is written by `make test-tools` -->\n"
 
 
