@@ -1,4 +1,4 @@
-"""Chance in the daemon is its own: the `random` module's state belongs to whoever runs beside it."""
+"""The daemon has its own random generators: the state of the `random` module belongs to the host program."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 SOURCES = sorted((Path(__file__).parents[1] / "bridge").rglob("*.py"))
 
 
-def test_nobody_draws_from_the_module_wide_generator() -> None:
+def test_the_module_wide_generator_is_never_used() -> None:
     """A daemon in a thread must not disturb a test, or a program, that seeds or watches `random`."""
     drawn = [
         f"{source.name}:{node.lineno}"
