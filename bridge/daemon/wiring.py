@@ -32,6 +32,7 @@ from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
+from bridge.mail.address import comparable_domain
 from bridge.observe.redaction import FULL, Veil
 from bridge.quarantine.quarantine import Place
 from bridge.quarantine.release_token import Marks
@@ -130,10 +131,10 @@ def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
     """Next hops of the recipient domains that have their own; a tenant's come before a route's."""
     found: dict[str, tuple[NextHop, ...]] = {}
     for route in conf.relay.routes if conf.relay else ():
-        found |= {domain.lower(): tuple(route.hops) for domain in route.recipient_domains}
+        found |= {comparable_domain(domain): tuple(route.hops) for domain in route.recipient_domains}
     for tenant in conf.tenants:
         if tenant.relay is not None:
-            found |= {domain.lower(): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
+            found |= {comparable_domain(domain): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
     return found
 
 
@@ -332,7 +333,7 @@ def _policy(policy: policy.Policy) -> Policy:
 
 
 def tenants_by_domain(conf: Config) -> dict[str, str]:
-    return {domain.lower(): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
+    return {comparable_domain(domain): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
 
 
 def _kinds(conf: Config) -> Kinds:

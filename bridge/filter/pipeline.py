@@ -40,6 +40,7 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.mail.action import Action
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.listed import ListAction, Listed
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
@@ -300,8 +301,7 @@ class Filter:
     def _tenant_of(self, address: str) -> str | None:
         if not self._settings.tenant_by_domain:
             return self._settings.default_tenant
-        domain = address.rpartition("@")[2].lower()
-        return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
+        return self._settings.tenant_by_domain.get(domain_of(address), self._settings.default_tenant)
 
     async def _late_or_new(
         self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions

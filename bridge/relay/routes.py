@@ -20,6 +20,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from bridge.errors import NextHopError
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Recipient
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
@@ -134,7 +135,7 @@ class Routes:
         await asyncio.gather(*(relay.close() for relay in self._relays))
 
     def _relay(self, address: str) -> Relay:
-        return self._by_domain.get(address.rpartition("@")[2].lower(), self._default)
+        return self._by_domain.get(domain_of(address), self._default)
 
     def _groups(self, recipients: tuple[Recipient, ...]) -> dict[Relay, list[int]]:
         groups: dict[Relay, list[int]] = {}

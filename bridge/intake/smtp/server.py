@@ -25,6 +25,7 @@ from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.session import BridgeLMTP, BridgeSMTP
 from bridge.intake.smtp.wire import SessionLimits
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -58,7 +59,7 @@ class Kinds:
     default: Kind = (None, 0)
 
     def of(self, address: str) -> Kind:
-        return self.by_domain.get(address.rpartition("@")[2].lower(), self.default)
+        return self.by_domain.get(domain_of(address), self.default)
 
 
 @dataclass(frozen=True, slots=True)
