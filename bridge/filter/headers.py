@@ -13,6 +13,7 @@ from email.utils import formatdate
 from functools import lru_cache
 
 from bridge.api.scanning import AnalysisResult
+from bridge.mail.header_fields import fields_with_prefix
 from bridge.mail.transaction import Transaction
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
@@ -31,8 +32,7 @@ class HeaderEditor:
         self._hostname = hostname
         self._received = received
         self._lower = prefix.lower().encode("ascii")
-        field = rb"^%b[^\r\n]*\r\n(?:[ \t][^\r\n]*\r\n)*" % re.escape(self._lower)
-        self._ours = re.compile(field, re.IGNORECASE | re.MULTILINE)
+        self._ours = fields_with_prefix(prefix)
         self._id, self._decision, self._verdict, self._tags, self._ggrid, self._unscanned = (
             prefix + name for name in ("Id", "Decision", "Verdict", "Tags", "Ggrid", "Unscanned")
         )

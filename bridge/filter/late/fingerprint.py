@@ -9,10 +9,10 @@ enough for every mail, and the strong one of the whole, made only when the first
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from hashlib import blake2b, sha256
 
 from bridge.mail.envelope import Envelope
+from bridge.mail.header_fields import without_fields
 from bridge.mail.message import Message
 
 IN_A_THREAD_FROM = 64 * 1024  # bytes; hashing less costs less than the way to a thread
@@ -41,7 +41,7 @@ async def fingerprint(tenant: str | None, envelope: Envelope, message: Message) 
 
 def _fingerprint(tenant: str | None, envelope: Envelope, message: Message) -> bytes:
     head = message.head()
-    lasting = b"\r\n".join(_without_trace(head))
+    lasting = without_fields(head, TRACE)
     found = sha256(_envelope(tenant, envelope))
     found.update(len(lasting).to_bytes(8) + lasting + (message.size - len(head)).to_bytes(8))
     skip = len(head)
@@ -56,12 +56,3 @@ def _envelope(tenant: str | None, envelope: Envelope) -> bytes:
     recipients = sorted(envelope.addresses)
     parts = [text.encode("utf-8", "surrogatepass") for text in (tenant or "", envelope.sender, *recipients)]
     return len(parts).to_bytes(8) + b"".join(len(part).to_bytes(8) + part for part in parts)
-
-
-def _without_trace(head: bytes) -> Iterator[bytes]:
-    trace = False
-    for line in head.split(b"\r\n"):
-        if line[:1] not in (b" ", b"\t"):
-            trace = line.partition(b":")[0].rstrip(b" \t").lower() in TRACE
-        if not trace:
-            yield line
