@@ -19,8 +19,8 @@ from bridge.daemon import resources
 from bridge.errors import ConfigError
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
-from bridge.filter.envelope_lists import Door, DoorSettings
-from bridge.filter.late.decisions import LateDecisions, LateSettings, Scan
+from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
+from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSettings
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
@@ -245,12 +245,12 @@ def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
     )
 
 
-def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
+def envelope_lists(conf: Config, listener: model.Listener, copies: Copies) -> EnvelopeLists | None:
     """What this listener enforces; None when it names no lists."""
     lists = listener.lists
     if lists is None or conf.lists is None or not lists.names:
         return None
-    settings = DoorSettings(
+    settings = EnvelopeListsSettings(
         block=tuple(lists.block),
         block_recipients=tuple(lists.block_recipients),
         skip_scan=tuple(lists.skip_scan),
@@ -258,7 +258,7 @@ def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
         needs_copies=conf.lists.without_copy == "tempfail",
         text=lists.text,
     )
-    return Door(settings, copies.get)
+    return EnvelopeLists(settings, copies.get)
 
 
 def wanted_lists(conf: Config) -> list[Wanted]:
@@ -303,7 +303,7 @@ def tracing(conf: Config) -> Tracing | None:
     return Tracing(conf.tracing.endpoint, conf.tracing.sample_percent, hostname(conf))
 
 
-def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) -> LateDecisions | None:
+def late_decisions(conf: Config, state: Path, on_end: Callable[[LateScanEnd], None]) -> LateDecisions | None:
     """Not started yet; None when they are off."""
     late = conf.late_decisions
     if late.store == "off":

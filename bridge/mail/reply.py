@@ -23,6 +23,7 @@ class Reply:
     code: int
     status: str  # enhanced status code (RFC 3463), "" where there is none
     text: str  # lines separated by "\n"
+    is_foreign: bool = field(default=False, compare=False)  # another server's own words: passed on without our id
     _wire: bytes = field(default=b"", init=False, repr=False, compare=False)  # made once: most replies are constants
 
     def __post_init__(self) -> None:
@@ -69,9 +70,10 @@ class Reply:
         """Build from another server's reply lines (without their codes)."""
         match = _ENHANCED.match(lines[0]) if lines else None
         if match is None or match.group(1)[0] != str(code)[0]:
-            return cls(code, "", "\n".join(lines))
+            return cls(code, "", "\n".join(lines), is_foreign=True)
         status = match.group(1)
-        return cls(code, status, "\n".join(line.removeprefix(status).lstrip(" ") for line in lines))
+        text = "\n".join(line.removeprefix(status).lstrip(" ") for line in lines)
+        return cls(code, status, text, is_foreign=True)
 
 
 def weightiest(replies: Iterable[Reply]) -> Reply | None:

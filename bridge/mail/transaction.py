@@ -24,7 +24,7 @@ class Transaction:
     message: Message
     received_at: float  # when the last byte had come
     deadline: float  # when the client must have its reply
-    each: bool = False  # the client reads one reply for each recipient (LMTP, PRDR)
+    is_per_recipient: bool = False  # the client reads one reply for each recipient (LMTP, PRDR)
 
 
 def new_id() -> str:

@@ -132,7 +132,7 @@ def test_parameters_are_strict_utf8_json_for_any_helo(helo: str) -> None:
     assert told == helo.encode("utf-8", "replace").decode()
 
 
-def test_base_url_may_have_a_path() -> None:
+async def test_base_url_may_have_a_path() -> None:
     """A service behind a prefix is reached there."""
 
     async def one() -> str:
@@ -140,7 +140,7 @@ def test_base_url_may_have_a_path() -> None:
             await submit(scanner)
             return server.requests[0].line
 
-    assert run(one()) == "POST /scan/v1/messageQueue/submitEmail HTTP/1.1"
+    assert await one() == "POST /scan/v1/messageQueue/submitEmail HTTP/1.1"
 
 
 def test_environment_proxies_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def refused(tls: ssl.SSLContext, ours: ssl.SSLContext, why: str) -> FaultServer:
     return run(one())
 
 
-def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp_path: Path) -> None:
     """For the metrics, as the last connection showed it."""
     end = (NOW + 7 * DAY).replace(microsecond=0)
 
@@ -67,7 +67,7 @@ def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp
             await submit(scanner)
             return scanner.hosts[0].certificate
 
-    certificate = run(one())
+    certificate = await one()
     assert certificate is not None and certificates.end_of(certificate) == end.timestamp()
 
 
@@ -101,18 +101,15 @@ def test_the_system_does_not_trust_a_private_authority(authority: trustme.CA) ->
     assert server.bytes_seen == 0
 
 
-def test_plain_http_on_a_tls_port_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_plain_http_on_a_tls_port_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
     """A server that speaks no TLS gets nothing."""
 
-    async def one() -> None:
-        async with faults() as server:
-            server.scheme = "https"
-            async with scanner_of(server, tls=client_tls(tmp_path, authority), connect_timeout_s=0.2) as scanner:
-                with pytest.raises(ScanUnavailable):
-                    await submit(scanner)
-                assert not server.requests
-
-    run(one(), 10)
+    async with faults() as server:
+        server.scheme = "https"
+        async with scanner_of(server, tls=client_tls(tmp_path, authority), connect_timeout_s=0.2) as scanner:
+            with pytest.raises(ScanUnavailable):
+                await submit(scanner)
+            assert not server.requests
 
 
 def demanding(authority: trustme.CA) -> ssl.SSLContext:

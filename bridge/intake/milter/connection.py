@@ -275,7 +275,7 @@ class Connection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif server.filter.door is not None and (listed := self._refused_by_list(address)) is not None:
+        elif server.filter.envelope_lists is not None and (listed := self._refused_by_list(address)) is not None:
             mail.refuse(listed)
         elif mail.refusal is None and (closed := server.filter.closed_at_mail()):
             mail.refuse(closed)
@@ -285,7 +285,7 @@ class Connection(asyncio.Protocol):
     def _on_rcpt(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
-        if self._server.filter.door is None:
+        if self._server.filter.envelope_lists is None:
             self._answer(protocol.RCPT, mail.recipient(data))
         else:
             self._answer(protocol.RCPT, mail.recipient(data, lambda to: self._refused_by_list(mail.sender, to)))

@@ -271,7 +271,7 @@ class SmtpServer:
             self._refused(server.client.address, "untrusted")
             server.strike()
             return _NOT_ALLOWED
-        if self._filter.door is not None:
+        if self._filter.envelope_lists is not None:
             refusal = self._filter.refused_by_list(self._describe(server, session), address)
             if refusal is not None:
                 server.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
@@ -287,7 +287,7 @@ class SmtpServer:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
                 return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
-        if self._filter.door is not None:
+        if self._filter.envelope_lists is not None:
             refusal = self._filter.refused_by_list(self._describe(server, session), envelope.mail_from or "", address)
             if refusal is not None:
                 server.excuse(1)  # DATA
@@ -329,7 +329,7 @@ class SmtpServer:
             message=envelope.message,
             received_at=now,
             deadline=now + self._filter.deadline_s,
-            each=server.answers_each,
+            is_per_recipient=server.answers_each,
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:

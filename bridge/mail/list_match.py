@@ -1,4 +1,4 @@
-"""Listed: which list at the door a mail was on, and what that meant for it."""
+"""ListMatch: which list at the door a mail was on, and what that meant for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ListAction(StrEnum):
 
 
 @value
-class Listed:
+class ListMatch:
     """One match."""
 
     name: str  # of the list
