@@ -20,7 +20,7 @@ from bridge.errors import (
     ScanTimeout,
     ScanUnavailable,
 )
-from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, run, scanner_of, submit, submit_to
+from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, scanner_of, submit, submit_to
 
 
 def failure(error: str, message: str = "") -> bytes:
@@ -132,16 +132,12 @@ async def test_words_of_an_error_body_stay_short() -> None:
 
 async def test_a_redirect_is_never_followed() -> None:
     """A 307 would carry the mail and the token to somebody else."""
-
-    async def one() -> int:
-        async with faults() as other:
-            moved = answer(307, b"", f"Location: {other.url}/v1/messageQueue/submitEmail")
-            async with faults(moved) as server, scanner_of(server) as scanner:
-                with pytest.raises(ScanMalformed):
-                    await submit(scanner)
-                return other.connections + server.connections
-
-    assert await one() == 1
+    async with faults() as other:
+        moved = answer(307, b"", f"Location: {other.url}/v1/messageQueue/submitEmail")
+        async with faults(moved) as server, scanner_of(server) as scanner:
+            with pytest.raises(ScanMalformed):
+                await submit(scanner)
+            assert other.connections + server.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -159,7 +155,6 @@ async def test_a_redirect_is_never_followed() -> None:
 )
 async def test_retry_after_is_honoured(status: int, lines: tuple[str, ...], error: type, wait: float | None) -> None:
     """While the service asks for patience, no mail is sent to it; a minute is the longest."""
-
     async with faults(answer(status, b"", *lines)) as server, scanner_of(server) as scanner:
         with pytest.raises(error) as raised:
             await submit(scanner)
@@ -178,17 +173,14 @@ async def test_a_200_mb_answer_costs_little_memory() -> None:
             call.say(b" " * 1_000_000)
             await call.writer.drain()
 
-    async def one() -> int:
-        async with faults(pour) as server, scanner_of(server) as scanner:
-            tracemalloc.start()
-            try:
-                with pytest.raises(ScanMalformed, match="too large"):
-                    await submit(scanner)
-                return tracemalloc.get_traced_memory()[1]
-            finally:
-                tracemalloc.stop()
-
-    assert await one() < 20_000_000
+    async with faults(pour) as server, scanner_of(server) as scanner:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ScanMalformed, match="too large"):
+                await submit(scanner)
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()
 
 
 async def test_a_head_without_end_is_cut_off() -> None:
@@ -283,28 +275,21 @@ async def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
             if call.server.gone.is_set():
                 return
 
-    async def one() -> float:
-        loop = asyncio.get_running_loop()
-        async with faults(drip) as server, scanner_of(server) as scanner:
-            began = loop.time()
-            with pytest.raises(ScanTimeout):
-                await submit(scanner, deadline_s=0.3)
-            server.gone.set()
-            return loop.time() - began
-
-    assert await one() < 1.5
+    loop = asyncio.get_running_loop()
+    async with faults(drip) as server, scanner_of(server) as scanner:
+        began = loop.time()
+        with pytest.raises(ScanTimeout):
+            await submit(scanner, deadline_s=0.3)
+        server.gone.set()
+        assert loop.time() - began < 1.5
 
 
 async def test_the_token_is_in_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
     """A refused token is an alarm that names the host, never the token."""
-
-    async def one() -> None:
-        async with faults(answer(401, failure("unauthorized"))) as server, scanner_of(server) as scanner:
-            with pytest.raises(ScanRefused):
-                await submit(scanner)
-            with pytest.raises(ScanRefused):
-                await scanner.status(scanner.hosts[0], 5)
-
-    with caplog.at_level(logging.DEBUG):
-        await one()
+    caplog.set_level(logging.DEBUG)
+    async with faults(answer(401, failure("unauthorized"))) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanRefused):
+            await submit(scanner)
+        with pytest.raises(ScanRefused):
+            await scanner.status(scanner.hosts[0], 5)
     assert TOKEN not in caplog.text

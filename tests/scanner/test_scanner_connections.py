@@ -12,6 +12,7 @@ import pytest
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
 from bridge.errors import MessageTooLarge, ScanMalformed, ScanTimeout, ScanUnavailable
 from bridge.scanner import host
+from bridge.testing import eventually
 from tests.scanner.fault_server import (
     MAIL,
     REQUEST,
@@ -22,7 +23,6 @@ from tests.scanner.fault_server import (
     closed_port,
     faults,
     result,
-    run,
     scanner_of,
     submit,
     submit_to,
@@ -43,7 +43,6 @@ def numbered(number: int) -> AnalysisRequest:
 
 async def test_a_refused_connection_is_no_decision() -> None:
     """Nobody listens: said at once, and the port is named for the log."""
-
     async with scanner_of(f"http://127.0.0.1:{closed_port()}") as scanner:
         with pytest.raises(ScanUnavailable, match=r"127\.0\.0\.1"):
             await submit(scanner)
@@ -65,7 +64,6 @@ async def test_a_reset_connection_is_no_decision(when: str) -> None:
 
 async def test_a_black_hole_ends_at_the_deadline() -> None:
     """It accepts, reads, and never says a word."""
-
     loop = asyncio.get_running_loop()
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         began = loop.time()
@@ -77,7 +75,6 @@ async def test_a_black_hole_ends_at_the_deadline() -> None:
 
 async def test_a_host_that_drops_packets_ends_at_the_connect_timeout() -> None:
     """A full backlog on loopback is as silent as a firewall."""
-
     with socket.socket() as full:
         full.bind(("127.0.0.1", 0))
         full.listen(0)
@@ -96,7 +93,6 @@ async def test_a_host_that_drops_packets_ends_at_the_connect_timeout() -> None:
 
 async def test_every_mail_ends_at_its_own_deadline() -> None:
     """Those that wait are looked at once a second, and all the same each ends in time, whichever look finds it."""
-
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         began = asyncio.get_running_loop().time()
 
@@ -139,13 +135,10 @@ async def test_an_early_413_is_seen_while_still_uploading(ending: str) -> None:
             call.writer.close()
         return True
 
-    async def one() -> None:
+    for _ in range(5):
         async with faults(before=refuse) as server, scanner_of(server) as scanner:
             with pytest.raises(MessageTooLarge):
                 await submit(scanner, LARGE, memory_per_mail=0)
-
-    for _ in range(5):
-        await one()
 
 
 async def test_a_decision_on_half_a_mail_is_none() -> None:
@@ -179,7 +172,6 @@ async def test_a_connection_is_used_again() -> None:
 @pytest.mark.parametrize("line", ["Connection: close", "connection: Close"])
 async def test_a_connection_is_not_used_again_when_the_server_says_so(line: str) -> None:
     """`Connection: close` is believed."""
-
     async with faults(answer(200, None, line)) as server, scanner_of(server) as scanner:
         await submit(scanner)
         await submit(scanner)
@@ -197,8 +189,7 @@ async def test_a_connection_closed_while_idle_is_not_used() -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, context: raised.append(context))
     async with faults(once) as server, scanner_of(server) as scanner:
         await submit(scanner)
-        while scanner.hosts[0]._idle[0].reusable:  # until the FIN has come
-            await asyncio.sleep(0)
+        await eventually(lambda: not scanner.hosts[0]._idle[0].reusable, "the FIN")
         await submit(scanner)
         assert [request.connection for request in server.requests] == [1, 2]
     assert raised == []
@@ -218,7 +209,6 @@ def closing_on(*numbers: int) -> FaultServer:
 
 async def test_the_idle_close_race_costs_one_resubmission() -> None:
     """The server closes just when the next mail is sent: it is sent again, on a new connection."""
-
     async with faults(closing_on(2).script) as server, scanner_of(server) as scanner:
         await submit(scanner)
         assert (await submit(scanner)).decision is Decision.DELIVER
@@ -227,7 +217,6 @@ async def test_the_idle_close_race_costs_one_resubmission() -> None:
 
 async def test_a_mail_is_resubmitted_once_and_not_for_ever() -> None:
     """If the new connection is lost too, it is the mail or the scanner; there is no third try."""
-
     async with faults(closing_on(4, 5).script) as server, scanner_of(server) as scanner:
         await asyncio.gather(*(submit(scanner) for _ in range(3)))  # three idle connections
         with pytest.raises(ScanUnavailable):
@@ -237,7 +226,6 @@ async def test_a_mail_is_resubmitted_once_and_not_for_ever() -> None:
 
 async def test_a_mail_on_a_new_connection_is_not_resubmitted() -> None:
     """It was sent whole, so it may have been scanned."""
-
     async with faults(closing_on(1).script) as server, scanner_of(server) as scanner:
         with pytest.raises(ScanUnavailable):
             await submit(scanner)
@@ -246,7 +234,6 @@ async def test_a_mail_on_a_new_connection_is_not_resubmitted() -> None:
 
 async def test_an_old_idle_connection_is_not_trusted() -> None:
     """Beyond four seconds the server may be closing it this very moment."""
-
     async with faults() as server, scanner_of(server) as scanner:
         await submit(scanner)
         scanner.hosts[0]._idle[0].idle_since -= host._MAX_IDLE_S
@@ -332,7 +319,6 @@ async def test_many_mails_at_once_each_get_their_own_answer() -> None:
 
 async def test_cancellation_frees_the_connection() -> None:
     """The client went away: the scan is given up, and nothing is left of it."""
-
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         task = asyncio.create_task(submit(scanner))
         await asyncio.wait_for(server.arrived.wait(), 5)

@@ -10,8 +10,9 @@ import pytest
 from bridge.api.scanning import Decision, QueueStatus
 from bridge.errors import Saturated, ScanError, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
-from bridge.scanner.client import Scanner
-from tests.scanner.fault_server import Call, FaultServer, answer, closed_port, faults, result, run, scanner_of, submit
+from bridge.scanner.client import LateScan, ScanGoesOn, Scanner
+from bridge.testing import eventually
+from tests.scanner.fault_server import Call, FaultServer, answer, closed_port, faults, result, scanner_of, submit
 
 GREEN = answer(200, b'{"messageQueueStatus": "GREEN"}')
 
@@ -29,7 +30,6 @@ def prefer(scanner: Scanner, number: int) -> None:
 @pytest.mark.parametrize("script", [answer(500, b""), answer(200, b"<html>"), reset], ids=["500", "nonsense", "reset"])
 async def test_a_host_that_fails_three_times_is_left_alone(script: bytes) -> None:
     """The others serve, and nobody waits for it."""
-
     async with faults(script) as bad, faults() as good, scanner_of(bad, good) as scanner:
         for _ in range(3):
             prefer(scanner, 0)
@@ -44,7 +44,6 @@ async def test_a_host_that_fails_three_times_is_left_alone(script: bytes) -> Non
 @pytest.mark.parametrize("status", [400, 401, 413, 429])
 async def test_refusals_do_not_open_the_circuit(status: int) -> None:
     """The host is alive: it is the mail, the token, or the load."""
-
     async with faults(answer(status, b"")) as server, scanner_of(server) as scanner:
         for _ in range(5):
             with pytest.raises((ScanError, Saturated)):
@@ -54,7 +53,6 @@ async def test_refusals_do_not_open_the_circuit(status: int) -> None:
 
 async def test_when_all_have_failed_mail_fails_fast() -> None:
     """One probe may try; the others do not wait for it."""
-
     async with faults(answer(500, b"")) as server, scanner_of(server) as scanner:
         for _ in range(3):
             with pytest.raises(ScanUnavailable):
@@ -66,8 +64,7 @@ async def test_when_all_have_failed_mail_fails_fast() -> None:
         server.script = Call.until_gone
         scanner.hosts[0].circuit._until = 0.0
         probe = asyncio.create_task(submit(scanner))
-        while len(server.requests) < 4:
-            await asyncio.sleep(0.001)
+        await eventually(lambda: len(server.requests) >= 4, "the probe")
         with pytest.raises(ScanUnavailable, match="every scanner host"):
             await submit(scanner)
         probe.cancel()
@@ -80,16 +77,13 @@ async def test_when_all_have_failed_mail_fails_fast() -> None:
 
 async def test_a_host_that_is_back_gets_mail_within_two_status_intervals() -> None:
     """Its status is answered again: the next mail tries it, and all is as before."""
-
     port, interval = closed_port(), 0.5
     async with (
         faults(by_path) as other,
         scanner_of(f"http://127.0.0.1:{port}", other, status_interval_s=interval) as scanner,
     ):
         watch = asyncio.create_task(scanner.watch())
-        async with asyncio.timeout(5):
-            while scanner.hosts[0].circuit.state is not State.OPEN:  # the status alone tells it
-                await asyncio.sleep(0.005)
+        await eventually(lambda: scanner.hosts[0].circuit.state is State.OPEN, "the status request to open the circuit")
         back = FaultServer(by_path)
         listening = await asyncio.start_server(back.accept, "127.0.0.1", port)
         began = asyncio.get_running_loop().time()
@@ -112,7 +106,6 @@ async def by_path(call: Call) -> None:
 
 async def test_a_mail_sent_whole_may_be_given_to_another_host_where_allowed() -> None:
     """`resubmit: true`: a failing host costs no mail."""
-
     for script in (answer(500, b""), answer(200, b"[]"), reset, answer(429, b"", "Retry-After: 1")):
         async with faults(script) as bad, faults() as good, scanner_of(bad, good, resubmit=True) as scanner:
             prefer(scanner, 0)
@@ -122,7 +115,6 @@ async def test_a_mail_sent_whole_may_be_given_to_another_host_where_allowed() ->
 
 async def test_a_refusal_is_not_tried_elsewhere() -> None:
     """A wrong token is wrong everywhere."""
-
     async with faults(answer(401, b"")) as a, faults() as b, scanner_of(a, b, resubmit=True) as scanner:
         prefer(scanner, 0)
         with pytest.raises(ScanRefused):
@@ -149,7 +141,6 @@ async def test_all_tries_share_one_deadline() -> None:
 
 async def test_nothing_is_sent_after_the_deadline() -> None:
     """The throttle has eaten the time: the mail stays here."""
-
     async with faults() as server, scanner_of(server) as scanner:
         with pytest.raises(ScanTimeout):
             await submit(scanner, deadline_s=-1.0)
@@ -185,7 +176,6 @@ async def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) ->
 
 async def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() -> None:
     """Frozen, perhaps; if there is nobody else, it is tried: silence is no verdict."""
-
     async with faults(Call.until_gone) as a, faults() as b, scanner_of(a, b) as scanner:
         with pytest.raises(ScanTimeout):
             await scanner.status(scanner.hosts[0], 0.05)
@@ -196,7 +186,6 @@ async def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() ->
 
 async def test_saturated_and_failed_hosts_together_are_saturation() -> None:
     """One is full, one is gone: nobody can serve, and the full one will be back."""
-
     async with faults() as a, scanner_of(a, f"http://127.0.0.1:{closed_port()}") as scanner:
         with suppress(ScanUnavailable):
             await scanner.status(scanner.hosts[1], 1.0)
@@ -212,7 +201,6 @@ async def slow_until_told(call: Call) -> None:
 
 async def test_the_late_answer_can_be_had() -> None:
     """After the deadline the scan goes on; its connection serves again when the answer has come."""
-
     async with faults(slow_until_told) as server, scanner_of(server) as scanner:
         message_scan = await late(scanner)
         assert scanner.in_flight == 1
@@ -226,7 +214,6 @@ async def test_the_late_answer_can_be_had() -> None:
 
 async def test_an_abandoned_scan_ends_its_connection() -> None:
     """Its answer never reaches another mail."""
-
     async with faults(slow_until_told) as server, scanner_of(server) as scanner:
         scan = await late(scanner)
         scan.abandon()
@@ -240,7 +227,6 @@ async def test_an_abandoned_scan_ends_its_connection() -> None:
 
 async def test_a_cancelled_wait_for_a_late_answer_ends_its_connection() -> None:
     """The limit of a scan has passed."""
-
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         scan = await late(scanner)
         with pytest.raises(TimeoutError):
@@ -287,7 +273,6 @@ class Freezing:
 @pytest.mark.parametrize("others", [0, 1])
 async def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_their_slots(others: int) -> None:
     """Not where it is alone: then the next mail would only wait for it in vain, too."""
-
     frozen = Freezing()
     async with (
         faults(frozen) as a,
@@ -298,15 +283,13 @@ async def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_t
         watch = asyncio.create_task(scanner.watch())
         try:
             async with asyncio.timeout(10):
-                while any(one.status is None for one in scanner.hosts):
-                    await asyncio.sleep(0.01)
+                await eventually(lambda: all(host.status for host in scanner.hosts), "the status of all hosts")
                 if others:
                     prefer(scanner, 0)
                 scan = await late(scanner)
                 ended = asyncio.create_task(scan.result())
-                while host.unanswered < 5 and not ended.done():
-                    frozen.is_frozen = True
-                    await asyncio.sleep(0.01)
+                frozen.is_frozen = True
+                await eventually(lambda: host.unanswered >= 5 or ended.done(), "the host to be noticed as frozen")
                 assert ended.done() == bool(others)
                 if others:
                     with pytest.raises(ScanUnavailable):
@@ -322,7 +305,6 @@ async def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_t
 
 async def test_a_host_that_never_told_its_status_is_not_taken_for_frozen() -> None:
     """Its scans may take their time."""
-
     async with faults(Call.until_gone) as a, faults(GREEN) as b, scanner_of(a, b) as scanner:
         await scanner.status(scanner.hosts[1], 1.0)
         for _ in range(4):
@@ -341,13 +323,12 @@ async def test_half_a_request_leaves_nothing_to_wait_for() -> None:
     async with faults(before=never_read) as server, scanner_of(server) as scanner:
         with pytest.raises(ScanTimeout) as caught:
             await submit(scanner, b"x" * 40_000_000, deadline_s=0.2, keep_late=True)
-        assert caught.value.running is None and scanner.in_flight == 0
+        assert not isinstance(caught.value, ScanGoesOn) and scanner.in_flight == 0
         server.gone.set()
 
 
-async def late(scanner: Scanner):  # type: ignore[no-untyped-def]
+async def late(scanner: Scanner) -> LateScan:
     """A scan whose deadline has passed."""
-    with pytest.raises(ScanTimeout) as caught:
+    with pytest.raises(ScanGoesOn) as caught:
         await submit(scanner, deadline_s=0.05, keep_late=True)
-    assert caught.value.running is not None
-    return caught.value.running
+    return caught.value.scan

@@ -11,7 +11,8 @@ from bridge.api.scanning import Decision, QueueStatus
 from bridge.errors import Saturated, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
 from bridge.scanner.client import Scanner
-from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, result, run, scanner_of, submit
+from bridge.testing import eventually
+from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, result, scanner_of, submit
 
 LARGE = MAIL + b"x" * 40 * 1024 * 1024
 
@@ -22,13 +23,11 @@ def colour(word: str) -> bytes:
 
 async def test_the_least_busy_host_is_asked_first() -> None:
     """While one is busy with a mail, the next mail goes to the other."""
-
     async with faults(Call.until_gone) as a, faults(Call.until_gone) as b, scanner_of(a, b) as scanner:
         tasks = []
         for count in (1, 2, 3, 4):
             tasks.append(asyncio.create_task(submit(scanner)))
-            while len(a.requests) + len(b.requests) < count:
-                await asyncio.sleep(0.001)
+            await eventually(lambda: len(a.requests) + len(b.requests) >= count, f"{count} requests")  # noqa: B023
         assert len(a.requests) == len(b.requests) == 2
         for task in tasks:
             task.cancel()
@@ -37,7 +36,6 @@ async def test_the_least_busy_host_is_asked_first() -> None:
 
 async def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
     """The mail goes to the other host; the next ones do not even try for a while."""
-
     async with faults() as up, scanner_of(f"http://127.0.0.1:{closed_port()}", up) as scanner:
         scanner.hosts[1].in_flight = 1  # the dead one would be first
         for _ in range(3):
@@ -48,7 +46,6 @@ async def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
 
 async def test_all_hosts_unreachable_is_unavailable() -> None:
     """Each was tried once."""
-
     urls = [f"http://127.0.0.1:{closed_port()}" for _ in range(3)]
     async with scanner_of(*urls) as scanner:
         with pytest.raises(ScanUnavailable):
@@ -85,7 +82,6 @@ async def test_a_mail_cut_in_the_middle_is_given_to_another_host() -> None:
 
 async def test_a_saturated_host_is_asked_last() -> None:
     """One of two has no room: the other gets the mail, and the whole is not saturated."""
-
     full = answer(429, b"", "Retry-After: 30")
     async with faults(full) as a, faults() as b, scanner_of(a, b) as scanner:
         scanner.hosts[1].in_flight = 1
@@ -99,7 +95,6 @@ async def test_a_saturated_host_is_asked_last() -> None:
 @pytest.mark.parametrize("status", list(QueueStatus))
 async def test_status_is_read(status: QueueStatus) -> None:
     """GREEN, YELLOW and RED, by POST with the token."""
-
     async with faults(colour(status)) as server, scanner_of(server) as scanner:
         assert await scanner.status(scanner.hosts[0], 5) is status
         assert server.requests[0].line == "POST /v1/admin/status HTTP/1.1"
@@ -123,7 +118,6 @@ async def test_status_is_read(status: QueueStatus) -> None:
 )
 async def test_a_status_that_is_none_is_a_named_error(script: bytes, error: type[Exception]) -> None:
     """Whatever comes, the watch can go on."""
-
     async with faults(script) as server, scanner_of(server) as scanner:
         with pytest.raises(error):
             await scanner.status(scanner.hosts[0], 0.2)
@@ -131,51 +125,43 @@ async def test_a_status_that_is_none_is_a_named_error(script: bytes, error: type
 
 async def test_status_of_an_unreachable_host_is_unavailable() -> None:
     """Nobody listens."""
-
     async with scanner_of(f"http://127.0.0.1:{closed_port()}") as scanner:
         with pytest.raises(ScanUnavailable):
             await scanner.status(scanner.hosts[0], 5)
 
 
 async def until(scanner: Scanner, *statuses: QueueStatus | None) -> None:
-    """Wait for the watch to have seen these."""
-    async with asyncio.timeout(5):
-        while tuple(host.status for host in scanner.hosts) != statuses:
-            await asyncio.sleep(0.001)
+    """Wait until `Scanner.watch` has seen these."""
+    await eventually(lambda: tuple(host.status for host in scanner.hosts) == statuses, f"statuses {statuses}")
 
 
 async def test_the_watch_follows_the_status_through_good_and_bad(caplog: pytest.LogCaptureFixture) -> None:
     """RED closes the door, an unreadable answer opens it again: without a word there is no verdict."""
-
-    async def one() -> None:
-        async with faults(colour("GREEN")) as server, scanner_of(server, status_interval_s=0.02) as scanner:
-            watch = asyncio.create_task(scanner.watch())
-            await until(scanner, QueueStatus.GREEN)
-            assert not scanner.is_saturated() and not scanner.is_yellow()
-            server.script = colour("YELLOW")
-            await until(scanner, QueueStatus.YELLOW)
-            assert not scanner.is_saturated() and scanner.is_yellow()
-            server.script = colour("RED")
-            await until(scanner, QueueStatus.RED)
-            assert scanner.is_saturated()
-            server.script = answer(200, b"[" * 200_000)
-            await until(scanner, None)
-            assert not scanner.is_saturated()
-            server.script = answer(401, b"")
-            await until(scanner, None)
-            server.script = colour("GREEN")
-            await until(scanner, QueueStatus.GREEN)
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-    with caplog.at_level(logging.INFO, "bridge.scanner"):
-        await one()
+    caplog.set_level(logging.INFO, "bridge.scanner")
+    async with faults(colour("GREEN")) as server, scanner_of(server, status_interval_s=0.02) as scanner:
+        watch = asyncio.create_task(scanner.watch())
+        await until(scanner, QueueStatus.GREEN)
+        assert not scanner.is_saturated() and not scanner.is_yellow()
+        server.script = colour("YELLOW")
+        await until(scanner, QueueStatus.YELLOW)
+        assert not scanner.is_saturated() and scanner.is_yellow()
+        server.script = colour("RED")
+        await until(scanner, QueueStatus.RED)
+        assert scanner.is_saturated()
+        server.script = answer(200, b"[" * 200_000)
+        await until(scanner, None)
+        assert not scanner.is_saturated()
+        server.script = answer(401, b"")
+        await until(scanner, None)
+        server.script = colour("GREEN")
+        await until(scanner, QueueStatus.GREEN)
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
     assert "is RED" in caplog.text and "cannot be read" in caplog.text
 
 
 async def test_one_red_host_of_two_is_not_saturation() -> None:
     """There is room somewhere."""
-
     async with (
         faults(colour("RED")) as a,
         faults(colour("GREEN")) as b,
@@ -193,15 +179,10 @@ async def test_one_red_host_of_two_is_not_saturation() -> None:
 
 async def test_the_watch_says_a_lasting_problem_once(caplog: pytest.LogCaptureFixture) -> None:
     """A scanner that is down all night costs one line, not one every five seconds."""
-
-    async def one() -> None:
-        async with faults(answer(401, b"")) as server, scanner_of(server, status_interval_s=0.01) as scanner:
-            watch = asyncio.create_task(scanner.watch())
-            while len(server.requests) < 5:
-                await asyncio.sleep(0.001)
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-
-    with caplog.at_level(logging.INFO, "bridge.scanner"):
-        await one()
+    caplog.set_level(logging.INFO, "bridge.scanner")
+    async with faults(answer(401, b"")) as server, scanner_of(server, status_interval_s=0.01) as scanner:
+        watch = asyncio.create_task(scanner.watch())
+        await eventually(lambda: len(server.requests) >= 5, "five status requests")
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
     assert len([record for record in caplog.records if "token is refused" in record.getMessage()]) == 1
