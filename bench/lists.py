@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bridge.filter.envelope_lists import Door, DoorSettings
+from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists import ListClient, ListEntry, ListSettings, apply, difference
 from bridge.lists.copies import Copies, Wanted
 from bridge.mail.session import Client, Session
@@ -137,14 +137,14 @@ def ask(place: str, kind: str) -> None:
         copies.want([Wanted("bench")])
         runs.append(asyncio.run(load(copies)))
     loaded_s, lag_s = map(min, zip(*runs, strict=True))  # the rest is what else the machine does
-    door = Door(DoorSettings(block=("bench",)), copies.get)
+    lists = EnvelopeLists(EnvelopeListsSettings(block=("bench",)), copies.get)
     sessions = [Session("s", "mx", "127.0.0.1", Client(f"192.0.2.{i % 250}")) for i in range(QUESTIONS)]
     senders = [f"someone{i}@host{i}.example.net" for i in range(QUESTIONS)]
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time()
         for session, sender in zip(sessions, senders, strict=True):
-            assert door.blocked(session, sender, None) is None
+            assert lists.blocked(session, sender, None) is None
         best = min(best, time.process_time() - began)
     print(loaded_s * 1000, lag_s * 1000, best / QUESTIONS * 1e6, resident_mib() - before)
 

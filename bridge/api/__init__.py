@@ -1,1 +1,1 @@
-"""The wire contract between bridge and service, as data. Imports nothing of ours."""
+"""The HTTP contract between bridge and service, as data. Knows no HTTP library, no mail and no storage."""

@@ -1,7 +1,7 @@
 """The List API as data: paths, records and limits.
 
-One call works on one scope: a tenant, or the whole deployment when `tenantUid` is absent. It knows
-no HTTP library and no storage; client and service read the same file.
+Each call applies to one scope: a tenant, or the whole deployment if `tenantUid` is absent. Knows no
+HTTP library and no storage; client and service use the same definitions.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ENTRIES_PER_REQUEST = 500
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One entry: what `addEntries` takes, and one line of the `listEntries` stream."""
+    """One entry: an item of `addEntries`, and one line of the `listEntries` stream."""
 
     entry: str
     comment: str = ""
@@ -32,7 +32,7 @@ class ListEntry:
 
     @classmethod
     def from_dict(cls, value: object) -> ListEntry:
-        """Read one line's object. Raises ValueError when it names no entry."""
+        """Read the object of one line. Raises ValueError if it names no entry."""
         entry = value.get("entry") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(entry, str):
             raise ValueError("not a list entry")
@@ -42,7 +42,7 @@ class ListEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListFileInfo:
-    """One list of a scope, as `getLists` shows it."""
+    """One list of a scope, as `getLists` returns it."""
 
     name: str
     display_name: str = ""
@@ -61,7 +61,7 @@ class ListFileInfo:
 
     @classmethod
     def from_dict(cls, value: object) -> ListFileInfo:
-        """Read one element of `listFileInfos`. Raises ValueError when it has no name."""
+        """Read one element of `listFileInfos`. Raises ValueError if it has no name."""
         name = value.get("listName") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(name, str):
             raise ValueError("not a list")

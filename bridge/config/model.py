@@ -27,6 +27,7 @@ from bridge.config.lists import DoorLists, Lists
 from bridge.config.policy import Policy
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.relay import Relay, TenantRelay
+from bridge.mail.address import comparable_domain
 from bridge.runtime import units, yaml_file
 from bridge.runtime.endpoints import Address
 from bridge.runtime.units import Duration, Size
@@ -411,7 +412,7 @@ class Config(Section):
     @field_validator("tenants")
     @classmethod
     def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
-        domains = [domain.lower() for tenant in tenants for domain in tenant.recipient_domains]
+        domains = [comparable_domain(domain) for tenant in tenants for domain in tenant.recipient_domains]
         if len(set(domains)) != len(domains):
             raise ValueError("one recipient domain belongs to two tenants")
         if len({tenant.uid for tenant in tenants}) != len(tenants):

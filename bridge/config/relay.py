@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
 from bridge.config.fields import NextHopField, Section
+from bridge.mail.address import comparable_domain
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.units import Duration
 
@@ -75,7 +76,7 @@ class Relay(NextHops, Section):
     @field_validator("routes")
     @classmethod
     def _one_route(cls, routes: list[Route]) -> list[Route]:
-        domains = [domain.lower() for route in routes for domain in route.recipient_domains]
+        domains = [comparable_domain(domain) for route in routes for domain in route.recipient_domains]
         if len(set(domains)) != len(domains):
             raise ValueError("one recipient domain has two routes")
         return routes

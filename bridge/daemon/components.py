@@ -124,7 +124,7 @@ class Parts:
             marks=self._marks,
             late=self.common.late,
             limit=self.limit,
-            door=wiring.door(self.config, listener, self.common.copies),
+            envelope_lists=wiring.envelope_lists(self.config, listener, self.common.copies),
         )
 
     @property

@@ -19,8 +19,8 @@ from bridge.daemon import resources
 from bridge.errors import ConfigError
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
-from bridge.filter.envelope_lists import Door, DoorSettings
-from bridge.filter.late.decisions import LateDecisions, LateSettings, Scan
+from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
+from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSettings
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
@@ -32,6 +32,7 @@ from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
+from bridge.mail.address import comparable_domain
 from bridge.observe.redaction import FULL, Veil
 from bridge.quarantine.quarantine import Place
 from bridge.quarantine.release_token import Marks
@@ -130,10 +131,10 @@ def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
     """Next hops of the recipient domains that have their own; a tenant's come before a route's."""
     found: dict[str, tuple[NextHop, ...]] = {}
     for route in conf.relay.routes if conf.relay else ():
-        found |= {domain.lower(): tuple(route.hops) for domain in route.recipient_domains}
+        found |= {comparable_domain(domain): tuple(route.hops) for domain in route.recipient_domains}
     for tenant in conf.tenants:
         if tenant.relay is not None:
-            found |= {domain.lower(): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
+            found |= {comparable_domain(domain): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
     return found
 
 
@@ -244,12 +245,12 @@ def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
     )
 
 
-def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
+def envelope_lists(conf: Config, listener: model.Listener, copies: Copies) -> EnvelopeLists | None:
     """What this listener enforces; None when it names no lists."""
     lists = listener.lists
     if lists is None or conf.lists is None or not lists.names:
         return None
-    settings = DoorSettings(
+    settings = EnvelopeListsSettings(
         block=tuple(lists.block),
         block_recipients=tuple(lists.block_recipients),
         skip_scan=tuple(lists.skip_scan),
@@ -257,7 +258,7 @@ def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
         needs_copies=conf.lists.without_copy == "tempfail",
         text=lists.text,
     )
-    return Door(settings, copies.get)
+    return EnvelopeLists(settings, copies.get)
 
 
 def wanted_lists(conf: Config) -> list[Wanted]:
@@ -302,7 +303,7 @@ def tracing(conf: Config) -> Tracing | None:
     return Tracing(conf.tracing.endpoint, conf.tracing.sample_percent, hostname(conf))
 
 
-def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) -> LateDecisions | None:
+def late_decisions(conf: Config, state: Path, on_end: Callable[[LateScanEnd], None]) -> LateDecisions | None:
     """Not started yet; None when they are off."""
     late = conf.late_decisions
     if late.store == "off":
@@ -332,7 +333,7 @@ def _policy(policy: policy.Policy) -> Policy:
 
 
 def tenants_by_domain(conf: Config) -> dict[str, str]:
-    return {domain.lower(): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
+    return {comparable_domain(domain): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
 
 
 def _kinds(conf: Config) -> Kinds:

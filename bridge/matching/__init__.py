@@ -1,5 +1,5 @@
-"""What an entry of a list means: its one spelling, whom it matches, and a file that answers in microseconds.
+"""What a list entry means: its canonical spelling, what it matches, and a file for look-ups in microseconds.
 
-Shared by the service, which matches mail against its lists while it scans, and by the bridge, which
-does it at the door: so a list means the same in both. Knows nothing of databases, HTTP or SMTP.
+Shared by the service, which matches mail against its lists during the scan, and by the bridge, which
+does so at MAIL and RCPT: a list means the same in both. Knows nothing of databases, HTTP or SMTP.
 """

@@ -1,9 +1,8 @@
-"""Whether a sender or a client is on a list, whatever holds the entries.
+"""Whether a sender or client is on a list, independent of how the entries are stored.
 
-A domain, also one of a sender list (`@example.org`), matches its subdomains; a network is looked up
-once for each prefix length in use. So a look-up costs the same in a list of ten entries and of a
-million. What strangers wrote is brought into the entries' spelling first; what has none matches
-nothing.
+A domain, also in a sender list (`@example.org`), matches its subdomains; a network is looked up once
+for each prefix length in use. So a look-up costs the same in a list of ten entries and of a million.
+Input is converted to the canonical spelling of entries first; input that has none matches nothing.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ Length = tuple[int, int]  # IP version and prefix length
 
 
 def address(text: str) -> str:
-    """A stranger's address in the entries' spelling; "" when it has none (the null sender, a bare name).
+    """An address in the canonical spelling of entries; "" if it has none (the null sender, a bare name).
 
-    A local part that no entry could have (quoted, with odd characters) must not hide its domain.
+    An unusual local part that no entry could have (quoted, with odd characters) must not hide the domain.
     """
     local, at, host = text.rpartition("@")
     try:
@@ -36,7 +35,7 @@ def address(text: str) -> str:
 
 
 def find_address(category: str, words: Container[str], text: str) -> str | None:
-    """The entry of a `sender` or `domain` list that this address is on; `text` is from `address`."""
+    """The entry of a `sender` or `domain` list that matches; `text` is the result of `address`."""
     if not text:
         return None
     names = upwards(text.rpartition("@")[2])
@@ -48,7 +47,7 @@ def find_address(category: str, words: Container[str], text: str) -> str | None:
 
 
 def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool], client: str) -> str | None:
-    """The entry of a `network` list that this address is in; `has` knows version, length and number."""
+    """The entry of a `network` list that contains this client; `has` takes version, length and number."""
     ip = _ip(client)
     number, bits, of = int(ip), ip.max_prefixlen, ip.version
     for version, length in lengths:
@@ -59,9 +58,9 @@ def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool]
     return None
 
 
-@lru_cache(1024)  # a client that comes again, or stays
+@lru_cache(1024)  # the same clients send again and again
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """IPv4 in IPv6's clothes is IPv4. Raises ValueError."""
+    """An IPv4-mapped IPv6 address counts as IPv4. Raises ValueError."""
     ip = ipaddress.ip_address(text)
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
 

@@ -1,7 +1,7 @@
-"""What an entry of a list is, by the list's category, in its one spelling.
+"""What a list entry may be, by the list's category, and its canonical spelling.
 
-An entry that could never match would be a silent hole in somebody's protection, so it is refused
-when it is added. The spelling is normalised the same way on the way in and when a mail is matched:
+An entry that could never match would be an unnoticed gap in the protection, so it is refused when it is
+added. Entries are normalised in the same way when they are added and when a mail is matched:
 `User@Example.ORG` and `user@example.org` are one sender.
 """
 
@@ -23,7 +23,7 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def normalise(category: str, entry: str) -> str:
-    """The entry's one spelling. Raises ValueError with what it should have been."""
+    """The entry's canonical spelling. Raises ValueError, whose text says what is expected."""
     if _CONTROL.search(entry):
         raise ValueError("an entry has no control characters")
     normaliser = _NORMALISERS.get(category)
@@ -56,7 +56,7 @@ def address(text: str) -> str:
 
 
 def _sender(text: str) -> str:
-    """An address, or `@domain` for all of a domain's."""
+    """An address, or `@domain` for all addresses of a domain."""
     text = text.strip("<>")
     if text.startswith(("@", "*@")):
         return "@" + domain(text.partition("@")[2])
@@ -70,9 +70,9 @@ def _domain(text: str) -> str:
 
 
 def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """A network, or an address as the network of itself. Raises ValueError."""
+    """A network; a single address is a network of one. Raises ValueError."""
     try:
-        if "%" in text:  # a zone means nothing elsewhere
+        if "%" in text:  # a zone has no meaning on other machines
             raise ValueError
         return ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:
@@ -80,17 +80,17 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def _url(text: str) -> str:
-    """The host of a URL: lists match hosts, not paths. An IPv6 address is one with and without brackets."""
+    """The host of a URL: lists match hosts, not paths. An IPv6 address may have brackets or not."""
     try:
         parts = urlsplit(text if "//" in text else f"//{text}")
-        host, _ = parts.hostname or "", parts.port  # a port that is no number raises: what is before it is no host
+        host, _ = parts.hostname or "", parts.port  # an invalid port raises: the text before it is no host
     except ValueError:
         host = ""
     return _ip(text) or _ip(host) or domain(re.sub(r"^(\*\.|\.)", "", host))
 
 
 def _ip(text: str) -> str | None:
-    """An IP address in its usual form; one with a zone means nothing elsewhere."""
+    """An IP address in its usual form; None if it is not one, or has a zone."""
     try:
         return None if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:

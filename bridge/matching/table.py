@@ -1,14 +1,14 @@
-"""A list as one file that is searched where it lies: the local copy of a list.
+"""The local copy of a list: one file that is searched in place.
 
-Mapped into memory, so that a million entries are there at once, cost nothing twice when several
-processes look at them, and no Python object each. An entry is kept as 16 bytes of BLAKE2b of its one
-spelling: nobody can find another text with the same ones, and which entry matched is known from
-what was looked for. An index by the first bits leads to a handful of them.
+The file is mapped into memory, so that a million entries are available immediately, are shared by all
+processes, and need no Python objects. An entry is stored as 16 bytes of BLAKE2b of its canonical
+spelling: nobody can find another text with the same digest, and the look-up itself tells which entry
+matched. An index by the leading bits leads to a handful of digests.
 
-    magic, a line of JSON (what it is, CRC-32 of the rest), padding to 8 bytes,
+    magic, a line of JSON (description, CRC-32 of the rest), padding to 8 bytes,
     2^bits + 1 offsets of 4 bytes, the digests of each bucket one after the other
 
-Whatever does not fit together (a cut file, a flipped bit) is a `BadTable`, never half a list.
+An inconsistent file (truncated, a flipped bit) raises `BadTable`; it is never used in part.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from bridge.matching import spelling
 from bridge.matching.match import NETWORK, Length
 
 MAGIC = b"scanbridge list 1\n"
-MAX_ENTRIES = 20_000_000  # 360 MB; a stream that does not end must
+MAX_ENTRIES = 20_000_000  # 360 MB; bounds an endless stream
 _WIDTH = 16
 _PER_BUCKET = 4
 _MAX_HEAD = 64 * 1024
 
 
 class BadTable(Exception):
-    """The file is not a whole table."""
+    """The file is not a complete table."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a table says of itself."""
+    """The description in the head of a table."""
 
     name: str
     tenant: str | None
     category: str
     count: int  # entries
-    skipped: int  # what the service had and cannot be matched
-    lengths: tuple[Length, ...]  # of networks: the prefix lengths in use
+    skipped: int  # entries of the service that can never match
+    lengths: tuple[Length, ...]  # for networks: the prefix lengths in use
     bits: int
     crc: int
 
 
 class Table:
-    """One list, ready to be asked. `open` raises BadTable and OSError."""
+    """One list, ready for look-ups. `open` raises BadTable and OSError."""
 
     def __init__(self, memory: mmap.mmap, about: About, start: int) -> None:
         self._memory = memory
@@ -62,7 +62,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path) -> Table:
-        """Maps the file and checks all of it: some 20 ms for a million entries."""
+        """Maps the file and verifies all of it: about 20 ms for a million entries."""
         with path.open("rb") as file:
             try:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -86,7 +86,7 @@ class Table:
         first, end = struct.unpack_from("<II", self._memory, self._index + 4 * bucket)
         start, stop = self._digests + _WIDTH * first, self._digests + _WIDTH * end
         found = self._memory.find(digest, start, stop)
-        while found >= 0 and (found - start) % _WIDTH:  # across two digests: not one
+        while found >= 0 and (found - start) % _WIDTH:  # a match across two digests is none
             found = self._memory.find(digest, found + 1, stop)
         return found >= 0
 
@@ -107,17 +107,17 @@ def _read_head(memory: mmap.mmap) -> tuple[About, int]:
 
 
 class TableMaker:
-    """Takes entries as the service has them, in any order, and writes the table."""
+    """Collects the service's entries, in any order, and builds the table."""
 
     def __init__(self, category: str) -> None:
         self._category = category
-        self._heaps = [bytearray() for _ in range(256)]  # by the first byte: sorted one after the other
+        self._heaps = [bytearray() for _ in range(256)]  # by the first byte: each is sorted separately
         self._lengths: set[Length] = set()
         self.skipped = 0
         self.added = 0
 
     def add(self, entry: str) -> None:
-        """One that has no meaning in a list of this kind is counted and left out."""
+        """An entry that is not valid in a list of this category is counted and left out."""
         try:
             digest = self._digest(entry)
         except ValueError:
@@ -134,7 +134,7 @@ class TableMaker:
         return _of_network(network.version, network.prefixlen, int(network.network_address))
 
     def finish(self, name: str, tenant: str | None) -> tuple[About, list[bytes]]:
-        """What goes behind `head(about)`. Nothing can be added afterwards."""
+        """The description, and the body that follows `head(about)`. Nothing can be added afterwards."""
         heaps = [_sorted(heap) for heap in self._heaps]
         self._heaps = []
         count = sum(map(len, heaps)) // _WIDTH
@@ -148,7 +148,7 @@ class TableMaker:
 
 
 def head(about: About) -> bytes:
-    """What stands in front of the body that `finish` made."""
+    """The bytes in front of the body that `finish` returned."""
     raw = MAGIC + json.dumps(asdict(about)).encode("ascii") + b"\n"
     return raw.ljust(_aligned(len(raw)), b"\0")
 
@@ -160,7 +160,7 @@ def _sorted(heap: bytearray) -> bytes:
 
 
 def _offsets(heaps: list[bytes], bits: int) -> bytes:
-    """Where each bucket begins, and where the last one ends."""
+    """The start of each bucket, and the end of the last one."""
     counts = array("I", bytes(4 * (2**bits + 1)))
     for heap in heaps:
         for i in range(0, len(heap), _WIDTH):

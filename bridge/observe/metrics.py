@@ -21,38 +21,16 @@ from prometheus_client.registry import Collector
 
 from bridge import __version__
 from bridge.api.scanning import Decision
-from bridge.errors import (
-    MessageTooLarge,
-    NextHopError,
-    Saturated,
-    ScanMalformed,
-    ScanRefused,
-    ScanTimeout,
-    ScanUnavailable,
-    SpoolFull,
-    StoreError,
-)
-from bridge.filter.late.decisions import Late, Scan
+from bridge.errors import BridgeError, FailureLabel
+from bridge.filter.late.decisions import LateScanEnd, LateStatus
 from bridge.filter.outcome import Record
 from bridge.mail.action import Action
-from bridge.mail.listed import ListAction
+from bridge.mail.list_match import ListAction
 from bridge.observe.metric_types import Count, Level, Times
 
 DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision could be had
 ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client went away
 CODES = ("2xx", "4xx", "5xx")
-FAILURES: tuple[tuple[type[BaseException], str], ...] = (
-    (Saturated, "saturated"),
-    (ScanTimeout, "deadline"),
-    (ScanRefused, "refused"),
-    (ScanMalformed, "malformed"),
-    (ScanUnavailable, "unavailable"),
-    (MessageTooLarge, "too_large"),
-    (NextHopError, "next_hop"),
-    (SpoolFull, "spool"),
-    (StoreError, "quarantine"),
-    (BaseException, "internal"),
-)
 REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
 LIMITS = (  # docs/limits.md has the reason of each
@@ -106,7 +84,7 @@ class Metrics(Collector):
         self.failures = Count(
             "scanbridge_failures", "Mails that something went wrong with, by what it was.", ("reason",)
         )
-        self.failures.start([reason for _, reason in FAILURES])
+        self.failures.start([label.value for label in FailureLabel])
         self.shadow_mails = Count(
             "scanbridge_shadow_mails", "Mails in shadow mode, by what would have been done.", ("listener", "would")
         )
@@ -118,11 +96,11 @@ class Metrics(Collector):
             "(running), deferred while the scan goes on (awaited).",
             ("late",),
         )
-        self.late_mails.start(list(Late))
+        self.late_mails.start(list(LateStatus))
         self.late_scans = Count(
             "scanbridge_late_scans", "Scans that went on after the deadline, by how they ended.", ("end",)
         )
-        self.late_scans.start(list(Scan))
+        self.late_scans.start(list(LateScanEnd))
 
     def _declare_lists(self) -> None:
         self.list_matches = Count(
@@ -356,7 +334,7 @@ class Metrics(Collector):
         if record.error is not None:
             self.failures.values[reason_of(record.error),] += 1
         if record.is_mixed:
-            self.mixed_mails.values[listener, "each" if record.tx.each else "one"] += 1
+            self.mixed_mails.values[listener, "each" if record.tx.is_per_recipient else "one"] += 1
         if record.late is not None:
             self.late_mails.values[record.late,] += 1
         if outcome is None:
@@ -375,5 +353,5 @@ class Metrics(Collector):
 
 
 def reason_of(error: BaseException) -> str:
-    """The class of an error as a label, the same word in log and metrics."""
-    return next(reason for kind, reason in FAILURES if isinstance(error, kind))
+    """The label of an error, the same in the log and the metrics."""
+    return (error if isinstance(error, BridgeError) else BridgeError).label.value

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StoreError
+from bridge.mail.address import domain_of
 from bridge.mail.transaction import Transaction
 from bridge.quarantine import record
 from bridge.quarantine.index import Index, IndexFailed, Query
@@ -233,7 +234,7 @@ class Quarantine:
 
     def _tenant(self, tx: Transaction) -> str | None:
         """By the first recipient's domain, as for the scan."""
-        domain = tx.envelope.recipients[0].address.rpartition("@")[2].lower() if tx.envelope.recipients else ""
+        domain = domain_of(tx.envelope.recipients[0].address) if tx.envelope.recipients else ""
         return self._place.tenant_by_domain.get(domain, self._place.default_tenant)
 
 

@@ -24,9 +24,10 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from bridge.errors import NextHopError, StoreError
+from bridge.errors import StoreError
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine

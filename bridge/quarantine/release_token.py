@@ -19,12 +19,12 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from email.utils import format_datetime
 
+from bridge.mail.header_fields import ANY_FIELD, field_named
 from bridge.mail.message import Message
 
 VALID_S = 5 * 86400.0  # RFC 5321 4.5.4.1: how long a mail is tried
 _SKEW_S = 300.0  # two machines' clocks may differ
 _MOST = 4  # fields looked at
-_FIELD = re.compile(rb"^([!-9;-~]+)[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)", re.MULTILINE)
 _VALUE = re.compile(rb"t=(\d{1,12});\s*mark=([\w,\s-]+)$")
 _SIGNED = frozenset((b"from", b"sender", b"reply-to", b"to", b"cc", b"subject", b"mime-version"))
 
@@ -35,8 +35,7 @@ class Marks:
     def __init__(self, key: str, prefix: str) -> None:
         self._key = key.encode()
         self._name = f"{prefix}Released"
-        name = re.escape(self._name.lower().encode())
-        self._ours = re.compile(rb"^%b[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)\r\n" % name, re.IGNORECASE | re.MULTILINE)
+        self._ours = field_named(self._name)
 
     def field(self, message: Message, recipients: Iterable[str], now: datetime) -> bytes:
         """The whole header field, for these recipients. Reads the message."""
@@ -81,7 +80,7 @@ def _digest(message: Message) -> bytes:
     """Of what must not change; servers may add trace fields, and end the body with a line end."""
     head = message.head()
     hashed = hashlib.sha256()
-    for name, value in _FIELD.findall(head):
+    for name, value in ANY_FIELD.findall(head):
         if name.lower() in _SIGNED or name.lower().startswith(b"content-"):
             hashed.update(b"%b:%b\n" % (name.lower(), b" ".join(value.split())))
     skip, ends = len(head), b""

@@ -17,7 +17,7 @@ import ssl
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
 from bridge.relay.connection import Connection

@@ -16,8 +16,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.errors import NextHopError
 from bridge.mail.envelope import Envelope
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.relay.commands import BAD_ADDRESS

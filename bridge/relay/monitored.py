@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
 from bridge.relay.handshake import CannotConnect
 from bridge.relay.relay import Delivered, Relay, SmtpRelay

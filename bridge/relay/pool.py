@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.connection import Connection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.replies import CLOSING, LATE

@@ -1,7 +1,7 @@
 """Relay: hands one mail to the next hop over SMTP or LMTP, and brings back its answer.
 
 There is no queue behind this: the client's 250 is the next hop's 250. A client that reads one
-reply for each recipient (`Transaction.each`: LMTP, PRDR) gets each one's own: the mail goes to those
+reply for each recipient (`Transaction.is_per_recipient`: LMTP, PRDR) gets each one's own: the mail goes to those
 the next hop accepts, the others have their refusal. For a client that reads one reply for all, the
 whole mail is handed over or nothing of it:
 
@@ -31,7 +31,7 @@ from collections.abc import Mapping
 from time import monotonic
 from typing import Protocol
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
 from bridge.relay import commands, dot_stuffing, replies
@@ -148,7 +148,7 @@ class SmtpRelay:
         try:
             batch = commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
             conn.needs_reset = False
-            refused = await self._envelope(conn, batch, tx.each, deadline)
+            refused = await self._envelope(conn, batch, tx.is_per_recipient, deadline)
             await self._content(conn, tx, head, self._expected(tx, refused), deadline)
             return refused
         except _Stale:
@@ -262,7 +262,7 @@ class SmtpRelay:
         if refusal is None and complete and not refused:
             each = tuple(answers) if self._lmtp else (answers[0],) * len(tx.envelope.recipients)
             return Delivered(answers[0], replies.queue_id(answers[0]), each)
-        if tx.each or (complete and len(answers) > 1):
+        if tx.is_per_recipient or (complete and len(answers) > 1):
             raise _mixed(self._own(conn, answers, tx, refused))
         if not complete and (refusal is None or not refusal.is_temporary):
             raise _failure(conn)

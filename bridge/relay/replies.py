@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
@@ -94,7 +95,7 @@ def passed_on(refusal: Reply) -> Reply:
     if refusal.code < 400:
         return OUT_OF_PLACE
     if refusal.code in (421, 521):
-        return Reply(451, "4" + refusal.status[1:] if refusal.status else "", refusal.text)
+        return replace(refusal, code=451, status="4" + refusal.status[1:] if refusal.status else "")
     return refusal
 
 

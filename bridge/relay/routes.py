@@ -6,7 +6,7 @@ down is left alone for `SHUN_S`, then one mail tries it again; when all are down
 nothing is refused untried.
 
 `Routes` sends each recipient to the next hop of his domain. A mail for several of them is handed
-over to all at once if the client reads a reply for each recipient (`Transaction.each`). Else it goes
+over to all at once if the client reads a reply for each recipient (`Transaction.is_per_recipient`). Else it goes
 to one after the other, and the first failure is the answer for the whole mail: a 4xx brings it
 again, and who has it then gets it twice; a 5xx goes back to the sender. Nobody is left out in
 silence. The SMTP intake avoids the duplicates: it has recipients of different next hops come apart.
@@ -19,8 +19,9 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bridge.errors import NextHopError
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Recipient
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.relay.handshake import CannotConnect
@@ -109,7 +110,7 @@ class Routes:
         groups = self._groups(tx.envelope.recipients)
         if len(groups) == 1:
             return await next(iter(groups)).deliver(tx, head, deadline)
-        if tx.each:
+        if tx.is_per_recipient:
             return await _at_once(groups, tx, head, deadline)
         done: list[Delivered] = []
         each: dict[int, Reply] = {}
@@ -134,7 +135,7 @@ class Routes:
         await asyncio.gather(*(relay.close() for relay in self._relays))
 
     def _relay(self, address: str) -> Relay:
-        return self._by_domain.get(address.rpartition("@")[2].lower(), self._default)
+        return self._by_domain.get(domain_of(address), self._default)
 
     def _groups(self, recipients: tuple[Recipient, ...]) -> dict[Relay, list[int]]:
         groups: dict[Relay, list[int]] = {}

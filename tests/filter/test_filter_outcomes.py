@@ -191,7 +191,7 @@ def filter_of(bridge: RunningBridge) -> Any:
 
 def test_a_full_quarantine_is_452(bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never 250 for a mail that is nowhere."""
-    monkeypatch.setattr(filter_of(bridge), "_quarantine", Failing(StoreFull("/var/secret: no space")))
+    monkeypatch.setattr(filter_of(bridge)._actions, "_quarantine", Failing(StoreFull("/var/secret: no space")))
     bridge.scanner.reply = answer(200, result("quarantine"))
     reply = send(bridge)
     assert reply.startswith("452 4.3.1 ") and "secret" not in reply
@@ -210,7 +210,7 @@ def test_our_own_exception_is_451_without_its_text(
     bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A bug of ours costs time, never a mail, and tells a stranger nothing."""
-    monkeypatch.setattr(filter_of(bridge), "_relay", Failing(RuntimeError("secret /etc/path")))
+    monkeypatch.setattr(filter_of(bridge)._actions, "_relay", Failing(RuntimeError("secret /etc/path")))
     before = counted(bridge, "failures_total", reason="internal")
     reply = send(bridge)
     assert reply.startswith("451 4.3.0 Internal problem") and "secret" not in reply
@@ -356,7 +356,7 @@ def test_the_operators_policy_is_followed(tmp_path: Path) -> None:
 def test_a_copy_that_cannot_be_kept_stops_the_mail(tmp_path: Path) -> None:
     """Who asked for a copy gets one, or the mail comes again."""
     with running_bridge(tmp_path, {"policy": {"deliver": {"action": "relay", "keep_copy": True}}}) as bridge:
-        filter_of(bridge)._quarantine = Failing(StoreFull("full"))
+        filter_of(bridge)._actions._quarantine = Failing(StoreFull("full"))
         assert send(bridge).startswith("452 4.3.1 ")
         assert not relayed(bridge)
 

@@ -10,7 +10,6 @@ from bridge.api.scanning import Decision
 from bridge.errors import (
     BridgeError,
     MessageTooLarge,
-    NextHopError,
     Saturated,
     ScanMalformed,
     ScanRefused,
@@ -33,6 +32,7 @@ from bridge.filter.policy import (
     with_id,
 )
 from bridge.mail.action import Action
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 
 ERRORS = [

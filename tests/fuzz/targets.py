@@ -35,7 +35,7 @@ from bridge.matching import spelling
 from bridge.relay.replies import ReplyReader, passed_on, queue_id
 from bridge.runtime.yaml_file import load
 from bridge.scanner.answers import read_result, read_status
-from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, HttpConnection
+from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, ScannerConnection
 from bridge.service.analysis import clamav, rspamd, structure
 from bridge.service.analysis.engine import LimitReached
 from bridge.service.responses import Refused
@@ -240,7 +240,7 @@ def scanner_answer(data: bytes) -> Answer | AnswerTooLarge | ConnectionLost:
 
 
 async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
-    connection, transport = HttpConnection(MAX_ANSWER), _Wire()
+    connection, transport = ScannerConnection(MAX_ANSWER), _Wire()
     connection.connection_made(transport)
     answer = connection.ask([], asyncio.get_running_loop().time() + 600)
     await asyncio.sleep(0)  # the request leaves at the end of the turn

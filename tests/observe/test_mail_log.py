@@ -21,11 +21,11 @@ from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.errors import ScanUnavailable
-from bridge.filter.late.decisions import Late
+from bridge.filter.late.decisions import LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.listed import ListAction, Listed
+from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
@@ -84,8 +84,8 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
     seconds = st.floats(0, 1e6)
     record.wait_s, record.scan_s, record.relay_s = draw(seconds), draw(seconds), draw(seconds)
     record.message_id, record.next_id = word("<1@example.org>"), word("")
-    record.trace, record.late, record.would = usually(None, new_trace()), usually(None, *Late), usually(None, *Action)
-    record.listed = usually(None, Listed("list", "entry", ListAction.SKIPPED))
+    record.trace, record.late, record.would = usually(None, new_trace()), usually(None, *LateStatus), usually(None, *Action)
+    record.listed = usually(None, ListMatch("list", "entry", ListAction.SKIPPED))
     record.at = usually("", "mail", "rcpt")
     assert next(numbers) == 23, "each of them may be special"
     return record

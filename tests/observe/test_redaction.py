@@ -18,7 +18,7 @@ from bridge.errors import ScanUnavailable
 from bridge.filter.outcome import Outcome, Record
 from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.listed import ListAction, Listed
+from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
@@ -81,7 +81,7 @@ def record(address: str) -> Record:
     tx = Transaction("ID1", Session("S1", "mx", "127.0.0.1", client), envelope, Message(Spool(10)), 0.0, 1.0)
     replies = (Reply(250, "2.0.0", "Ok"), Reply(550, "5.1.1", f"<{address}>: unknown"))
     outcome = Outcome(Action.RELAY, replies[1], replies=replies)
-    listed = Listed("blocked", address, ListAction.REFUSED)
+    listed = ListMatch("blocked", address, ListAction.REFUSED)
     return Record(tx, 9, None, outcome, ScanUnavailable(f"of {address}"), message_id=f"<{address}>", listed=listed)
 
 

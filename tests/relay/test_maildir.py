@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
 from bridge.relay.maildir import Maildir

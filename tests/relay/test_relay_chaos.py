@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.relay import SmtpRelay
 from tests.relay.scripted_hop import DROP, EXTENSIONS, GOOD, Run, ScriptedHop, make_tx, soon
 

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
 from bridge.relay.connection import Connection, End

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
 from bridge.mail.envelope import Recipient
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction

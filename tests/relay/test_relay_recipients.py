@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
 from bridge.relay.relay import Mixed, Relay, SmtpRelay
 from bridge.relay.routes import Routes
@@ -22,7 +22,7 @@ PEOPLE = ("b@example.org", "c@example.org", "d@example.org")
 
 
 def each(*people: str) -> Transaction:
-    return replace(make_tx(recipients=people or PEOPLE), each=True)
+    return replace(make_tx(recipients=people or PEOPLE), is_per_recipient=True)
 
 
 async def answers(relay: Relay, tx: Transaction | None = None) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Mixed, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.relay import RelaySettings, SmtpRelay
 from bridge.runtime.endpoints import NextHop
 from bridge.testing import free_port

@@ -9,7 +9,7 @@ import pytest
 import trustme
 
 from bridge.daemon import certificates
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
 from bridge.relay.relay import SmtpRelay

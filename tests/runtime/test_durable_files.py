@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.maildir import Maildir
 from bridge.runtime import durable_files
 from tests.relay.scripted_hop import Run, make_tx

@@ -11,7 +11,7 @@ import pytest
 import uvloop
 
 from bridge.runtime.write_batch import Writes
-from bridge.scanner.http import HttpConnection
+from bridge.scanner.http import ScannerConnection
 
 
 def run(work: Coroutine[Any, Any, None], factory: Any) -> None:
@@ -76,7 +76,7 @@ def test_a_request_that_is_given_up_in_its_turn_is_never_sent() -> None:
     """Its mail may be closed by then: what would be read of it is nothing."""
 
     async def one() -> None:
-        connection, ear = HttpConnection(1000), Ear()
+        connection, ear = ScannerConnection(1000), Ear()
         connection.connection_made(ear)
         later = asyncio.get_running_loop().time() + 60
         answer = connection.ask(iter([b"never"]), later)
@@ -97,7 +97,7 @@ def test_a_request_on_a_connection_that_is_lost_in_its_turn_was_not_sent() -> No
     """So another host may have it."""
 
     async def one() -> None:
-        connection, ear = HttpConnection(1000), Ear()
+        connection, ear = ScannerConnection(1000), Ear()
         connection.connection_made(ear)
         answer = connection.ask(iter([b"never"]), asyncio.get_running_loop().time() + 60)
         connection.connection_lost(None)

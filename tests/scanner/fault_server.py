@@ -7,29 +7,19 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import uvloop
+from typing import Any
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner, ScannerSettings
 
-T = TypeVar("T")
-
 TOKEN = "0123456789abcdef" * 4
 REQUEST = AnalysisRequest(BorderMtaData("a@example.org", ("b@example.org",), "192.0.2.1", "client.example"))
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 GGRID = "11111111-2222-4333-8444-555555555555"
-
-
-def run(work: Coroutine[Any, Any, T], limit_s: float = 20.0) -> T:
-    """On the event loop we use in production, and never for long."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(asyncio.wait_for(work, limit_s))
 
 
 def result(decision: object = "deliver", **fields: Any) -> bytes:

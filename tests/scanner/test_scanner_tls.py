@@ -14,7 +14,7 @@ from bridge.api.scanning import Decision
 from bridge.config import model
 from bridge.daemon import certificates, resources
 from bridge.errors import ConfigError, ScanUnavailable
-from tests.scanner.fault_server import TOKEN, FaultServer, faults, run, scanner_of, submit
+from tests.scanner.fault_server import TOKEN, FaultServer, faults, scanner_of, submit
 
 DAY = datetime.timedelta(days=1)
 NOW = datetime.datetime.now(datetime.UTC)
@@ -38,46 +38,36 @@ def client_tls(directory: Path, authority: trustme.CA, **keys: str) -> ssl.SSLCo
     return resources.scanner_tls(model.Scanner.model_validate(settings), directory)
 
 
-def try_once(tls: ssl.SSLContext, ours: ssl.SSLContext) -> FaultServer:
-    async def one() -> FaultServer:
-        async with faults(tls=tls) as server, scanner_of(server, tls=ours) as scanner:
-            assert (await submit(scanner)).decision is Decision.DELIVER
-            return server
-
-    return run(one())
+async def try_once(tls: ssl.SSLContext, ours: ssl.SSLContext) -> FaultServer:
+    async with faults(tls=tls) as server, scanner_of(server, tls=ours) as scanner:
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        return server
 
 
-def refused(tls: ssl.SSLContext, ours: ssl.SSLContext, why: str) -> FaultServer:
-    async def one() -> FaultServer:
-        async with faults(tls=tls) as server, scanner_of(server, tls=ours) as scanner:
-            with pytest.raises(ScanUnavailable, match=why):
-                await submit(scanner)
-            return server
-
-    return run(one())
+async def refused(tls: ssl.SSLContext, ours: ssl.SSLContext, why: str) -> FaultServer:
+    async with faults(tls=tls) as server, scanner_of(server, tls=ours) as scanner:
+        with pytest.raises(ScanUnavailable, match=why):
+            await submit(scanner)
+        return server
 
 
-def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp_path: Path) -> None:
     """For the metrics, as the last connection showed it."""
     end = (NOW + 7 * DAY).replace(microsecond=0)
-
-    async def one() -> bytes | None:
-        ours, theirs = client_tls(tmp_path, authority), server_tls(authority, not_after=end)
-        async with faults(tls=theirs) as server, scanner_of(server, tls=ours) as scanner:
-            await submit(scanner)
-            return scanner.hosts[0].certificate
-
-    certificate = run(one())
+    ours, theirs = client_tls(tmp_path, authority), server_tls(authority, not_after=end)
+    async with faults(tls=theirs) as server, scanner_of(server, tls=ours) as scanner:
+        await submit(scanner)
+        certificate = scanner.hosts[0].certificate
     assert certificate is not None and certificates.end_of(certificate) == end.timestamp()
 
 
-def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:
     """Its own CA, its own name: fine."""
-    server = try_once(server_tls(authority), client_tls(tmp_path, authority))
+    server = await try_once(server_tls(authority), client_tls(tmp_path, authority))
     assert server.requests[0].fields["authorization"] == f"Bearer {TOKEN}"
 
 
-def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
+async def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
     authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Expired, of another name, or signed by somebody else: not one byte of the request leaves us."""
@@ -89,30 +79,26 @@ def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
     }
     with caplog.at_level(logging.DEBUG, "bridge"):
         for tls in cases.values():
-            server = refused(tls, ours, "its certificate is not valid")
+            server = await refused(tls, ours, "its certificate is not valid")
             assert server.bytes_seen == 0 and not server.requests
     assert TOKEN not in caplog.text
 
 
-def test_the_system_does_not_trust_a_private_authority(authority: trustme.CA) -> None:
+async def test_the_system_does_not_trust_a_private_authority(authority: trustme.CA) -> None:
     """Without ca_file the system's certificates decide."""
     settings = model.Scanner.model_validate({"urls": ["https://127.0.0.1:1"], "token_file": "token"})
-    server = refused(server_tls(authority), resources.scanner_tls(settings, Path()), "not valid")
+    server = await refused(server_tls(authority), resources.scanner_tls(settings, Path()), "not valid")
     assert server.bytes_seen == 0
 
 
-def test_plain_http_on_a_tls_port_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_plain_http_on_a_tls_port_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
     """A server that speaks no TLS gets nothing."""
-
-    async def one() -> None:
-        async with faults() as server:
-            server.scheme = "https"
-            async with scanner_of(server, tls=client_tls(tmp_path, authority), connect_timeout_s=0.2) as scanner:
-                with pytest.raises(ScanUnavailable):
-                    await submit(scanner)
-                assert not server.requests
-
-    run(one(), 10)
+    async with faults() as server:
+        server.scheme = "https"
+        async with scanner_of(server, tls=client_tls(tmp_path, authority), connect_timeout_s=0.2) as scanner:
+            with pytest.raises(ScanUnavailable):
+                await submit(scanner)
+            assert not server.requests
 
 
 def demanding(authority: trustme.CA) -> ssl.SSLContext:
@@ -123,18 +109,19 @@ def demanding(authority: trustme.CA) -> ssl.SSLContext:
     return context
 
 
-def test_a_client_certificate_is_shown(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_a_client_certificate_is_shown(authority: trustme.CA, tmp_path: Path) -> None:
     """Mutual TLS, with the files the configuration names."""
     ours = authority.issue_cert("bridge.example")
     ours.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
     ours.private_key_pem.write_to_path(tmp_path / "key.pem")
     tls = client_tls(tmp_path, authority, client_cert_file="cert.pem", client_key_file="key.pem")
-    assert try_once(demanding(authority), tls).requests
+    assert (await try_once(demanding(authority), tls)).requests
 
 
-def test_a_missing_client_certificate_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
+async def test_a_missing_client_certificate_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
     """The server hangs up; the mail comes again."""
-    assert not refused(demanding(authority), client_tls(tmp_path, authority), "127.0.0.1").requests
+    server = await refused(demanding(authority), client_tls(tmp_path, authority), "127.0.0.1")
+    assert not server.requests
 
 
 @pytest.mark.parametrize("broken", ["ca_file", "client_cert_file"])

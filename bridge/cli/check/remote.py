@@ -16,11 +16,12 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import Relay
 from bridge.daemon import certificates, resources, wiring
-from bridge.errors import BridgeError, ConfigError, NextHopError, ScanError
+from bridge.errors import BridgeError, ConfigError, ScanError
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
 from bridge.lists.errors import ListsError
 from bridge.lists.fetch import kind_of, scopes_of
+from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
 from bridge.quarantine import s3_store
 from bridge.runtime import database

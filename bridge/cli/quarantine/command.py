@@ -30,9 +30,10 @@ from bridge.cli.quarantine.sender_lists import allow_sender, block_sender
 from bridge.cli.quarantine.view import clean, facts, table
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
-from bridge.errors import BridgeError, ConfigError, NextHopError
+from bridge.errors import BridgeError, ConfigError
 from bridge.intake.smtp.paths import parse_path
 from bridge.mail.message import HEAD_LIMIT
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.quarantine.index import Query
 from bridge.quarantine.quarantine import InUse, NotKept, Quarantine

@@ -267,7 +267,7 @@ class MilterConnection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif context.filter.door is not None and (listed := self._refused_by_list(sender)) is not None:
+        elif context.filter.envelope_lists is not None and (listed := self._refused_by_list(sender)) is not None:
             mail.refuse(listed)
         elif mail.refusal is None and (closed := context.filter.closed_at_mail()):
             mail.refuse(closed)
@@ -277,7 +277,7 @@ class MilterConnection(asyncio.Protocol):
     def _on_rcpt(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
-        if self._context.filter.door is None:
+        if self._context.filter.envelope_lists is None:
             self._answer(protocol.RCPT, mail.add_recipient(data))
         else:
             self._answer(protocol.RCPT, mail.add_recipient(data, lambda to: self._refused_by_list(mail.sender, to)))

@@ -8,9 +8,8 @@ neither scanner nor next hop sees one. If this is wrong, a sender chooses the ad
 
 from __future__ import annotations
 
-import re
-
 from bridge.intake.smtp import xforward
+from bridge.mail.header_fields import field_named
 from bridge.mail.message import Message
 from bridge.mail.session import Client
 
@@ -28,8 +27,7 @@ class ClientHeader:
     def __init__(self, name: str) -> None:
         self.name = name
         self._lower = name.lower().encode("ascii")
-        field = rb"^%b[ \t]*:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)\r\n" % re.escape(self._lower)
-        self._field = re.compile(field, re.IGNORECASE | re.MULTILINE)
+        self._field = field_named(name)
 
     def take_from(self, message: Message) -> Client | None:
         """Whom the topmost field names, None without one; then there is none left. Raises BadClient."""

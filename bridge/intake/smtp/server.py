@@ -25,6 +25,7 @@ from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.session import BridgeLMTP, BridgeSMTP
 from bridge.intake.smtp.wire import SessionLimits
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -55,7 +56,7 @@ class Kinds:
     default: Kind = (None, 0)
 
     def of(self, address: str) -> Kind:
-        return self.by_domain.get(address.rpartition("@")[2].lower(), self.default)
+        return self.by_domain.get(domain_of(address), self.default)
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,7 +204,7 @@ class SmtpServer:
             self._refused(server.client.address, Refusal.UNTRUSTED)
             server.strike()
             return _NOT_ALLOWED
-        if self._filter.door is not None:
+        if self._filter.envelope_lists is not None:
             refusal = self._filter.refused_by_list(self._describe(server, session), address)
             if refusal is not None:
                 server.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
@@ -219,7 +220,7 @@ class SmtpServer:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
                 return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
-        if self._filter.door is not None:
+        if self._filter.envelope_lists is not None:
             refusal = self._filter.refused_by_list(self._describe(server, session), envelope.mail_from or "", address)
             if refusal is not None:
                 server.excuse(1)  # DATA
@@ -261,7 +262,7 @@ class SmtpServer:
             message=envelope.message,
             received_at=now,
             deadline=now + self._filter.deadline_s,
-            each=server.answers_each,
+            is_per_recipient=server.answers_each,
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:

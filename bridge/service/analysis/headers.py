@@ -6,6 +6,8 @@ import re
 from collections.abc import Sequence
 from email.utils import parsedate_tz
 
+from bridge.mail.address import domain_of
+
 _ADDRESS = re.compile(r"[^\s<>\"'(),;:]{1,64}@[^\s<>\"'(),;:]{1,253}")
 _ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
 
@@ -45,4 +47,4 @@ def _shows_another(sender: str) -> bool:
 
 
 def _host(address: str) -> str:
-    return address.rpartition("@")[2].strip("> \t").lower()
+    return domain_of(address).strip("> \t")

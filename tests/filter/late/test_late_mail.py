@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -180,6 +181,7 @@ def test_mail_is_not_hashed_while_nothing_is_late(bridge: RunningBridge, monkeyp
     def never(*_: object) -> bytes:
         raise AssertionError
 
-    monkeypatch.setattr("bridge.filter.late.decisions.mark", never)
-    monkeypatch.setattr("bridge.filter.late.decisions.fingerprint", never)
+    late = bridge.daemon.late
+    assert late is not None
+    monkeypatch.setattr(late, "settings", replace(late.settings, hash_envelope=never, hash_mail=never))
     assert send(bridge).startswith("250 ")

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.filter.late import store as store_module
 from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemoryStore, SqlStore
 from bridge.runtime.database import Database
 
@@ -49,15 +48,15 @@ def test_what_was_removed_is_gone(store: LateStore) -> None:
     store.put(entry(1))
     store.remove(entry(1).key)
     store.remove(entry(2).key)
-    assert store.get(entry(1).key) is None and store.marks(0) == set()
+    assert store.get(entry(1).key) is None and store.envelopes(0) == set()
 
 
-def test_marks_are_those_since(store: LateStore) -> None:
+def test_envelopes_are_those_of_entries_changed_since(store: LateStore) -> None:
     """For the worker that asks what is new."""
     for number in (1, 2, 3):
         store.put(entry(number))
-    assert store.marks(0) == {entry(number).mark for number in (1, 2, 3)}
-    assert store.marks(1002.0) == {entry(2).mark, entry(3).mark}
+    assert store.envelopes(0) == {entry(number).envelope for number in (1, 2, 3)}
+    assert store.envelopes(1002.0) == {entry(2).envelope, entry(3).envelope}
 
 
 def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
@@ -65,9 +64,9 @@ def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
     for number in range(1, 8):
         store.put(entry(number))
     store.purge(1003.0, 100)
-    assert store.marks(0) == {entry(number).mark for number in range(3, 8)}
+    assert store.envelopes(0) == {entry(number).envelope for number in range(3, 8)}
     store.purge(0.0, 2)
-    assert store.marks(0) == {entry(6).mark, entry(7).mark}
+    assert store.envelopes(0) == {entry(6).envelope, entry(7).envelope}
 
 
 def test_what_is_still_waited_for_is_new_again(server_database: str, tmp_path: Path) -> None:
@@ -77,7 +76,7 @@ def test_what_is_still_waited_for_is_new_again(server_database: str, tmp_path: P
     for one in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
         store.put(one)
     store.touch("here/1/2", 5000.0)
-    assert store.marks(1004.0) == {entry(1).mark}
+    assert store.envelopes(1004.0) == {entry(1).envelope}
     store.close()
 
 
@@ -155,10 +154,9 @@ def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> No
         SqlStore.in_file(tmp_path / "late.sqlite").get(b"x")
 
 
-def test_a_locked_database_is_an_error_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_locked_database_is_an_error_in_time(tmp_path: Path) -> None:
     """Somebody holds the write lock: reading goes on, writing fails after the busy time."""
-    monkeypatch.setattr(store_module, "_BUSY_S", 0.1)
-    store = SqlStore.in_file(tmp_path / "late.sqlite")
+    store = SqlStore.in_file(tmp_path / "late.sqlite", busy_s=0.1)
     store.open()
     other = sqlite3.connect(tmp_path / "late.sqlite", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
