@@ -62,8 +62,8 @@ class Commands:
 
     wire: bytes
     count: int
-    ahead: int  # how many come before MAIL; the mail does not depend on XFORWARD being heeded
-    reset: bool  # the first of them is RSET
+    before_mail: int  # commands before MAIL: RSET and XFORWARD
+    has_reset: bool  # the first one is RSET
 
 
 def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset: bool) -> Commands:
@@ -72,7 +72,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
     lines = ["RSET"] if reset else []
     if capabilities.xforward:
         lines += xforward(tx.session.client, capabilities.xforward)
-    ahead = len(lines)
+    before_mail = len(lines)
     lines.append(_mail(names, tx, head))
     for recipient in tx.envelope.recipients:
         line = f"RCPT TO:<{recipient.address}>"
@@ -80,7 +80,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
             line += _carried(param, names)
         lines.append(line)
     lines.append("DATA")
-    return Commands(_encoded(lines, names), len(lines), ahead, reset)
+    return Commands(_encoded(lines, names), len(lines), before_mail, reset)
 
 
 def _mail(names: frozenset[str], tx: Transaction, head: bytes) -> str:

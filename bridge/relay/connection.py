@@ -35,7 +35,7 @@ class End(StrEnum):
     CLOSED = "closed by us"
 
 
-class Connection(asyncio.Protocol):
+class NextHopConnection(asyncio.Protocol):
     """The protocol object; `opening` makes it fit for mail, `pool` keeps it."""
 
     def __init__(self) -> None:

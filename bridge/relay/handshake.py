@@ -20,7 +20,7 @@ from typing import Literal
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
-from bridge.relay.connection import Connection
+from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
 
@@ -51,7 +51,7 @@ class _TlsFailed(Exception):
     """No encryption could be had; the text says why."""
 
 
-async def open_connection(settings: RelaySettings, until: float) -> Connection:
+async def open_connection(settings: RelaySettings, until: float) -> NextHopConnection:
     """A connection ready for MAIL. Raises NextHopError."""
     limit = min(asyncio.get_running_loop().time() + settings.connect_timeout_s, until)
     try:
@@ -64,7 +64,7 @@ async def open_connection(settings: RelaySettings, until: float) -> Connection:
         raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {str(exc) or 'timed out'}") from exc
 
 
-async def _open(settings: RelaySettings) -> Connection:
+async def _open(settings: RelaySettings) -> NextHopConnection:
     try:
         return await _dialogue(settings, settings.tls)
     except _TlsFailed as exc:
@@ -74,7 +74,7 @@ async def _open(settings: RelaySettings) -> Connection:
         return await _dialogue(settings, "none")
 
 
-async def _dialogue(settings: RelaySettings, tls: TlsMode) -> Connection:
+async def _dialogue(settings: RelaySettings, tls: TlsMode) -> NextHopConnection:
     conn = await _connect(settings)
     try:
         greeting = await _answer(conn, settings)
@@ -89,22 +89,22 @@ async def _dialogue(settings: RelaySettings, tls: TlsMode) -> Connection:
     return conn
 
 
-async def _connect(settings: RelaySettings) -> Connection:
+async def _connect(settings: RelaySettings) -> NextHopConnection:
     loop = asyncio.get_running_loop()
     address = settings.next_hop.address
     if address.path:
-        return (await loop.create_unix_connection(Connection, address.path))[1]
-    return (await loop.create_connection(Connection, address.host, address.port))[1]
+        return (await loop.create_unix_connection(NextHopConnection, address.path))[1]
+    return (await loop.create_connection(NextHopConnection, address.host, address.port))[1]
 
 
-async def _answer(conn: Connection, settings: RelaySettings) -> Reply:
+async def _answer(conn: NextHopConnection, settings: RelaySettings) -> Reply:
     replies = await conn.replies(1, settings.connect_timeout_s)
     if not replies:
         raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
     return replies[0]
 
 
-async def _hello(conn: Connection, settings: RelaySettings) -> Capabilities:
+async def _hello(conn: NextHopConnection, settings: RelaySettings) -> Capabilities:
     smtp = settings.next_hop.protocol == "smtp"
     name = settings.hostname.encode()
     conn.send(b"%s %s\r\n" % (b"EHLO" if smtp else b"LHLO", name), 1)
@@ -119,7 +119,7 @@ async def _hello(conn: Connection, settings: RelaySettings) -> Capabilities:
     raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
 
 
-async def _secure(conn: Connection, settings: RelaySettings, tls: TlsMode) -> bool:
+async def _secure(conn: NextHopConnection, settings: RelaySettings, tls: TlsMode) -> bool:
     """Start TLS if there is any; whether it is on."""
     refusal = "STARTTLS not offered"
     if "STARTTLS" in conn.capabilities.names:
@@ -136,7 +136,7 @@ async def _secure(conn: Connection, settings: RelaySettings, tls: TlsMode) -> bo
     return False
 
 
-async def _handshake(conn: Connection, settings: RelaySettings, tls: TlsMode) -> None:
+async def _handshake(conn: NextHopConnection, settings: RelaySettings, tls: TlsMode) -> None:
     context = _unverified() if tls == "opportunistic" else settings.tls_context or _verified()
     try:
         await conn.start_tls(context, settings.next_hop.address.host or "localhost")

@@ -20,8 +20,8 @@ from bridge.errors import NextHopError
 from bridge.mail.envelope import Envelope
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.relay.answers import Delivered
 from bridge.relay.commands import BAD_ADDRESS
-from bridge.relay.relay import Delivered
 from bridge.relay.replies import LATE
 from bridge.runtime import durable_files
 

@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 from bridge.errors import NextHopError
 from bridge.mail.transaction import Transaction
+from bridge.relay.answers import Delivered
 from bridge.relay.handshake import CannotConnect
-from bridge.relay.relay import Delivered, Relay, SmtpRelay
+from bridge.relay.relay import Relay, SmtpRelay
 from bridge.relay.replies import LATE, LOST
 
 RESULTS = ("taken", "deferred", "refused", "unreachable", "lost")

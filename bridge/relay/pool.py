@@ -14,7 +14,7 @@ import asyncio
 from collections import deque
 
 from bridge.errors import NextHopError
-from bridge.relay.connection import Connection
+from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.replies import CLOSING, LATE
 
@@ -29,8 +29,8 @@ class Pool:
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
         self._slots = settings.max_connections
-        self._idle: list[Connection] = []  # oldest first
-        self._line: deque[asyncio.Future[Connection | None]] = deque()  # None: a slot, open one yourself
+        self._idle: list[NextHopConnection] = []  # oldest first
+        self._line: deque[asyncio.Future[NextHopConnection | None]] = deque()  # None: a slot, open one yourself
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
         self.certificate: bytes | None = None  # of the last connection with TLS, as DER
@@ -41,7 +41,7 @@ class Pool:
         idle = len(self._idle)
         return self._settings.max_connections - self._slots - idle, idle
 
-    async def take(self, until: float) -> Connection:
+    async def take(self, until: float) -> NextHopConnection:
         """A connection ready for MAIL. Raises NextHopError."""
         conn = self._reuse()
         if conn is not None:
@@ -56,12 +56,12 @@ class Pool:
                 return conn
         return await self._open(until)
 
-    async def renew(self, conn: Connection, until: float) -> Connection:
+    async def renew(self, conn: NextHopConnection, until: float) -> NextHopConnection:
         """A fresh connection in place of one that turned out to be dead. Raises NextHopError."""
         conn.abort()
         return await self._open(until)
 
-    def give_back(self, conn: Connection) -> None:
+    def give_back(self, conn: NextHopConnection) -> None:
         """The mail is done with it. A connection that ended only gives back its slot."""
         if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS):
             conn.quit()
@@ -81,7 +81,7 @@ class Pool:
         self._slots += len(self._idle)
         self._idle.clear()
 
-    async def _open(self, until: float) -> Connection:
+    async def _open(self, until: float) -> NextHopConnection:
         """The caller holds a slot; it is passed on if this fails."""
         try:
             conn = await open_connection(self._settings, until)
@@ -91,8 +91,8 @@ class Pool:
             self._pass_on(None)
             raise
 
-    async def _stand_in_line(self, until: float) -> Connection | None:
-        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
+    async def _stand_in_line(self, until: float) -> NextHopConnection | None:
+        waiter: asyncio.Future[NextHopConnection | None] = asyncio.get_running_loop().create_future()
         self._line.append(waiter)
         try:
             async with asyncio.timeout_at(until):
@@ -106,13 +106,13 @@ class Pool:
                 raise NextHopError(LATE, "every connection to the next hop was in use") from exc
             raise
 
-    def _return_unused(self, served: Connection | None) -> None:
+    def _return_unused(self, served: NextHopConnection | None) -> None:
         if served is None:
             self._pass_on(None)
         else:
             self.give_back(served)
 
-    def _pass_on(self, conn: Connection | None) -> None:
+    def _pass_on(self, conn: NextHopConnection | None) -> None:
         """To the first in line; else the connection rests, or the slot is free."""
         while self._line:
             waiter = self._line.popleft()
@@ -126,7 +126,7 @@ class Pool:
         if self._sweeper is None:
             self._sweep_at(conn.idle_since + self._settings.max_idle_s)
 
-    def _reuse(self) -> Connection | None:
+    def _reuse(self) -> NextHopConnection | None:
         while self._idle:
             conn = self._idle.pop()
             if conn.ended is None:

@@ -23,8 +23,9 @@ from bridge.errors import NextHopError
 from bridge.mail.envelope import Recipient
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.relay.answers import Delivered
 from bridge.relay.handshake import CannotConnect
-from bridge.relay.relay import Delivered, Mixed, Relay
+from bridge.relay.relay import Mixed, Relay
 from bridge.relay.replies import LATE
 
 log = logging.getLogger("bridge.relay")

@@ -10,7 +10,7 @@ import pytest
 from bridge.errors import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
-from bridge.relay.connection import Connection, End
+from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.relay import SmtpRelay
 from tests.relay.scripted_hop import DROP, HEAD, SOON, Run, ScriptedHop, make_tx, soon
 
@@ -346,8 +346,8 @@ def test_cancelled_in_the_content_nothing_is_delivered(run: Run) -> None:
 @pytest.mark.parametrize(
     ("answer", "level", "words"),
     [
-        ("250 2.0.0 Ok: queued as 77", logging.INFO, "took the mail: 250 2.0.0 Ok: queued as 77"),
-        ("554 5.7.1 No", logging.WARNING, "did not take the mail: 554 5.7.1 No"),
+        ("250 2.0.0 Ok: queued as 77", logging.INFO, "accepted the mail: 250 2.0.0 Ok: queued as 77"),
+        ("554 5.7.1 No", logging.WARNING, "did not accept the mail: 554 5.7.1 No"),
     ],
 )
 def test_cancelled_after_the_dot_the_mail_is_finished(
@@ -405,7 +405,7 @@ def test_closing_waits_for_the_answer_but_not_for_ever(run: Run, caplog: pytest.
             await within(gate.asked)
             await cancelled(task)
             await asyncio.wait_for(relay.close(), SOON)
-            assert "did not take the mail: next hop: no answer in time" in caplog.text
+            assert "did not accept the mail: next hop: no answer in time" in caplog.text
 
     run(main())
 
@@ -480,7 +480,7 @@ def test_each_wait_has_its_own_time(run: Run, first_s: float, second_s: float, l
             return await conn.replies(1, 60.0, loop.time() + seconds)
 
         server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        _, conn = await loop.create_connection(Connection, *server.sockets[0].getsockname())
+        _, conn = await loop.create_connection(NextHopConnection, *server.sockets[0].getsockname())
         assert [one.code for one in await wait(first_s)] == [220]
         began = loop.time()
         conn.send(b"NOOP\r\n", 1)
