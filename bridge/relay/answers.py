@@ -151,11 +151,11 @@ def _by_command(commands: Commands, answers: Sequence[Reply]) -> _EnvelopeAnswer
     before_mail, count, answered = commands.before_mail, commands.count, len(answers)
     return _EnvelopeAnswers(
         reset=answers[0] if commands.has_reset and answered else None,
-        last_before_mail=answers[min(answered, before_mail) - 1] if before_mail and answered else None,
+        last_before_mail=answers[:before_mail][-1] if before_mail and answered else None,
         mail=answers[before_mail] if answered > before_mail else None,
         recipients=answers[before_mail + 1 : count - 1],
         has_all_recipients=answered >= count - 1,
-        data=answers[count - 1] if answered == count else None,
+        data=answers[-1] if answered == count else None,
     )
 
 

@@ -233,29 +233,33 @@ class SmtpRelay:
             log.info("%s: client disconnected, but the next hop accepted the mail: %s", mail_id, delivered.reply)
 
     def _conclude(self, conn: NextHopConnection, expected: DotAnswers, received: list[Reply]) -> Delivered:
-        """Give the connection back, then return or raise what the answers mean."""
+        """Give the connection back, and return or raise what the answers mean."""
         self._finishing.discard(conn)
         if not self._finishing:
             self._all_finished.set()
-        decision = answers.after_content(expected, received, _lost(conn))
-        if all(reply.is_success for reply in received):
-            conn.errors = 0
-        if isinstance(decision, RefusedForAll | AnsweredPerRecipient) and decision.must_hang_up:
-            conn.abort()
-        self.pool.give_back(conn)
-        return _delivered(decision)
+        try:
+            return _carry_out(conn, received, answers.after_content(expected, received, _lost(conn)))
+        finally:
+            self.pool.give_back(conn)
 
 
-def _delivered(decision: ContentDecision) -> Delivered:
+def _carry_out(conn: NextHopConnection, received: list[Reply], decision: ContentDecision) -> Delivered:
     match decision:
         case Delivered():
+            conn.errors = 0
             return decision
-        case RefusedForAll(reply):
-            raise NextHopError(reply)
-        case AnsweredPerRecipient(each):
-            raise Mixed(each)
         case Lost():
             raise decision.error()
+        case RefusedForAll(reply, must_hang_up):
+            if must_hang_up:
+                conn.abort()
+            raise NextHopError(reply)
+        case AnsweredPerRecipient(each, must_hang_up):
+            if must_hang_up:
+                conn.abort()
+            if all(reply.is_success for reply in received):  # the refusals came at RCPT
+                conn.errors = 0
+            raise Mixed(each)
         case _:
             assert_never(decision)
 
