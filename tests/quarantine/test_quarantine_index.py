@@ -16,8 +16,8 @@ import pytest
 
 from bridge.errors import StoreError
 from bridge.quarantine.index import Index, IndexFailed, Query
-from bridge.quarantine.quarantine import Place, Quarantine
-from bridge.quarantine.record import Release, subject
+from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
+from bridge.quarantine.record import ReleaseAttempt, subject
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, desk, make_tx
@@ -25,12 +25,12 @@ from tests.quarantine.quarantine_kit import CONTENT, HEAD, desk, make_tx
 FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
 
 
-def place(tmp_path: Path, index: Database | None = None, owner: str = "") -> Place:
+def place(tmp_path: Path, index: Database | None = None, owner: str = "") -> QuarantineSettings:
     index = index or Database.file(tmp_path / "state.sqlite")
-    return Place(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0", owner=owner)
+    return QuarantineSettings(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0", owner=owner)
 
 
-def index_file(where: Place) -> Path:
+def index_file(where: QuarantineSettings) -> Path:
     assert where.index is not None and where.index.path is not None
     return where.index.path
 
@@ -51,7 +51,7 @@ def in_index(path: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
+def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> QuarantineSettings:
     """Three mails that differ, the first of them released."""
     index = None
     if request.param == "postgresql":
@@ -61,8 +61,8 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     first = keep(quarantine, "a")
     keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example"))
     keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",))
-    with quarantine.claim(first):
-        quarantine.note_releases(first, (Release("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
+    with quarantine.lock(first):
+        quarantine.write_releases(first, (ReleaseAttempt("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
     return where
 
 
@@ -93,7 +93,7 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ],
     ids=str,
 )
-def test_mail_is_found(three: Place, wanted: dict[str, object], subjects: list[str]) -> None:
+def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object], subjects: list[str]) -> None:
     """By who, when, what and where; everything asked for must hold, newest first, with an index or without."""
     quarantine = Quarantine(three)
     assert found(quarantine, **wanted) == subjects
@@ -127,7 +127,7 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: p
     if how != "directory in the way":
         assert in_index(index_file(where)) == ids
     else:
-        assert "mail is kept all the same" in caplog.text
+        assert "mail is stored all the same" in caplog.text
     assert index_file(where).with_name("state.sqlite.damaged").exists() == (how in ("garbage", "damaged page"))
 
 
@@ -167,7 +167,7 @@ def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(tmp_path: Path, cap
     keep(quarantine)
     other.execute("ROLLBACK")
     other.close()
-    assert len(caplog.records) == 1 and "mail is kept all the same" in caplog.text
+    assert len(caplog.records) == 1 and "mail is stored all the same" in caplog.text
     assert len(in_index(index_file(where))) == 1
     assert len(found(quarantine)) == 3
     assert len(in_index(index_file(where))) == 3
@@ -197,8 +197,8 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
         keep(plain)
     program = (
         "import sys; from pathlib import Path; from bridge.runtime.database import Database;"
-        "from bridge.quarantine.quarantine import Place, Quarantine, Query;"
-        "q = Quarantine(Place(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
+        "from bridge.quarantine.quarantine import QuarantineSettings, Quarantine, Query;"
+        "q = Quarantine(QuarantineSettings(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
         "print(len(q.search(Query())), len(q.search(Query())))"
     )
     command = [sys.executable, "-c", program, str(where.directory), str(index_file(where))]

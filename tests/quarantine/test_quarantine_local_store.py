@@ -21,7 +21,7 @@ from bridge.mail.envelope import Recipient
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.index import Query
-from bridge.quarantine.quarantine import Place, Quarantine
+from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from tests.quarantine.small_disk import files, small_disk
 from tests.relay.scripted_hop import HEAD, Run, make_tx
@@ -121,7 +121,7 @@ def test_a_disk_that_fills_up_with_the_index_on_it(run: Run, tmp_path: Path) -> 
 
     async def main() -> None:
         with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
-            quarantine = Quarantine(Place(disk / "q", Database.file(disk / "state.sqlite")))
+            quarantine = Quarantine(QuarantineSettings(disk / "q", Database.file(disk / "state.sqlite")))
             quarantine.clean()
             promised = []
             with pytest.raises(StoreFull):
