@@ -1,11 +1,10 @@
 """Opening a connection to the next hop: greeting, EHLO, STARTTLS, within one time limit.
 
-Whatever fails here fails before the mail is named, so it is never the mail's fault: every error
-is a 451, even where the next hop says 554 in its greeting. Which error it was stands in the
-exception's text, for the log.
+Whatever fails here fails before the mail is mentioned, so it is never the mail's fault: every error becomes
+a 451, even if the greeting was a 554. The exception's text, for the log, says what happened.
 
-STARTTLS: `none` never; `opportunistic` if offered, with any certificate, and in the clear if the
-handshake fails; `required` with a verified certificate for the next hop's name, or not at all.
+STARTTLS: `none` never; `opportunistic` if offered, with any certificate, and in plaintext if the handshake
+fails; `required` with a verified certificate for the next hop's name, or no connection at all.
 """
 
 from __future__ import annotations
@@ -31,12 +30,12 @@ TlsMode = Literal["none", "opportunistic", "required"]
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """One SMTP or LMTP next hop, and how we treat it."""
+    """One SMTP or LMTP next hop."""
 
     next_hop: NextHop
     hostname: str  # our name in EHLO
     tls: TlsMode = "opportunistic"
-    tls_context: ssl.SSLContext | None = None  # for `required`; the system's certificates when None
+    tls_context: ssl.SSLContext | None = None  # for `required`; None: the system's certificates
     connect_timeout_s: float = 10.0  # connect, greeting, EHLO and TLS together
     timeout_s: float = 60.0  # each reply
     max_idle_s: float = 20.0
@@ -44,11 +43,11 @@ class RelaySettings:
 
 
 class CannotConnect(NextHopError):
-    """There is no connection to this next hop, so another one may safely have the mail."""
+    """This next hop cannot be connected to, so the mail may safely go to another."""
 
 
 class _TlsFailed(Exception):
-    """No encryption could be had; the text says why."""
+    """TLS could not be started; the text says why."""
 
 
 async def open_connection(settings: RelaySettings, until: float) -> NextHopConnection:
@@ -70,7 +69,7 @@ async def _open(settings: RelaySettings) -> NextHopConnection:
     except _TlsFailed as exc:
         if settings.tls == "required":
             raise CannotConnect(UNTRUSTED, f"{settings.next_hop}: {exc}") from exc
-        log.warning("next hop %s: %s; going on without TLS", settings.next_hop, exc)
+        log.warning("next hop %s: %s; continuing without TLS", settings.next_hop, exc)
         return await _dialogue(settings, "none")
 
 
@@ -120,7 +119,7 @@ async def _hello(conn: NextHopConnection, settings: RelaySettings) -> Capabiliti
 
 
 async def _secure(conn: NextHopConnection, settings: RelaySettings, tls: TlsMode) -> bool:
-    """Start TLS if there is any; whether it is on."""
+    """Start TLS if it is offered; return whether it is on."""
     refusal = "STARTTLS not offered"
     if "STARTTLS" in conn.capabilities.names:
         conn.expect_tls(True)
@@ -141,7 +140,7 @@ async def _handshake(conn: NextHopConnection, settings: RelaySettings, tls: TlsM
     try:
         await conn.start_tls(context, settings.next_hop.address.host or "localhost")
     except OSError as exc:
-        raise _TlsFailed(f"TLS handshake: {str(exc) or 'cut off'}") from exc
+        raise _TlsFailed(f"TLS handshake: {str(exc) or 'connection closed'}") from exc
 
 
 @functools.cache
@@ -155,4 +154,4 @@ def _unverified() -> ssl.SSLContext:
 
 @functools.cache
 def _verified() -> ssl.SSLContext:
-    return ssl.create_default_context()  # reads the system's certificates: slow, hence once
+    return ssl.create_default_context()  # cached: reading the system's certificates is slow

@@ -12,7 +12,7 @@ import pytest
 from bridge.errors import NextHopError
 from bridge.relay.maildir import Maildir
 from bridge.runtime import durable_files
-from tests.relay.scripted_hop import Run, make_tx
+from tests.relay.scripted_hop import make_tx
 
 REASON = "can't start new thread"
 
