@@ -29,6 +29,15 @@ from tests.relay.scripted_hop import HEAD, make_tx
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
 
 
+@pytest.fixture(
+    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Async tests here run on both event loops."""
+    backend: tuple[str, dict[str, bool]] = request.param
+    return backend
+
+
 def mail() -> Transaction:
     people = (Recipient("b@example.org", ("NOTIFY=NEVER",)), Recipient("ü@example.org"))
     client = Client(address="192.0.2.1", helo="<script>\udcff")

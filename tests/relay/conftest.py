@@ -7,7 +7,9 @@ import pytest
 from tests.relay.scripted_hop import made
 
 
-@pytest.fixture(params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"])
+@pytest.fixture(
+    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
 def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
     """Async tests run on both event loops."""
     backend: tuple[str, dict[str, bool]] = request.param
