@@ -24,7 +24,7 @@ from bridge.lists.copies import Copies
 from bridge.mail.message import Spool
 from bridge.mail.trace import Trace
 from bridge.quarantine.quarantine import Quarantine
-from bridge.relay.monitored import Hop
+from bridge.relay.monitored import MonitoredRelay
 from bridge.relay.relay import Relay
 
 Server = SmtpServer | MilterServer
@@ -97,7 +97,7 @@ class Parts:
         self.config = conf
         self.common = common
         self.quarantine = Quarantine(wiring.quarantine_place(conf, common.state))
-        self.hops: list[Hop] = []
+        self.hops: list[MonitoredRelay] = []
         self.relay = wiring.relay(conf, self._watched)
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
@@ -108,7 +108,7 @@ class Parts:
         self.plans = [Plan(self, listener) for listener in conf.listeners]
 
     def _watched(self, name: str, relay: Relay) -> Relay:
-        self.hops.append(Hop(name, relay, self.common.on_handed))
+        self.hops.append(MonitoredRelay(name, relay, self.common.on_handed))
         return self.hops[-1]
 
     def filter(self, listener: model.Listener) -> Filter:

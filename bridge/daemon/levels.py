@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from bridge.daemon import certificates, resources
 from bridge.errors import StoreError
 from bridge.observe.metrics import SATURATION
-from bridge.quarantine.usage import Stock
+from bridge.quarantine.usage import Usage
 from bridge.relay.monitored import STATES
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Levels:
 
     def __init__(self, daemon: Daemon) -> None:
         self._daemon = daemon
-        self._stock: Stock | None = None
+        self._stock: Usage | None = None
         self._own_ends: dict[tuple[str, str], float] = {}
 
     def watch(self) -> None:
@@ -95,7 +95,7 @@ class Levels:
 
     # The quarantine
 
-    def _of_stock(self, what: Callable[[Stock], float | None]) -> Rows:
+    def _of_stock(self, what: Callable[[Usage], float | None]) -> Rows:
         value = None if self._stock is None else what(self._stock)
         return [] if value is None else [((), value)]
 
@@ -117,9 +117,9 @@ class Levels:
                 due = began + max(STOCK_INTERVAL_S * rare, took * _STOCK_SHARE)
             await asyncio.sleep(_TURN_S)
 
-    async def _count_stock(self) -> Stock | None:
+    async def _count_stock(self) -> Usage | None:
         try:
-            return await self._daemon.parts.quarantine.stock()
+            return await self._daemon.parts.quarantine.usage()
         except StoreError as exc:
             log.warning("the quarantine could not be counted: %s", exc)
             return None
@@ -144,7 +144,7 @@ def _note(ends: dict[tuple[str, str], float], role: str, name: str, certificate:
         ends[role, name] = end
 
 
-def _age(stock: Stock) -> float:
+def _age(stock: Usage) -> float:
     return 0.0 if stock.oldest_at is None else max(time.time() - stock.oldest_at, 0.0)
 
 

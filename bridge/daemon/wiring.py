@@ -34,9 +34,9 @@ from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
 from bridge.mail.address import comparable_domain
 from bridge.observe.redaction import FULL, Veil
-from bridge.quarantine.quarantine import Place
-from bridge.quarantine.release_token import Marks
-from bridge.quarantine.s3_store import BucketSettings
+from bridge.quarantine.quarantine import QuarantineSettings
+from bridge.quarantine.release_token import ReleaseTokens
+from bridge.quarantine.s3_store import S3Settings
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
@@ -171,29 +171,29 @@ def state_database(conf: Config, state: Path, default: str) -> Database:
     return Database(url, password)
 
 
-def quarantine_place(conf: Config, state: Path) -> Place:
+def quarantine_place(conf: Config, state: Path) -> QuarantineSettings:
     """Raises ConfigError."""
     directory = resources.make_directory(state / conf.quarantine.directory, "quarantine.directory")
     index = state_database(conf, state, "state.sqlite")
-    return Place(
+    return QuarantineSettings(
         directory=directory,
         index=index,
         max_size=conf.quarantine.max_size,
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
-        bucket=bucket_settings(conf),
+        s3=bucket_settings(conf),
         owner="" if index.is_sqlite else f"{hostname(conf)}:{directory}",
     )
 
 
-def bucket_settings(conf: Config) -> BucketSettings | None:
+def bucket_settings(conf: Config) -> S3Settings | None:
     s3 = conf.quarantine.s3
     if s3 is None:
         return None
     if find_spec("obstore") is None:
         raise ConfigError("quarantine.s3: object storage needs a package: pip install 'scanbridge[s3]'")
     key = "quarantine.s3."
-    return BucketSettings(
+    return S3Settings(
         bucket=s3.bucket,
         endpoint=s3.endpoint,
         region=s3.region,
@@ -205,7 +205,7 @@ def bucket_settings(conf: Config) -> BucketSettings | None:
     )
 
 
-def release_marks(conf: Config, state: Path) -> Marks:
+def release_marks(conf: Config, state: Path) -> ReleaseTokens:
     """Raises ConfigError."""
     key = "quarantine.release_key_file"
     if conf.quarantine.release_key_file:
@@ -214,7 +214,7 @@ def release_marks(conf: Config, state: Path) -> Marks:
         path = resources.make_directory(state, "state_directory") / "release-key"
         resources.make_secret(path, key)
         durable_files.give_to_owner(path)
-    return Marks(resources.read_secret(path, key), conf.headers.prefix)
+    return ReleaseTokens(resources.read_secret(path, key), conf.headers.prefix)
 
 
 def veil(conf: Config) -> Veil:

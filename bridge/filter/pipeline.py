@@ -51,7 +51,7 @@ from bridge.mail.session import Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.quarantine.quarantine import Quarantine
-from bridge.quarantine.release_token import Marks
+from bridge.quarantine.release_token import ReleaseTokens
 from bridge.relay.relay import Relay
 from bridge.runtime import durable_files
 from bridge.scanner.client import ScanGoesOn, Scanner
@@ -93,7 +93,7 @@ class Filter:
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
         trace: Callable[[], Trace | None] | None = None,
-        marks: Marks | None = None,
+        marks: ReleaseTokens | None = None,
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
         envelope_lists: EnvelopeLists | None = None,

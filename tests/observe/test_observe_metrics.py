@@ -16,7 +16,7 @@ from bridge.daemon import certificates
 from bridge.daemon.loop_lag import Lag
 from bridge.observe.metric_types import Level
 from bridge.observe.metrics import Metrics
-from bridge.quarantine.usage import take_stock
+from bridge.quarantine.usage import measure
 from bridge.testing import running_bridge
 from tests.daemon.process_kit import get, until
 from tests.observe.observe_kit import ROOT, Scene, certificate, promtool
@@ -139,7 +139,7 @@ def test_stock_counts_whole_mails_and_their_age(tmp_path) -> None:
         (tmp_path / name).write_bytes(b"x" * size)
     old = time.time() - 1000
     os.utime(tmp_path / "A1.json", (old, old))
-    stock = take_stock(tmp_path)
+    stock = measure(tmp_path)
     assert (stock.mails, stock.size_bytes) == (2, 165)
     assert stock.oldest_at == pytest.approx(old, abs=1)
     assert 0 < stock.disk_free_bytes < stock.disk_size_bytes

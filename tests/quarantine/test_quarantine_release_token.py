@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.mail.message import Message, Spool
-from bridge.quarantine.release_token import VALID_S, Marks
+from bridge.quarantine.release_token import VALID_S, ReleaseTokens
 from bridge.testing import free_port, until
 from tests.postfix_kit import Postfix
 from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made
@@ -31,11 +31,11 @@ def message(content: bytes) -> Message:
 
 def marked(moment: float | None = None, key: str = KEY) -> bytes:
     now = datetime.fromtimestamp(time.time() if moment is None else moment, UTC)
-    return Marks(key, "X-Scan-").field(message(MAIL), TO, now) + MAIL
+    return ReleaseTokens(key, "X-Scan-").field(message(MAIL), TO, now) + MAIL
 
 
 def is_valid(content: bytes, *recipients: str) -> bool:
-    marks, mail = Marks(KEY, "X-Scan-"), message(content)
+    marks, mail = ReleaseTokens(KEY, "X-Scan-"), message(content)
     fields = marks.find(mail.head(), time.time())
     return bool(fields) and marks.valid(fields, mail, recipients or TO) is not None
 
@@ -96,7 +96,7 @@ def test_every_way_of_cutting_a_mail_gives_the_same_digest() -> None:
         made.append(mail)
         for start in range(0, len(content), size):
             mail.write(content[start : start + size])
-        marks = Marks(KEY, "X-Scan-")
+        marks = ReleaseTokens(KEY, "X-Scan-")
         assert marks.valid(marks.find(mail.head(), time.time()), mail, TO) is not None
 
 

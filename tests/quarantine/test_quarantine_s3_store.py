@@ -15,8 +15,8 @@ from sqlalchemy import inspect
 
 from bridge.errors import StoreError, StoreFull
 from bridge.quarantine import s3_store
-from bridge.quarantine.quarantine import NotKept, Place, Quarantine, Query
-from bridge.quarantine.s3_store import BucketSettings
+from bridge.quarantine.quarantine import MailNotFound, Quarantine, QuarantineSettings, Query
+from bridge.quarantine.s3_store import S3Settings
 from bridge.runtime.database import Database, probe
 from bridge.testing import free_port
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
@@ -34,8 +34,8 @@ from tests.quarantine.s3_kit import (
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcdef\r\n" * 40_000  # it lies in a file, not in memory
 
 
-def settings(port: int, prefix: str) -> BucketSettings:
-    return BucketSettings(BUCKET, f"http://127.0.0.1:{port}", "us-east-1", prefix, ACCESS, SECRET, allow_http=True)
+def settings(port: int, prefix: str) -> S3Settings:
+    return S3Settings(BUCKET, f"http://127.0.0.1:{port}", "us-east-1", prefix, ACCESS, SECRET, allow_http=True)
 
 
 @pytest.fixture
@@ -91,16 +91,16 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
         assert here.call("release", mail_id).exit_code == 0
 
 
-def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_server: ObjectServer) -> None:
+async def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_server: ObjectServer) -> None:
     """Objects without a row, rows without an object, and what a crash left; but nothing that may be in the making."""
-    where = Place(
-        tmp_path, Database.file(tmp_path / "state.sqlite"), bucket=settings(object_server.port, tmp_path.name)
+    where = QuarantineSettings(
+        tmp_path, Database.file(tmp_path / "state.sqlite"), s3=settings(object_server.port, tmp_path.name)
     )
     quarantine = Quarantine(where)
     ids = []
     for _ in range(3):
         tx = make_tx()
-        asyncio.run(quarantine.keep(tx, HEAD, {}))
+        await quarantine.keep(tx, HEAD, {})
         ids.append(tx.id)
     stored = object_server.objects / tmp_path.name
     others = object_server.store(tmp_path.name)
@@ -108,49 +108,45 @@ def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_serv
     others.put("C1.releases", b"[]")
     others.put("notours.txt", b"x")
     (tmp_path / "state.sqlite").unlink()
-    assert asyncio.run(quarantine.reconcile()) == 0
+    assert await quarantine.reconcile() == 0
     assert [mail.id for mail in quarantine.search(Query())] == [ids[2]]
-    assert where.bucket is not None
-    old = Quarantine(replace(where, bucket=replace(where.bucket, leftover_age_s=0.0)))
-    assert asyncio.run(old.reconcile()) == 3
+    assert where.s3 is not None
+    old = Quarantine(replace(where, s3=replace(where.s3, leftover_age_s=0.0)))
+    assert await old.reconcile() == 3
     assert sorted(path.name for path in stored.iterdir()) == sorted([f"{ids[2]}.eml", f"{ids[2]}.json", "notours.txt"])
-    with pytest.raises(NotKept), quarantine.claim(ids[0]):
+    with pytest.raises(MailNotFound), quarantine.lock(ids[0]):
         pass
 
 
-def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
-    quarantine = Quarantine(Place(tmp_path, None, 1000, bucket=settings(object_server.port, tmp_path.name)))
-    asyncio.run(quarantine.keep(make_tx(), HEAD, {}))
-    with pytest.raises(StoreFull, match="the limit is 1000"):
-        asyncio.run(quarantine.keep(make_tx(b"x" * 900), HEAD, {}))
+async def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
+    quarantine = Quarantine(QuarantineSettings(tmp_path, None, 1000, s3=settings(object_server.port, tmp_path.name)))
+    await quarantine.keep(make_tx(), HEAD, {})
+    with pytest.raises(StoreFull, match="of 1000 bytes are used"):
+        await quarantine.keep(make_tx(b"x" * 900), HEAD, {})
     assert len(list((object_server.objects / tmp_path.name).iterdir())) == 2
-    assert asyncio.run(quarantine.stock()).mails == 1
+    assert (await quarantine.usage()).mails == 1
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"secret_key": "wrong-wrong-wrong"}, "403 SignatureDoesNotMatch"),
-        ({"bucket": "nosuchbucket"}, "no such bucket"),
-        ({"endpoint": "nobody"}, "cannot be reached"),
+        ({"bucket": "nosuchbucket"}, "the bucket does not exist"),
+        ({"endpoint": "nobody"}, "unreachable"),
     ],
     ids=["wrong secret", "no bucket", "unreachable"],
 )
-def test_what_is_set_up_wrongly_is_said_without_its_secrets(
+async def test_what_is_set_up_wrongly_is_said_without_its_secrets(
     tmp_path: Path, object_server: ObjectServer, change: dict[str, str], words: str
 ) -> None:
     if "endpoint" in change:
         change = {"endpoint": f"http://127.0.0.1:{free_port()}"}
-    quarantine = Quarantine(Place(tmp_path, bucket=replace(settings(object_server.port, "x"), **change)))
-
-    async def case() -> None:
-        with pytest.raises(StoreError, match=words) as caught:
-            await quarantine.keep(make_tx(), HEAD, {})
-        assert "wrong-wrong" not in str(caught.value) and ACCESS not in str(caught.value)
-        await quarantine.close()
-
-    asyncio.run(case())
-    assert SECRET not in repr(quarantine._place) and ACCESS not in repr(quarantine._place)
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=replace(settings(object_server.port, "x"), **change)))
+    with pytest.raises(StoreError, match=words) as caught:
+        await quarantine.keep(make_tx(), HEAD, {})
+    assert "wrong-wrong" not in str(caught.value) and ACCESS not in str(caught.value)
+    await quarantine.close()
+    assert SECRET not in repr(quarantine._settings) and ACCESS not in repr(quarantine._settings)
 
 
 @pytest.fixture
@@ -169,59 +165,49 @@ def first_of(kind: str, what: int | str):  # type: ignore[no-untyped-def]
     [(500, StoreError), (403, StoreError), (507, StoreFull), (400, StoreFull), ("cut", StoreError)],
     ids=str,
 )
-def test_a_server_that_fails_is_an_error_and_leaves_nothing(
+async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
     tmp_path: Path, faulty: FaultyServer, kind: str, fault: int | str, error: type[StoreError]
 ) -> None:
     """At the mail or at its metadata: what was put before is removed, and what a server says is not repeated."""
     faulty.fault = first_of(kind, fault)
-    quarantine = Quarantine(Place(tmp_path, bucket=settings(faulty.port, "x")))
-
-    async def case() -> None:
-        with pytest.raises(StoreError) as caught:
-            await quarantine.keep(make_tx(), HEAD, {})
-        assert type(caught.value) is error and SECRET not in str(caught.value)
-        await quarantine.close()
-
-    asyncio.run(case())
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    with pytest.raises(StoreError) as caught:
+        await quarantine.keep(make_tx(), HEAD, {})
+    assert type(caught.value) is error and SECRET not in str(caught.value)
+    await quarantine.close()
     assert faulty.objects == {}
 
 
 @pytest.mark.parametrize("kind", [".eml", ".json"])
-def test_a_server_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path, faulty: FaultyServer, kind: str) -> None:
+async def test_a_server_that_hangs_costs_no_more_than_the_deadline(
+    tmp_path: Path, faulty: FaultyServer, kind: str
+) -> None:
     """The event loop turns meanwhile, and what was put is removed."""
     faulty.fault = first_of(kind, "hang")
-    quarantine = Quarantine(Place(tmp_path, bucket=settings(faulty.port, "x")))
-
-    async def case() -> None:
-        tx = replace(make_tx(), deadline=asyncio.get_running_loop().time() + 0.5)
-        turns, began = 0, time.monotonic()
-        keeping = asyncio.create_task(quarantine.keep(tx, HEAD, {}))
-        while not keeping.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        assert 0.4 < time.monotonic() - began < 5 and turns > 10
-        with pytest.raises(StoreError, match="deadline"):
-            await keeping
-        await quarantine.close()
-
-    asyncio.run(case())
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    tx = replace(make_tx(), deadline=asyncio.get_running_loop().time() + 0.5)
+    turns, began = 0, time.monotonic()
+    keeping = asyncio.create_task(quarantine.keep(tx, HEAD, {}))
+    while not keeping.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    assert 0.4 < time.monotonic() - began < 5 and turns > 10
+    with pytest.raises(StoreError, match="deadline"):
+        await keeping
+    await quarantine.close()
     assert faulty.objects == {}
 
 
-def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Path, faulty: FaultyServer) -> None:
+async def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Path, faulty: FaultyServer) -> None:
     faulty.fault = first_of(".json", "hang")
-    quarantine = Quarantine(Place(tmp_path, bucket=settings(faulty.port, "x")))
-
-    async def case() -> None:
-        keeping = asyncio.create_task(quarantine.keep(make_tx(), HEAD, {}))
-        for _ in range(2):
-            assert await asyncio.to_thread(faulty.heard.acquire, timeout=SOON_S)
-        keeping.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await keeping
-        await quarantine.close()
-
-    asyncio.run(case())
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    keeping = asyncio.create_task(quarantine.keep(make_tx(), HEAD, {}))
+    for _ in range(2):
+        assert await asyncio.to_thread(faulty.heard.acquire, timeout=SOON_S)
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+    await quarantine.close()
     assert faulty.objects == {}
 
 

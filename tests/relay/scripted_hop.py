@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -36,7 +35,6 @@ GOOD = {
     "QUIT": "221 2.0.0 Bye",
 }
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]  # the fixture `run`
 made: list[Message] = []  # closed after each test
 
 

@@ -24,7 +24,7 @@ def commands(tx: Transaction, *extensions: str, reset: bool = False) -> list[str
     lines = made.wire.decode().split("\r\n")
     assert lines.pop() == ""
     assert len(lines) == made.count
-    assert lines[made.ahead].startswith("MAIL")
+    assert lines[made.before_mail].startswith("MAIL")
     return lines
 
 

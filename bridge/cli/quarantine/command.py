@@ -36,9 +36,9 @@ from bridge.mail.message import HEAD_LIMIT
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.quarantine.index import Query
-from bridge.quarantine.quarantine import InUse, NotKept, Quarantine
+from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.record import STATES
-from bridge.quarantine.release import AlreadyReleased, Order, record, release
+from bridge.quarantine.release import AlreadyReleased, ReleaseRequest, log_action, release
 from bridge.relay.relay import Relay
 from bridge.runtime import units
 
@@ -68,7 +68,7 @@ class Desk:
     def note(self, action: str, mail_id: str, **more: object) -> None:
         """Who did it, in the system's log and beside the mail."""
         try:
-            record(self.directory, action, mail_id, login_name(), **more)
+            log_action(self.directory, action, mail_id, login_name(), **more)
         except OSError as exc:
             click.echo(f"{mail_id}: {action}, but actions.log cannot be written: {exc.strerror}", err=True)
 
@@ -164,7 +164,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
             _copy(desk.quarantine.chunks(mail_id), sys.stdout.buffer)
             return
         head = _head(desk.quarantine.chunks(mail_id))
-    except NotKept as exc:
+    except MailNotFound as exc:
         _fail(f"{clean(mail_id)}: {exc}", UNKNOWN)
     except (BridgeError, OSError) as exc:
         _fail(f"{clean(mail_id)}: {exc}", FAILED)
@@ -191,7 +191,7 @@ def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], 
     desk = Desk.open(path)
     try:
         marks = wiring.release_marks(desk.config, resources.state_directory(desk.config.state_directory))
-        order = Order(login_name(), tuple(map(_address, to)), again, marks)
+        order = ReleaseRequest(login_name(), tuple(map(_address, to)), again, marks)
         relay = wiring.relay(desk.config)
     except ConfigError as exc:
         fail_config(exc)
@@ -200,7 +200,7 @@ def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], 
     sys.exit(uvloop.run(_release_all(desk, ids, relay, order)))
 
 
-async def _release_all(desk: Desk, ids: Iterable[str], relay: Relay, order: Order) -> int:
+async def _release_all(desk: Desk, ids: Iterable[str], relay: Relay, order: ReleaseRequest) -> int:
     codes = []
     try:
         for mail_id in dict.fromkeys(ids):
@@ -269,15 +269,15 @@ def export(path: Path | None, mail_id: str, target: str) -> None:
     """Copy a mail's files into a directory, or write the mail to standard output."""
     desk = Desk.open(path)
     try:
-        item = desk.quarantine.item(mail_id)
+        item = desk.quarantine.read_stored(mail_id)
         if target == "-":
             _copy(desk.quarantine.chunks(mail_id), sys.stdout.buffer)
             return
         _copy_into(desk.quarantine.chunks(mail_id), Path(target) / f"{mail_id}.eml")
-        _copy_into([item.about], Path(target) / f"{mail_id}.json")
+        _copy_into([item.metadata], Path(target) / f"{mail_id}.json")
         if item.releases:
             _copy_into([item.releases], Path(target) / f"{mail_id}.releases")
-    except NotKept as exc:
+    except MailNotFound as exc:
         _fail(f"{clean(mail_id)}: {exc}", UNKNOWN)
     except (BridgeError, OSError) as exc:
         _fail(f"{clean(mail_id)}: not exported: {exc}", FAILED)
@@ -304,9 +304,9 @@ def _fail(text: str, code: int) -> NoReturn:
 
 def _code(exc: BridgeError) -> int:
     match exc:
-        case NotKept():
+        case MailNotFound():
             return UNKNOWN
-        case InUse() | AlreadyReleased():
+        case MailLocked() | AlreadyReleased():
             return TAKEN
         case NextHopError() if exc.reply.is_temporary:
             return LATER

@@ -26,8 +26,8 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import ListNotFound, clean
 from bridge.matching import spelling
 from bridge.matching.match import DOMAIN, NETWORK, SENDER
-from bridge.quarantine.quarantine import NotKept
-from bridge.quarantine.record import Kept
+from bridge.quarantine.quarantine import MailNotFound
+from bridge.quarantine.record import MailRecord
 
 _UNKNOWN = 3  # as the other commands of the quarantine
 _options = (
@@ -96,7 +96,7 @@ def _add(
             mail = desk.quarantine.read(mail_id)
             job.tenant = None if everywhere else mail.tenant or None
             code, problem = attempt(job.run(ListClient(settings), mail, whole_domain=whole_domain))
-        except NotKept as exc:
+        except MailNotFound as exc:
             code, problem = _UNKNOWN, str(exc)
         except BridgeError as exc:
             code, problem = exit_code(exc), str(exc)
@@ -118,7 +118,7 @@ class Addition:
     entry: str = ""
     added: bool = False
 
-    async def run(self, client: ListClient, mail: Kept, *, whole_domain: bool) -> None:
+    async def run(self, client: ListClient, mail: MailRecord, *, whole_domain: bool) -> None:
         async with client:
             infos = {info.name: info for info in await client.lists(self.tenant)}
             if self.list_name not in infos:
@@ -156,7 +156,7 @@ class Addition:
             click.echo(f"{self.mail_id}: {clean(self.entry)} {done} {self.list_name} of {scope}")
 
 
-def entry_of(mail: Kept, category: str, *, whole_domain: bool) -> str:
+def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
     """What the list gets. Raises NoEntry."""
     sender = mail.envelope.sender
     if not sender:

@@ -9,7 +9,7 @@ from datetime import datetime
 
 from rich.table import Table
 
-from bridge.quarantine.record import Kept
+from bridge.quarantine.record import MailRecord
 
 
 def clean(text: str) -> str:
@@ -17,7 +17,7 @@ def clean(text: str) -> str:
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
-def table(mails: list[Kept]) -> Table:
+def table(mails: list[MailRecord]) -> Table:
     shown = Table(box=None, pad_edge=False, header_style="bold")
     longest = max(len(mail.id) for mail in mails)
     shown.add_column("ID", no_wrap=True, min_width=longest)
@@ -41,7 +41,7 @@ def _cell(text: str) -> str:
     return clean(text).replace("[", r"\[")  # rich would read [red]
 
 
-def facts(mail: Kept) -> list[tuple[str, str]]:
+def facts(mail: MailRecord) -> list[tuple[str, str]]:
     found = [("id", mail.id), ("kept", _local(mail.time)), ("state", mail.state)]
     found += [("from", f"<{mail.envelope.sender}>")] + [("to", address) for address in mail.envelope.addresses]
     found += [("subject", mail.subject), ("client", mail.client.address or ""), ("helo", mail.client.helo or "")]
