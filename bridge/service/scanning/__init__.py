@@ -1,0 +1,1 @@
+"""The Email Scanning API: submitEmail and status."""
