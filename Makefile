@@ -26,7 +26,7 @@ test: $(DEV_READY)              ## all tests, with the real servers they talk to
 	deploy/test-servers.sh
 	$(BIN)/python -m pytest -q --tb=short -n $(TEST_PROCESSES) --dist worksteal
 
-test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/faults.md
+test-faults: $(DEV_READY)       ## the long fault run, MINUTES=20; its result goes into docs/understand/faults.md
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.faults.rig --minutes $(or $(MINUTES),20) $(if $(SEED),--seed $(SEED))
 
@@ -35,11 +35,11 @@ fuzz: $(DEV_READY)              ## strangers' bytes, SECONDS=60 for each target;
 	  --editable '.[fuzz]' 2>/dev/null || echo "atheris cannot be built here (it needs clang): our own runner takes its place"
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ONLY)
 
-test-systemd: $(DEV_READY)      ## the units under a real systemd; its result goes into docs/systemd.md
+test-systemd: $(DEV_READY)      ## the units under a real systemd; its result goes into docs/operate/systemd.md
 	deploy/test-servers.sh
 	$(BIN)/python -m tests.systemd.machine $(ONLY)
 
-test-tools: $(DEV_READY)        ## nmap, sslscan, testssl.sh, schemathesis and others; the result goes into docs/tools.md
+test-tools: $(DEV_READY)        ## nmap, sslscan, testssl.sh, schemathesis and others; the result goes into docs/evidence/tools.md
 	deploy/test-servers.sh
 	@command -v testssl >/dev/null || apt-get install -y -qq --no-install-recommends testssl.sh || echo "testssl.sh cannot be installed here"
 	$(BIN)/python -m tests.tools.examine $(ONLY)
@@ -57,9 +57,9 @@ site: $(DEV_READY)              ## these documents as a site, into build/site; b
 	$(BIN)/mkdocs build --strict
 
 docs: $(DEV_READY)              ## the references that are made from the code
-	$(BIN)/python docs/generate.py
+	$(BIN)/python -m tools.generate
 	$(BIN)/python deploy/mixin/dashboard.py
-	$(BIN)/python -m bridge.service.openapi > docs/openapi.json
+	$(BIN)/python -m bridge.service.openapi > docs/reference/openapi.json
 
 dist: $(DEV_READY)              ## wheel and source archive, into dist/
 	$(BIN)/uv build --quiet --out-dir dist
@@ -67,11 +67,11 @@ dist: $(DEV_READY)              ## wheel and source archive, into dist/
 packages: $(DEV_READY)          ## Debian and RPM package, into dist/; ARCH=amd64 for another processor
 	$(BIN)/python deploy/package/build.py $(if $(ARCH),--arch $(ARCH))
 
-dashboard-picture: $(DEV_READY)  ## docs/dashboard.png, from a run of some minutes
+dashboard-picture: $(DEV_READY)  ## docs/operate/dashboard.png, from a run of some minutes
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check matplotlib
-	$(BIN)/python docs/draw_dashboard.py
+	$(BIN)/python -m tools.draw_dashboard
 
-bench: $(DEV_READY)             ## our bridge beside its peers: docs/benchmarks (15 minutes)
+bench: $(DEV_READY)             ## our bridge beside its peers: docs/evidence/benchmarks (15 minutes)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 	deploy/test-servers.sh
 	$(BIN)/python bench/speed.py
@@ -84,9 +84,9 @@ bench-lists: $(DEV_READY)       ## what the List API and its client can do
 
 bench-overload: $(DEV_READY)    ## ten times the scanner's capacity, beside what one would write first
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
-	$(BIN)/python bench/overload.py --write docs/benchmarks/overload.md
+	$(BIN)/python bench/overload.py --write docs/evidence/benchmarks/overload.md
 
-bench-memory: $(DEV_READY)      ## memory under each attack, beside stock aiosmtpd: docs/benchmarks/memory.md
+bench-memory: $(DEV_READY)      ## memory under each attack, beside stock aiosmtpd: docs/evidence/memory.md
 	$(BIN)/python bench/memory.py
 
 clean:                          ## remove what the other commands made

@@ -3,7 +3,7 @@
     python bench/faults.py
 
 Prints a table. For each fault it has the share of refused mails and the time from the final dot to the reply, before,
-during and after the fault, and the time until the host got mail again. docs/overload.md shows the result of a run.
+during and after the fault, and the time until the host got mail again. docs/understand/overload.md shows a run.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from bridge.testing import Background, FakeScanner, NextHop, free_port, until  #
 from tests.hostile.attacks import ATTACKS, Attack, MiB, Target  # noqa: E402
 from tests.hostile.hostile_kit import bridge_process, can_connect  # noqa: E402
 
-PAGE = ROOT / "docs" / "benchmarks" / "memory.md"
+PAGE = ROOT / "docs" / "evidence" / "memory.md"
 MARK = "<!-- what follows is written by `make bench-memory` -->\n"
 STOCK_LIMIT = 2048 * MiB
 

@@ -1,6 +1,6 @@
 """What a mail costs: our bridge compared with its peers, in one run, ratios first: `make bench`.
 
-    python bench/speed.py [--times 3] [--peers scanbridge,C] [--out docs/benchmarks]
+    python bench/speed.py [--times 3] [--peers scanbridge,C] [--out docs/evidence/benchmarks]
     python bench/speed.py --compare COMMIT COMMIT
 
 Writes `results.md`, `results.json` and the plots. The exit code says whether all runs completed, not whether every goal
@@ -247,7 +247,7 @@ def main() -> None:
     parser.add_argument("--times", type=int, default=3, help="runs of each peer; the median counts")
     parser.add_argument("--peers", default="", help="only these peers, separated by commas")
     parser.add_argument("--no-growth", action="store_true", help="skip the tables of cost against size")
-    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "benchmarks")
+    parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "evidence" / "benchmarks")
     parser.add_argument("--compare", nargs=2, metavar="COMMIT")
     arguments = parser.parse_args()
     build()

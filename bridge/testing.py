@@ -1,7 +1,7 @@
-"""For tests, ours and other people's: a bridge in a thread, a scripted scanner, a recording next hop.
+"""A test kit, for our tests and for yours: a bridge in a thread, a scripted scanner, a recording next hop.
 
-Everything is real: sockets, HTTP, SMTP. Only the scanner's and the next hop's words are scripted,
-because they must be able to misbehave. Nothing in the daemon imports this.
+Sockets, HTTP and SMTP are real. Only what the scanner and the next hop say is scripted, because
+tests need them to misbehave. Nothing in the daemon imports this module.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ TOKEN = "0123456789abcdef" * 4
 
 
 def result(decision: str = "deliver", **fields: Any) -> bytes:
-    """A MessageAnalysisResult as the service would send it."""
+    """A MessageAnalysisResult as the service sends it."""
     base = {"ggrid": "11111111-2222-4333-8444-555555555555", "verdict": "test", "tags": ["a:b"]}
     times = {"created": "2026-01-01T00:00:00Z", "completed": "2026-01-01T00:00:01Z"}
     return json.dumps({**base, **times, "decision": decision, **fields}).encode()
 
 
 def answer(status: int, body: bytes = b"", *headers: str) -> bytes:
-    """A whole HTTP answer."""
+    """A complete HTTP response."""
     lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Content-Type: application/json", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + body
 
 
 class Background:
-    """An event loop in a thread of its own."""
+    """An event loop in its own thread."""
 
     def __init__(self) -> None:
         self.loop = uvloop.new_event_loop()
@@ -67,33 +67,33 @@ class Background:
 
 
 async def _end_tasks() -> None:
-    """Sessions whose peer has hung up end by themselves; the others are cancelled."""
+    """Sessions whose peer has hung up end on their own; the others are cancelled."""
     tasks = asyncio.all_tasks() - {cast("asyncio.Task[None]", asyncio.current_task())}
     if tasks:
         _, left = await asyncio.wait(tasks, timeout=0.5)
         for task in left:
             task.cancel()
         await asyncio.gather(*left, return_exceptions=True)
-    for _ in range(5):  # a transport that was told to close or abort does so in one of the next turns
+    for _ in range(5):  # a closed or aborted transport goes away in one of the next turns of the loop
         await asyncio.sleep(0)
 
 
 @dataclass
 class Submission:
-    """What the bridge sent for one mail."""
+    """What the bridge submitted for one mail."""
 
     authorization: str
     parameters: dict[str, Any]
     parameters_type: str
     email: bytes
     raw: bytes
-    fields: dict[str, str]  # of the request's head
+    fields: dict[str, str]  # header fields of the request
 
 
 class _Listener:
-    """Listens on loopback, at a port of the kernel's choice."""
+    """Listens on loopback, on a port that the kernel chooses."""
 
-    limit: ClassVar[int] = 2**16  # what is read ahead
+    limit: ClassVar[int] = 2**16  # bytes read ahead
     port = 0
     _server: asyncio.Server | None = None
 
@@ -110,10 +110,10 @@ class _Listener:
 
 
 class FakeScanner(_Listener):
-    """Listens on loopback; `reply` says what it does with each submission.
+    """A scanning service on loopback; `reply` is its answer to every submission.
 
-    `reply` is bytes (the whole HTTP answer), or a coroutine function that gets the writer and may
-    do anything: drip, hang, close. GET/POST of the status path is answered by `status`.
+    `reply` is either bytes (the complete HTTP response) or a coroutine function that gets reader and
+    writer and may do anything: drip, hang, close. Requests for the status path get `status`.
     """
 
     def __init__(self) -> None:
@@ -172,25 +172,25 @@ def _submission(fields: dict[str, str], body: bytes) -> Submission:
 
 @dataclass
 class Received:
-    """One mail as the next hop got it: the envelope commands as they were, the content unstuffed."""
+    """One mail as the next hop received it: the envelope commands verbatim, the content unstuffed."""
 
     commands: list[bytes]
     content: bytes
-    recipients: list[bytes]  # whom the next hop accepted it for
+    recipients: list[bytes]  # those the next hop accepted
 
     def fields(self, name: str) -> list[str]:
-        """The values of the header fields of this name, in their order."""
+        """The values of all header fields with this name, in order."""
         head = self.content.partition(b"\r\n\r\n")[0].decode("latin-1")
         return re.findall(rf"(?im)^{re.escape(name)}:[ \t]*(.*?)\r?$", head)
 
 
 @dataclass
 class NextHop(_Listener):
-    """An SMTP or LMTP server on loopback that records mail and says what it is told to.
+    """An SMTP or LMTP server on loopback that records mail and gives scripted replies.
 
-    `replies` maps a verb (b"MAIL", b"RCPT", b"DATA", b".", b"EHLO", b"CONNECT") to what it answers;
-    b"" closes the connection instead. b"RCPT <b@example.org>" is for one recipient, and so is
-    b". <b@example.org>" where it speaks LMTP. `extensions` are announced.
+    `replies` maps a verb (b"MAIL", b"RCPT", b"DATA", b".", b"EHLO", b"CONNECT") to the reply; b""
+    closes the connection instead. The keys b"RCPT <b@example.org>" and, with LMTP,
+    b". <b@example.org>" apply to that recipient only. `extensions` are announced after EHLO.
     """
 
     limit = 2**26
@@ -271,7 +271,7 @@ class NextHop(_Listener):
 
 
 async def _read_content(reader: asyncio.StreamReader) -> bytes:
-    """Up to the final dot, unstuffed."""
+    """Read up to the final dot and unstuff."""
     content = b"\r\n"
     while not content.endswith(b"\r\n.\r\n"):
         content += await reader.readuntil(b".\r\n")
@@ -279,7 +279,7 @@ async def _read_content(reader: asyncio.StreamReader) -> bytes:
 
 
 class SmtpClient:
-    """Says to 127.0.0.1 exactly what it is told to, and reads whole replies. A context manager."""
+    """Sends exactly the given bytes to 127.0.0.1 and reads whole replies. A context manager."""
 
     def __init__(self, port: int, source: str = "127.0.0.1", timeout_s: float = 30.0) -> None:
         self.sock = socket.create_connection(("127.0.0.1", port), timeout_s, (source, 0))
@@ -289,7 +289,7 @@ class SmtpClient:
         self.sock.sendall(data)
 
     def line(self) -> bytes:
-        """The next line without its CRLF; b"" when the bridge has hung up."""
+        """The next line without its CRLF; b"" if the bridge has closed the connection."""
         while b"\r\n" not in self._read:
             try:
                 data = self.sock.recv(65536)
@@ -302,33 +302,33 @@ class SmtpClient:
         return line
 
     def reply(self) -> bytes:
-        """The next reply, its lines joined by LF."""
+        """The next reply; several lines are joined by LF."""
         lines = [self.line()]
         while lines[-1][3:4] == b"-":
             lines.append(self.line())
         return b"\n".join(lines)
 
     def say(self, *commands: bytes) -> list[bytes]:
-        """Each command with CRLF, all in one write; their replies."""
+        """Send all commands in one write, each with CRLF, and return their replies."""
         self.send(b"".join(command + b"\r\n" for command in commands))
         return [self.reply() for _ in commands]
 
     def open(self, hello: bytes = b"EHLO client.example") -> bytes:
-        """Greeting and hello; returns the reply to it."""
+        """Read the greeting, send `hello`, and return the reply to it."""
         self.reply()
         return self.say(hello)[0]
 
     def begin(self, sender: bytes = b"<a@client.example>", recipient: bytes = b"<b@example.org>") -> bytes:
-        """MAIL, RCPT, DATA; returns the reply to DATA."""
+        """Send MAIL, RCPT and DATA, and return the reply to DATA."""
         return self.say(b"MAIL FROM:" + sender, b"RCPT TO:" + recipient, b"DATA")[2]
 
     def mail(self, content: bytes = b"Subject: x\r\n\r\nx\r\n") -> bytes:
-        """One whole mail; returns the reply to its dot. The content is sent as it is."""
+        """Send a whole mail and return the reply to the final dot. The content is sent unchanged."""
         self.begin()
         return self.say(content + b".")[0]
 
     def is_cut(self) -> bool:
-        """Whether the bridge hangs up (or resets); waits for it. What it still says is thrown away."""
+        """Wait for the bridge to close or reset the connection; False if it does not. Discards what it still sends."""
         try:
             while self.sock.recv(65536):
                 pass
@@ -350,13 +350,13 @@ class SmtpClient:
 
 @dataclass
 class RunningBridge:
-    """A whole daemon on loopback, with its scanner and next hop."""
+    """A complete daemon on loopback, with its scanner and next hop."""
 
     daemon: Daemon
     scanner: FakeScanner
     next_hop: NextHop
     background: Background
-    port: int  # of the first listener
+    port: int  # the first listener's
     admin_port: int
     directory: Path
 
@@ -373,7 +373,7 @@ class RunningBridge:
 
 @contextmanager
 def running_bridge(directory: Path, config: dict[str, Any] | None = None, **listener: Any) -> Iterator[RunningBridge]:
-    """A daemon with `config` merged over a test's defaults, and `listener` over its one listener."""
+    """Run a daemon whose configuration is `configuration(...)` with these arguments."""
     background, scanner, next_hop = Background(), FakeScanner(), NextHop()
     background.run(scanner.start())
     background.run(next_hop.start())
@@ -394,7 +394,7 @@ def running_bridge(directory: Path, config: dict[str, Any] | None = None, **list
 def configuration(
     directory: Path, scanner: FakeScanner, next_hop: NextHop, config: dict[str, Any] | None = None, **listener: Any
 ) -> dict[str, Any]:
-    """A test's defaults, with `config` merged over them, and `listener` over the one listener."""
+    """The test defaults, with `config` merged over them and `listener` merged over the only listener."""
     (directory / "token").write_text(TOKEN + "\n")
     port, admin_port = free_port(), free_port()
     data: dict[str, Any] = {
@@ -411,12 +411,12 @@ def configuration(
     return data
 
 
-PORTS = range(12_000, 32_000)  # below those that the kernel gives to outgoing connections
+PORTS = range(12_000, 32_000)  # below the range the kernel uses for outgoing connections
 _SHARE = 500
 
 
 def free_port() -> int:
-    """A port that nobody listens at, and that no other process which asks here is given."""
+    """A port on which nothing listens, and which no other process that calls this gets."""
     for port in islice(_own_ports(os.getpid()).numbers, _SHARE):
         with socket.socket() as sock:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -425,12 +425,12 @@ def free_port() -> int:
             except OSError:
                 continue
             return port
-    raise OSError("no port is free")
+    raise OSError("no free port")
 
 
 @dataclass(frozen=True)
 class _Share:
-    """Ports of one process. An abstract socket is the claim to them: the kernel ends it with the process."""
+    """The ports of one process. Binding an abstract socket claims them; the kernel drops the claim with the process."""
 
     numbers: Iterator[int]
     claim: socket.socket
@@ -438,7 +438,7 @@ class _Share:
 
 @cache
 def _own_ports(pid: int) -> _Share:
-    """A share for this process; a fork gets its own."""
+    """A share for this process; a forked process gets a different one."""
     for first in PORTS[::_SHARE]:
         claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         try:

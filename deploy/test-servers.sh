@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
 # Installs the real servers that the tests talk to: `make test` calls it first.
 #
-# Installs only as root on a Debian-like system, removes no package for it, and starts no service
-# of the machine: every test runs its own private instance on loopback. What cannot be installed is
-# named, with the reason, and the exit code is still 0: the tests that need it are then skipped
-# with the reason, or fail where CI=true. With everything in place this takes a few milliseconds.
+# Installs only as root on a Debian-like system, removes no package, and starts no system service:
+# every test runs its own private instance on loopback. Prints what could not be installed and why,
+# and still exits with 0: the tests that need it are then skipped with that reason, or fail if
+# CI=true. If everything is installed this takes a few milliseconds.
 set -u
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-# A program that shows that the package is there, and the package.
+# A program that proves the package is installed, and the package.
 needed='
 postfix      postfix
 smtp-source  postfix
@@ -43,7 +43,7 @@ has() {
     command -v "$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
 }
 
-missing() {  # the packages whose programs are not there
+missing() {  # packages whose programs are not installed
     while read -r program package; do
         [ -z "$program" ] || has "$program" || echo "$package"
     done <<<"$needed" | sort -u
@@ -58,7 +58,7 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 0
 fi
 if ! command -v apt-get >/dev/null; then
-    say "not installed: $listed (no apt-get here: install them with the means of this system)"
+    say "not installed: $listed (this system has no apt-get: install them with its own package manager)"
     exit 0
 fi
 
@@ -73,7 +73,7 @@ clean_up() {
 trap clean_up EXIT
 trap 'exit 130' INT TERM HUP
 
-# invoke-rc.d asks this program before it starts a service; 101 means "do not".
+# invoke-rc.d runs this program before it starts a service; exit code 101 forbids it.
 if [ ! -e "$guard" ]; then
     ours=yes
     printf '#!/bin/sh\nexit 101\n' >"$guard"
@@ -82,7 +82,7 @@ fi
 
 installed() { dpkg-query -W -f '${Package}\n' 2>/dev/null | sort -u; }
 
-# Services of new packages would start at the next boot; the tests do not want them to.
+# The services of new packages would start at the next boot, which the tests do not need.
 disable_new() {
     command -v systemctl >/dev/null || return 0
     installed | comm -13 "$before" - | while read -r package; do
@@ -93,7 +93,7 @@ disable_new() {
 }
 
 export DEBIAN_FRONTEND=noninteractive
-install() {  # --no-remove: a mail server that is in use here is not to give way to Postfix
+install() {  # --no-remove: do not replace a mail server that is in use with Postfix
     apt-get install -y -qq --no-install-recommends --no-remove -o DPkg::Lock::Timeout=300 "$@" </dev/null >>"$log" 2>&1
 }
 
@@ -105,7 +105,7 @@ fi
 apt-get update -qq -o DPkg::Lock::Timeout=300 </dev/null >>"$log" 2>&1
 # shellcheck disable=SC2086
 if ! install $packages; then
-    for package in $packages; do  # one that cannot be had must not cost the others
+    for package in $packages; do  # one package that fails must not block the others
         install "$package"
     done
 fi

@@ -1,8 +1,8 @@
-"""What a test needs from the machine, and what happens where it is not there.
+"""What a test needs from the machine, and what happens if it is missing.
 
-`need("postfix", "swaks")` at the top of a fixture or test. Where a program is missing the test is
-skipped with the reason; with `CI=true` it fails, so that no test is quietly left out where all
-of them must run. `deploy/test-servers.sh` installs the programs.
+Call `need("postfix", "swaks")` at the top of a fixture or test. If a program is missing, the test is
+skipped with the reason; with `CI=true` it fails, so that no test is silently left out.
+`deploy/test-servers.sh` installs the programs.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ _DIRECTORIES = ["/usr/local/sbin", "/usr/sbin", "/sbin", *map(str, Path("/usr/li
 
 
 def find(program: str) -> str | None:
-    """The program's path; daemons lie in directories that are not on everybody's PATH."""
+    """The program's path, also in the directories for daemons, which may not be on PATH."""
     return shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", ""), *_DIRECTORIES]))
 
 
 def need(*programs: str, root: bool = False) -> None:
-    """Go on only if all these programs are installed (and we are root)."""
+    """Skip or fail unless all these programs are installed (and, with `root`, we are root)."""
     missing = [program for program in programs if find(program) is None]
     if missing:
         packages = " ".join(sorted({PACKAGES.get(program, program) for program in missing}))
         unavailable(f"{', '.join(missing)} not installed (Debian: apt-get install {packages})")
     if root and os.geteuid() != 0:
-        unavailable("only root can do this here")
+        unavailable("this test must run as root")
 
 
 def unavailable(reason: str) -> NoReturn:
-    """Skip with the reason, or fail where nothing may be skipped."""
+    """Skip with the reason, or fail if CI=true."""
     if os.environ.get("CI") == "true":
         pytest.fail(reason, pytrace=False)
     pytest.skip(reason)

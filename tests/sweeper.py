@@ -1,8 +1,9 @@
-"""Nothing outlives a test run: not its programs, mounts and directories, however the run ends.
+"""Cleans up after a test run, however it ends: processes, mounts and directories.
 
-A run has a directory, TMPDIR for everything in it. This program waits until the run is over, or was killed,
-and then ends what still has to do with that directory: Postfix and PostgreSQL leave the process that started
-them, and a run that is killed tears down no fixture. `tests/conftest.py` starts it.
+Each run has a directory that is TMPDIR for everything in it. This program waits until the run has ended or
+was killed, then kills every process that still uses the directory. Fixtures are not enough: Postfix and
+PostgreSQL detach from the process that started them, and a killed run tears down no fixture.
+`tests/conftest.py` starts it.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ LIMIT_S = 10.0
 
 
 class Sweeper:
-    """The directory of this run, and who sweeps it in the end."""
+    """The directory of this run, and the process that cleans it up."""
 
     def __init__(self) -> None:
-        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # failed tests' own directories stay
+        os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", tempfile.gettempdir())  # keep the directories of failed tests
         self.directory = Path(tempfile.mkdtemp(prefix="scanbridge-tests-"))
-        self.directory.chmod(0o755)  # the users of Postfix and PostgreSQL must get in
+        self.directory.chmod(0o755)  # readable for the users that Postfix and PostgreSQL run as
         os.environ["TMPDIR"] = tempfile.tempdir = str(self.directory)
         command = [sys.executable, "-I", __file__, str(self.directory)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -49,25 +50,25 @@ def sweep(directory: str) -> None:
 
 
 def _processes(directory: str) -> list[int]:
-    """Who runs in the directory, has it for its TMPDIR or is told of it."""
+    """Processes that run in the directory, have it as TMPDIR, or name it on their command line."""
     pids = [int(entry) for entry in os.listdir("/proc") if entry.isdigit() and int(entry) != os.getpid()]
-    return [pid for pid in pids if _is_about(directory, Path(f"/proc/{pid}"))]
+    return [pid for pid in pids if _uses(directory, Path(f"/proc/{pid}"))]
 
 
-def _is_about(directory: str, process: Path) -> bool:
+def _uses(directory: str, process: Path) -> bool:
     try:
         words = (process / "environ").read_bytes() + (process / "cmdline").read_bytes()
         return directory.encode() in words or os.readlink(process / "cwd").startswith(directory)
-    except OSError:  # gone, or somebody else's
+    except OSError:  # gone, or owned by another user
         return False
 
 
 def _mounts(directory: str) -> list[str]:
-    """A small disk of ours has the directory for its name."""
+    """Mounts in the directory, or named after it (the small disks of our tests)."""
     lines = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     return [place for name, place, *_ in lines if directory in (name, place) or place.startswith(f"{directory}/")]
 
 
 if __name__ == "__main__":
-    sys.stdin.read()  # ends with the run
+    sys.stdin.read()  # returns when the run ends
     sweep(sys.argv[1])

@@ -1,4 +1,8 @@
-"""The import arrows: who may know whom, and which library has its one home where."""
+"""The import arrows: which part may know which, and where each library is used.
+
+A part is a folder or a module directly below `bridge/`. Imports point down the floors only, and no two
+files import each other, whether at run time or for type checking.
+"""
 
 from __future__ import annotations
 
@@ -12,73 +16,51 @@ import pytest
 import bridge
 
 ROOT = Path(bridge.__file__).parent
-SMALL = {"errors", "units", "yamlfile", "address", "database", "tls", "value"}  # modules that any part may use
 
-# Part -> the other parts it may import. A part is a package or a top-level module of `bridge`.
-ARROWS: dict[str, set[str]] = {
-    "value": set(),
-    "writes": set(),
-    "api": {"value"},
-    "mail": {"value", "errors"},  # Saturated, and in return errors knows the type of a reply
-    "errors": {"mail", "api"},  # for types only
-    "units": set(),
-    "address": set(),
-    "tls": set(),
-    "database": {"errors"},
-    "matching": set(),
-    "profiles": set(),
-    "policies": {"mail", "fields"},
-    "yamlfile": {"errors"},
-    "fields": {"address"},
-    "hopconfig": {"address", "fields", "units"},
-    "listconfig": {"fields", "units"},
-    "config": {
-        *("api", "mail", "address", "fields", "hopconfig", "listconfig", "policies", "profiles", "units"),
-        *("yamlfile", "errors"),
-    },
-    "scanner": {"api", "mail", "errors", "value", "writes"},
-    "delivery": {"api", "mail", "errors", "address", "database", "value"},
-    "lists": {"api", "mail", "matching", *SMALL},
-    "filter": {"scanner", "delivery", "matching", "api", "mail", "errors", "database", "value"},
-    "intake": {"filter", "api", "mail", "errors", "value", "writes"},
-    "counting": set(),
-    "metrics": {"counting", "filter", "api", "mail", "errors"},
-    "flood": set(),
-    "veil": set(),
-    "maillog": {"filter", "flood", "metrics", "mail", "veil"},
-    "tracing": {"filter", "mail", "metrics"},
-    "service": {"api", "mail", "matching", *SMALL},
-    "daemon": {
-        *("intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "hopconfig", "counting", "metrics", "maillog", "policies", "profiles", "tracing", "veil"),
-        *SMALL,
-    },
-    "cli": {
-        *("daemon", "intake", "filter", "scanner", "delivery", "lists", "service", "api", "mail"),
-        *("config", "fields", "hopconfig", "listconfig", "maillog", "matching", "policies", "profiles", "veil"),
-        *SMALL,
-    },
-    "testing": {"daemon", "config", "yamlfile", "api", "mail"},
-    "__main__": {"cli"},
-    "__init__": set(),
+# From top to bottom. A part may import only what stands on a lower line.
+FLOORS: list[set[str]] = [
+    {"__main__", "testing"},
+    {"cli"},
+    {"daemon"},
+    {"intake", "observe"},
+    {"filter"},
+    {"quarantine", "relay", "scanner", "lists", "service"},
+    {"config", "mail"},
+    {"runtime", "api", "matching"},
+    {"errors", "__init__"},
+]
+
+# Within the floors, what a part does without: the parts below it that it must not import.
+FORBIDDEN: dict[str, set[str]] = {
+    "intake": {"config", "service", "lists", "scanner", "relay", "quarantine"},  # every protocol knows the filter alone
+    "observe": {"config", "service", "lists"},
+    "filter": {"config", "service", "lists"},
+    "quarantine": {"config"},
+    "relay": {"config"},
+    "scanner": {"config"},
+    "lists": {"config"},
+    "service": {"config"},
 }
 
-# Library -> the parts that may know it. (`service` asks an analyzer over HTTP with httpx2.)
+# Parts on one floor do not know each other, with these exceptions.
+SAME_FLOOR = {("config", "mail"), ("api", "runtime")}
+
+# Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
     "httpx2": {"lists", "cli", "service"},
-    "httptools": {"scanner", "service"},
-    "yaml": {"yamlfile"},
-    "prometheus_client": {"cli", "counting", "metrics", "daemon", "service"},
+    "httptools": {"scanner", "runtime"},
+    "yaml": {"runtime"},
+    "prometheus_client": {"cli", "observe", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "sqlalchemy": {"database", "service", "filter", "delivery"},
-    "obstore": {"delivery"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine"},
+    "obstore": {"quarantine"},
     "starlette": {"service", "daemon"},
-    "uvicorn": {"service"},
+    "uvicorn": {"runtime"},
     "python_multipart": {"service"},
-    "opentelemetry": {"tracing"},
-    "pydantic": {"config", "fields", "hopconfig", "listconfig", "policies", "units", "yamlfile", "service"},
+    "opentelemetry": {"observe"},
+    "pydantic": {"config", "runtime", "service"},
     "pydantic_core": {"api"},
     "uvloop": {"cli", "testing", "daemon"},
 }
@@ -90,77 +72,94 @@ def part_of(path: Path) -> str:
     return path.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+def module_name(path: Path) -> str:
+    return ".".join(("bridge", *path.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+MODULES = {module_name(path): path for path in FILES}
+
+
 @cache
-def imports(path: Path) -> list[str]:
-    """Dotted names of everything imported, wherever in the file, also for type checking alone."""
-    found: list[str] = []
+def imports(path: Path) -> frozenset[str]:
+    """Dotted names of everything imported anywhere in the file, including for type checking."""
+    found: set[str] = set()
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
-            found += [name.name for name in node.names]
+            found |= {name.name for name in node.names}
         elif isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{path}:{node.lineno}: imports are written in full"
+            assert node.level == 0, f"{path}:{node.lineno}: imports are absolute"
             assert node.module is not None
-            found += [f"{node.module}.{name.name}" for name in node.names]
-    return found
+            found |= {f"{node.module}.{name.name}" for name in node.names}
+    return frozenset(found)
+
+
+def modules_imported(path: Path) -> set[str]:
+    """The modules of ours behind these names: a name is a module itself or lies in one."""
+    found = {name if name in MODULES else name.rpartition(".")[0] for name in imports(path)}
+    return {name for name in found if name in MODULES} - {module_name(path)}
 
 
 def parts_imported(path: Path) -> set[str]:
-    found = set()
-    for name in imports(path):
-        package, _, rest = name.partition(".")
-        part = rest.partition(".")[0]
-        if package == "bridge" and part not in ("", "__version__"):
-            found.add(part)
-    return found
+    return {part_of(MODULES[name]) for name in modules_imported(path)}
 
 
 def libraries_imported(path: Path) -> set[str]:
     return {name.partition(".")[0] for name in imports(path)} - set(sys.stdlib_module_names) - {"bridge", "__future__"}
 
 
-def test_every_part_has_its_arrows() -> None:
-    """A new package must be given its place before anything can use it."""
-    assert {part_of(path) for path in FILES} <= set(ARROWS)
+def floor_of(part: str) -> int:
+    return next(number for number, parts in enumerate(FLOORS) if part in parts)
 
 
-@pytest.mark.parametrize("part", sorted(ARROWS))
-def test_imports_point_one_way(part: str) -> None:
-    """Each part imports only the parts below it."""
+def circles(arrows: dict[str, set[str]]) -> set[str]:
+    """The nodes that are left after removing, repeatedly, those that lead nowhere and those that nothing leads to."""
+    left = {name: set(others) & set(arrows) for name, others in arrows.items()}
+    while True:
+        used = set().union(*left.values())
+        removable = {name for name, others in left.items() if not others or name not in used}
+        if not removable:
+            return set(left)
+        left = {name: others - removable for name, others in left.items() if name not in removable}
+
+
+def test_every_part_has_a_floor() -> None:
+    """A new folder is given its place before anything can use it."""
+    assert {part_of(path) for path in FILES} == set().union(*FLOORS)
+
+
+@pytest.mark.parametrize("part", sorted(set().union(*FLOORS)))
+def test_imports_point_down(part: str) -> None:
+    """Each part imports only parts below it, and none that it is to do without."""
     wrong = {
         f"{path.relative_to(ROOT)} imports {other}"
         for path in FILES
         if part_of(path) == part
-        for other in parts_imported(path) - {part} - ARROWS[part]
+        for other in parts_imported(path) - {part}
+        if other in FORBIDDEN.get(part, ()) or (floor_of(other) <= floor_of(part) and (part, other) not in SAME_FLOOR)
     }
     assert not wrong
 
 
-def test_arrows_make_no_circle() -> None:
-    """Beside `mail` and `errors`, which share the type of a reply, no part can reach itself."""
-    arrows = {part: set(others) for part, others in ARROWS.items()}
-    arrows["errors"].discard("mail")
-    while arrows:
-        lowest = {part for part, others in arrows.items() if not others & set(arrows)}
-        assert lowest, f"a circle among {sorted(arrows)}"
-        for part in lowest:
-            del arrows[part]
+def test_no_two_files_import_each_other() -> None:
+    """No chain of imports leads back to the file it began in, not even for type checking."""
+    assert not circles({module_name(path): modules_imported(path) for path in FILES})
 
 
-def test_errors_knows_mail_for_types_only() -> None:
-    """The one arrow upwards exists while types are checked, never when the program runs."""
-    body = ast.parse((ROOT / "errors.py").read_text()).body
-    at_run_time = [node for node in body if isinstance(node, ast.ImportFrom) and node.module != "__future__"]
-    assert [node.module for node in at_run_time] == ["typing"]
+def test_a_circle_is_noticed() -> None:
+    """The check above can fail: it finds two files in a circle, and not the file that only uses them."""
+    assert circles({"a": {"b"}, "b": {"a"}, "c": set(), "user": {"a", "c"}}) == {"a", "b"}
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "leaf": set()}) == {"a", "b", "c"}
+    assert not circles({"a": {"b"}, "b": set()})
 
 
 @pytest.mark.parametrize("library", sorted(HOMES))
 def test_each_library_has_its_home(library: str) -> None:
-    """A library can be exchanged by changing one part."""
+    """A library can be exchanged by changing the parts that use it."""
     users = {part_of(path) for path in FILES if library in libraries_imported(path)}
     assert users <= HOMES[library]
 
 
-def test_nobody_but_daemon_and_cli_imports_the_service() -> None:
+def test_only_daemon_and_cli_import_the_service() -> None:
     """The service is reached over HTTP, so the vendor's and ours are interchangeable."""
     users = {part_of(path) for path in FILES if "service" in parts_imported(path)}
     assert users - {"service"} <= {"daemon", "cli"}

@@ -1,4 +1,4 @@
-"""docs/limits.md is complete and true: its defaults are the code's, its metrics and its tests exist."""
+"""docs/reference/limits.md is complete and true: its defaults are the code's, its metrics and its tests exist."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Row(NamedTuple):
 
 
 def rows() -> list[Row]:
-    lines = [line for line in (ROOT / "docs" / "limits.md").read_text().splitlines() if line.startswith("| ")]
+    lines = [
+        line for line in (ROOT / "docs" / "reference" / "limits.md").read_text().splitlines() if line.startswith("| ")
+    ]
     cells = [[cell.strip() for cell in line.strip("|").split(" | ")] for line in lines]
     return [Row(*[cell.strip("`") if i in (1, 5, 6) else cell for i, cell in enumerate(row)]) for row in cells
             if row[0] != "what"]  # fmt: skip

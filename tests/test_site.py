@@ -33,7 +33,7 @@ def pages(site: Path) -> dict[str, str]:
 
 def test_the_site_has_recipes_and_root_pages(site):
     """What lies outside of docs/ is there, at its own path, with the files beside it."""
-    for name in ("index.html", "docs/flow/index.html", "SECURITY/index.html", "deploy/exim/exim.conf"):
+    for name in ("index.html", "docs/understand/flow/index.html", "SECURITY/index.html", "deploy/exim/exim.conf"):
         assert (site / name).is_file(), name
     for recipe in ROOT.glob("deploy/*/README.md"):
         assert (site / "deploy" / recipe.parent.name / "index.html").is_file(), recipe
@@ -43,14 +43,16 @@ def test_a_page_nobody_finds_and_a_broken_link_fail(tmp_path):
     """Both at once in a copy of the documents: the strict build names them."""
     for name in ("README.md", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
-    for name in ("docs", "deploy", *(f"tests/{page.parent.name}" for page in ROOT.glob("tests/*/README.md"))):
+    for name in ("docs", "deploy", "tools", *(f"tests/{page.parent.name}" for page in ROOT.glob("tests/*/README.md"))):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
-    (tmp_path / "docs" / "hidden.md").write_text("# Hidden\n\n[gone](gone.md) [no such place](flow.md#nowhere)\n")
+    (tmp_path / "docs" / "hidden.md").write_text(
+        "# Hidden\n\n[gone](gone.md) [no such place](understand/flow.md#nowhere)\n"
+    )
     done = build(tmp_path / "mkdocs.yml", tmp_path / "site")
     assert done.returncode == 1
     said = done.stdout + done.stderr
     assert re.search(r'not included in the "nav" configuration:\n +- docs/hidden\.md', said), said
-    assert "'gone.md'" in said and "'flow.md#nowhere'" in said
+    assert "'gone.md'" in said and "'understand/flow.md#nowhere'" in said
 
 
 def test_nothing_is_loaded_from_elsewhere(site):

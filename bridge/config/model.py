@@ -107,7 +107,7 @@ class Listener(Section):
         pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$",
         description="Header field in which a mail server that speaks no XFORWARD names its client, on top of each "
         "mail: `X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost is believed, all are taken "
-        "out. The mail server must add it to every mail: see [the client's address](client-address.md).",
+        "out. The mail server must add it to every mail: see [the client's address](../operate/client-address.md).",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],

@@ -1,0 +1,1 @@
+"""Puts the parts together from the configuration and keeps them running. The only place that wires."""

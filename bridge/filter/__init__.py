@@ -1,0 +1,1 @@
+"""One mail's way from submission to reply, the same for every protocol."""

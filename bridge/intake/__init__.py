@@ -1,0 +1,1 @@
+"""Where mail comes in. Each protocol builds a transaction and renders the filter's reply."""

@@ -1,0 +1,1 @@
+"""Mail that is kept: stored durably, found again, released once."""

@@ -39,9 +39,8 @@ from bridge.service.store import Store
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def create_app(config: ServiceConfig, timings: Timings | None = None) -> Starlette:
+def create_app(config: ServiceConfig, timings: Timings) -> Starlette:
     """Build the application; nothing runs until its lifespan starts."""
-    timings = timings or Timings()
     guard = config.guard
     tokens = StaticTokens(config.abby.staticApiTokens)
     admission = Admission(

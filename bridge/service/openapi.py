@@ -1,8 +1,8 @@
 """The OpenAPI 3.1 description of both interfaces, and an HTML page generated from it.
 
 Built from the constants that the code itself uses, so limits and paths cannot diverge from it.
-`python -m bridge.service.openapi` prints the document that ships as docs/openapi.json. The page is
-plain HTML and loads nothing from elsewhere.
+`python -m bridge.service.openapi` prints the document that ships as docs/reference/openapi.json. The
+page is plain HTML and loads nothing from elsewhere.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """aiosmtpd's own test suite against our SMTP class: what fails is known by name, with its reason.
 
-Run as a script, this writes docs/aiosmtpd-suite.md anew from known.toml.
+Run as a script, this writes docs/evidence/aiosmtpd-suite.md anew from known.toml.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PAGE = ROOT / "docs" / "aiosmtpd-suite.md"
+PAGE = ROOT / "docs" / "evidence" / "aiosmtpd-suite.md"
 MODULES = ("test_smtp", "test_starttls", "test_smtpsmuggling", "test_proxyprotocol")
 TOTAL = 430
 RUNS = {"first": MODULES[:1], "second": MODULES[1:]}  # side by side: most of their time is waiting
@@ -82,7 +82,7 @@ def test_status_code_list_is_exact(outcome: dict[str, set[str]]) -> None:
 
 
 def test_page_says_what_the_list_says() -> None:
-    """docs/aiosmtpd-suite.md is made from known.toml."""
+    """docs/evidence/aiosmtpd-suite.md is made from known.toml."""
     assert PAGE.read_text() == page(), f"run: python {Path(__file__).relative_to(ROOT)}"
 
 

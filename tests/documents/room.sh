@@ -60,7 +60,11 @@ journalctl() {  # there is no journal here: the log of the embedded default inst
         [ "$1" != -g ] || pattern=$2
         shift
     done
-    grep -e "$pattern" "$HOME/scanbridge.log"
+    for _ in $(seq 100); do  # the daemon writes a mail's line shortly after its reply
+        ! grep -e "$pattern" "$HOME/scanbridge.log" || return 0
+        sleep 0.02
+    done
+    return 1
 }
 
 mailserver() {  # Postfix at port 25, for mail to example.org, which it then throws away

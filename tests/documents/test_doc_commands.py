@@ -37,7 +37,7 @@ STORIES: dict[str, Story] = {
             "released: 250",
         ],
     ),
-    "docs/lists.md": Story(
+    "docs/operate/lists.md": Story(
         prepare="""
             embedded
             echo new.example | tee feed.csv > domains.txt
@@ -53,20 +53,20 @@ STORIES: dict[str, Story] = {
         },
         fails={"scanbridge lists sync blocked-senders blocked-senders.txt --prune --dry-run": 3},
     ),
-    "docs/operations.md": Story(prepare="embedded"),
-    "docs/privacy.md": Story(
+    "docs/operate/monitoring.md": Story(prepare="embedded"),
+    "docs/understand/privacy.md": Story(
         prepare="""
             echo 'log: {addresses: hashed}' | configured bridge.yml
             embedded
             swaks --server 127.0.0.1:10025 --to jane@example.org --silent 3
         """,
     ),
-    "docs/python.md": Story(
+    "docs/reference/python.md": Story(
         prepare="embedded",
         shows=["True clean", "250 2.0.0 Ok: queued as NEXT1", "550 5.7.1 The message was refused", "451 4.3.0"],
     ),
-    "docs/quarantine.md": Story(prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}),
-    "docs/runbooks.md": Story(
+    "docs/operate/quarantine.md": Story(prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}),
+    "docs/operate/runbooks.md": Story(
         prepare="""
             configured /etc/scanbridge/bridge.yml </dev/null
             sed -i 's#next_hop: .*#next_hop: smtp://127.0.0.1:10026#' /etc/scanbridge/bridge.yml  # nobody is there
@@ -77,7 +77,7 @@ STORIES: dict[str, Story] = {
         words={"NAME": "scanbridge_failures_total"},
         fails={"scanbridge check": 1},
     ),
-    "docs/start.md": Story(
+    "docs/operate/start.md": Story(
         prepare="mailserver",
         goes_on={"scanbridge service -c service.yml": "9081", "scanbridge run -c bridge.yml": "10025 10027"},
         fails={f"swaks --server 127.0.0.1 --to you@example.org --body '{GTUBE}'": 26},
@@ -90,27 +90,27 @@ STORIES: dict[str, Story] = {
             "next hop .* up",
         ],
     ),
-    "docs/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
+    "docs/operate/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
 }
 
 # Page and first command of every block that is not run. Its reason stands above it in the page.
 NOT_RUN = {
     ("CONTRIBUTING.md", "make run"),
     ("README.md", "make test"),
-    ("docs/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
-    ("docs/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
+    ("docs/operate/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
+    ("docs/operate/install.md", "dnf install ./scanbridge-0.1.0-1.x86_64.rpm"),
     ("deploy/ansible/README.md", "make packages"),
     ("deploy/compose/README.md", "cd deploy/compose"),
     (
         "deploy/kubernetes/README.md",
         'kubectl -n mail create secret generic scanbridge-token --from-literal=token="$(openssl rand -hex 32)"',
     ),
-    ("docs/install.md", "podman build --format docker -f deploy/container/Containerfile -t scanbridge ."),
-    ("docs/install.md", "pipx install dist/scanbridge-*.whl"),
-    ("docs/systemd.md", "python3 -m venv /opt/scanbridge && /opt/scanbridge/bin/pip install scanbridge"),
-    ("docs/systemd.md", "mkdir -p /etc/scanbridge/lab"),
+    ("docs/operate/install.md", "podman build --format docker -f deploy/container/Containerfile -t scanbridge ."),
+    ("docs/operate/install.md", "pipx install dist/scanbridge-*.whl"),
+    ("docs/operate/systemd.md", "python3 -m venv /opt/scanbridge && /opt/scanbridge/bin/pip install scanbridge"),
+    ("docs/operate/systemd.md", "mkdir -p /etc/scanbridge/lab"),
     (
-        "docs/systemd.md",
+        "docs/operate/systemd.md",
         "systemd-run -q --wait --pipe -p DynamicUser=yes -p User=scanbridge -p StateDirectory=scanbridge \\",
     ),
 }

@@ -2,8 +2,8 @@
 
     python -m tests.faults.rig [--minutes 20] [--seed N]
 
-is the long form, `make test-faults`: its result becomes the table in docs/faults.md. `test_fault_rig.py` is the short
-form. Needs root, for Postfix and for a small disk.
+is the long form, `make test-faults`: its result becomes the table in docs/evidence/trials.md.
+`test_fault_rig.py` is the short form. Needs root, for Postfix and for a small disk.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def _story(result: Result, ids: list[str]) -> str:
     return f"seed {result.seed}, {len(ids)} mails:\n" + "\n".join(lines)
 
 
-PAGE = Path(__file__).parents[2] / "docs" / "faults.md"
+PAGE = Path(__file__).parents[2] / "docs" / "evidence" / "trials.md"
 BEGIN, END = "<!-- last run: begin -->\n", "<!-- last run: end -->\n"
 
 

@@ -1,4 +1,4 @@
-"""docs/faults.md says which test tries which case of "nothing lost": they exist, and say themselves what they try."""
+"""docs/understand/faults.md names a test for each case of "nothing lost": each exists, and its docstring says so."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent.parent
-PAGE = (TESTS.parent / "docs" / "faults.md").read_text()
+PAGE = (TESTS.parent / "docs" / "understand" / "faults.md").read_text()
 ROWS = re.findall(r"^\| ([^|]+) \| ((?:`[^`]+::[^`]+` ?)+) \|$", PAGE, re.MULTILINE)
 
 

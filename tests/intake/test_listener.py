@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.intake.smtp.server import _peer_address
+from bridge.intake.listener import peer_address
 from bridge.testing import SmtpClient, free_port, running_bridge
 
 
@@ -62,4 +62,4 @@ def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
 )
 def test_peer_is_a_bare_address(peer: object, address: str | None) -> None:
     """An IPv4 client on an IPv6 socket is an IPv4 client; a zone is no part of an address."""
-    assert _peer_address(peer) == address
+    assert peer_address(peer) == address

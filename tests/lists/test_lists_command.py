@@ -210,8 +210,8 @@ def test_entries_are_streamed_in_constant_memory(tmp_path):
 
 
 def test_the_example_in_the_documentation_works(service, tmp_path):
-    """The Python example in docs/lists.md runs as printed."""
-    page = Path(__file__).parents[2] / "docs" / "lists.md"
+    """The Python example in docs/operate/lists.md runs as printed."""
+    page = Path(__file__).parents[2] / "docs" / "operate" / "lists.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "api-key").write_text(service.key)
     program = example.replace("http://127.0.0.1:9081", service.url)
@@ -222,7 +222,7 @@ def test_the_example_in_the_documentation_works(service, tmp_path):
 
 
 def test_the_documentation_has_every_exit_code():
-    """The table in docs/lists.md is complete."""
-    page = (Path(__file__).parents[2] / "docs" / "lists.md").read_text()
+    """The table in docs/operate/lists.md is complete."""
+    page = (Path(__file__).parents[2] / "docs" / "operate" / "lists.md").read_text()
     codes = {value for name, value in vars(session).items() if name.startswith("EXIT_")}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes | {0, 2}

@@ -55,7 +55,9 @@ def test_every_alert_says_what_is_wrong_and_where_to_read_on(alert) -> None:
 
 
 def test_the_runbook_has_no_section_without_an_alert() -> None:
-    titles = set(re.findall(r"^## (Scanbridge\w+)$", (ROOT / "docs" / "runbooks.md").read_text(), re.MULTILINE))
+    titles = set(
+        re.findall(r"^## (Scanbridge\w+)$", (ROOT / "docs" / "operate" / "runbooks.md").read_text(), re.MULTILINE)
+    )
     assert {title.lower() for title in titles} == {
         alert["annotations"]["runbook_url"].partition("#")[2] for alert in ALERTS
     }

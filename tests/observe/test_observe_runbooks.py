@@ -14,7 +14,7 @@ from tests.daemon.process_kit import until
 from tests.observe.observe_kit import ROOT
 from tests.observe.test_observe_metrics import scrape, total, value
 
-TEXT = (ROOT / "docs" / "runbooks.md").read_text()
+TEXT = (ROOT / "docs" / "operate" / "runbooks.md").read_text()
 SOURCE = "\n".join(path.read_text() for path in (ROOT / "bridge").rglob("*.py"))
 GREPS = sorted(set(re.findall(r"journalctl -u scanbridge [^|`]*\| grep (?:-\w+ ?\d? )*'([^']+)'", TEXT)))
 

@@ -154,4 +154,5 @@ def test_a_next_hop_that_says_nothing_is_told_from_one_that_is_gone(tmp_path: Pa
 @pytest.mark.parametrize("words", ["SCANBRIDGE_CONFIG=/etc/scanbridge/bridge.yml", "grep -o 'error=.*'"])
 def test_the_first_lines_prepare_for_all_sections(words: str) -> None:
     """Without the first the commands look at another configuration, and find nothing wrong."""
-    assert words in Path(__file__).parents[2].joinpath("docs", "runbooks.md").read_text().split("\n## ", 1)[0]
+    runbooks = Path(__file__).parents[2] / "docs" / "operate" / "runbooks.md"
+    assert words in runbooks.read_text().split("\n## ", 1)[0]

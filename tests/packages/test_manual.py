@@ -2,31 +2,22 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
 
 import click
 import pytest
 
 from bridge.cli import main
 from tests.requirements import need
+from tools import man_pages
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "man").glob("*.1"))
-
-
-def generator() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("manpages", ROOT / "docs" / "manpages.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def commands(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -41,7 +32,7 @@ def commands(command: click.Command, *words: str) -> Iterator[tuple[tuple[str, .
 
 def test_man_pages_are_up_to_date() -> None:
     """`make docs` would change nothing, add nothing and remove nothing."""
-    made = generator().pages()
+    made = man_pages.pages()
     assert sorted(made) == PAGES, "run `make docs`"
     for place, text in made.items():
         assert place.read_text() == text, f"{place.name}: run `make docs`"

@@ -6,7 +6,7 @@
 `Setting` has the recipe's files on ports of our own, the bridge, the `Service` (a real one, whose rules give each
 decision to a mail of its own) and a `Destination` behind everything. `play` sends one mail for each `Case` through the
 mail server and looks where it is in the end. `agree` holds the table in the recipe's README.md and its row in
-docs/recipes.md against that; with RECIPES=write in the environment it puts them there instead.
+docs/operate/recipes.md against that; with RECIPES=write in the environment it puts them there instead.
 """
 
 from __future__ import annotations
@@ -275,8 +275,8 @@ def agree(setting: Setting, seen: dict[Case, Seen]) -> None:
     _compare(setting.files / "README.md", "\n".join(head + lines), r"(?m)(?<=<!-- seen -->\n)(\|.*\n)*")
     name = f"| [{setting.recipe}]("
     cells = [f"`{_code(one.reply)}`, {one.place}" for one in seen.values()]
-    line = f"{name}../deploy/{setting.recipe}/README.md) | {' | '.join(cells)} |"
-    _compare(ROOT / "docs" / "recipes.md", line, rf"(?m)^{re.escape(name)}.*\n")
+    line = f"{name}../../deploy/{setting.recipe}/README.md) | {' | '.join(cells)} |"
+    _compare(ROOT / "docs" / "operate" / "recipes.md", line, rf"(?m)^{re.escape(name)}.*\n")
 
 
 def _code(reply: str) -> str:

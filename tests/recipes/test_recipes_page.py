@@ -11,12 +11,12 @@ def test_every_recipe_is_in_the_table_of_results() -> None:
     """Whoever adds a directory to deploy/ plays it, or says in both pages that nobody did."""
     recipes = {path.parent.name for path in DEPLOY.glob("*/bridge.yml")} - WAYS_TO_INSTALL
     rows = re.findall(
-        r"(?m)^\| \[([\w-]+)\]\(\.\./deploy/\1/README\.md\) \|(?: `[^|]+` ?[^|]*\|){7}$", PAGE.read_text()
+        r"(?m)^\| \[([\w-]+)\]\(\.\./\.\./deploy/\1/README\.md\) \|(?: `[^|]+` ?[^|]*\|){7}$", PAGE.read_text()
     )
     unplayed = re.findall(r"(?m)^\*\*Not run here:\*\* \[([\w-]+)\]", PAGE.read_text())
     assert all("**Not run here.**" in (DEPLOY / name / "README.md").read_text() for name in unplayed)
     assert sorted(rows + unplayed) == sorted(recipes)
 
 
-PAGE = ROOT / "docs" / "recipes.md"
+PAGE = ROOT / "docs" / "operate" / "recipes.md"
 WAYS_TO_INSTALL = {"ansible", "compose", "container", "kubernetes", "package"}  # no mail server of their own kind

@@ -15,17 +15,15 @@ import sys
 import tempfile
 import threading
 import zipfile
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bridge.runtime import yaml_file
-from bridge.runtime.endpoints import Address
-from bridge.runtime.http_server import HttpServer, ServiceServer, bind
 from bridge.service.analysis.inspection import EICAR, GTUBE  # noqa: F401 (for the tests)
-from bridge.service.app import create_app
 from bridge.service.keys import KeyRing
+from bridge.service.server import ServiceServer
 from bridge.service.settings import ServiceConfig, Timings
 from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
@@ -92,37 +90,13 @@ class Service:
         return self.request("POST", "/v1/admin/status", headers={"Authorization": f"Bearer {token}"})
 
 
-class TimedServer:
-    """Like ServiceServer, for an application with other timings."""
-
-    def __init__(self, timings: Timings) -> None:
-        self._timings = timings
-        self._lifespan: AbstractAsyncContextManager[Any]
-        self._http: HttpServer
-
-    @property
-    def addresses(self) -> list[Address]:
-        return self._http.addresses
-
-    async def start(self, config: ServiceConfig) -> None:
-        app = create_app(config, self._timings)
-        self._lifespan = app.router.lifespan_context(app)
-        await self._lifespan.__aenter__()
-        self._http = HttpServer(app, [bind(config.listen)])
-        await self._http.start()
-
-    async def stop(self, drain_s: float) -> None:
-        await self._http.stop(drain_s)
-        await self._lifespan.__aexit__(None, None, None)
-
-
 class Running(Service):
     """A service in a thread that runs until `stop`."""
 
     def __init__(self, config: ServiceConfig, timings: Timings | None = None) -> None:
         self.config = config
         self.loop = asyncio.new_event_loop()
-        self.server = ServiceServer() if timings is None else TimedServer(timings)
+        self.server = ServiceServer(timings)
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
         try:

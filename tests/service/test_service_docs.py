@@ -1,4 +1,4 @@
-"""docs/service.md agrees with the code, and its commands work."""
+"""docs/operate/service.md agrees with the code, and its commands work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bridge.service.settings import Decisions, ServiceConfig
 from tests.requirements import need
 from tests.service.service_kit import Lists, service, wait_for
 
-DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "service.md").read_text()
+DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "operate" / "service.md").read_text()
 
 
 def test_the_documented_table_is_the_default():

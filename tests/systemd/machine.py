@@ -4,7 +4,7 @@ A small Debian with systemd as process 1 runs in namespaces of its own: its netw
 and control groups are not the machine's. The root is built once and kept in the user's cache; each run
 works on a throw-away layer above it. Inside, `trial.py` tries one thing after the other. Then a second
 machine, which has never seen us, gets the Debian package (`packaged.py`). What came of it is written into
-docs/systemd.md, and the exit code is 0 only if everything holds. `ONLY="package"`: the second machine alone;
+docs/evidence/trials.md, and the exit code is 0 only if everything holds. `ONLY="package"`: the second machine alone;
 other words: the steps of the first that have them in their name.
 """
 
@@ -28,7 +28,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
-PAGE = PROJECT / "docs" / "systemd.md"
+PAGE = PROJECT / "docs" / "evidence" / "trials.md"
 PACKAGES = "systemd,systemd-sysv,dbus,python3,python3-apt,python3-venv,procps,iproute2"
 SOURCES = Path("/etc/apt/sources.list.d/debian.sources")
 SITE = "opt/scanbridge/lib/python3.11/site-packages"

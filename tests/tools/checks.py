@@ -1,4 +1,4 @@
-"""What each tool is made to do, and how its word is judged. A check returns `Found`; it raises nothing."""
+"""What each tool does and how its result is judged. A check returns `Found`; it raises `Failed` at most."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Found:
 
 
 class Failed(Exception):
-    """A tool could not be run to its end."""
+    """A tool did not run to completion."""
 
 
 def run(*command: str, timeout_s: float = 300.0, codes: tuple[int, ...] = (0,), cwd: Path | None = None) -> str:
@@ -38,7 +38,7 @@ def run(*command: str, timeout_s: float = 300.0, codes: tuple[int, ...] = (0,), 
         [program, *command[1:]], capture_output=True, text=True, timeout=timeout_s, check=False, cwd=cwd
     )
     if done.returncode not in codes:
-        raise Failed(f"`{command[0]}` ended with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
+        raise Failed(f"`{command[0]}` exited with {done.returncode}: {(done.stdout + done.stderr)[-2000:]}")
     return done.stdout + done.stderr
 
 
@@ -54,7 +54,7 @@ RELAY = re.compile(r"smtp-open-relay: (.*)")
 
 
 def nmap_relay(scene: Scene) -> Found:
-    """16 spellings of somebody else's address, from an address that nobody trusts; as a control, from one that is."""
+    """16 spellings of a foreign address from an untrusted client; as a control, the same from a trusted one."""
     closed = RELAY.findall(run("nmap", "-Pn", "-n", "-p25", "--script", "smtp-open-relay", PUBLIC))
     control = run("nmap", "-Pn", "-n", f"-p{LISTENER}", "--script", "+smtp-open-relay", "127.0.0.1")
     passed = re.search(r"open relay \((\d+)/16 tests\)", control)
@@ -63,18 +63,18 @@ def nmap_relay(scene: Scene) -> Found:
     return Found(
         "nmap smtp-open-relay",
         nmap_version(),
-        "16 probes from an untrusted address; as a control the same from a trusted one",
+        "16 probes from an untrusted address; as a control, the same from a trusted one",
         f"{'0 of 16 relayed' if good else closed}; control: {passed.group(1) if passed else 0} of 16",
         good and not strangers,
     )
 
 
 def nmap_scripts(_scene: Scene) -> Found:
-    """All its other smtp scripts, but the one that tries passwords for hours."""
+    """All its other smtp scripts."""
     chosen = "smtp-* and not smtp-open-relay"
     text = run("nmap", "-Pn", "-n", "-p25", "--script", chosen, PUBLIC)
     offered = re.search(r"smtp-commands: (.*)", text)
-    commands = {one.strip() for one in offered.group(1).split(",")} if offered else set()
+    commands = {command.strip() for command in offered.group(1).split(",")} if offered else set()
     bad = [
         *re.findall(r"VULNERABLE:|State: (?:LIKELY )?VULNERABLE", text),
         *(commands & {"AUTH", "VRFY", "EXPN", "ETRN", "XCLIENT", "XFORWARD"}),
@@ -83,7 +83,7 @@ def nmap_scripts(_scene: Scene) -> Found:
     return Found(
         "nmap, its other smtp scripts",
         nmap_version(),
-        "commands, users, passwords, NTLM, and the vulnerabilities it knows by name, from the untrusted address",
+        "commands, users, passwords, NTLM and known vulnerabilities, from the untrusted address",
         f"found: {', '.join(bad)}"
         if bad or not offered
         else "no vulnerability, no account, no AUTH, XCLIENT or XFORWARD offered",
@@ -99,26 +99,27 @@ def nmap_version() -> str:
 
 
 def sslscan(scene: Scene) -> Found:
-    """Versions and ciphers behind STARTTLS."""
+    """TLS versions and ciphers after STARTTLS."""
     path = scene.directory / "sslscan.xml"
     run("sslscan", "--starttls-smtp", f"--xml={path}", f"{PUBLIC}:25")
     tree = Xml.parse(path)
-    versions = {f"{one.get('type')} {one.get('version')}" for one in tree.iter("protocol") if one.get("enabled") == "1"}
-    ciphers = [one.get("cipher", "") for one in tree.iter("cipher")]
-    weak = [one for one in ciphers if not re.search("GCM|CHACHA20", one)]
-    bleeding = [one for one in tree.iter("heartbleed") if one.get("vulnerable") != "0"]
-    again = [one for one in tree.iter("renegotiation") if one.get("supported") != "0"]
+    enabled = [protocol for protocol in tree.iter("protocol") if protocol.get("enabled") == "1"]
+    versions = {f"{protocol.get('type')} {protocol.get('version')}" for protocol in enabled}
+    ciphers = [element.get("cipher", "") for element in tree.iter("cipher")]
+    weak = [cipher for cipher in ciphers if not re.search("GCM|CHACHA20", cipher)]
+    bleeding = [element for element in tree.iter("heartbleed") if element.get("vulnerable") != "0"]
+    renegotiation = [element for element in tree.iter("renegotiation") if element.get("supported") != "0"]
     return Found(
         "sslscan",
         version(r"(\d+\.\d+\.\d+)", "sslscan", "--version"),
         "STARTTLS: versions, ciphers, renegotiation, Heartbleed",
         f"{', '.join(sorted(versions))}; {len(ciphers)} ciphers, {len(weak)} weak; "
-        f"renegotiation {'offered' if again else 'not offered'}",
-        versions == {"tls 1.2", "tls 1.3"} and len(ciphers) > 2 and not weak and not bleeding and not again,
+        f"renegotiation {'offered' if renegotiation else 'not offered'}",
+        versions == {"tls 1.2", "tls 1.3"} and len(ciphers) > 2 and not weak and not bleeding and not renegotiation,
     )
 
 
-# What the certificate of a test cannot have, and what the tool says of the machine it runs on.
+# Findings about the test's own certificate, or about the machine the tool runs on.
 OF_THE_TEST = {
     "cert_chain_of_trust", "cert_validityPeriod", "cert_revocation", "cert_trust", "cert_caIssuers",
     "engine_problem", "sessionresumption_ID", "sessionresumption_ticket", "DNS_CAArecord", "scanTime", "overall_grade",
@@ -126,20 +127,20 @@ OF_THE_TEST = {
 
 
 def testssl(scene: Scene) -> Found:
-    """Everything it knows: protocols, ciphers, and some twenty attacks by name."""
+    """Everything it can check: protocols, ciphers, and some twenty named attacks."""
     path = scene.directory / "testssl.json"
     program = "testssl" if find("testssl") else "testssl.sh"
     options = ["--quiet", "--color", "0", "--warnings", "off", "--nodns", "none", "-t", "smtp", "--jsonfile", str(path)]
     run(program, *options, f"{PUBLIC}:25", timeout_s=900, codes=tuple(range(20)))
-    said = json.loads(path.read_text())
-    bad = [one for one in said if one["severity"] not in ("OK", "INFO") and one["id"] not in OF_THE_TEST]
-    shown = "; ".join(f"{one['id']} {one['severity']}: {one['finding']}" for one in bad)
+    findings = json.loads(path.read_text())
+    bad = [row for row in findings if row["severity"] not in ("OK", "INFO") and row["id"] not in OF_THE_TEST]
+    shown = "; ".join(f"{row['id']} {row['severity']}: {row['finding']}" for row in bad)
     return Found(
         "testssl.sh",
         version(r"testssl(?:\.sh)?\s+(\d\S+)", program, "--version"),
-        "STARTTLS: protocols, ciphers, server defaults, the known attacks by name",
-        shown or f"{len(said)} findings, none worse than INFO (what a test's certificate cannot have aside)",
-        len(said) > 50 and not bad,
+        "STARTTLS: protocols, ciphers, server defaults, named attacks",
+        shown or f"{len(findings)} findings, none worse than INFO (apart from those about the test certificate)",
+        len(findings) > 50 and not bad,
     )
 
 
@@ -147,10 +148,10 @@ def testssl(scene: Scene) -> Found:
 
 
 def smuggling(scene: Scene) -> Found:
-    """All ways to write an end of data that is none, with a Postfix behind us that takes some of them."""
+    """All false spellings of an end of data, with a Postfix behind the bridge that accepts some of them."""
     gullible = (b"\n.\n", b"\n.\r\n", b"\r\n.\n")
-    scan(lambda: SmtpClient(POSTFIX), b"behind.example", gullible)  # the control: it does happen, without us
-    until(lambda: not queued(scene), "all of it to arrive")
+    scan(lambda: SmtpClient(POSTFIX), b"behind.example", gullible)  # the control: without the bridge smuggling works
+    until(lambda: not queued(scene), "all mail to arrive")
     control = count(scene, b"smuggled@")
     scene.mailbox.mails.clear()
     seen = scan(scene.client, b"behind.example")
@@ -159,13 +160,13 @@ def smuggling(scene: Scene) -> Found:
         client.begin(recipient=b"<honest@behind.example>")
         client.say(b"Subject: x\r\n\r\nx\r\n.", b"QUIT")
     until(lambda: count(scene, b"honest@"), "the honest mail")
-    until(lambda: not queued(scene), "all of it to arrive")
+    until(lambda: not queued(scene), "all mail to arrive")
     arrived = count(scene, b"carrier@") + count(scene, b"smuggled@")
-    refused = sum(one.refused for one in seen)
+    refused = sum(attempt.refused for attempt in seen)
     return Found(
         "smuggling scan (tests/hostile/smuggling.py)",
         "-",
-        f"{len(SEQUENCES)} spellings of an end of data, with a Postfix behind the bridge that takes bare LF",
+        f"{len(SEQUENCES)} spellings of an end of data, with a Postfix behind the bridge that accepts bare LF",
         f"{refused} refused with `550 5.5.2`, {arrived} mails arrived; control, without the bridge: {control} smuggled",
         refused == len(SEQUENCES) and arrived == 0 and control > 0 and count(scene, b"honest@") == 1,
     )
@@ -176,7 +177,7 @@ def queued(scene: Scene) -> bool:
 
 
 def count(scene: Scene, recipient: bytes) -> int:
-    return sum(any(one.startswith(recipient) for one in mail.recipients) for mail in scene.mailbox.mails)
+    return sum(any(address.startswith(recipient) for address in mail.recipients) for mail in scene.mailbox.mails)
 
 
 PLAIN = (
@@ -190,14 +191,14 @@ PLAIN = (
 
 
 def starttls_commands(scene: Scene) -> Found:
-    """Commands in the clear behind STARTTLS, in its segment and in the next one (CVE-2011-0411)."""
+    """Plaintext commands after STARTTLS, in the same segment (CVE-2011-0411)."""
     before = len(scene.sink.mails)
     wrong = [plain for plain in PLAIN if not forgotten(scene, plain)]
     return Found(
         "STARTTLS command injection (tests/tools/checks.py)",
         "-",
-        f"{len(PLAIN)} sorts of commands in one segment with STARTTLS",
-        f"obeyed: {wrong}" if wrong else "none answered, none obeyed, the session begins anew",
+        f"{len(PLAIN)} kinds of commands in one segment with STARTTLS",
+        f"obeyed: {wrong}" if wrong else "none answered, none obeyed, the session starts over",
         not wrong and len(scene.sink.mails) == before,
     )
 
@@ -213,7 +214,7 @@ def forgotten(scene: Scene, plain: bytes) -> bool:
 
 
 def starttls_replies(scene: Scene) -> Found:
-    """The other way round: a next hop (or who stands before it) that puts replies behind its 220 (CVE-2021-38371)."""
+    """The reverse: a next hop, or an attacker in front of it, that adds replies after its 220 (CVE-2021-38371)."""
     with scene.client() as client:
         client.open()
         client.begin(recipient=b"<b@injecting.example>")
@@ -224,8 +225,8 @@ def starttls_replies(scene: Scene) -> Found:
     return Found(
         "STARTTLS response injection (tests/tools/checks.py)",
         "-",
-        f"a next hop that sends `{INJECTED.decode().strip()!r}` in the clear behind its 220".replace("\\r\\n", " "),
-        "thrown away; the mail went over TLS, once" if good else f"{reply!r}, believed: {believed}",
+        f"a next hop that sends `{INJECTED.decode().strip()!r}` in plaintext after its 220".replace("\\r\\n", " "),
+        "discarded; the mail was sent once, over TLS" if good else f"{reply!r}, believed: {believed}",
         good,
     )
 
@@ -236,12 +237,12 @@ MAILS, SWAKS = 5000, 100
 
 
 def load(scene: Scene) -> Found:
-    """Many at once, in the clear and over TLS; each must be at the next hop, once."""
+    """Many mails at a time, in plaintext and over TLS; each must reach the next hop exactly once."""
     scene.sink.mails.clear()
     target = f"127.0.0.1:{LISTENER}"
     flood = ["smtp-source", "-m", str(MAILS), "-s", "15", "-l", "4000", "-f", "source@client.example"]
     source = subprocess.Popen([str(find(flood[0])), *flood[1:], "-t", "load@example.org", target])
-    swaks = " ".join(f"{one}@swaks.example" for one in range(SWAKS))
+    swaks = " ".join(f"{number}@swaks.example" for number in range(SWAKS))
     each = f"swaks --server {target} --tls-optional --from swaks@client.example --silent 3 --to"
     try:
         run("sh", "-c", f"printf '%s\\n' {swaks} | xargs -P 4 -n 1 {each}")
@@ -249,15 +250,18 @@ def load(scene: Scene) -> Found:
     finally:
         source.kill()
         source.wait()
-    got = [one for mail in scene.sink.mails for one in mail.recipients]
-    flooded, single = got.count(b"load@example.org"), {one for one in got if one.endswith(b"@swaks.example")}
+    got = [address for mail in scene.sink.mails for address in mail.recipients]
+    flooded, single = (
+        got.count(b"load@example.org"),
+        {address for address in got if address.endswith(b"@swaks.example")},
+    )
     total = len(got)
     return Found(
         "smtp-source, swaks",
         ", ".join(
             (version(r"= (\S+)", "postconf", "mail_version"), version(r"version (\d+\S*)", "swaks", "--version"))
         ),
-        f"{MAILS} mails of 4 kB over 15 sessions, and {SWAKS} runs of swaks over STARTTLS beside them",
+        f"{MAILS} mails of 4 kB over 15 sessions, and at the same time {SWAKS} runs of swaks over STARTTLS",
         f"{flooded} + {len(single)} arrived, {total - flooded - len(single)} twice, exit code {code}",
         (code, flooded, len(single), total) == (0, MAILS, SWAKS, MAILS + SWAKS),
     )
@@ -267,15 +271,15 @@ def load(scene: Scene) -> Found:
 
 
 def schemathesis(scene: Scene) -> Iterator[Found]:
-    """Both interfaces, from the document: valid and invalid requests, and in a row as its links say."""
+    """Both interfaces, from the OpenAPI document: valid and invalid requests, and sequences along its links."""
     named = openapi.document()
-    named["components"]["schemas"]["ListName"] = {"enum": [one.name for one in PREDEFINED]}
+    named["components"]["schemas"]["ListName"] = {"enum": [predefined.name for predefined in PREDEFINED]}
     (scene.directory / "named.json").write_text(json.dumps(named))
-    ours = str(ROOT / "docs" / "openapi.json")
+    ours = str(ROOT / "docs" / "reference" / "openapi.json")
     yield one_api(scene, "Email Scanning API", ours, f"Bearer {TOKEN}", "--exclude-path-regex")
     yield one_api(scene, "List API", ours, f"apikey {scene.api_key}", "--include-path-regex")
     yield one_api(
-        scene, "List API, names of lists that exist", str(scene.directory / "named.json"), f"apikey {scene.api_key}",
+        scene, "List API, names of existing lists", str(scene.directory / "named.json"), f"apikey {scene.api_key}",
         "--include-path-regex",
     )  # fmt: skip
 
@@ -294,7 +298,7 @@ def one_api(scene: Scene, name: str, document: str, authorization: str, choice: 
     return Found(
         f"schemathesis, {name}",
         version(r"version (\S+)", program, "--version"),
-        "docs/openapi.json, 100 examples each",
+        "docs/reference/openapi.json, 100 examples each",
         result,
         good,
     )
@@ -312,4 +316,4 @@ CHECKS: dict[str, tuple[Check, str]] = {
     "load": (load, "smtp-source"),
     "schemathesis": (schemathesis, ""),
 }
-QUICK = ("relay", "nmap", "sslscan", "smuggling", "starttls-commands", "starttls-replies")  # for every test run
+QUICK = ("relay", "nmap", "sslscan", "smuggling", "starttls-commands", "starttls-replies")  # in every test run

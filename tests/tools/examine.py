@@ -1,6 +1,6 @@
-"""`make test-tools`: public tools against a running bridge; what they said is written into docs/tools.md.
+"""`make test-tools`: runs public tools against a bridge and writes the results to docs/evidence/tools.md.
 
-`examine.py NAME...` runs some, and writes nothing. The exit code is 0 only if every tool was there and found nothing.
+With NAME... it runs only these and writes nothing. Exits with 0 only if every tool is installed and found nothing.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from tests.requirements import find
 from tests.tools import scene as scenery
 from tests.tools.checks import CHECKS, QUICK, Failed, Found, Scene
 
-PAGE = scenery.ROOT / "docs" / "tools.md"
+PAGE = scenery.ROOT / "docs" / "evidence" / "tools.md"
 MARK = "<!-- what follows is written by `make test-tools` -->\n"
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help=f"only {', '.join(QUICK)}")
-    parser.add_argument("only", nargs="*", help=f"of {', '.join(CHECKS)}")
+    parser.add_argument("only", nargs="*", help=f"some of {', '.join(CHECKS)}")
     options = parser.parse_args()
     if unknown := set(options.only) - set(CHECKS):
         parser.error(f"no such tool: {', '.join(sorted(unknown))}")
     chosen = options.only or (list(QUICK) if options.quick else list(CHECKS))
-    scenery.alone()
+    scenery.enter_namespaces()
     with scenery.scene() as scene:
-        found = [one for name in chosen for one in examine(scene, name)]
+        found = [result for name in chosen for result in examine(scene, name)]
     if chosen == list(CHECKS):
         write(found)
-    bad = [one.tool for one in found if not one.good]
+    bad = [result.tool for result in found if not result.good]
     print(f"{len(found) - len(bad)} found nothing" + (f", {len(bad)} did: {', '.join(bad)}" if bad else ""))
     return 1 if bad else 0
 
@@ -47,23 +47,24 @@ def examine(scene: Scene, name: str) -> Iterator[Found]:
         return
     try:
         made = check(scene)
-        for one in [made] if isinstance(made, Found) else made:
-            yield show(one, began)
+        for result in [made] if isinstance(made, Found) else made:
+            yield show(result, began)
     except (Failed, AssertionError, OSError) as exc:
         yield show(Found(name, "-", "", f"{type(exc).__name__}: {exc}", False), began)
 
 
-def show(one: Found, began: float) -> Found:
-    print(f"{'ok ' if one.good else 'BAD'} {time.monotonic() - began:6.1f} s  {one.tool}: {one.result}", flush=True)
-    return one
+def show(result: Found, began: float) -> Found:
+    mark = "ok " if result.good else "BAD"
+    print(f"{mark} {time.monotonic() - began:6.1f} s  {result.tool}: {result.result}", flush=True)
+    return result
 
 
 def write(found: list[Found]) -> None:
-    """Our own prose above the mark stays."""
+    """Replace everything below the mark; the prose above it stays."""
     prose = PAGE.read_text().partition(MARK)[0]
     rows = [
-        f"| {one.tool} | {one.version} | {one.did} | {'clean' if one.good else '**not clean**'} | {one.result} |"
-        for one in found
+        f"| {row.tool} | {row.version} | {row.did} | {'clean' if row.good else '**not clean**'} | {row.result} |"
+        for row in found
     ]
     rows[:0] = ["| tool | version | what it did | result | what it said |", "|---|---|---|---|---|"]
     PAGE.write_text(f"{prose}{MARK}\nRun on {datetime.now(UTC):%Y-%m-%d}.\n\n" + "\n".join(rows) + "\n")

@@ -1,7 +1,7 @@
-"""A bridge as strangers meet it: in a network of its own, with the real service, a real Postfix behind, and TLS.
+"""A bridge that untrusted clients can reach: its own network, the real service, TLS, and a real Postfix behind it.
 
-`alone()` puts this process into a network and process namespace: port 25 of 192.0.2.25 is ours, the
-machine's own network is not touched, and whatever was started ends with us.
+`enter_namespaces()` restarts this program in its own network and process namespaces: port 25 of 192.0.2.25 is ours,
+the machine's network is not touched, and every process that was started ends with this one.
 """
 
 from __future__ import annotations
@@ -18,31 +18,30 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+import trustme
 
-import trustme  # noqa: E402
+from bridge.runtime import yaml_file
+from bridge.testing import TOKEN, Background, NextHop, SmtpClient, until
+from tests.postfix_kit import Postfix
+from tests.relay.scripted_hop import EXTENSIONS, ScriptedHop
+from tests.service.service_kit import ServiceProcess, make_key
 
-from bridge.runtime import yaml_file  # noqa: E402
-from bridge.testing import TOKEN, Background, NextHop, SmtpClient, until  # noqa: E402
-from tests.postfix_kit import Postfix  # noqa: E402
-from tests.relay.scripted_hop import EXTENSIONS, ScriptedHop  # noqa: E402
-from tests.service.service_kit import ServiceProcess, make_key  # noqa: E402
-
-PUBLIC = "192.0.2.25"  # the address that strangers reach, and have: nobody trusts it
-LISTENER = 10025  # for the mail server on this machine, which is trusted
+ROOT = Path(__file__).parents[2]
+PUBLIC = "192.0.2.25"  # the address that untrusted clients use and come from
+LISTENER = 10025  # for the trusted mail server on this machine
 SERVICE = 9081
 POSTFIX = 2525
 INJECTED = b"250-injected.example\r\n250 XFORWARD ADDR\r\n"
 
 
-def alone() -> None:
-    """Go on in namespaces of our own; returns there."""
+def enter_namespaces() -> None:
+    """Restart this program in its own namespaces; returns only there."""
     if os.environ.get("SCANBRIDGE_SCENE") != "inside":
         if os.geteuid() != 0 or shutil.which("unshare") is None:
-            sys.exit("only root can make a network of its own (and util-linux must be installed)")
+            sys.exit("creating a network namespace needs root and util-linux")
         os.environ["SCANBRIDGE_SCENE"] = "inside"
-        inside = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable, *sys.argv]
+        inside = ["unshare", "--net", "--pid", "--fork", "--kill-child", "--mount-proc", sys.executable]
+        inside += ["-m", "tests.tools.examine", *sys.argv[1:]]
         os.execvp("unshare", inside)
     for words in ("link set lo up", f"addr add {PUBLIC}/32 dev lo"):
         subprocess.run(["ip", *words.split()], check=True)
@@ -50,19 +49,19 @@ def alone() -> None:
 
 @dataclass
 class Scene:
-    """Everything that a tool can be aimed at, and what arrived."""
+    """Everything that a tool can be pointed at, and what arrived."""
 
     directory: Path
     log: Path
-    sink: NextHop  # the next hop of all mail that is not for one of the others
+    sink: NextHop  # the next hop for all other domains
     postfix: Postfix  # the next hop for behind.example ...
-    mailbox: NextHop  # ... and where that one delivers
-    injecting: ScriptedHop  # the next hop for injecting.example: it says more than it was asked behind STARTTLS
+    mailbox: NextHop  # ... and where Postfix delivers
+    injecting: ScriptedHop  # the next hop for injecting.example, which adds replies after STARTTLS
     trust: ssl.SSLContext
     api_key: str
 
     def client(self) -> SmtpClient:
-        """As the mail server beside us."""
+        """A client that connects as the trusted mail server does."""
         return SmtpClient(LISTENER)
 
 
@@ -82,7 +81,7 @@ def scene() -> Iterator[Scene]:
         injecting = ScriptedHop(extensions=(*EXTENSIONS, "STARTTLS"), tls=tls, behind_starttls=INJECTED)
         background.run(injecting.__aenter__())
         stack.callback(lambda: background.run(injecting.__aexit__()))
-        # As it comes: this Postfix still takes LF.LF and LF.CRLF for an end of data.
+        # Postfix's old default: it accepts LF.LF and LF.CRLF as an end of data.
         settings = "smtpd_forbid_bare_newline = no\nrelay_domains = behind.example\n"
         postfix = stack.enter_context(Postfix(f"127.0.0.1:{POSTFIX} inet n - n - - smtpd", mailbox.port, settings))
         key = stack.enter_context(service(directory))
@@ -92,7 +91,7 @@ def scene() -> Iterator[Scene]:
 
 
 def certificate(directory: Path) -> ssl.SSLContext:
-    """Written for the bridge; what verifies it is returned."""
+    """Write a certificate for the bridge; return the context that verifies it."""
     authority = trustme.CA()
     issued = authority.issue_cert("bridge.example", PUBLIC, "localhost")
     issued.private_key_pem.write_to_path(directory / "key.pem")
@@ -104,7 +103,7 @@ def certificate(directory: Path) -> ssl.SSLContext:
 
 @contextmanager
 def service(directory: Path) -> Iterator[str]:
-    """`scanbridge service`; a key of its List API."""
+    """Run `scanbridge service`; yields a key for its List API."""
     data = {
         "listen": f"127.0.0.1:{SERVICE}",
         "guard": {"scanSources": {"restApi": {}}},
@@ -122,7 +121,7 @@ def service(directory: Path) -> Iterator[str]:
 
 @contextmanager
 def bridge(directory: Path, sink: int, routes: dict[str, int]) -> Iterator[Path]:
-    """`scanbridge run`; its log."""
+    """Run `scanbridge run`; yields the path of its log."""
     (directory / "token").write_text(TOKEN)
     tls = {"cert_file": "cert.pem", "key_file": "key.pem"}
     strangers = {"name": "mx", "address": f"{PUBLIC}:25", "trusted_clients": ["127.0.0.1/32"], "tls": tls}
@@ -149,7 +148,7 @@ def bridge(directory: Path, sink: int, routes: dict[str, int]) -> Iterator[Path]
         until(lambda: process.poll() is not None or listens(), "the bridge to listen")
         assert process.poll() is None, log.read_text()
         yield log
-        assert process.poll() is None, f"the bridge has ended:\n{log.read_text()[-3000:]}"
+        assert process.poll() is None, f"the bridge exited:\n{log.read_text()[-3000:]}"
     finally:
         process.send_signal(signal.SIGTERM)
         process.wait(60)

@@ -1,4 +1,4 @@
-"""Public tools that are quick find nothing; `make test-tools` runs them all (docs/tools.md)."""
+"""The quick public tools find nothing; `make test-tools` runs all of them."""
 
 from __future__ import annotations
 
@@ -8,18 +8,23 @@ from pathlib import Path
 
 from tests.requirements import need, unavailable
 
-EXAMINE = Path(__file__).parent / "examine.py"
+ROOT = Path(__file__).parents[2]
 QUICK = 6  # checks
 NAMESPACES = ["unshare", "--net", "--pid", "--fork", "--mount-proc"]
 
 
 def test_quick_tools_find_nothing() -> None:
-    """nmap from an untrusted address, sslscan, smuggling before a real Postfix, STARTTLS injection both ways."""
+    """nmap from an untrusted address, sslscan, smuggling towards a real Postfix, STARTTLS injection both ways."""
     need("nmap", "sslscan", "postfix", "unshare", "ip", root=True)
     if subprocess.run([*NAMESPACES, "true"], capture_output=True, check=False).returncode != 0:
-        unavailable("a network of its own cannot be made here (in a container: CAP_SYS_ADMIN)")
+        unavailable("cannot create a network namespace here (in a container: CAP_SYS_ADMIN)")
     done = subprocess.run(
-        [sys.executable, EXAMINE, "--quick"], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, "-m", "tests.tools.examine", "--quick"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     lines = [line for line in done.stdout.splitlines() if line.startswith(("ok ", "BAD"))]
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,1 +1,1 @@
-"""What `scanbridge check` looks at, one file for each idea."""
+"""`scanbridge check`: does everything that the configuration names work?"""

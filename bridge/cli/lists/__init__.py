@@ -1,0 +1,1 @@
+"""`scanbridge lists`: the List API on the command line."""

@@ -1,0 +1,1 @@
+"""`scanbridge quarantine`: find, release and delete mail that was kept."""

@@ -1,0 +1,1 @@
+"""`scanbridge top`: a live view of a running daemon."""

@@ -1,0 +1,1 @@
+"""Several processes that share ports, limits and counters under one supervisor."""

@@ -1,0 +1,1 @@
+"""SMTP and LMTP: the session, its connection and its listener, on top of aiosmtpd."""

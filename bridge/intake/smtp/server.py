@@ -14,13 +14,13 @@ import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from aiosmtpd.smtp import MISSING
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
-from bridge.intake.acceptor import Acceptor
+from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.session import BridgeLMTP, BridgeSMTP
@@ -33,11 +33,8 @@ from bridge.mail.transaction import Transaction, new_id
 
 log = logging.getLogger(__name__)
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 _PROXY_TIMEOUT_S = 5.0
-_UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
-_MAX_KNOWN = 10_000
+_MAX_CLIENTS = 10_000
 _NOBODY = Client()
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
@@ -80,6 +77,10 @@ class SmtpSettings:
     hidden: frozenset[str] = frozenset()  # ESMTP extensions that the listener does without
     kinds: Kinds = field(default_factory=lambda: Kinds())
 
+    @property
+    def listener(self) -> ListenerSettings:
+        return ListenerSettings(self.name, self.trusted, self.max_connections, self.max_connections_per_client)
+
 
 def _ignore(*_: object) -> None:
     """For metrics nobody wants."""
@@ -105,16 +106,7 @@ class SmtpServer:
         self._on_refused = on_refused
         self._on_saturated = on_saturated
         self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
-        self._is_ahead = is_ahead
-        self._acceptors: list[Acceptor] = []
-        self._sessions: set[BridgeSMTP] = set()
-        self._per_client: dict[str, int] = {}
-        self._strangers = 0
-        self._known: dict[str, bool] = {}  # addresses already looked up in the trusted networks
-        self._expected: set[BridgeSMTP] = set()  # those whose PROXY header has not come yet
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self.draining = False
+        self.listener = Listener[BridgeSMTP](settings.listener, is_ahead=is_ahead)
         self._spool = spool
         self._prototype = self._make_prototype()
 
@@ -143,117 +135,58 @@ class SmtpServer:
         """
         self.settings = settings
         self._filter = filter_
-        self._known = {}
+        self.listener.adopt(settings.listener)
         self._prototype = self._make_prototype()
 
     @property
     def connections(self) -> int:
-        return len(self._sessions)
+        return len(self.listener.open)
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
-        self._acceptors.append(Acceptor(sock, self._spawn, self._is_ahead))
-        await self._acceptors[-1].start()
+        await self.listener.serve(sock, self._spawn)
 
     def _spawn(self) -> BridgeSMTP:
         return self._prototype.spawn()
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, say goodbye to the idle, let running mail finish within the time."""
-        self.draining = True
-        for acceptor in self._acceptors:
-            acceptor.close()
-        for session in list(self._sessions):
-            if session.in_mail:
-                session.goodbye_after_mail(GOODBYE)
-            else:
-                session.goodbye(GOODBYE)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
-        except TimeoutError:
-            log.warning("listener %s: %d sessions cut after the drain time", self.settings.name, len(self._sessions))
-            for session in list(self._sessions):
-                session.goodbye(GOODBYE)
+        """Stop accepting, close idle sessions, let running mail finish within the time."""
+        await self.listener.drain(timeout_s, _finish, _cut)
 
     # Hooks: called by the session with itself, aiosmtpd's session and its envelope
 
     def handle_OPEN(self, server: BridgeSMTP) -> bool:
         """Whether to wait for a PROXY header at all (called without await)."""
-        peer = _peer_address(server.session.peer)
-        if not self._is_trusted(peer):
-            self._refused(peer, "untrusted")
-            return False
-        if self.draining or len(self._sessions) + len(self._expected) >= self.settings.max_connections:
-            self._refused(peer, "limit")
-            return False
-        self._expected.add(server)
-        return True
+        peer = peer_address(server.session.peer)
+        refusal = self.listener.expect(server, peer)
+        if refusal is not None:
+            self._refused(peer, refusal)
+        return refusal is None
 
     def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
-        peer = server.peer_address = _peer_address(session.peer)
+        peer = server.peer_address = peer_address(session.peer)
         if session.proxy_data is None:
             server.client = _client(peer)
-        server.trusted = self._is_trusted(server.client.address)
-        refusal = self._count_in(server)
-        return MISSING if refusal is None else refusal
+        server.trusted = server.client.address in self.listener.trusted
+        refusal = self.listener.admit(server, server.client.address)
+        if refusal is not None:
+            self._refused(server.client.address, refusal)
+            return _reply_to_refused(refusal)
+        return GOODBYE if self.listener.draining else MISSING
 
-    def _count_in(self, server: BridgeSMTP) -> Reply | None:
-        settings, stranger, address = self.settings, not server.trusted, server.client.address
-        self._expected.discard(server)
-        if len(self._sessions) >= settings.max_connections or (
-            stranger and self._strangers >= max(settings.max_connections // _UNTRUSTED_SHARE, 5)
-        ):
-            self._refused(address, "limit")
-            return _FULL
-        of_client = self._per_client.get(address, 0) if address is not None else 0
-        if of_client >= settings.max_connections_per_client:
-            self._refused(address, "client_limit")
-            return _CLIENT_FULL
-        if not self._sessions:
-            self._empty.clear()
-        self._sessions.add(server)
-        self._strangers += stranger
-        if address is not None:
-            self._per_client[address] = of_client + 1
-        server.counted_as = address
-        return GOODBYE if self.draining else None
-
-    def _refused(self, address: str | None, reason: str) -> None:
-        self._on_refused(reason)
-        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason)
+    def _refused(self, address: str | None, reason: Refusal) -> None:
+        self._on_refused(reason.value)
+        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason.value)
 
     def handle_CLOSE(self, server: BridgeSMTP) -> None:
         """The connection is gone (called without await)."""
-        self._expected.discard(server)
-        if server not in self._sessions:
-            return
-        self._sessions.discard(server)
-        self._strangers -= not server.trusted
-        address = server.counted_as
-        if address is not None:
-            left = self._per_client[address] = self._per_client[address] - 1
-            if not left:
-                del self._per_client[address]
-        if not self._sessions:
-            self._empty.set()
-
-    def _is_trusted(self, address: str | None) -> bool:
-        if address is None:  # a unix socket: its permissions decide
-            return True
-        known = self._known.get(address)
-        if known is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            ip = ipaddress.ip_address(address)
-            known = self._known[address] = any(ip in network for network in self.settings.trusted)
-        return known
+        self.listener.forget(server)
 
     async def handle_PROXY(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, proxy: Any) -> bool:
         """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
-        peer = _peer_address(session.peer)
-        if not proxy.valid or not self._is_trusted(peer):
-            self._refused(peer, "untrusted")
+        peer = peer_address(session.peer)
+        if not proxy.valid or peer not in self.listener.trusted:
+            self._refused(peer, Refusal.UNTRUSTED)
             return False
         source = str(proxy.src_addr) if proxy.src_addr else None
         try:
@@ -267,7 +200,7 @@ class SmtpServer:
         self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not server.trusted:
-            self._refused(server.client.address, "untrusted")
+            self._refused(server.client.address, Refusal.UNTRUSTED)
             server.strike()
             return _NOT_ALLOWED
         if self._filter.door is not None:
@@ -380,12 +313,36 @@ class SmtpServer:
         return description
 
 
+def _finish(session: BridgeSMTP) -> None:
+    """Say goodbye now, or after the running mail."""
+    if session.in_mail:
+        session.goodbye_after_mail(GOODBYE)
+    else:
+        session.goodbye(GOODBYE)
+
+
+def _cut(session: BridgeSMTP) -> None:
+    session.goodbye(GOODBYE)
+
+
+def _reply_to_refused(refusal: Refusal) -> Reply:
+    match refusal:
+        case Refusal.FULL:
+            return _FULL
+        case Refusal.CLIENT_FULL:
+            return _CLIENT_FULL
+        case Refusal.UNTRUSTED:
+            return _NOT_ALLOWED
+        case _:
+            assert_never(refusal)
+
+
 def _is_told(server: BridgeSMTP, session: Any) -> bool:
     """By a PROXY header, or by XCLIENT."""
     return session.proxy_data is not None or server.client.address != server.peer_address
 
 
-@lru_cache(_MAX_KNOWN)
+@lru_cache(_MAX_CLIENTS)
 def _client(address: str | None) -> Client:
     return Client(address=address)
 
@@ -393,14 +350,3 @@ def _client(address: str | None) -> Client:
 def _proxy_timeout(settings: SmtpSettings) -> float:
     """Always before the time for a command is over, which would be answered with 421."""
     return min(_PROXY_TIMEOUT_S, (settings.session.command_timeout_s or 300.0) / 2)
-
-
-def _peer_address(peer: Any) -> str | None:
-    """The bare address; None for a unix socket. A mapped IPv4 address is IPv4."""
-    if not isinstance(peer, tuple):
-        return None
-    if ":" not in peer[0]:
-        return str(peer[0])
-    ip = ipaddress.ip_address(peer[0].partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return str(mapped or ip)

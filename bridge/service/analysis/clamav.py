@@ -1,6 +1,6 @@
 """ClamAV over clamd's INSTREAM: the mail is sent in chunks, and clamd answers with one line.
 
-clamd unpacks MIME and archives itself. If `AlertExceedsMax yes` is set (docs/service.md recommends
+clamd unpacks MIME and archives itself. If `AlertExceedsMax yes` is set (docs/operate/service.md recommends
 it), clamd reports a mail beyond its own limits as a finding named `Heuristics.Limits.Exceeded`. That
 is a limit, not malware.
 """

@@ -16,7 +16,7 @@ from bridge.service.settings import Decisions
 
 INCOMPLETE = "incomplete"
 
-# The default score of each tag; `decisions.scores` overrides it. docs/service.md explains each tag.
+# The default score of each tag; `decisions.scores` overrides it. docs/operate/service.md explains each tag.
 TAG_SCORES: dict[str, float] = {
     "mime:executable": 8.0,
     "mime:double-extension": 5.0,

@@ -1,6 +1,6 @@
 """The interface of an analyzer: it gets one mail and returns tags and a score.
 
-Custom analyzers implement it (docs/service.md, "Your own analyzer"), and so do our own engines.
+Custom analyzers implement it (docs/operate/service.md, "Your own analyzer"), and so do our own engines.
 Any exception means "no answer"; `LimitReached` means that the analyzer does not handle mail like this
 one. If the analyzer is required, both leave the mail undecided.
 """

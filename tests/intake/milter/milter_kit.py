@@ -14,7 +14,8 @@ from typing import Any
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.pipeline import Filter
 from bridge.intake.milter import protocol
-from bridge.intake.milter.server import MilterServer, MilterSettings
+from bridge.intake.milter.context import MilterSettings
+from bridge.intake.milter.server import MilterServer
 from bridge.mail.action import Action
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -24,7 +25,7 @@ ALL_ACTIONS = 0x1FF
 ALL_STEPS = 0x1FFFFF
 DEADLINE_S = 60.0  # longest wait for anything that should happen at once
 
-SETTINGS = MilterSettings(listener="milter")
+SETTINGS = MilterSettings(name="milter")
 
 OUTCOMES = {
     Action.RELAY: Outcome(
@@ -225,7 +226,7 @@ class Listener:
 
     def __init__(self, server: MilterServer, sock: socket.socket) -> None:
         self.server = server
-        self.spool = server.spool
+        self.spool = server.context.spool
         self._address = sock.getsockname()
         self._mtas: list[Mta] = []
 
@@ -262,7 +263,7 @@ async def listening(
         listener.hang_up()
         await server.drain(0.5)
     assert server.connections == 0
-    assert server.spool.in_use == 0
+    assert server.context.spool.in_use == 0
 
 
 def letters(responses: list[tuple[str, bytes]]) -> str:

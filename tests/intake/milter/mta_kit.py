@@ -75,7 +75,7 @@ class Bridge:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join(DEADLINE_S)
         assert not self._thread.is_alive()
-        assert self.server.spool.in_use == 0
+        assert self.server.context.spool.in_use == 0
 
 
 def send(port: int, marker: str, *fields: str, want: str = "relay", body: str = "Hello", **options: Any) -> str:

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bridge.intake.milter import protocol
-from bridge.intake.milter.connection import Connection
+from bridge.intake.milter.connection import MilterConnection
 from bridge.intake.milter.server import MilterServer
 from bridge.mail.message import Spool
 from tests.intake.milter.milter_kit import SETTINGS, ScriptedFilter, as_wanted, connect_frame, frame, offer
@@ -81,8 +81,7 @@ def test_connection_survives_anything_and_leaves_nothing_behind(events, step, br
         loop = asyncio.get_running_loop()
         loop.set_exception_handler(lambda _, context: problems.append(context))
         server = MilterServer(SETTINGS, ScriptedFilter(as_wanted), Spool(ROOM))
-        server.loop = loop
-        connection, transport = Connection(server), Wire()
+        connection, transport = MilterConnection(server.context), Wire()
         connection.connection_made(transport)
         for start in range(0, len(stream), step):
             if not transport.over:
@@ -93,7 +92,7 @@ def test_connection_survives_anything_and_leaves_nothing_behind(events, step, br
         for _ in range(5):
             await asyncio.sleep(0)
         transport.get_extra_info("socket").close()
-        assert server.spool.in_use == 0
+        assert server.context.spool.in_use == 0
         assert server.connections == 0
         await server.drain(1)
         return transport.said

@@ -17,136 +17,110 @@ from tests.intake.milter.milter_kit import (
     offer,
 )
 
+pytestmark = pytest.mark.usefixtures("strict_loop")
+
 # --- limits ---
 
 
-def test_saturation_is_said_at_mail(run):
+async def test_saturation_is_said_at_mail():
     """When no mail can be taken, MAIL is answered 451 4.3.2, and the next MAIL may pass."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy, try again later")
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            assert await mta.ask(frame("M", b"<a@b>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
-            assert await mta.ask(frame("R", b"<b@c>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
-            filter_.saturated = None
-            await mta.mail()  # no ABORT between, as Sendmail does it
-            mta.content()
-            assert letters(await mta.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        assert await mta.ask(frame("M", b"<a@b>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
+        assert await mta.ask(frame("R", b"<b@c>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
+        filter_.saturated = None
+        await mta.mail()  # no ABORT between, as Sendmail does it
+        mta.content()
+        assert letters(await mta.until_final()) == "hhc"
     assert len(filter_.seen) == 1
 
 
-def test_mail_sent_on_after_a_refused_mail_is_refused_again(run):
+async def test_mail_sent_on_after_a_refused_mail_is_refused_again():
     """A mail server that ignores the refusal at MAIL reads it again at the end, and nothing is scanned."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy")
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            await mta.ask(frame("M", b"<a@b>\0"))
-            mta.content()
-            assert (await mta.until_final())[0][1].startswith(b"451 4.3.2 Busy (id=")
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.ask(frame("M", b"<a@b>\0"))
+        mta.content()
+        assert (await mta.until_final())[0][1].startswith(b"451 4.3.2 Busy (id=")
     assert not filter_.seen
 
 
-def test_mail_over_the_size_limit_is_552_at_its_end(run):
+async def test_mail_over_the_size_limit_is_552_at_its_end():
     """The content of a mail that is too large is not kept, and the next one passes."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, max_message_size=100_000) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            await mta.mail()
-            mta.content(body=b"x" * 200_000)
-            assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
-            assert listener.spool.in_use == 0
-            (report,) = filter_.reports
-            assert report.outcome.reply.code == 552
-            assert report.size > 100_000
-            assert (await mta.ask(frame("M", b"<a@b>\0SIZE=200000\0")))[1].startswith(b"552 5.3.4 ")
-            await mta.mail()
-            mta.content()
-            assert letters(await mta.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_, max_message_size=100_000) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail()
+        mta.content(body=b"x" * 200_000)
+        assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
+        assert listener.spool.in_use == 0
+        (report,) = filter_.reports
+        assert report.outcome.reply.code == 552
+        assert report.size > 100_000
+        assert (await mta.ask(frame("M", b"<a@b>\0SIZE=200000\0")))[1].startswith(b"552 5.3.4 ")
+        await mta.mail()
+        mta.content()
+        assert letters(await mta.until_final()) == "hhc"
 
 
-def test_rest_of_a_hopeless_body_is_skipped_where_that_can_be_said(run):
+async def test_rest_of_a_hopeless_body_is_skipped_where_that_can_be_said():
     """With SKIP and without NR_BODY the mail server is spared sending what is thrown away."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, max_message_size=1000) as listener:
-            mta = await listener.mta()
-            await mta.greet(steps=0x1FFFFF & ~(1 << 19))
-            await mta.mail()
-            assert await mta.ask(frame("N"), frame("B", b"x" * 900)) == ("c", b"")
-            assert await mta.ask(frame("B", b"x" * 900)) == ("s", b"")
-            mta.send(frame("E"))
-            assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
-
-    run(scenario)
+    async with listening(filter_, max_message_size=1000) as listener:
+        mta = await listener.mta()
+        await mta.greet(steps=0x1FFFFF & ~(1 << 19))
+        await mta.mail()
+        assert await mta.ask(frame("N"), frame("B", b"x" * 900)) == ("c", b"")
+        assert await mta.ask(frame("B", b"x" * 900)) == ("s", b"")
+        mta.send(frame("E"))
+        assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
 
 
-def test_full_spool_is_451_at_the_end_of_the_mail(run):
+async def test_full_spool_is_451_at_the_end_of_the_mail():
     """When the room for all mail is used up, this one is put off and the others live."""
     filter_ = ScriptedFilter(forever)
-
-    async def scenario():
-        async with listening(filter_, room=100_000) as listener:
-            first, second = await listener.mta(), await listener.mta()
-            for mta in (first, second):
-                await mta.greet()
-                await mta.mail()
-            first.content(body=b"x" * 60_000)
-            await filter_.until(lambda f: f.running == 1)
-            second.content(body=b"x" * 60_000)
-            assert (await second.until_final())[0][1].startswith(b"451 4.3.2 ")
-
-    run(scenario)
-
-
-def test_one_recipient_too_many_is_452_and_the_mail_goes_on(run):
-    """The first recipients are kept."""
-    filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, max_recipients=2) as listener:
-            mta = await listener.mta()
+    async with listening(filter_, room=100_000) as listener:
+        first, second = await listener.mta(), await listener.mta()
+        for mta in (first, second):
             await mta.greet()
             await mta.mail()
-            assert await mta.ask(frame("R", b"<c@example.net>\0")) == ("c", b"")
-            assert (await mta.ask(frame("R", b"<d@example.net>\0")))[1].startswith(b"452 4.5.3 ")
-            mta.content()
-            await mta.until_final()
+        first.content(body=b"x" * 60_000)
+        await filter_.until(lambda f: f.running == 1)
+        second.content(body=b"x" * 60_000)
+        assert (await second.until_final())[0][1].startswith(b"451 4.3.2 ")
 
-    run(scenario)
+
+async def test_one_recipient_too_many_is_452_and_the_mail_goes_on():
+    """The first recipients are kept."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_, max_recipients=2) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail()
+        assert await mta.ask(frame("R", b"<c@example.net>\0")) == ("c", b"")
+        assert (await mta.ask(frame("R", b"<d@example.net>\0")))[1].startswith(b"452 4.5.3 ")
+        mta.content()
+        await mta.until_final()
     assert filter_.seen[0].tx.envelope.addresses == ("b@example.net", "c@example.net")
 
 
 @pytest.mark.parametrize("address", [b"<a\r\nb@c>", b"<\xff@c>"])
-def test_address_with_control_characters_or_broken_utf8_is_553(run, address):
+async def test_address_with_control_characters_or_broken_utf8_is_553(address):
     """What cannot go into the request exactly as it came is refused."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            assert (await mta.ask(frame("M", address + b"\0")))[1].startswith(b"553 5.1.3 ")
-            await mta.mail()
-            assert (await mta.ask(frame("R", address + b"\0")))[1].startswith(b"553 5.1.3 ")
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        assert (await mta.ask(frame("M", address + b"\0")))[1].startswith(b"553 5.1.3 ")
+        await mta.mail()
+        assert (await mta.ask(frame("R", address + b"\0")))[1].startswith(b"553 5.1.3 ")
 
 
 # --- misbehaviour ---
@@ -172,38 +146,30 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("violation", VIOLATIONS.values(), ids=VIOLATIONS)
-def test_violation_closes_its_own_connection_only(run, violation):
+async def test_violation_closes_its_own_connection_only(violation):
     """What breaks the protocol is closed; the neighbour's mail is not touched."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            bad, good = await listener.mta(), await listener.mta()
-            for mta in (bad, good):
-                await mta.negotiate()
-            await good.mail()
-            bad.send(violation)
-            await bad.ended()
-            good.content()
-            assert letters(await good.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        bad, good = await listener.mta(), await listener.mta()
+        for mta in (bad, good):
+            await mta.negotiate()
+        await good.mail()
+        bad.send(violation)
+        await bad.ended()
+        good.content()
+        assert letters(await good.until_final()) == "hhc"
 
 
 @pytest.mark.parametrize(
     "opening", [frame("M", b"<a@b>\0"), offer(version=1), frame("O", b"short"), b"GET / HTTP/1.1\r\n"]
 )
-def test_connection_that_does_not_open_with_a_negotiation_is_closed(run, opening):
+async def test_connection_that_does_not_open_with_a_negotiation_is_closed(opening):
     """Nothing is said to a peer that does not speak milter."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            mta.send(opening)
-            assert await mta.closed()
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        mta.send(opening)
+        assert await mta.closed()
 
 
 @pytest.mark.parametrize(
@@ -216,95 +182,75 @@ def test_connection_that_does_not_open_with_a_negotiation_is_closed(run, opening
     ],
     ids=["silence", "half a length", "withheld data", "withheld body"],
 )
-def test_frame_that_does_not_come_is_not_waited_for(run, start):
+async def test_frame_that_does_not_come_is_not_waited_for(start):
     """A connection that stops in the middle of a frame, or never begins, is closed."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=0.1) as listener:
-            mta = await listener.mta()
-            if start:
-                await mta.negotiate()
-            mta.send(start)
-            assert await mta.ended() == (frame("c") if b"<a@b>" in start else b"")
-        assert filter_.seen == []
-
-    run(scenario)
+    async with listening(filter_, read_timeout_s=0.1) as listener:
+        mta = await listener.mta()
+        if start:
+            await mta.negotiate()
+        mta.send(start)
+        assert await mta.ended() == (frame("c") if b"<a@b>" in start else b"")
+    assert filter_.seen == []
 
 
-def test_frame_dribbled_byte_by_byte_is_cut(run):
+async def test_frame_dribbled_byte_by_byte_is_cut():
     """Bytes that complete nothing do not keep a connection open."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=0.3) as listener:
-            mta = await listener.mta()
-            await mta.negotiate()
-            mta.send(struct.pack(">IB", 60_000, ord("H")))
-            ended = asyncio.ensure_future(mta.closed())
-            while not ended.done():
-                mta.send(b"x")
-                await asyncio.wait([ended], timeout=0.02)
-            assert ended.result()
-
-    run(scenario)
+    async with listening(filter_, read_timeout_s=0.3) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(struct.pack(">IB", 60_000, ord("H")))
+        ended = asyncio.ensure_future(mta.closed())
+        while not ended.done():
+            mta.send(b"x")
+            await asyncio.wait([ended], timeout=0.02)
+        assert ended.result()
 
 
-def test_silence_between_two_mails_is_allowed_for_longer_than_within_one(run):
+async def test_silence_between_two_mails_is_allowed_for_longer_than_within_one():
     """A client may think; the mail server's own file may not."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=0.1, idle_timeout_s=20) as listener:
-            patient, stuck = await listener.mta(), await listener.mta()
-            for mta in (patient, stuck):
-                await mta.greet()
-                await mta.mail()
-            stuck.send(frame("L", b"A\0 b\0"))
-            assert await stuck.closed()
-            patient.content()
-            assert letters(await patient.until_final()) == "hhc"
-
-    run(scenario)
-
-
-def test_peer_that_never_reads_its_answers_is_dropped(run):
-    """Answers nobody reads are not piled up, and the connection ends long before an idle one would."""
-
-    async def scenario():
-        async with listening(ScriptedFilter(), read_timeout_s=0.3, idle_timeout_s=1000) as listener:
-            mta = await listener.mta()
-            await mta.greet(version=2, steps=0)
-            mta.writer.transport.pause_reading()
-            burst = frame("U", b"x\0") * 5000
-            try:
-                async with asyncio.timeout(20):
-                    while listener.server.connections:
-                        mta.send(burst)
-                        await mta.writer.drain()
-            except ConnectionError:
-                pass
-            assert listener.server.connections == 0
-
-    run(scenario)
-
-
-def test_content_that_trickles_for_ever_is_cut(run):
-    """Complete frames at a snail's pace still have to end."""
-    filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=5, content_timeout_s=0.3, progress_interval_s=0.2) as listener:
-            mta = await listener.mta()
+    async with listening(filter_, read_timeout_s=0.1, idle_timeout_s=20) as listener:
+        patient, stuck = await listener.mta(), await listener.mta()
+        for mta in (patient, stuck):
             await mta.greet()
             await mta.mail()
-            ended = asyncio.ensure_future(mta.closed())
-            while not ended.done():
-                mta.send(frame("L", b"A\0 b\0"))
-                await asyncio.wait([ended], timeout=0.02)
-            assert ended.result()
+        stuck.send(frame("L", b"A\0 b\0"))
+        assert await stuck.closed()
+        patient.content()
+        assert letters(await patient.until_final()) == "hhc"
 
-    run(scenario)
+
+async def test_peer_that_never_reads_its_answers_is_dropped():
+    """Answers nobody reads are not piled up, and the connection ends long before an idle one would."""
+    async with listening(ScriptedFilter(), read_timeout_s=0.3, idle_timeout_s=1000) as listener:
+        mta = await listener.mta()
+        await mta.greet(version=2, steps=0)
+        mta.writer.transport.pause_reading()
+        burst = frame("U", b"x\0") * 5000
+        try:
+            async with asyncio.timeout(20):
+                while listener.server.connections:
+                    mta.send(burst)
+                    await mta.writer.drain()
+        except ConnectionError:
+            pass
+        assert listener.server.connections == 0
+
+
+async def test_content_that_trickles_for_ever_is_cut():
+    """Complete frames at a snail's pace still have to end."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_, read_timeout_s=5, content_timeout_s=0.3, progress_interval_s=0.2) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail()
+        ended = asyncio.ensure_future(mta.closed())
+        while not ended.done():
+            mta.send(frame("L", b"A\0 b\0"))
+            await asyncio.wait([ended], timeout=0.02)
+        assert ended.result()
     assert not filter_.seen
 
 
@@ -315,31 +261,23 @@ def test_content_that_trickles_for_ever_is_cut(run):
         (frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"), "data_timeout"),
     ],
 )
-def test_time_that_is_over_is_counted(run, start, limit):
+async def test_time_that_is_over_is_counted(start, limit):
     """By the same names as over SMTP."""
     hit = []
-
-    async def scenario():
-        async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
-            mta = await listener.mta()
-            await mta.negotiate()
-            mta.send(start)
-            await mta.ended()
-
-    run(scenario)
+    async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(start)
+        await mta.ended()
     assert hit == [limit]
 
 
-def test_content_that_takes_too_long_is_counted(run):
+async def test_content_that_takes_too_long_is_counted():
     hit = []
-
-    async def scenario():
-        hooks = {"on_limit": hit.append}
-        async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:
-            mta = await listener.mta()
-            await mta.negotiate()
-            mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
-            await mta.ended()
-
-    run(scenario)
+    hooks = {"on_limit": hit.append}
+    async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
+        await mta.ended()
     assert hit == ["mail_timeout"]

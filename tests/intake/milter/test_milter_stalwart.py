@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from bridge.intake.milter.mail import Limits
@@ -25,12 +23,12 @@ BODY = b"Hello\r\n\r\nSubject: no field\r\n"
 
 def taken(body: bytes, fields: tuple[tuple[bytes, bytes], ...] = FIELDS, size: int = 65535) -> bytes:
     mail = WholeMail("a@example.org", (), Spool(8_000_000), LIMITS, leading_space=False)
-    mail.recipient(b"<b@example.net>\0")
+    mail.add_recipient(b"<b@example.net>\0")
     for name, value in fields:
-        mail.header(name + b"\0" + value + b"\0")
-    mail.end_of_headers()
+        mail.add_fields([name + b"\0" + value + b"\0"])
+    mail.end_headers()
     for at in range(0, len(body), size):
-        mail.body(body[at : at + size])
+        mail.add_body(body[at : at + size])
     mail.end(b"")
     assert mail.refusal is None
     content = b"".join(mail.message.chunks())
@@ -83,20 +81,17 @@ def test_fields_of_ours_are_still_found() -> None:
     """So that the mail server can be told to remove them."""
     mail = WholeMail("", (), Spool(10_000), LIMITS, leading_space=False)
     for name, value in FIELDS:
-        mail.header(name + b"\0" + value + b"\0")
-    mail.body(RAW + BODY)
+        mail.add_fields([name + b"\0" + value + b"\0"])
+    mail.add_body(RAW + BODY)
     assert dict(mail.forged) == {b"x-scan-decision": 1}
     mail.close()
 
 
 @pytest.mark.parametrize(("answer", "said"), [(Action.RELAY, "c"), (Action.DISCARD, "d"), (Action.REJECT, "y")])
-def test_a_whole_dialogue_as_stalwart_has_it(answer: Action, said: str) -> None:
-    """One connection for each mail, all of it at the end of data, an answer awaited after every step; anything else
-    than CONTINUE before the end would be the end of the mail."""
-    asyncio.run(_dialogue(answer, said))
-
-
-async def _dialogue(answer: Action, said: str) -> None:
+@pytest.mark.usefixtures("strict_loop")
+async def test_a_whole_dialogue_as_stalwart_has_it(answer: Action, said: str) -> None:
+    """One connection for each mail, all of it at the end of data, an answer awaited after every step; any answer
+    but CONTINUE before the end would end the mail."""
     filter_ = ScriptedFilter(answer)
     async with listening(filter_, body_is_whole=True) as listener:
         mta = await listener.mta()

@@ -1,1 +1,0 @@
-"""Handing mail on: to the next hop, to a Maildir, into the quarantine. Nothing here decides whether to."""

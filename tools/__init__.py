@@ -1,0 +1,1 @@
+"""Programs that generate documents: `make docs`, `make site`, `make dashboard-picture`."""
