@@ -1,1 +1,1 @@
-"""The HTTP contract between bridge and service, as data. Knows no HTTP library, no mail and no storage."""
+"""The wire contract between bridge and service, as data. Imports nothing else of `bridge` but `runtime.value`."""

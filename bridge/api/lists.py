@@ -1,7 +1,7 @@
 """The List API as data: paths, records and limits.
 
-Each call applies to one scope: a tenant, or the whole deployment if `tenantUid` is absent. Knows no
-HTTP library and no storage; client and service use the same definitions.
+One call works on one scope: a tenant, or the whole deployment if `tenantUid` is absent. Client and
+service share this file, so it knows no HTTP library and no storage.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MAX_ENTRIES_PER_REQUEST = 500
 
 @dataclass(frozen=True, slots=True)
 class ListEntry:
-    """One entry: an item of `addEntries`, and one line of the `listEntries` stream."""
+    """One entry: what `addEntries` takes, and one line of the `listEntries` stream."""
 
     entry: str
     comment: str = ""
@@ -32,7 +32,7 @@ class ListEntry:
 
     @classmethod
     def from_dict(cls, value: object) -> ListEntry:
-        """Read the object of one line. Raises ValueError if it names no entry."""
+        """Convert the object of one line. Raises ValueError if it has no `entry`."""
         entry = value.get("entry") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(entry, str):
             raise ValueError("not a list entry")
@@ -61,7 +61,7 @@ class ListFileInfo:
 
     @classmethod
     def from_dict(cls, value: object) -> ListFileInfo:
-        """Read one element of `listFileInfos`. Raises ValueError if it has no name."""
+        """Convert one element of `listFileInfos`. Raises ValueError if it has no name."""
         name = value.get("listName") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(name, str):
             raise ValueError("not a list")

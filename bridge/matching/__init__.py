@@ -1,5 +1,5 @@
-"""What a list entry means: its canonical spelling, what it matches, and a file for look-ups in microseconds.
+"""What an entry of a list means: its canonical spelling, what it matches, and a file for fast lookups.
 
-Shared by the service, which matches mail against its lists during the scan, and by the bridge, which
-does so at MAIL and RCPT: a list means the same in both. Knows nothing of databases, HTTP or SMTP.
+Shared by the service, which matches mail against its lists during a scan, and the bridge, which
+matches MAIL and RCPT, so that a list means the same in both. Knows nothing about databases, HTTP or SMTP.
 """

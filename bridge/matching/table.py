@@ -1,14 +1,15 @@
 """The local copy of a list: one file that is searched in place.
 
-The file is mapped into memory, so that a million entries are available immediately, are shared by all
-processes, and need no Python objects. An entry is stored as 16 bytes of BLAKE2b of its canonical
-spelling: nobody can find another text with the same digest, and the look-up itself tells which entry
-matched. An index by the leading bits leads to a handful of digests.
+The file is mapped into memory: a million entries are available immediately, several processes share
+the memory, and no entry needs a Python object. An entry is stored as the 16-byte BLAKE2b digest of its
+canonical spelling. Nobody can find another text with the same digest, and the caller knows which
+entry matched, because it knows what it looked up. An index by the first bits narrows a lookup down to a
+few digests.
 
-    magic, a line of JSON (description, CRC-32 of the rest), padding to 8 bytes,
+    magic, a line of JSON (what it is, CRC-32 of the rest), padding to 8 bytes,
     2^bits + 1 offsets of 4 bytes, the digests of each bucket one after the other
 
-An inconsistent file (truncated, a flipped bit) raises `BadTable`; it is never used in part.
+Any inconsistency (a truncated file, a flipped bit) raises `BadTable`; a partial list is never used.
 """
 
 from __future__ import annotations
@@ -38,20 +39,20 @@ class BadTable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """The description in the head of a table."""
+    """A table's description of itself."""
 
     name: str
     tenant: str | None
     category: str
     count: int  # entries
-    skipped: int  # entries of the service that can never match
+    skipped: int  # entries of the service that cannot be matched
     lengths: tuple[Length, ...]  # for networks: the prefix lengths in use
     bits: int
     crc: int
 
 
 class Table:
-    """One list, ready for look-ups. `open` raises BadTable and OSError."""
+    """One list, ready for lookups. `open` raises BadTable and OSError."""
 
     def __init__(self, memory: mmap.mmap, about: About, start: int) -> None:
         self._memory = memory
@@ -62,7 +63,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path) -> Table:
-        """Maps the file and verifies all of it: about 20 ms for a million entries."""
+        """Map the file and verify all of it: about 20 ms for a million entries."""
         with path.open("rb") as file:
             try:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -86,7 +87,7 @@ class Table:
         first, end = struct.unpack_from("<II", self._memory, self._index + 4 * bucket)
         start, stop = self._digests + _WIDTH * first, self._digests + _WIDTH * end
         found = self._memory.find(digest, start, stop)
-        while found >= 0 and (found - start) % _WIDTH:  # a match across two digests is none
+        while found >= 0 and (found - start) % _WIDTH:  # a match that spans two digests is not a match
             found = self._memory.find(digest, found + 1, stop)
         return found >= 0
 
@@ -102,22 +103,22 @@ def _read_head(memory: mmap.mmap) -> tuple[About, int]:
         if not (0 <= about.bits <= 32 and about.count >= 0):
             raise ValueError
     except (ValueError, TypeError, KeyError):
-        raise BadTable("its head cannot be read") from None
+        raise BadTable("its header cannot be read") from None
     return about, _aligned(end + 1)
 
 
 class TableMaker:
-    """Collects the service's entries, in any order, and builds the table."""
+    """Takes the service's entries in any order and builds the table."""
 
     def __init__(self, category: str) -> None:
         self._category = category
-        self._heaps = [bytearray() for _ in range(256)]  # by the first byte: each is sorted separately
+        self._heaps = [bytearray() for _ in range(256)]  # digests by first byte, so that each heap is sorted alone
         self._lengths: set[Length] = set()
         self.skipped = 0
         self.added = 0
 
     def add(self, entry: str) -> None:
-        """An entry that is not valid in a list of this category is counted and left out."""
+        """Add an entry; one that is invalid in a list of this kind is counted and skipped."""
         try:
             digest = self._digest(entry)
         except ValueError:
@@ -134,7 +135,7 @@ class TableMaker:
         return _of_network(network.version, network.prefixlen, int(network.network_address))
 
     def finish(self, name: str, tenant: str | None) -> tuple[About, list[bytes]]:
-        """The description, and the body that follows `head(about)`. Nothing can be added afterwards."""
+        """The content of the file after `head(about)`. Nothing can be added after this call."""
         heaps = [_sorted(heap) for heap in self._heaps]
         self._heaps = []
         count = sum(map(len, heaps)) // _WIDTH
@@ -148,7 +149,7 @@ class TableMaker:
 
 
 def head(about: About) -> bytes:
-    """The bytes in front of the body that `finish` returned."""
+    """The start of the file, before the body that `finish` returns."""
     raw = MAGIC + json.dumps(asdict(about)).encode("ascii") + b"\n"
     return raw.ljust(_aligned(len(raw)), b"\0")
 

@@ -39,7 +39,7 @@ from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
 from bridge.lists.errors import clean
 from bridge.lists.files import Format, InputError
-from bridge.lists.sync import reading_again
+from bridge.lists.sync import with_rereads
 
 
 @click.group()
@@ -122,7 +122,7 @@ async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
             return await _stream(session, name, target.write, kind)
 
     try:
-        count = await reading_again(once)
+        count = await with_rereads(once)
         unfinished.replace(output)
     except OSError as exc:
         raise OutputError(f"{output}: cannot be written: {exc.strerror}") from exc

@@ -85,7 +85,7 @@ def test_check_finds_lists_that_are_not_there(check, service):
     text = "\n".join(found)
     assert "the key works" in text
     assert "list no-such-list: PROBLEM: the service has no list of this name" in text
-    assert "list notes: PROBLEM: the service calls its entries 'notes'" in text
+    assert "list notes: PROBLEM: its category at the service is 'notes'" in text
     assert "list allowed-senders: WARNING: careful: mail with a forged sender goes unscanned" in text
 
 

@@ -161,7 +161,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
     [
         (lambda _: http(401, {"error": "unauthorized"}), 77, "refuses the API key"),
         (lambda _: http(200, {"listFileInfos": []}), 1, "no list of this name"),
-        (lambda _: http(200, {"nonsense": 1}), 1, "holds no lists"),
+        (lambda _: http(200, {"nonsense": 1}), 1, "contains no lists"),
     ],
 )
 def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, code, text):
