@@ -70,7 +70,7 @@ def test_the_end_of_the_next_hops_certificate_is_known(run: Run, authority: trus
             await relay.deliver(make_tx(), HEAD, soon())
             await relay.close()
             assert relay.pool.certificate is not None
-            assert certificates.end_of(relay.pool.certificate) == end.timestamp()
+            assert certificates.expiry_of(relay.pool.certificate) == end.timestamp()
 
     run(main())
 

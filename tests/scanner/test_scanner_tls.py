@@ -68,7 +68,7 @@ def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp
             return scanner.hosts[0].certificate
 
     certificate = run(one())
-    assert certificate is not None and certificates.end_of(certificate) == end.timestamp()
+    assert certificate is not None and certificates.expiry_of(certificate) == end.timestamp()
 
 
 def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:
