@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.config.model import Config, Limits
+from bridge.config.limits import Limits
+from bridge.config.model import Config
 from bridge.observe.metrics import LIMITS, Metrics
 from bridge.runtime.units import parse_duration, parse_size
 

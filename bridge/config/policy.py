@@ -19,9 +19,7 @@ _LIKE_UNAVAILABLE = "Default: as `unavailable`."
 class PolicyEntry(Section):
     """An action, or an action with its own SMTP code and text."""
 
-    action: Action = Field(
-        description="What to do: relay, reject, discard, quarantine, hold or tempfail."
-    )
+    action: Action = Field(description="What to do: relay, reject, discard, quarantine, hold or tempfail.")
     code: int | None = Field(None, ge=400, le=599, description="SMTP reply code for reject and tempfail.")
     text: str | None = Field(None, max_length=400, description="Text of the reply; the mail's id is appended.")
     keep_copy: bool = Field(False, description="Also keep a copy of the mail in the quarantine.")
@@ -87,9 +85,7 @@ class Policy(Section):
     @classmethod
     def _not_lost(cls, entry: PolicyEntry | None) -> PolicyEntry | None:
         if entry is not None and entry.action is Action.DISCARD:
-            raise ValueError(
-                "unscanned mail must not be discarded: use tempfail, relay, quarantine or reject"
-            )
+            raise ValueError("unscanned mail must not be discarded: use tempfail, relay, quarantine or reject")
         return entry
 
     def overridden_by(self, other: Policy) -> Policy:

@@ -149,8 +149,7 @@ class ListRefresh:
         now = {**self.copies.problems, **({"": problem} if problem else {})}
         for name, text in now.items():
             if self._reported.get(name) != text:
-                what = f"list {name}" if name else "lists"
-                log.error("%s: refresh failed, keeping the last copy: %s", what, text)
+                log.error("lists: refresh%s failed, keeping the last copy: %s", f" of {name}" if name else "", text)
         if self._reported and not now:
             log.info("lists: all copies are fresh again")
         self._reported = now

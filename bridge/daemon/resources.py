@@ -35,9 +35,11 @@ def make_directory(path: Path, key: str) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"{key}: cannot create {path}: {exc.strerror}; choose a directory we may write to") from exc
+        raise ConfigError(
+            f"{key}: {path} cannot be created: {exc.strerror}; choose a directory we may write to"
+        ) from exc
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}: cannot write to {path}; check its owner, or choose another directory")
+        raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
     return path
 
 
@@ -60,7 +62,7 @@ def read_secret(path: Path, key: str) -> str:
         text = path.read_text(encoding="ascii").strip()
     except OSError as exc:
         raise ConfigError(
-            f"{key}: cannot read {path}: {exc.strerror}; it must hold the secret on one line and be readable for us"
+            f"{key}: {path} cannot be read: {exc.strerror}; it must hold the secret on one line and be readable for us"
         ) from exc
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path} is not plain text; it must hold the secret on one line") from None
@@ -78,7 +80,7 @@ def make_secret(path: Path, key: str) -> None:
     except FileExistsError:  # another process was faster
         return
     except OSError as exc:
-        raise ConfigError(f"{key}: cannot create {path}: {exc.strerror}; choose a place we may write to") from exc
+        raise ConfigError(f"{key}: {path} cannot be created: {exc.strerror}; choose a place we may write to") from exc
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32) + "\n")
 
@@ -104,7 +106,7 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
     try:
         context = ssl.create_default_context(cafile=path)
     except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(f"{key}: cannot use {path}: {_reason(exc)}") from exc
+        raise ConfigError(f"{key}: {path} cannot be used: {_reason(exc)}") from exc
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     return context
 
@@ -121,7 +123,7 @@ def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
         context.load_cert_chain(cert, key_path, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
-        raise ConfigError(f"{key}: cannot use {cert} with the key {key_path}: {_reason(exc)}") from exc
+        raise ConfigError(f"{key}: {cert} and {key_path} cannot be used together: {_reason(exc)}") from exc
 
 
 def _reason(exc: Exception) -> str:

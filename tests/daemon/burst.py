@@ -6,11 +6,8 @@ import json
 
 from bridge.daemon.malloc_trim import MallocTrim, resident_bytes
 
-BLOCK, KEPT, COUNT = (
-    60_000,
-    700,
-    1000,
-)  # below the C library's mmap threshold, above what Python's own allocator handles
+# Bytes: below the C library's mmap threshold, and above what Python's own allocator handles.
+BLOCK, KEPT, COUNT = 60_000, 700, 1000
 
 
 def burst() -> list[int]:

@@ -134,7 +134,7 @@ def activation(world: World) -> str:
             if port == SMTP:
                 sock.settimeout(30)
                 assert sock.recv(100).startswith(b"220 ")
-    assert "wait in vain" not in journal()
+    assert "are never served" not in journal()
     return f"a client on each of {SMTP}, {MILTER} and {ADMIN} had the service started, and was served"
 
 
@@ -204,7 +204,7 @@ def workers(world: World) -> str:
         until(lambda: len({one["pid"] for one in status()["workers"]} - {victim}) == 2, "another worker")
         assert show("MainPID") == pid and send().startswith("250")
         log = journal(since=since)
-        assert f"worker {victim} gives no sign of life" in log and "sitecustomize.py" in log
+        assert f"worker {victim} shows no sign of life" in log and "sitecustomize.py" in log
         world.configure(workers=2)
         CONFIG.rename(ETC / "kept")
         os.mkfifo(CONFIG)
