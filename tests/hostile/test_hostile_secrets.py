@@ -200,9 +200,9 @@ def test_no_secret_leaves(world: tuple[World, FakeScanner, Background], tmp_path
     # Reloads that fail.
     (tmp_path / "short").write_text("sec!\n")
     one.write(scanner={"token_file": "short"})
-    one.reload("the old configuration stays")
+    one.reload("reload failed")
     one.write(lists={"api_key": SECRETS["api-key"]})
-    one.reload("the old configuration stays")
+    one.reload("reload failed")
     one.write()
     for path in ("/metrics", "/status", "/livez", "/readyz", "/nothing"):
         one.page(path)
