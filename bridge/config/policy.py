@@ -1,6 +1,6 @@
 """The operator's policy: an action for each decision of the service, and for each way to get none.
 
-Part of the configuration (`bridge.config.model`); a file of its own because three sections share it.
+Part of the configuration (`bridge.config.model`); in its own file because three sections share it.
 """
 
 from __future__ import annotations

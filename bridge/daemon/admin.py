@@ -57,7 +57,7 @@ class AdminView(Protocol):
 
 
 class SingleView:
-    """The view of a daemon that is one process: its own numbers, published to nobody."""
+    """The view of a daemon that is one process: its own numbers, with no other worker to publish them to."""
 
     def __init__(self, status: OwnStatus) -> None:
         self._status = status

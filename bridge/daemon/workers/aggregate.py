@@ -80,7 +80,7 @@ class Aggregate:
         own = self._status.state()
         others, supervisor, silent = await self._ask()
         now = time.monotonic()
-        workers = [worker_summary(own), *(worker_summary(one["state"], now - one["at"]) for one in others)]
+        workers = [worker_summary(own), *(worker_summary(other["state"], now - other["at"]) for other in others)]
         uptime_s = round(now - supervisor["started"]) if "started" in supervisor else own["uptime_s"]
         return {
             **merge_states(own, [snapshot["state"] for snapshot in others]),

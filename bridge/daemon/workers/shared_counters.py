@@ -1,7 +1,7 @@
 """Counters that all workers share: mails and bytes in processing, exact, one row per worker.
 
-The same table holds what the workers and the supervisor tell each other: who is ready, who is
-alive, and how many connections each worker has.
+The same table holds what the workers and the supervisor need to know about each other: which process
+is ready, which is alive, and how many connections each worker has.
 
 The numbers live in memory that the workers inherit. Only a row's own worker changes the row. Near a
 limit, taking happens under a kernel lock, so the sum cannot pass the limit. Giving back needs no

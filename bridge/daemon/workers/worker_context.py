@@ -118,7 +118,7 @@ class OneOfSeveral:
     def admin_view(self, status: OwnStatus) -> AdminView:
         return Aggregate(self._shared, status, lambda: self.is_retired)
 
-    # What the supervisor is told
+    # Reports to the supervisor
 
     async def beat_regularly(self) -> None:
         """Record a heartbeat every second, until cancelled: the event loop of this process runs."""
