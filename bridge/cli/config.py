@@ -75,8 +75,8 @@ def json_schema() -> dict[str, Any]:
     sections: list[type[Section]] = Section.__subclasses__()
     for section in sections:
         _show_defaults(section, schema if section is Config else definitions[section.__name__])
-    # An outcome may be given as its action alone.
-    definitions["Outcome"] = {"anyOf": [{"$ref": "#/definitions/Action"}, definitions["Outcome"]]}
+    # A policy entry may be given as its action alone.
+    definitions["PolicyEntry"] = {"anyOf": [{"$ref": "#/definitions/Action"}, definitions["PolicyEntry"]]}
     return {"$schema": "http://json-schema.org/draft-07/schema#", **schema, "title": "scanbridge configuration"}
 
 

@@ -14,7 +14,8 @@ import uvloop
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
-from bridge.daemon.daemon import Daemon, load
+from bridge.daemon.daemon import load
+from bridge.daemon.daemon import run as run_daemon
 from bridge.daemon.systemd import show_stack_on_abort
 from bridge.daemon.workers.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
@@ -36,7 +37,7 @@ def run(path: Path | None) -> None:
         _supervise(conf, veil, lambda: load(path))
     writer = mail_log.set_up(conf.log.format, conf.log.level, veil=veil)
     try:
-        uvloop.run(_run(conf, writer, lambda: load(path)))
+        uvloop.run(run_daemon(conf, writer, lambda: load(path), on_ready=lambda: _welcome(conf)))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)
@@ -58,10 +59,6 @@ def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoRetu
     except BridgeError as exc:
         click.echo(f"scanbridge: {exc}", err=True)
         sys.exit(1)
-
-
-async def _run(conf: Config, writer: mail_log.LineWriter, reread: Callable[[], Config]) -> None:
-    await Daemon(conf, writer).run(reread, on_ready=lambda: _welcome(conf))
 
 
 def _welcome(conf: Config) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from bridge.errors import Saturated
 
@@ -24,17 +25,55 @@ class AdmissionSettings:
     throttle_max_delay_s: float = 5.0
 
 
+class Slots(Protocol):
+    """Counts the mails in processing: of this process, or of all workers together."""
+
+    @property
+    def total(self) -> int:
+        """The exact number."""
+
+    def glance(self) -> int:
+        """The number as far as it is known without waiting for other processes."""
+
+    def take_one(self, limit: int) -> int | None:
+        """Count one more mail and return the number before it; None, and no change, at the limit."""
+
+    def give_back(self, count: int) -> None: ...
+
+
+class OwnSlots:
+    """The mails in processing of a single process."""
+
+    def __init__(self) -> None:
+        self.total = 0
+
+    def glance(self) -> int:
+        return self.total
+
+    def take_one(self, limit: int) -> int | None:
+        before = self.total
+        if before >= limit:
+            return None
+        self.total = before + 1
+        return before
+
+    def give_back(self, count: int) -> None:
+        self.total -= count
+
+
 class Admission:
     """The slots: one for each mail in processing."""
 
-    # Class attributes: the variant shared by several processes counts slots in its own way, but uses these as they are.
-    _full_at = float("-inf")  # when all slots were last seen taken
-    _on_their_way = 0  # let in at MAIL; their content has not arrived yet
-    _moved_at = float("-inf")  # when the last of them arrived
-
-    def __init__(self, settings: AdmissionSettings) -> None:
+    def __init__(self, settings: AdmissionSettings, slots: Slots | None = None) -> None:
         self.settings = settings
-        self.in_processing = 0
+        self._slots = OwnSlots() if slots is None else slots
+        self._full_at = float("-inf")  # when all slots were last seen taken
+        self._on_their_way = 0  # let in at MAIL; their content has not arrived yet
+        self._moved_at = float("-inf")  # when the last of them arrived
+
+    @property
+    def in_processing(self) -> int:
+        return self._slots.total
 
     @property
     def is_full(self) -> bool:
@@ -42,7 +81,7 @@ class Admission:
 
     def glance(self) -> int:
         """Mail in processing, as far as it is known without waiting; only `enter` is exact."""
-        return self.in_processing
+        return self._slots.glance()
 
     def lets_in(self, limit: int, now: float) -> bool:
         """For MAIL: whether this mail is likely to find a slot when its content has arrived.
@@ -70,14 +109,13 @@ class Admission:
 
     def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """Take a slot and return the delay to wait before using it. Raises Saturated."""
-        if self.in_processing >= self.settings.max_in_processing:
+        before = self._slots.take_one(self.settings.max_in_processing)
+        if before is None:
             raise Saturated("mail in processing is at its limit")
-        delay = self.delay_after(self.in_processing, is_pressed)
-        self.in_processing += 1
-        return delay
+        return self.delay_after(before, is_pressed)
 
     def leave(self) -> None:
-        self.in_processing -= 1
+        self._slots.give_back(1)
 
     def delay(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
         """How long the next mail waits: not at all below the threshold, the maximum at the limit.

@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Protocol
 
 from bridge.errors import Saturated
 
@@ -22,22 +23,59 @@ _SPILL_EARLY = 0.75  # of the memory limit, while more content is to come
 HEAD_LIMIT = 1024 * 1024  # a longer header section is treated as if it ended here
 
 
-class Spool:
-    """Counts the bytes of all mail in processing."""
+class ByteAccount(Protocol):
+    """Counts the bytes in processing: of this process, or of all workers together."""
 
-    def __init__(self, limit: int, memory_per_mail: int = BLOCK, directory: str | None = None) -> None:
-        self.limit = limit
-        self.memory_per_mail = memory_per_mail
-        self.directory = directory
+    @property
+    def in_use(self) -> int: ...
+
+    def take(self, count: int, limit: int) -> bool:
+        """Count `count` bytes more; False, and no change, if that would pass the limit."""
+
+    def give_back(self, count: int) -> None: ...
+
+
+class OwnBytes:
+    """The bytes in processing of a single process."""
+
+    def __init__(self) -> None:
         self.in_use = 0
 
-    def take(self, count: int) -> None:
-        if self.in_use + count > self.limit:
-            raise Saturated("bytes in processing are at their limit")
+    def take(self, count: int, limit: int) -> bool:
+        if self.in_use + count > limit:
+            return False
         self.in_use += count
+        return True
 
     def give_back(self, count: int) -> None:
         self.in_use -= count
+
+
+class Spool:
+    """The one account of all bytes in processing."""
+
+    def __init__(
+        self,
+        limit: int,
+        memory_per_mail: int = BLOCK,
+        directory: str | None = None,
+        account: ByteAccount | None = None,
+    ) -> None:
+        self.limit = limit
+        self.memory_per_mail = memory_per_mail
+        self.directory = directory
+        self._account = OwnBytes() if account is None else account
+
+    @property
+    def in_use(self) -> int:
+        return self._account.in_use
+
+    def take(self, count: int) -> None:
+        if not self._account.take(count, self.limit):
+            raise Saturated("bytes in processing are at their limit")
+
+    def give_back(self, count: int) -> None:
+        self._account.give_back(count)
 
 
 class Message:

@@ -125,9 +125,11 @@ def test_the_limit_is_asked_at_the_door(tmp_path: Path) -> None:
     """`limit: adaptive`: beyond it 451 4.3.2, although max_in_processing is far."""
     with running_bridge(tmp_path, {"admission": {"limit": "adaptive", "max_in_processing": 50}}) as bridge:
         assert send(bridge).startswith("250 ")
-        bridge.daemon.admission.in_processing += 10
+        for _ in range(10):
+            bridge.daemon.admission.enter()
         try:
             assert bridge.daemon.servers[0]._filter.closed() is not None
         finally:
-            bridge.daemon.admission.in_processing -= 10
+            for _ in range(10):
+                bridge.daemon.admission.leave()
         assert send(bridge).startswith("250 ")

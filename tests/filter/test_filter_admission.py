@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bridge.daemon.workers.shared_counters import Ledger
-from bridge.daemon.workers.worker_context import SharedAdmission
+from bridge.daemon.workers.shared_counters import SharedCounters
 from bridge.errors import Saturated
 from bridge.filter.admission import PATIENCE_S, RUSH_S, Admission, AdmissionSettings
 
@@ -112,5 +111,5 @@ def test_after_the_rush_everybody_is_let_in() -> None:
 def test_without_saturation_everybody_is_let_in(kind: str) -> None:
     """Slow uploads hold no slots: many may be on their way to a few of them."""
     settings = AdmissionSettings(4, 4)
-    admission = Admission(settings) if kind == "one process" else SharedAdmission(settings, Ledger(2).mails(0))
+    admission = Admission(settings) if kind == "one process" else Admission(settings, SharedCounters(2).mails(0))
     assert all(admission.lets_in(4, 100.0) for _ in range(100))

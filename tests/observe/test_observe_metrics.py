@@ -13,7 +13,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.daemon import certificates
-from bridge.daemon.loop_lag import Lag
+from bridge.daemon.loop_lag import LoopLag
 from bridge.observe.metric_types import Level
 from bridge.observe.metrics import Metrics
 from bridge.quarantine.usage import measure
@@ -162,11 +162,11 @@ def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
     from tests.observe.observe_kit import _end
 
     certificate(tmp_path)
-    assert certificates.first_end(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
-    assert certificates.first_end(tmp_path / "key.pem") is None
-    assert certificates.first_end(tmp_path / "missing.pem") is None
+    assert certificates.earliest_expiry(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
+    assert certificates.earliest_expiry(tmp_path / "key.pem") is None
+    assert certificates.earliest_expiry(tmp_path / "missing.pem") is None
     for rubbish in (b"", b"\x30", b"\x30\x84\xff\xff\xff\xff", b"\x30\x03\x30\x01\x02", os.urandom(200)):
-        assert certificates.end_of(rubbish) is None
+        assert certificates.expiry_of(rubbish) is None
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_the_two_forms_of_time_in_a_certificate(kind, text, end) -> None:
 
 def test_a_blocked_event_loop_shows() -> None:
     async def main() -> float:
-        lag = Lag()
+        lag = LoopLag()
         task = asyncio.create_task(lag.watch())
         await asyncio.sleep(0.05)
         time.sleep(0.4)
@@ -209,13 +209,13 @@ def test_a_process_without_a_free_descriptor_still_tells_the_rest() -> None:
     """What cannot be read then is left out; an error would cost the whole board of a worker."""
     code = """
 import os, resource
-from bridge.daemon import levels
+from bridge.daemon import gauges
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 try:
     while True:
         os.dup(0)
 except OSError:
-    print(list(levels._open_fds()), list(levels._resident_bytes()))
+    print(list(gauges.open_descriptors()), list(gauges.resident_bytes()))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[((), 40)] []"

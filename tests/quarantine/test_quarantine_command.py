@@ -206,7 +206,7 @@ def test_over_the_size_limit_the_client_reads_452_and_nothing_is_removed(tmp_pat
             assert client.mail(large).startswith(b"452 4.3.1")
         assert here.ids == sorted([first, second])
         assert here.call("delete", first).exit_code == 0
-        here.bridge.daemon.parts.quarantine._quota.recount()  # a second later
+        here.bridge.daemon.components.quarantine._quota.recount()  # a second later
         here.send(large)
 
 

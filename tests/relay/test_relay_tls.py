@@ -65,7 +65,7 @@ async def test_the_end_of_the_next_hops_certificate_is_known(authority: trustme.
         await relay.deliver(make_tx(), HEAD, soon())
         await relay.close()
         assert relay.pool.certificate is not None
-        assert certificates.end_of(relay.pool.certificate) == end.timestamp()
+        assert certificates.expiry_of(relay.pool.certificate) == end.timestamp()
 
 
 async def test_a_large_mail_over_tls(authority: trustme.CA) -> None:

@@ -58,7 +58,7 @@ async def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.C
     async with faults(tls=theirs) as server, scanner_of(server, tls=ours) as scanner:
         await submit(scanner)
         certificate = scanner.hosts[0].certificate
-    assert certificate is not None and certificates.end_of(certificate) == end.timestamp()
+    assert certificate is not None and certificates.expiry_of(certificate) == end.timestamp()
 
 
 async def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:

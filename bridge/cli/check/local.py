@@ -55,7 +55,7 @@ def _strangers(state: Path) -> str:
 def check_token(conf: Config) -> Finding:
     try:
         if conf.embedded_service:
-            embedded.make_token(conf)
+            embedded.make_secrets(conf)
         wiring.token(conf)
     except ConfigError as exc:
         return Finding("token", str(exc))
@@ -119,7 +119,7 @@ def certificate_file(what: str, path: Path) -> Finding:
     if not certificates.is_chain(path):
         problem = f"{path} is no chain: our own certificate comes first, then the one that signed it, and so on"
         return Finding(what, f"{problem}; put them into that order")
-    return certificate_end(what, certificates.first_end(path), renew)
+    return certificate_end(what, certificates.earliest_expiry(path), renew)
 
 
 def certificate_end(what: str, end: float | None, renew: str) -> Finding:

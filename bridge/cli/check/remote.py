@@ -49,7 +49,7 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
         if host.date:
             yield _clock(host)
         if host.certificate:
-            end = certificates.end_of(host.certificate)
+            end = certificates.expiry_of(host.certificate)
             yield certificate_end(f"certificate of {host.url}", end, "its owner has to renew it")
     scanner.close()
 

@@ -42,7 +42,7 @@ def door(
     """A bridge that enforces these lists, once it has them."""
     given = {"lists": section(service), "tenants": TENANTS, **(config or {})}
     with running_bridge(directory, given, lists=lists, **listener) as bridge:
-        until(lambda: not bridge.daemon.keeper.copies.missing(), "the local copies", 30.0)
+        until(lambda: not bridge.daemon.list_refresh.copies.missing(), "the local copies", 30.0)
         yield bridge
 
 

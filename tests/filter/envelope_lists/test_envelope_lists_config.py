@@ -38,7 +38,7 @@ def load(more: str, lists: str = LISTS) -> Config:
     [
         ("lists: {block: [a]}", "", "bridge.yml:1: lists: a listener names lists: say where they are"),
         ("lists: {blok: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.blok: unknown key"),
-        ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: the same list stands there twice"),
+        ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: a list is named twice"),
         ("lists: {block: [a], skip_scan: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.skip_scan: a list cannot both"),
         ('lists: {text: "a\\nb"}', LISTS, "bridge.yml:3: listeners.0.lists.text: the text must be printable"),
         (

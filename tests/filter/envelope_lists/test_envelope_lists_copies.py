@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -14,7 +13,6 @@ from click.testing import CliRunner
 
 from bridge.cli.lists.command import lists as lists_command
 from bridge.config.model import Config
-from bridge.daemon.reload import Reloading
 from bridge.lists.copies import Copies, Wanted
 from bridge.matching import table
 from bridge.matching.table import BadTable, Table, TableMaker
@@ -42,7 +40,7 @@ def serving(*entries: str, cut: bool = False):
 
 
 def copy_of(bridge, name: str = "large"):
-    return bridge.daemon.keeper.copies.get(name, None)
+    return bridge.daemon.list_refresh.copies.get(name, None)
 
 
 def test_a_copy_is_in_force_before_the_first_connection_and_outlives_the_service(tmp_path):
@@ -70,15 +68,15 @@ def test_a_cut_stream_never_shrinks_a_list(tmp_path):
         given = {"tenants": [], "lists": section(server, refresh="1s")}
         with door(tmp_path, server, LARGE, given) as bridge:
             server.answer = serving("bad@sender.example", cut=True)
-            until(lambda: bridge.daemon.keeper.copies.problems, "the failure")
-            assert "cut off" in bridge.daemon.keeper.copies.problems["large"]
+            until(lambda: bridge.daemon.list_refresh.copies.problems, "the failure")
+            assert "cut off" in bridge.daemon.list_refresh.copies.problems["large"]
             assert offer(bridge, "old@sender.example").startswith("550")
             assert copy_of(bridge).table.about.count == 2
             failed = bridge.daemon.metrics.list_refreshes.values
             until(lambda: failed["failed",] >= 1, "the count")
             assert "cut off" in json.loads(get(bridge.admin_port, "/status")[1])["lists"][0]["problem"]
             server.answer = serving("new@sender.example")
-            until(lambda: not bridge.daemon.keeper.copies.problems, "the repair")
+            until(lambda: not bridge.daemon.list_refresh.copies.problems, "the repair")
             assert offer(bridge, "new@sender.example").startswith("550")
             assert offer(bridge, "old@sender.example").startswith("250")
 
@@ -100,7 +98,7 @@ def test_a_damaged_copy_is_not_used_and_is_made_anew(tmp_path):
     """A flipped bit is no list; nobody is refused because of it."""
     with misbehaving(tmp_path, serving("bad@sender.example")) as server:
         with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
-            path = bridge.daemon.keeper.copies.directory / Wanted("large").file_name
+            path = bridge.daemon.list_refresh.copies.directory / Wanted("large").file_name
         raw = bytearray(path.read_bytes())
         raw[-1] ^= 1
         path.write_bytes(raw)
@@ -114,9 +112,9 @@ def test_a_list_that_is_not_there_is_said_and_the_others_are_kept(service, tmp_p
     given = {"lists": section(service), "tenants": []}
     with running_bridge(tmp_path, given, lists=lists) as bridge:
         until(lambda: offer(bridge, "bad@sender.example").startswith("550"), "the good list")
-        until(lambda: len(bridge.daemon.keeper.copies.problems) == 2, "the problems")
-        assert bridge.daemon.keeper.copies.problems["no-such-list"] == "the service has no list of this name"
-        assert "lists.kinds" in bridge.daemon.keeper.copies.problems["notes"]
+        until(lambda: len(bridge.daemon.list_refresh.copies.problems) == 2, "the problems")
+        assert bridge.daemon.list_refresh.copies.problems["no-such-list"] == "the service has no list of this name"
+        assert "lists.kinds" in bridge.daemon.list_refresh.copies.problems["notes"]
 
 
 def test_the_operator_can_say_what_entries_are(service, tmp_path):
@@ -148,7 +146,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
         until(lambda: copy_of(bridge, "changing").identity != inode, "the daemon's look")
         assert offer(bridge, "new@sender.example").startswith("550")
         # What has not changed is not written again, but it is fresh.
-        path = bridge.daemon.keeper.copies.directory / Wanted("changing").file_name
+        path = bridge.daemon.list_refresh.copies.directory / Wanted("changing").file_name
         inode = path.stat().st_ino
         os.utime(path, (1, 1))
         assert refresh(config).exit_code == 0
@@ -187,17 +185,9 @@ def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
         for lists, reply in (({"block": ["blocked-senders"]}, "550"), (None, "250")):
             data["listeners"][0]["lists"] = lists
             conf = yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
-            bridge.background.run(reload(bridge.daemon, conf))
+            bridge.background.run(bridge.daemon.reload(lambda conf=conf: conf))
             assert bridge.daemon.reloads.ok, bridge.daemon.reloads.problem
             until(lambda reply=reply: offer(bridge, "bad@sender.example").startswith(reply), "the reload's effect", 30)
-
-
-async def reload(daemon, conf: Config) -> None:
-    count, reloading = daemon.reloads.count, Reloading(daemon, lambda: conf)
-    reloading.begin()
-    async with asyncio.timeout(20):
-        while daemon.reloads.count == count:
-            await asyncio.sleep(0.01)
 
 
 def test_no_listener_names_lists(service, tmp_path):

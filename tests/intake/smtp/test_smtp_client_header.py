@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.daemon.reload import Reloading
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
@@ -224,7 +223,7 @@ def test_a_reload_turns_it_on(tmp_path: Path) -> None:
         assert client.mail(OURS + MAIL).startswith(b"250 ")
         listeners = [bridge.daemon.config.listeners[0].model_copy(update={"client_header": NAME})]
         changed = bridge.daemon.config.model_copy(update={"listeners": listeners})
-        bridge.background.run(Reloading(bridge.daemon, lambda: changed)._once())
+        bridge.background.run(bridge.daemon.reload(lambda: changed))
         assert client.mail(OURS + MAIL).startswith(b"250 ")
         seen = [told(one.parameters["borderMtaData"])[0] for one in bridge.scanner.submissions]
         assert seen == ["127.0.0.1", "192.0.2.7"]
