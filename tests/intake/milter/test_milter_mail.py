@@ -53,7 +53,7 @@ def test_header_without_leading_space_gets_one():
 
 @pytest.mark.parametrize("data", [b"", b"Subject", b"Subject\0", b"Subject\0x", b"\0x\0"])
 def test_header_without_name_or_end_is_refused(data):
-    """A field that is cut short ends the connection."""
+    """A truncated field ends the connection."""
     with pytest.raises(ProtocolError):
         new_mail().add_fields([data])
 
@@ -180,7 +180,7 @@ def test_session_carries_queue_id_user_and_tls():
 
 
 def test_names_of_ciphers_go_into_the_log_plain():
-    """The log does not quote them, so nothing that would need it gets there."""
+    """The log does not quote them, so characters that need quoting are replaced."""
     info = ClientInfo()
     info.add_macros(macro(protocol.MAIL, b"{tls_version}", b"TLS\x1b[31m v1\nid=1", b"{cipher}", b"\xff" * 100))
     tls = info.session("S1", "milter", "unix").tls
@@ -190,7 +190,7 @@ def test_names_of_ciphers_go_into_the_log_plain():
 
 
 def test_host_name_the_mail_server_could_not_verify_is_left_out():
-    """A forged reverse name is no name."""
+    """A forged reverse name is not used."""
     info = ClientInfo()
     info.add_macros(macro(protocol.CONNECT, b"{client_resolve}", b"FORGED"))
     info.connect(b"bank.example\x004\x09\xdd203.0.113.9\0")
@@ -198,7 +198,7 @@ def test_host_name_the_mail_server_could_not_verify_is_left_out():
 
 
 def test_macros_of_one_mail_do_not_reach_the_next():
-    """A new MAIL forgets the queue id of the mail before, also when no ABORT came between."""
+    """A new MAIL forgets the queue id of the previous mail, even without an ABORT between them."""
     info = ClientInfo()
     info.add_macros(macro(protocol.CONNECT, b"{client_resolve}", b"FORGED"))
     info.connect(b"bank.example\x004\x09\xdd203.0.113.9\0")
