@@ -223,7 +223,7 @@ class MilterConnection(asyncio.Protocol):
                 raise ProtocolError(f"command {command:#04x} is not allowed {self._state.value}")
             state, handle = event
             if state is not self._state:
-                self._enter(state)
+                self._state, self._events = state, _DISPATCH[state]
             handle(self, payload)
         if fields:
             self._add_fields()

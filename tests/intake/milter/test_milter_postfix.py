@@ -1,4 +1,4 @@
-"""The milter intake behind a real Postfix: what only Postfix has. `test_milter_mail_servers.py` has the rest."""
+"""The milter intake behind a real Postfix: what only Postfix can do. `test_milter_mail_servers.py` has the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def marker():
-    """A word that is in one mail only."""
+    """A word that only one mail contains."""
     return f"mark{next(_NUMBERS)}mark"
 
 
@@ -51,7 +51,7 @@ def front(tmp_path_factory):
 
 @pytest.mark.parametrize("service", ["version 2", "version 4"])
 def test_older_protocol_versions_deliver_and_stamp(front, marker, service):
-    """A Postfix that is told to speak an old milter protocol is served alike."""
+    """A Postfix that is configured for an old milter protocol is served in the same way."""
     send(front.port(service), marker, "X-Scan-Id: forged", "X-Tight:x")
     mail = front.destination.arrived(marker)
     assert mail.fields("X-Scan-Id") == ["ID1"]
