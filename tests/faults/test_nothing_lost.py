@@ -1,4 +1,4 @@
-"""docs/faults.md says which test tries which case of "nothing lost": they exist, and say themselves what they try."""
+"""docs/faults.md names a test for each case of "nothing lost": the tests exist and have a docstring."""
 
 from __future__ import annotations
 
