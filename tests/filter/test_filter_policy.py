@@ -1,4 +1,4 @@
-"""Policy as tables: what each case and action becomes, and what the client reads."""
+"""Policy tables: what follows from each case and action, and what the client reads."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ CASES = {
 
 @pytest.mark.parametrize("error", [error for error, _, _ in ERRORS], ids=lambda error: type(error).__name__)
 def test_each_way_to_have_no_decision_has_its_case(error: Exception) -> None:
-    """An error that policy does not know is `unavailable`."""
+    """An error without a case of its own is `unavailable`."""
     assert case_of_error(error) is CASES.get(type(error), Case.UNAVAILABLE)
 
 
@@ -111,12 +111,12 @@ def test_each_case_can_be_rejected_or_tempfailed(case: Case, action: Action) -> 
     ],
 )  # fmt: skip
 def test_the_operators_code_and_text_are_used(case: Case, rule: Rule, expected: Reply) -> None:
-    """What the operator does not say keeps its default."""
+    """What the operator does not set keeps its default."""
     assert reply_for(case, rule, error_of(case)) == expected
 
 
 def test_every_reply_of_ours_names_the_mail() -> None:
-    """The mail server logs it, and its log leads to ours."""
+    """The mail server logs it, so its log leads to ours."""
     reply = with_id(SATURATED, "ID1", "11111111-2222-4333-8444-555555555555")
     assert reply.text.endswith("(id=ID1 ggrid=11111111-2222-4333-8444-555555555555)")
     assert with_id(LOOP, "ID1").text.endswith("(id=ID1)")
@@ -124,12 +124,12 @@ def test_every_reply_of_ours_names_the_mail() -> None:
 
 @pytest.mark.parametrize("ggrid", ["", "x\r\n250 2.0.0 Ok", "x" * 65, "a b", "\x1b[31m", "\u00e9"])
 def test_a_ggrid_that_is_none_stays_out_of_replies(ggrid: str) -> None:
-    """The scanner chooses this text; only an id may reach the client's terminal."""
+    """The scanner chooses this text; only a well-formed id may reach the client."""
     assert with_id(SATURATED, "ID1", ggrid).text.endswith("later (id=ID1)")
 
 
 def test_a_dropped_mail_looks_like_any_accepted_one() -> None:
-    """A stranger cannot tell drop and quarantine from delivery."""
+    """The sender cannot tell drop and quarantine from delivery."""
     assert str(accepted("ID1")) == "250 2.0.0 Ok: queued as ID1"
 
 

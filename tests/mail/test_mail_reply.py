@@ -1,4 +1,4 @@
-"""Reply: what goes over the wire, and what cannot."""
+"""Reply: what is sent, and what cannot be built."""
 
 from __future__ import annotations
 
@@ -67,5 +67,5 @@ def test_kinds() -> None:
 
 
 def test_text_form_is_one_line() -> None:
-    """For the log, several lines are one."""
+    """For the log, several lines become one."""
     assert str(Reply(550, "5.7.1", "one\ntwo")) == "550 5.7.1 one / 5.7.1 two"
