@@ -107,8 +107,8 @@ _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 def fields_of(line: str) -> dict[str, Any]:
     """The fields of a key=value line; every character must belong to a field."""
     found = list(_FIELD.finditer(line))
-    assert " ".join(one[0] for one in found) == line
-    values = {one[1]: json.loads(one[2]) if one[2].startswith('"') else one[2] for one in found}
+    assert " ".join(field[0] for field in found) == line
+    values = {field[1]: json.loads(field[2]) if field[2].startswith('"') else field[2] for field in found}
     numbers = ("size", "nrcpt", "wait_ms", "scan_ms", "relay_ms")
     return {name: float(value) if name in numbers else value for name, value in values.items()}
 

@@ -400,6 +400,7 @@ def test_mail_belongs_to_the_tenant_of_its_recipients(tmp_path: Path) -> None:
         with mail_lines() as lines:
             assert send(bridge, recipients=("b@EXAMPLE.org",)).startswith("250 ")
             assert send(bridge, recipients=("b@example.net",)).startswith("550 ")
-        assert [one.parameters["tenantUid"] for one in bridge.scanner.submissions] == [TENANT, OTHER_TENANT]
+        tenants = [submission.parameters["tenantUid"] for submission in bridge.scanner.submissions]
+        assert tenants == [TENANT, OTHER_TENANT]
         assert [line["tenant"] for line in lines] == [TENANT, OTHER_TENANT]
         assert send(bridge, recipients=("b@example.net", "b@example.org")).startswith("452 4.5.3 ")

@@ -9,6 +9,7 @@ import pytest
 from bridge.api.scanning import Decision
 from bridge.errors import (
     BridgeError,
+    FailureLabel,
     MessageTooLarge,
     Saturated,
     ScanMalformed,
@@ -137,3 +138,23 @@ def test_a_next_hop_error_carries_its_own_reply() -> None:
     """It never goes through the table."""
     reply = Reply(450, "4.2.1", "Mailbox busy")
     assert NextHopError(reply).reply is reply
+
+
+def every_error() -> list[type[BridgeError]]:
+    """The whole tree, including the classes that are defined on higher floors."""
+    found: list[type[BridgeError]] = [BridgeError]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_each_error_class_carries_a_valid_case_label_and_reply(kind: type[BridgeError]) -> None:
+    """Case and label belong to their closed sets; only a mail that is too large is refused permanently."""
+    assert Case(kind.policy_case) and FailureLabel(kind.label)
+    assert Reply(*kind.client_reply).is_temporary == (kind is not MessageTooLarge)
+
+
+def test_each_label_belongs_to_an_error() -> None:
+    """A label without an error would be a metric that never counts."""
+    assert {kind.label for kind in every_error()} == set(FailureLabel)

@@ -96,14 +96,14 @@ def test_file_system_without_unnamed_files_is_no_obstacle(tmp_path, monkeypatch:
 def test_limit_is_for_all_mail_together() -> None:
     """The byte that would exceed the common limit is refused, and released bytes can be used again."""
     spool = Spool(100)
-    one, two = filled(spool, b"x" * 60), filled(spool, b"x" * 40)
+    first, second = filled(spool, b"x" * 60), filled(spool, b"x" * 40)
     with pytest.raises(Saturated):
-        two.write(b"x")
+        second.write(b"x")
     assert spool.in_use == 100
-    one.close()
-    two.write(b"x" * 60)
-    two.close()
-    two.close()
+    first.close()
+    second.write(b"x" * 60)
+    second.close()
+    second.close()
     assert spool.in_use == 0
 
 

@@ -16,7 +16,7 @@ def test_ids_do_not_repeat() -> None:
     """Two hundred thousand ids from four threads are all different."""
     with ThreadPoolExecutor(4) as pool:
         batches = list(pool.map(lambda _: [new_id() for _ in range(50_000)], range(4)))
-    ids = [one for batch in batches for one in batch]
+    ids = [mail_id for batch in batches for mail_id in batch]
     assert len(set(ids)) == len(ids)
 
 
@@ -35,8 +35,8 @@ def test_id_is_safe_in_logs_and_replies_and_sorts_by_time() -> None:
         ids.append(new_id())
         while new_id()[:-8] == ids[-1][:-8]:  # let the clock move on
             pass
-    assert all(re.fullmatch(r"[0-9A-Z]{12,20}", one) for one in ids)
-    assert len({len(one) for one in ids}) == 1
+    assert all(re.fullmatch(r"[0-9A-Z]{12,20}", mail_id) for mail_id in ids)
+    assert len({len(mail_id) for mail_id in ids}) == 1
     assert ids == sorted(ids)
 
 

@@ -84,7 +84,11 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
     seconds = st.floats(0, 1e6)
     record.wait_s, record.scan_s, record.relay_s = draw(seconds), draw(seconds), draw(seconds)
     record.message_id, record.next_id = word("<1@example.org>"), word("")
-    record.trace, record.late, record.would = usually(None, new_trace()), usually(None, *LateStatus), usually(None, *Action)
+    record.trace, record.late, record.would = (
+        usually(None, new_trace()),
+        usually(None, *LateStatus),
+        usually(None, *Action),
+    )
     record.listed = usually(None, ListMatch("list", "entry", ListAction.SKIPPED))
     record.at = usually("", "mail", "rcpt")
     assert next(numbers) == 23, "each of them may be special"

@@ -56,7 +56,7 @@ def converse(
     """The replies to RCPT, and those to the dot."""
     client.open(b"LHLO client.example" if protocol == "lmtp" else b"EHLO client.example")
     mail = b"MAIL FROM:<a@client.example>" + (b" PRDR" if protocol == "prdr" else b"")
-    rcpts = [b"RCPT TO:<%b>" % one.encode() for one in people]
+    rcpts = [b"RCPT TO:<%b>" % person.encode() for person in people]
     _, *at_rcpt, data = client.say(mail, *rcpts, b"DATA")
     assert data.startswith(b"354"), data
     client.send(content + b".\r\n")
@@ -76,4 +76,4 @@ def decide(bridge: RunningBridge, **by_recipient: str) -> None:
 
 def arrived(hop: NextHop) -> list[list[str]]:
     """The accepted recipients of each mail."""
-    return [[one.decode().partition("@")[0] for one in mail.recipients] for mail in hop.mails]
+    return [[recipient.decode().partition("@")[0] for recipient in mail.recipients] for mail in hop.mails]

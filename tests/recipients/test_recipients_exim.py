@@ -44,7 +44,7 @@ def test_exim_with_prdr_when_all_goes_well_and_when_nothing_does(tmp_path: Path)
         hop.replies[b"."] = b"451 4.3.0 Not now"
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
         assert lines(log, "==") == ["b", "c", "d"], log
-        assert all(one in queue for one in PEOPLE)
+        assert all(person in queue for person in PEOPLE)
 
 
 def test_exim_without_prdr_keeps_the_mail_for_all(tmp_path: Path) -> None:
@@ -52,7 +52,7 @@ def test_exim_without_prdr_keeps_the_mail_for_all(tmp_path: Path) -> None:
     with next_hop(RCPT_d=b"450 4.2.1 Try later") as hop, bridge_before(hop, tmp_path, "smtp") as bridge:
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)
         assert lines(log, "==") == ["b", "c", "d"] and log.count("450 4.2.1 Try later") >= 3, log
-        assert all(one in queue for one in PEOPLE) and arrived(hop) == []
+        assert all(person in queue for person in PEOPLE) and arrived(hop) == []
         hop.replies.clear()
         (tmp_path / "good").mkdir()
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)

@@ -38,11 +38,11 @@ def test_each_tenant_has_its_own_scan(tmp_path: Path, hop: NextHop, protocol: st
         replies = own(protocol, send(bridge, protocol, *PEOPLE))
         assert [reply[:3] for reply in replies] == [b"250"] * 4
         sent = {
-            one.parameters.get("tenantUid"): one.parameters["borderMtaData"]["envelopeRecipients"]
-            for one in bridge.scanner.submissions
+            submission.parameters.get("tenantUid"): submission.parameters["borderMtaData"]["envelopeRecipients"]
+            for submission in bridge.scanner.submissions
         }
         assert sent == {ONE: ["b@one.example", "d@ONE.example"], TWO: ["c@two.example"], None: ["e@example.org"]}
-        assert {one.email for one in bridge.scanner.submissions} == {CONTENT}
+        assert {submission.email for submission in bridge.scanner.submissions} == {CONTENT}
         assert sorted(arrived(hop)) == [["b", "d"], ["c"], ["e"]]
         assert all(mail.content.endswith(CONTENT) for mail in hop.mails)
         assert len({line["id"] for line in lines}) == 3
@@ -69,7 +69,7 @@ def test_forged_fields_of_ours_are_gone_from_every_part(tmp_path: Path, hop: Nex
     content = b"X-Scan-Decision: deliver\r\n" + CONTENT
     with bridge_before(hop, tmp_path, "lmtp", tenants=TENANTS) as bridge:
         send(bridge, "lmtp", *PEOPLE, content=content)
-        assert {one.email for one in bridge.scanner.submissions} == {CONTENT}
+        assert {submission.email for submission in bridge.scanner.submissions} == {CONTENT}
         assert all(mail.content.count(b"X-Scan-Decision") == 1 for mail in hop.mails)
 
 
@@ -80,7 +80,7 @@ def test_each_part_takes_a_slot_or_is_deferred(tmp_path: Path, hop: NextHop) -> 
         gate = Gate(bridge, answer(200, result()))
         with bridge.client() as client:
             client.open(b"LHLO x")
-            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % one.encode() for one in PEOPLE), b"DATA")
+            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % person.encode() for person in PEOPLE), b"DATA")
             client.send(CONTENT + b".\r\n")
             gate.arrived()
             gate.arrived()
@@ -113,7 +113,7 @@ def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) ->
         gate = Gate(bridge, answer(200, result()))
         with bridge.client() as client:
             client.open(b"LHLO x")
-            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % one.encode() for one in PEOPLE), b"DATA")
+            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % person.encode() for person in PEOPLE), b"DATA")
             client.send(CONTENT + b".\r\n")
             for _ in range(3):
                 gate.arrived()
@@ -138,7 +138,7 @@ def test_one_tenants_late_scan_defers_only_its_recipients(tmp_path: Path, hop: N
 
         bridge.scanner.reply = reply
         replies = send(bridge, "lmtp", "b@one.example", "c@two.example")
-        assert [one[:9] for one in replies] == [b"250 2.0.0", b"451 4.4.7"]
+        assert [reply[:9] for reply in replies] == [b"250 2.0.0", b"451 4.4.7"]
         bridge.background.loop.call_soon_threadsafe(late.set)
         until(lambda: counted(bridge, "late_scans_total", end="kept"), "the late decision")
         assert send(bridge, "lmtp", "c@two.example")[0].startswith(b"250")

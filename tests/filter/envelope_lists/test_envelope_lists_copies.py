@@ -57,7 +57,7 @@ def test_a_copy_is_enforced_from_the_first_connection_and_survives_the_service(t
         assert offer(bridge, "bad@sender.example").startswith("550 5.7.1")
         assert offer(bridge).startswith("250")
         state = json.loads(get(bridge.admin_port, "/status")[1])["lists"]
-        assert [(one["name"], one["entries"], one["tenant"]) for one in state] == [("large", 1, None)]
+        assert [(copy["name"], copy["entries"], copy["tenant"]) for copy in state] == [("large", 1, None)]
         metrics = get(bridge.admin_port, "/metrics")[1]
         assert 'scanbridge_list_entries{list="large"} 1.0' in metrics
         assert 'scanbridge_list_age_seconds{list="large"}' in metrics
@@ -141,7 +141,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
         inode = copy_of(bridge, "changing").identity
         done = refresh(config, "--json")
         assert done.exit_code == 0, done.output
-        assert [(one["list"], one["tenant"], one["entries"]) for one in json.loads(done.stdout)["lists"]] == [
+        assert [(line["list"], line["tenant"], line["entries"]) for line in json.loads(done.stdout)["lists"]] == [
             ("changing", None, 1),
             ("changing", TENANT, 0),
         ]
@@ -221,8 +221,8 @@ def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
             until(path.exists, "the copy")
             state = json.loads(get(admin, "/status")[1])
             os.kill(state["workers"][0]["pid"], signal.SIGKILL)
-            pids = {one["pid"] for one in state["workers"]}
-            until(lambda: {one["pid"] for one in _workers(admin)} - pids and len(_workers(admin)) == 2, "a new worker")
+            pids = {worker["pid"] for worker in state["workers"]}
+            until(lambda: {w["pid"] for w in _workers(admin)} - pids and len(_workers(admin)) == 2, "a new worker")
             until(lambda: all(_refused(port) for _ in range(10)), "every worker's look")
             assert server.operations() == ["getLists", "listEntries"]
         finally:
@@ -230,7 +230,7 @@ def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
 
 
 def _workers(admin: int) -> list[dict]:
-    return [one for one in json.loads(get(admin, "/status")[1] or '{"workers": []}')["workers"] if one["ready"]]
+    return [w for w in json.loads(get(admin, "/status")[1] or '{"workers": []}')["workers"] if w["ready"]]
 
 
 def _refused(port: int) -> bool:

@@ -52,7 +52,9 @@ def test_a_sender_is_blocked_with_a_comment_that_names_the_mail(kept, service):
     }
     assert service.entries("shunned") == {"spam@stranger.example": "my own words"}
     noted = [json.loads(line) for line in (kept.directory / "actions.log").read_text().splitlines()]
-    assert [(one["action"], one["id"], one["list"]) for one in noted] == [("blocked sender", kept.stranger, "shunned")]
+    assert [(note["action"], note["id"], note["list"]) for note in noted] == [
+        ("blocked sender", kept.stranger, "shunned")
+    ]
 
 
 def test_a_tenants_mail_is_listed_for_the_tenant(kept, service):

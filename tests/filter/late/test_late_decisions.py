@@ -30,9 +30,9 @@ RESULT = AnalysisResult(Decision.DELIVER, "ggrid", "clean")
 
 
 def message(content: bytes = b"Subject: x\r\n\r\nx\r\n") -> Message:
-    one = Message(Spool(1 << 30))
-    one.write(content)
-    return one
+    mail = Message(Spool(1 << 30))
+    mail.write(content)
+    return mail
 
 
 class FakeScan:

@@ -59,7 +59,7 @@ class SlowScanner:
         self.background.loop.call_soon_threadsafe(self._open.clear)
 
     def seen(self, marker: str) -> int:
-        return sum(marker.encode() in one.email for one in self.fake.submissions)
+        return sum(marker.encode() in submission.email for submission in self.fake.submissions)
 
     def close(self) -> None:
         self.open()

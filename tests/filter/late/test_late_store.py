@@ -23,14 +23,14 @@ def entry(number: int, **changes: object) -> Entry:
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LateStore]:
-    one: LateStore = MemoryStore()
+    store: LateStore = MemoryStore()
     if request.param == "sqlite":
-        one = SqlStore.in_file(tmp_path / "late.sqlite")
+        store = SqlStore.in_file(tmp_path / "late.sqlite")
     elif request.param == "postgresql":
-        one = SqlStore(Database(request.getfixturevalue("server_database")), tmp_path / "stamp")
-    one.open()
-    yield one
-    one.close()
+        store = SqlStore(Database(request.getfixturevalue("server_database")), tmp_path / "stamp")
+    store.open()
+    yield store
+    store.close()
 
 
 def test_a_stored_entry_is_found(store: LateStore) -> None:
@@ -73,8 +73,8 @@ def test_touch_renews_scans_that_are_still_awaited(server_database: str, tmp_pat
     """For other machines, which cannot see our processes; entries with a decision keep their age."""
     store = SqlStore(Database(server_database), tmp_path / "stamp")
     store.open()
-    for one in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
-        store.put(one)
+    for stored in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
+        store.put(stored)
     store.touch("here/1/2", 5000.0)
     assert store.envelopes(1004.0) == {entry(1).envelope}
     store.close()
