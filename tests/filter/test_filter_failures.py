@@ -61,7 +61,7 @@ def test_a_reason_has_its_own_outcome_per_listener_and_tenant() -> None:
 @pytest.mark.parametrize("reason", [*REASONS, "saturated"])
 def test_unscanned_mail_is_not_thrown_away(reason: str) -> None:
     """`discard` is for the service's own word."""
-    with pytest.raises(ConfigError, match="not thrown away"):
+    with pytest.raises(ConfigError, match="unscanned mail must not be discarded"):
         rules(f"{reason}: discard")
 
 
