@@ -157,7 +157,7 @@ def shift_chain(world: World) -> None:
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
-    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "put the secret into it"),
+    "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must hold the secret on one line"),
     "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then `scanbridge reload`"),
     "certificate ends soon": (lambda w: expire(w, 5), "WARNING", "ends soon"),
     "no chain": (shift_chain, "PROBLEM", "put them into that order"),

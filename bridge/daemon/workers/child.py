@@ -23,7 +23,7 @@ from bridge.daemon import wiring
 from bridge.daemon.daemon import Daemon
 from bridge.daemon.embedded import start_service
 from bridge.daemon.shutdown import Shutdown
-from bridge.daemon.workers.worker_context import OneOfSeveral
+from bridge.daemon.workers.worker_context import SupervisedWorker
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe import mail_log
 
@@ -71,7 +71,7 @@ def _run_child(conf: Config, work: Work) -> int:
         writer.close()
 
 
-def worker(conf: Config, context: OneOfSeveral) -> Work:
+def worker(conf: Config, context: SupervisedWorker) -> Work:
     """Accepts mail."""
 
     async def work(writer: mail_log.LineWriter) -> None:
@@ -94,7 +94,7 @@ def worker(conf: Config, context: OneOfSeveral) -> Work:
     return work
 
 
-def service(conf: Config, context: OneOfSeveral, state: Path) -> Work:
+def service(conf: Config, context: SupervisedWorker, state: Path) -> Work:
     """Runs the embedded scanning service until the last worker has exited."""
 
     async def work(writer: mail_log.LineWriter) -> None:

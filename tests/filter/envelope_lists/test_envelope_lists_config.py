@@ -36,7 +36,11 @@ def load(more: str, lists: str = LISTS) -> Config:
 @pytest.mark.parametrize(
     ("more", "lists", "text"),
     [
-        ("lists: {block: [a]}", "", "bridge.yml:1: lists: a listener names lists: say where they are"),
+        (
+            "lists: {block: [a]}",
+            "",
+            "bridge.yml:1: lists: a listener names lists: set lists.url and lists.api_key_file",
+        ),
         ("lists: {blok: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.blok: unknown key"),
         ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: a list is named twice"),
         ("lists: {block: [a], skip_scan: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.skip_scan: a list cannot both"),
