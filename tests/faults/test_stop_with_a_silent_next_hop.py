@@ -95,7 +95,7 @@ def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_
         assert time.monotonic() - began < 12 and "told to stop again" in bridge.log
 
 
-def test_the_drain_time_is_kept_with_a_silent_next_hop(tmp_path: Path) -> None:
+def test_the_drain_time_limits_the_stop_with_a_silent_next_hop(tmp_path: Path) -> None:
     """One signal is enough for that."""
     with silent(tmp_path, drain_timeout="500ms") as (bridge, hop, _):
         with bridge.client() as client:
