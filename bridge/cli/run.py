@@ -18,8 +18,8 @@ from bridge.daemon.daemon import Daemon, load
 from bridge.daemon.systemd import show_stack_on_abort
 from bridge.daemon.workers.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe import mail_log
-from bridge.observe.redaction import Veil
+from bridge.observe import log_writer
+from bridge.observe.redaction import Redaction
 
 
 @click.command()
@@ -29,12 +29,12 @@ def run(path: Path | None) -> None:
     conf = load_or_exit(path)
     show_stack_on_abort()
     try:
-        veil = wiring.veil(conf)
+        redaction = wiring.veil(conf)
     except ConfigError as exc:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
-        _supervise(conf, veil, lambda: load(path))
-    writer = mail_log.set_up(conf.log.format, conf.log.level, veil=veil)
+        _supervise(conf, redaction, lambda: load(path))
+    writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction)
     try:
         uvloop.run(_run(conf, writer, lambda: load(path)))
     except ConfigError as exc:
@@ -48,9 +48,9 @@ def run(path: Path | None) -> None:
         writer.close()
 
 
-def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoReturn:
+def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config]) -> NoReturn:
     """Several workers. No thread may run here when they are forked, so the log is written at once."""
-    mail_log.set_up_plain(conf.log.format, conf.log.level, veil)
+    log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
@@ -60,7 +60,7 @@ def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoRetu
         sys.exit(1)
 
 
-async def _run(conf: Config, writer: mail_log.LineWriter, reread: Callable[[], Config]) -> None:
+async def _run(conf: Config, writer: log_writer.LineWriter, reread: Callable[[], Config]) -> None:
     await Daemon(conf, writer).run(reread, on_ready=lambda: _welcome(conf))
 
 

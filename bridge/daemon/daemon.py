@@ -38,8 +38,9 @@ from bridge.errors import ConfigError, StoreError
 from bridge.filter.admission import Admission
 from bridge.filter.outcome import Record
 from bridge.mail.message import Spool
-from bridge.observe.mail_log import LineWriter, MailLog
-from bridge.observe.metric_types import Count
+from bridge.observe.log_writer import LineWriter
+from bridge.observe.mail_log import MailLog
+from bridge.observe.metric_types import Counter
 from bridge.observe.metrics import Metrics
 from bridge.relay.monitored import RESULTS
 from bridge.runtime.http_server import HttpServer
@@ -63,11 +64,11 @@ class Daemon:
         self.state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
         self.metrics = Metrics(listener.name for listener in conf.listeners)
         put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
-        self._mail_log = MailLog(put, as_json=conf.log.format == "json", veil=wiring.veil(conf))
+        self._mail_log = MailLog(put, as_json=conf.log.format == "json", redaction=wiring.veil(conf))
         self._tracing = wiring.tracing(conf)
         if writer is not None:
             writer.on_lost = self._on_lost_line
-            writer.flood.on_held = lambda: _count(self.metrics.log_lines_held_back)
+            writer.throttle.on_suppressed = lambda: _count(self.metrics.log_lines_held_back)
         slots, room = wiring.admission_settings(conf), wiring.spool_settings(conf)
         self.admission = Admission(slots) if share is None else share.admission(slots)
         self.spool = Spool(*room) if share is None else share.spool(*room)
@@ -338,7 +339,7 @@ class Daemon:
             self._last_wait = None
 
 
-def _count(counter: Count, *labels: str) -> None:
+def _count(counter: Counter, *labels: str) -> None:
     counter.values[labels] += 1
 
 

@@ -32,7 +32,7 @@ from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
-from bridge.observe.redaction import FULL, Veil
+from bridge.observe.redaction import FULL, Redaction
 from bridge.quarantine.quarantine import Place
 from bridge.quarantine.release_token import Marks
 from bridge.quarantine.s3_store import BucketSettings
@@ -216,16 +216,16 @@ def release_marks(conf: Config, state: Path) -> Marks:
     return Marks(resources.read_secret(path, key), conf.headers.prefix)
 
 
-def veil(conf: Config) -> Veil:
+def veil(conf: Config) -> Redaction:
     """Over the addresses in the log. Raises ConfigError."""
     if conf.log.addresses == "full":
         return FULL
     if conf.log.addresses == "domain":
-        return Veil("domain")
+        return Redaction("domain")
     path = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory") / "log-key"
     resources.make_secret(path, "log.addresses")
     durable_files.give_to_owner(path)
-    return Veil("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+    return Redaction("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
 
 
 def _secret(conf: Config, name: str | None, key: str) -> str | None:

@@ -31,7 +31,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.trace import new_trace
 from bridge.mail.transaction import Transaction
-from bridge.observe import mail_log
+from bridge.observe import log_format, log_writer, mail_log
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 
@@ -51,6 +51,11 @@ def line_of(one: Record, as_json: bool = False) -> str:
     mail_log.MailLog(lines.append, as_json).decided(one)
     (line,) = lines
     return line
+
+
+def written_out(one: Record) -> str:
+    """As lines of other mails are made."""
+    return log_format.key_value(mail_log._fields(one), mail_log._NEVER_QUOTED)
 
 
 def read(line: str) -> dict[str, Any]:
@@ -95,7 +100,7 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
 @given(nearly_ordinary())
 def test_the_quick_way_writes_what_the_long_one_does(one: Record) -> None:
     """Or leaves it to the long one."""
-    assert mail_log._ordinary(one) in ("", mail_log._key_value(mail_log._fields(one)))
+    assert mail_log._ordinary_line(one) in (None, written_out(one))
 
 
 @pytest.mark.parametrize("ident", [None, "4XyZ"])
@@ -105,7 +110,7 @@ def test_ordinary_mail_goes_the_quick_way(ident: str | None, next_id: str) -> No
     one = record()
     session = replace(one.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
     one.tx, one.error, one.message_id, one.next_id = replace(one.tx, session=session), None, "<1@x>", next_id
-    assert mail_log._ordinary(one) == mail_log._key_value(mail_log._fields(one)) == line_of(one)
+    assert mail_log._ordinary_line(one) == written_out(one) == line_of(one)
 
 
 @given(st.text(st.characters(), max_size=300) | st.text('\r\n\x1b\x00"\\ =\u2028\udcff', max_size=30))
@@ -150,17 +155,17 @@ def formatted(formatter: logging.Formatter, text: str, *arguments: object, error
 
 def test_other_lines_have_the_same_form() -> None:
     """A traceback is one field of one line."""
-    line = read(formatted(mail_log.KeyValue(), "hello %s", "wor\x1bld", error=True))
+    line = read(formatted(log_format.KeyValueFormatter(), "hello %s", "wor\x1bld", error=True))
     assert line["level"] == "warning" and line["logger"] == "bridge.x" and line["msg"] == "hello wor\x1bld"
     assert line["trace"].startswith("Traceback") and line["trace"].endswith("ValueError: inner\nline")
-    machine = json.loads(formatted(mail_log.Json(), "hello", error=True))
+    machine = json.loads(formatted(log_format.JsonFormatter(), "hello", error=True))
     assert machine["msg"] == "hello" and "ValueError" in machine["trace"] and "time" in machine
 
 
-def writer(fd: int) -> tuple[mail_log.LineWriter, list[int]]:
+def writer(fd: int) -> tuple[log_writer.LineWriter, list[int]]:
     lost: list[int] = []
-    made = mail_log.LineWriter(fd, lambda: lost.append(1))
-    made.setFormatter(mail_log.KeyValue())
+    made = log_writer.LineWriter(fd, lambda: lost.append(1))
+    made.setFormatter(log_format.KeyValueFormatter())
     return made, lost
 
 
@@ -185,8 +190,8 @@ def test_the_writer_writes_every_line_before_it_ends(tmp_path: Path) -> None:
 
 SIBLING = """
 import sys
-from bridge.observe import mail_log
-writer = mail_log.set_up("text", "info", shared=True)
+from bridge.observe import log_writer
+writer = log_writer.set_up("text", "info", shared=True)
 print("ready", flush=True)
 sys.stdin.read()
 for number in range(3000):
@@ -222,13 +227,13 @@ def test_a_blocked_log_costs_lines_and_bounded_memory() -> None:
     """Nobody reads: the buffer fills, the rest is counted, and nobody waits."""
     reading, writing = os.pipe()
     log, lost = writer(writing)
-    for _ in range(mail_log._MAX_LINES + 3000):
+    for _ in range(log_writer.MAX_LINES + 3000):
         log.put("x" * 100)
-    assert len(log._lines) <= mail_log._MAX_LINES and lost
+    assert log.waiting <= log_writer.MAX_LINES and lost
     os.close(reading)  # the writer's thread wakes up with EPIPE and goes through the rest
     log.close()
     os.close(writing)
-    assert len(lost) >= mail_log._MAX_LINES
+    assert len(lost) >= log_writer.MAX_LINES
 
 
 def test_a_log_call_with_a_mistake_does_not_raise() -> None:

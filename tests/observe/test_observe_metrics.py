@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.daemon import certificates
 from bridge.daemon.loop_lag import Lag
-from bridge.observe.metric_types import Level
+from bridge.observe.metric_types import Gauge
 from bridge.observe.metrics import Metrics
 from bridge.quarantine.usage import take_stock
 from bridge.testing import running_bridge
@@ -192,7 +192,7 @@ def test_a_blocked_event_loop_shows() -> None:
 
 @pytest.mark.parametrize(("together", "whole"), [(max, 3), (sum, 5), (min, 2)])
 def test_levels_of_several_workers_make_one(together, whole) -> None:
-    level = Level("x", "x.", ("host",), together=together)
+    level = Gauge("x", "x.", ("host",), combine=together)
     level.show([[["a", 2]], [["a", 3]], []])
     assert list(level.read()) == [(("a",), whole)]
 

@@ -24,14 +24,14 @@ from bridge.daemon.daemon import Daemon
 from bridge.daemon.embedded import start_service
 from bridge.daemon.workers.worker_context import Share
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe import mail_log
+from bridge.observe import log_writer
 
 log = logging.getLogger(__name__)
 
 FAILED, CONFIG = 1, 78
 STOP, HURRY, RETIRE = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 
-Work = Callable[[mail_log.LineWriter], Coroutine[None, None, None]]
+Work = Callable[[log_writer.LineWriter], Coroutine[None, None, None]]
 
 
 def fork(conf: Config, lifeline_end: int, work: Work) -> int:
@@ -55,7 +55,7 @@ def _live(conf: Config, work: Work) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to us too, but they are the supervisor's
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    writer = mail_log.set_up(conf.log.format, conf.log.level, shared=True, veil=wiring.veil(conf))
+    writer = log_writer.set_up(conf.log.format, conf.log.level, shared=True, redaction=wiring.veil(conf))
     try:
         uvloop.run(work(writer))
         return 0
@@ -73,7 +73,7 @@ def _live(conf: Config, work: Work) -> int:
 def worker(conf: Config, share: Share) -> Work:
     """Takes mail."""
 
-    async def work(writer: mail_log.LineWriter) -> None:
+    async def work(writer: log_writer.LineWriter) -> None:
         loop = asyncio.get_running_loop()
         share.sockets.keep_only(wiring.addresses(conf))  # also what a reload is about to close
         daemon = Daemon(conf, writer, share)
@@ -98,7 +98,7 @@ def worker(conf: Config, share: Share) -> Work:
 def service(conf: Config, share: Share, state: Path) -> Work:
     """Runs the embedded scanning service, until the workers are through."""
 
-    async def work(writer: mail_log.LineWriter) -> None:
+    async def work(writer: log_writer.LineWriter) -> None:
         loop, told = asyncio.get_running_loop(), asyncio.Event()
         signal.signal(STOP, signal.SIG_IGN)  # a service manager tells everybody, but workers need us to the end
         loop.add_signal_handler(HURRY, told.set)
