@@ -132,8 +132,7 @@ def test_nothing_is_loaded_and_no_header_sent_when_it_is_off(bridge) -> None:
         client.mail()
     assert not {name.lower() for name in bridge.scanner.submissions[0].fields} & {"traceparent", "tracestate"}
     code = (
-        "import sys, bridge.cli, bridge.daemon.daemon;"
-        "sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
+        "import sys, bridge.cli, bridge.daemon.daemon;sys.exit(any(m.startswith('opentelemetry') for m in sys.modules))"
     )
     assert subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=False).returncode == 0
 
