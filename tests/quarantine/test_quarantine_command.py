@@ -167,8 +167,8 @@ def test_old_mail_is_purged(own: Desk) -> None:
     old, new = own.send(), own.send()
     past = time.time() - 10 * 86400
     os.utime(own.directory / f"{old}.json", (past, past))
-    assert own.call("purge").stdout == "0 removed\n"
-    assert own.call("purge", "--older-than", "9d").stdout == "1 removed\n"
+    assert own.call("purge").stdout == "0 deleted\n"
+    assert own.call("purge", "--older-than", "9d").stdout == "1 deleted\n"
     assert own.ids == [new]
     assert json.loads((own.directory / "actions.log").read_text())["action"] == "purged"
 

@@ -1,1 +1,1 @@
-"""What `scanbridge check` looks at, one file for each idea."""
+"""`scanbridge check`: the command, and one file per subject that it checks."""

@@ -117,7 +117,7 @@ def list_mails(path: Path | None, as_json: bool, state: str | None, limit: int, 
     else:
         click.echo("no matching mail", err=True)
     if more:
-        click.echo(f"only the newest {limit} are shown; use --limit 0 to see all", err=True)
+        click.echo(f"only the newest {limit} are shown; --limit 0 shows all", err=True)
 
 
 @quarantine.command()
@@ -205,7 +205,7 @@ def delete(path: Path | None, ids: tuple[str, ...], yes: bool) -> None:
     """Delete mail permanently."""
     session = Session.open(path)
     if not yes and sys.stdin.isatty():
-        click.confirm(f"Permanently delete {len(ids)} mail(s)?", abort=True, err=True)
+        click.confirm(f"Delete {len(ids)} permanently?", abort=True, err=True)
     codes = []
     for mail_id in dict.fromkeys(ids):
         try:
@@ -238,7 +238,7 @@ def purge(path: Path | None, older_than: float | None) -> None:
         fail(f"scanbridge quarantine: {exc}")
     for mail_id in removed:
         session.note("purged", mail_id)
-    click.echo(f"{len(removed)} mail(s) deleted")
+    click.echo(f"{len(removed)} deleted")
 
 
 @quarantine.command()
