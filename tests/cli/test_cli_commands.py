@@ -330,4 +330,4 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         state["scanner"][0]["circuit"] = "open"
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
         assert "workers" not in table(state)
-        assert "workers        1 of 2 run" in table({**state, "workers_wanted": 2}).splitlines()
+        assert "workers        1 of 2 running" in table({**state, "workers_wanted": 2}).splitlines()

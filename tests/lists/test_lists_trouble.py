@@ -102,7 +102,7 @@ def test_a_sync_reads_a_cut_list_again_and_else_changes_nothing(tmp_path):
         assert server.operations() == ["getLists", *["listEntries"] * 3]
     answers = (http(200, INFOS), cut, whole("a@x.org", "b@x.org"))
     with misbehaving(tmp_path, scripted(*answers)) as server:
-        assert server.run(*sync).stdout == "large: nothing to do\n"
+        assert server.run(*sync).stdout == "large: up to date\n"
 
 
 def test_a_service_that_never_forgets_is_reported(tmp_path):

@@ -56,7 +56,7 @@ def _tenant(_context: click.Context, _option: click.Parameter, value: str | None
     try:
         return str(UUID(value)) if value is not None else None
     except ValueError:
-        raise click.BadParameter("a tenant must be a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+        raise click.BadParameter("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
 
 
 def _duration(_context: click.Context, _option: click.Parameter, value: str) -> float:
@@ -169,7 +169,7 @@ def fail(exc: BridgeError) -> NoReturn:
 
 def account(done: int, total: int, uncertain: int, left: int) -> str:
     doubt = f", {uncertain:,} uncertain (no clear answer)" if uncertain else ""
-    return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; it is safe to run the same command again"
+    return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; the same command can be run again"
 
 
 def say_refused(refused: dict[str, str]) -> None:

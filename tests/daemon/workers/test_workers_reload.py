@@ -48,7 +48,7 @@ def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> No
         token = (tmp_path / "token").read_text()
         (tmp_path / "token").unlink()
         done = reload(bridge)
-        assert done.returncode == 1 and "the old configuration stays" in done.stderr
+        assert done.returncode == 1 and "keeping the old configuration" in done.stderr
         assert "the old configuration stays" in bridge.log and "put the secret into it" in bridge.log
         assert number(bridge, "scanbridge_config_reload_success") == 0
         assert workers(bridge) == pids and bridge.send().startswith("250 ")
@@ -85,7 +85,7 @@ def test_one_process_swaps_its_parts_under_open_connections(tmp_path: Path) -> N
             gate.arrived()
             change(bridge, policy={"deliver": "reject"}, admission={"max_in_processing": 7})
             done = reload(bridge)
-            assert (done.returncode, done.stdout) == (0, "the new configuration is in force\n")
+            assert (done.returncode, done.stdout) == (0, "the new configuration is in use\n")
             gate.let_go = True
             assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
             assert client.mail().startswith(b"550 5.7.1 ") and other.mail().startswith(b"550 5.7.1 ")
