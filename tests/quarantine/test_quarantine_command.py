@@ -109,7 +109,7 @@ def test_the_list_is_narrowed(here: Desk, options: list[str], numbers: list[int]
 def test_a_cut_list_says_so(here: Desk) -> None:
     done = here.call("list", "--json", "--limit", "2")
     assert len(done.stdout.splitlines()) == 2 and "--limit 0 shows all" in done.stderr
-    assert "no such mail" in here.call("list", "--recipient", "nobody@nowhere").stderr
+    assert "no matching mail" in here.call("list", "--recipient", "nobody@nowhere").stderr
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_mail_is_exported(here: Desk, tmp_path: Path) -> None:
 def test_mail_is_deleted(own: Desk) -> None:
     one, two = own.send(), own.send()
     done = own.call("delete", "--yes", one)
-    assert (done.exit_code, done.stdout) == (0, f"{one}: removed\n")
+    assert (done.exit_code, done.stdout) == (0, f"{one}: deleted\n")
     assert own.call("delete", one).exit_code == 3
     assert own.ids == [two] and [kept["id"] for kept in own.listed()] == [two]
     (line,) = map(json.loads, (own.directory / "actions.log").read_text().splitlines())
@@ -167,8 +167,8 @@ def test_old_mail_is_purged(own: Desk) -> None:
     old, new = own.send(), own.send()
     past = time.time() - 10 * 86400
     os.utime(own.directory / f"{old}.json", (past, past))
-    assert own.call("purge").stdout == "0 removed\n"
-    assert own.call("purge", "--older-than", "9d").stdout == "1 removed\n"
+    assert own.call("purge").stdout == "0 deleted\n"
+    assert own.call("purge", "--older-than", "9d").stdout == "1 deleted\n"
     assert own.ids == [new]
     assert json.loads((own.directory / "actions.log").read_text())["action"] == "purged"
 

@@ -69,7 +69,7 @@ def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, obj
         assert (tmp_path / f"{large}.{suffix}").read_bytes() == (stored / f"{large}.{suffix}").read_bytes()
     assert here.call("delete", small).exit_code == 0
     assert here.call("show", small).exit_code == 3
-    assert here.call("purge", "--older-than", "0s").stdout == "1 removed\n"
+    assert here.call("purge", "--older-than", "0s").stdout == "1 deleted\n"
     assert here.listed() == [] and not list(stored.glob("*"))
     actions = [json.loads(line)["action"] for line in (here.directory / "actions.log").read_text().splitlines()]
     assert actions == ["released", "removed", "purged"]

@@ -71,8 +71,8 @@ def test_a_tenants_mail_is_listed_for_the_tenant(kept, service):
     ("mail", "arguments", "code", "text"),
     [
         ("bounce", [], 1, "the null sender"),
-        ("stranger", ["--list", "blocked-domains"], 1, "say --domain"),
-        ("stranger", ["--list", "blocked-networks"], 1, "holds networks"),
+        ("stranger", ["--list", "blocked-domains"], 1, "use --domain"),
+        ("stranger", ["--list", "blocked-networks"], 1, "contains networks"),
         ("stranger", ["--list", "no-such-list"], 1, "no list no-such-list"),
         ("none", [], 3, "no such mail"),
     ],
