@@ -1,4 +1,4 @@
-"""Inbox: what a client has sent and nobody has read yet.
+"""LineBuffer: what a client has sent and nobody has read yet.
 
 Commands are taken as whole lines straight from the buffer, with no await while there is one.
 For the parts of aiosmtpd that want a stream (PROXY header, AUTH) it also has the reading methods
@@ -28,7 +28,7 @@ def one_line(data: bytes) -> bytes | None:
     return data[:end] if 0 <= data.find(b"\r\n") == end <= LINE_LIMIT else None
 
 
-class Inbox:
+class LineBuffer:
     __slots__ = ("_before_wait", "_loop", "_skipping", "_waiter", "at_eof", "buffer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, before_wait: Callable[[], None]) -> None:
@@ -47,7 +47,7 @@ class Inbox:
         return self._waiter is not None
 
     @property
-    def says_goodbye(self) -> bool:
+    def next_is_quit(self) -> bool:
         """Whether QUIT is the next command."""
         return self.buffer[:6].upper() == b"QUIT\r\n"
 

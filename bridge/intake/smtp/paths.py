@@ -36,6 +36,10 @@ class Path(NamedTuple):
     def as_sent(self) -> tuple[str, ...]:
         return tuple([name if value is None else f"{name}={value}" for name, value in self.params])
 
+    @property
+    def is_ascii(self) -> bool:
+        return self.address.isascii() and all(value is None or value.isascii() for _, value in self.params)
+
 
 def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
     """`<address> [params]`, or the refusal. `syntax` is what a 501 says should have come."""

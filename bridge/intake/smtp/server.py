@@ -22,9 +22,10 @@ from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.intake.acceptor import Acceptor
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
-from bridge.intake.smtp.envelope import SmtpEnvelope
-from bridge.intake.smtp.session import BridgeLMTP, BridgeSMTP
-from bridge.intake.smtp.wire import SessionLimits
+from bridge.intake.smtp.connection import SmtpConnection
+from bridge.intake.smtp.context import SmtpContext
+from bridge.intake.smtp.rules import SessionLimits
+from bridge.intake.smtp.session import SmtpEnvelope, SmtpSession
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -107,34 +108,35 @@ class SmtpServer:
         self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
         self._is_ahead = is_ahead
         self._acceptors: list[Acceptor] = []
-        self._sessions: set[BridgeSMTP] = set()
+        self._sessions: set[SmtpConnection] = set()
         self._per_client: dict[str, int] = {}
         self._strangers = 0
         self._known: dict[str, bool] = {}  # addresses already looked up in the trusted networks
-        self._expected: set[BridgeSMTP] = set()  # those whose PROXY header has not come yet
+        self._expected: set[SmtpConnection] = set()  # those whose PROXY header has not come yet
         self._empty = asyncio.Event()
         self._empty.set()
         self.draining = False
         self._spool = spool
-        self._prototype = self._make_prototype()
+        self._context = self._make_context()
 
-    def _make_prototype(self) -> BridgeSMTP:
+    def _make_context(self) -> SmtpContext:
         settings = self.settings
-        prototype = (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
+        is_lmtp = settings.protocol == "lmtp"
+        return SmtpContext(
             self,
             limits=settings.session,
             spool=self._spool,
+            is_lmtp=is_lmtp,
+            hidden=settings.hidden,
             data_size_limit=settings.max_message_size,
             enable_SMTPUTF8=True,
             hostname=settings.hostname,
-            ident="LMTP scanbridge" if settings.protocol == "lmtp" else "ESMTP scanbridge",
+            ident="LMTP scanbridge" if is_lmtp else "ESMTP scanbridge",
             tls_context=settings.tls,
             require_starttls=settings.tls_required,
             proxy_protocol_timeout=_proxy_timeout(settings) if settings.proxy_protocol else None,
             loop=self._loop,
         )
-        prototype.hidden |= settings.hidden
-        return prototype
 
     def adopt(self, settings: SmtpSettings, filter_: Filter) -> None:
         """For a reload: new connections, and the next mail of those that are open, go by these.
@@ -144,7 +146,7 @@ class SmtpServer:
         self.settings = settings
         self._filter = filter_
         self._known = {}
-        self._prototype = self._make_prototype()
+        self._context = self._make_context()
 
     @property
     def connections(self) -> int:
@@ -155,8 +157,8 @@ class SmtpServer:
         self._acceptors.append(Acceptor(sock, self._spawn, self._is_ahead))
         await self._acceptors[-1].start()
 
-    def _spawn(self) -> BridgeSMTP:
-        return self._prototype.spawn()
+    def _spawn(self) -> SmtpConnection:
+        return SmtpConnection(self._context)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, say goodbye to the idle, let running mail finish within the time."""
@@ -178,7 +180,7 @@ class SmtpServer:
 
     # Hooks: called by the session with itself, aiosmtpd's session and its envelope
 
-    def handle_OPEN(self, server: BridgeSMTP) -> bool:
+    def handle_OPEN(self, server: SmtpConnection) -> bool:
         """Whether to wait for a PROXY header at all (called without await)."""
         peer = _peer_address(server.session.peer)
         if not self._is_trusted(peer):
@@ -190,16 +192,17 @@ class SmtpServer:
         self._expected.add(server)
         return True
 
-    def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
-        peer = server.peer_address = _peer_address(session.peer)
+    def handle_CONNECT(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
+        peer = session.peer_address = _peer_address(session.peer)
         if session.proxy_data is None:
-            server.client = _client(peer)
-        server.trusted = self._is_trusted(server.client.address)
+            session.client = _client(peer)
+        session.trusted = self._is_trusted(session.client.address)
         refusal = self._count_in(server)
         return MISSING if refusal is None else refusal
 
-    def _count_in(self, server: BridgeSMTP) -> Reply | None:
-        settings, stranger, address = self.settings, not server.trusted, server.client.address
+    def _count_in(self, server: SmtpConnection) -> Reply | None:
+        settings, session = self.settings, server.session
+        stranger, address = not session.trusted, session.client.address
         self._expected.discard(server)
         if len(self._sessions) >= settings.max_connections or (
             stranger and self._strangers >= max(settings.max_connections // _UNTRUSTED_SHARE, 5)
@@ -223,13 +226,13 @@ class SmtpServer:
         self._on_refused(reason)
         log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason)
 
-    def handle_CLOSE(self, server: BridgeSMTP) -> None:
+    def handle_CLOSE(self, server: SmtpConnection) -> None:
         """The connection is gone (called without await)."""
         self._expected.discard(server)
         if server not in self._sessions:
             return
         self._sessions.discard(server)
-        self._strangers -= not server.trusted
+        self._strangers -= not server.session.trusted
         address = server.counted_as
         if address is not None:
             left = self._per_client[address] = self._per_client[address] - 1
@@ -249,7 +252,9 @@ class SmtpServer:
             known = self._known[address] = any(ip in network for network in self.settings.trusted)
         return known
 
-    async def handle_PROXY(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, proxy: Any) -> bool:
+    async def handle_PROXY(
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, proxy: Any
+    ) -> bool:
         """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
         peer = _peer_address(session.peer)
         if not proxy.valid or not self._is_trusted(peer):
@@ -260,40 +265,40 @@ class SmtpServer:
             address = str(ipaddress.ip_address(source)) if source else peer
         except ValueError:
             address = peer
-        server.client = Client(address=address, port=proxy.src_port or None)
+        session.client = Client(address=address, port=proxy.src_port or None)
         return True
 
     def handle_MAIL(
-        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        if not server.trusted:
-            self._refused(server.client.address, "untrusted")
-            server.strike()
+        if not session.trusted:
+            self._refused(session.client.address, "untrusted")
+            session.strike()
             return _NOT_ALLOWED
         if self._filter.door is not None:
-            refusal = self._filter.refused_by_list(self._describe(server, session), address)
+            refusal = self._filter.refused_by_list(self._describe(session), address)
             if refusal is not None:
-                server.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
+                session.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
                 return refusal
         return self._admit("mail", self._filter.closed_at_mail())
 
     def handle_RCPT(
-        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         """A transaction belongs to one tenant and goes to one next hop, unless its recipients are answered apart."""
         kinds = self.settings.kinds
-        if kinds.by_domain and envelope.rcpt_tos and not server.answers_each:
+        if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
                 return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
         if self._filter.door is not None:
-            refusal = self._filter.refused_by_list(self._describe(server, session), envelope.mail_from or "", address)
+            refusal = self._filter.refused_by_list(self._describe(session), envelope.mail_from or "", address)
             if refusal is not None:
-                server.excuse(1)  # DATA
+                session.excuse(1)  # DATA
                 return refusal
         return MISSING
 
-    def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
+    def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
         return self._admit("data", self._filter.closed())
 
     def _admit(self, stage: str, refusal: Reply | None) -> Any:
@@ -302,24 +307,26 @@ class SmtpServer:
         self._on_saturated(stage)
         return refusal
 
-    def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Coroutine[Any, Any, Outcome]:
-        transaction = self._transaction(server, session, envelope)
+    def handle_DATA(
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope
+    ) -> Coroutine[Any, Any, Outcome]:
+        transaction = self._transaction(session, envelope)
         if self.settings.client_header is not None:
             transaction = self._read_client(self.settings.client_header, transaction)
         return self._filter.process(transaction)
 
     async def handle_REFUSED(
-        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, reply: Reply, size: int
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, reply: Reply, size: int
     ) -> Reply:
         """Content that cannot be taken: not scanned, but logged and counted like any mail."""
-        return self._filter.refuse(self._transaction(server, session, envelope), reply, size).reply
+        return self._filter.refuse(self._transaction(session, envelope), reply, size).reply
 
-    def _transaction(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Transaction:
+    def _transaction(self, session: SmtpSession, envelope: SmtpEnvelope) -> Transaction:
         assert envelope.message is not None and envelope.mail_from is not None
         now = self._loop.time()
         return Transaction(
             id=new_id(),
-            session=self._describe(server, session),
+            session=self._describe(session),
             envelope=Envelope(
                 envelope.mail_from,
                 tuple(map(Recipient, envelope.rcpt_tos, envelope.rcpt_params)),
@@ -328,7 +335,7 @@ class SmtpServer:
             message=envelope.message,
             received_at=now,
             deadline=now + self._filter.deadline_s,
-            each=server.answers_each,
+            each=session.answers_each,
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
@@ -345,14 +352,14 @@ class SmtpServer:
             return transaction
         return replace(transaction, session=replace(session, client=client, is_told=True))
 
-    def _describe(self, server: BridgeSMTP, session: Any) -> Session:
+    def _describe(self, session: SmtpSession) -> Session:
         """Made once, and again only when the client said something new of itself."""
         header = self.settings.client_header
-        told = (server.forwarded, server.client, session.host_name, session.extended_smtp, header)
-        if server.described is not None and server.described[0] == told:
-            return server.described[1]
-        client = server.forwarded or server.client
-        if client.helo is None and server.forwarded is None:
+        told = (session.forwarded, session.client, session.host_name, session.extended_smtp, header)
+        if session.described is not None and session.described[0] == told:
+            return session.described[1]
+        client = session.forwarded or session.client
+        if client.helo is None and session.forwarded is None:
             # Field by field: `replace` costs as much as the rest of this.
             client = Client(
                 client.address,
@@ -364,25 +371,25 @@ class SmtpServer:
                 client.login,
                 client.source,
             )
-        in_header = header is not None and server.forwarded is None and not server.introduced
+        in_header = header is not None and session.forwarded is None and not session.introduced
         description = Session(
             session.id,
             self.settings.name,
-            server.peer_address or "unix",
+            session.peer_address or "unix",
             client=_NOBODY if in_header else client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,
-            is_told=not in_header and (server.forwarded is not None or _is_told(server, session)),
+            is_told=not in_header and (session.forwarded is not None or _is_told(session)),
             in_header=in_header,
         )
-        server.described = (told, description)
+        session.described = (told, description)
         return description
 
 
-def _is_told(server: BridgeSMTP, session: Any) -> bool:
+def _is_told(session: SmtpSession) -> bool:
     """By a PROXY header, or by XCLIENT."""
-    return session.proxy_data is not None or server.client.address != server.peer_address
+    return session.proxy_data is not None or session.client.address != session.peer_address
 
 
 @lru_cache(_MAX_KNOWN)
