@@ -140,7 +140,7 @@ class SmtpConnection(SMTP):
 
     async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
         """As in aiosmtpd, but hooks may be plain functions, too."""
-        status = self._call_hook(command, *arguments)
+        status = self._call_hook(command, arguments)
         return await status if isinstance(status, CoroutineType) else status
 
     async def handle_exception(self, error: Exception) -> str | Reply:
@@ -287,53 +287,44 @@ class SmtpConnection(SMTP):
         return self._task is None and self._content is None and not self._paused and self.transport is not None
 
     def _execute(self, line: bytes) -> None:
+        session = self.session
         try:
-            effect = self.session.receive_line(line)
-            if effect is not None:
-                self._perform(effect)
+            self._perform(session.receive_line(line))
         except Exception as error:
             self._start(self._fail, error)
-        self._check_patience()
+        if session.errors or session.idle_commands:
+            self._check_patience()
 
     def _check_patience(self) -> None:
-        if self.transport is not None and (effect := self.session.check_patience()) is not None:
-            self._perform(effect)
+        if self.transport is not None:
+            self._perform(self.session.check_patience())
 
-    def _perform(self, effect: Effect) -> None:
-        following: Effect | None = effect
-        while following is not None:
-            match following:
-                case Ask():
-                    following = self._ask(following)
-                    continue
-                case ReadContent():
-                    self._read_content()
-                case Close(discards_replies):
-                    if discards_replies:
-                        self.session.replies.clear()
-                    self._hang_up()
-                case StartTls():
-                    self._start(self._start_tls)
-                case Authenticate(argument):
-                    self._start(self.smtp_AUTH, argument)
-                case _:
-                    assert_never(following)
-            return
-
-    def _ask(self, ask: Ask) -> Effect | None:
-        """Pass the handler's answer on: now, or from a task if the hook is a coroutine."""
-        status = self._call_hook(ask.hook, *ask.arguments)
-        if isinstance(status, CoroutineType):
-            self._start(self._await_answer, status, ask)
-            return None
-        return ask.then(status, *ask.arguments)
+    def _perform(self, effect: Effect | None) -> None:
+        while isinstance(effect, Ask):
+            status = self._call_hook(effect.hook, effect.arguments)
+            if isinstance(status, CoroutineType):
+                return self._start(self._await_answer, status, effect)
+            effect = effect.then(status, *effect.arguments)
+        match effect:
+            case None:
+                return None
+            case ReadContent():
+                return self._read_content()
+            case Close(discards_replies):
+                if discards_replies:
+                    self.session.replies.clear()
+                return self._hang_up()
+            case StartTls():
+                return self._start(self._start_tls)
+            case Authenticate(argument):
+                return self._start(self.smtp_AUTH, argument)
+            case _:
+                assert_never(effect)
 
     async def _await_answer(self, status: Awaitable[Any], ask: Ask) -> None:
-        effect = ask.then(await status, *ask.arguments)
-        if effect is not None:
-            self._perform(effect)
+        self._perform(ask.then(await status, *ask.arguments))
 
-    def _call_hook(self, name: str, *arguments: Any) -> Any:
+    def _call_hook(self, name: str, arguments: tuple[Any, ...]) -> Any:
         """The hook's answer, or an awaitable for it."""
         hook = self._context.hooks.get(name)
         return MISSING if hook is None else hook(self, self.session, self.session.envelope, *arguments)
@@ -397,9 +388,7 @@ class SmtpConnection(SMTP):
     async def _greet(self) -> None:
         try:
             if self._context.proxy_timeout_s is None or await self._accept_proxy_header():
-                effect = self.session.greet(await self._call_handler_hook("CONNECT"))
-                if effect is not None:
-                    self._perform(effect)
+                self._perform(self.session.greet(await self._call_handler_hook("CONNECT")))
         except ConnectionError:
             self._hang_up()
         except Exception:
@@ -504,7 +493,7 @@ class SmtpConnection(SMTP):
     def _call_mail_hook(self, ask: Ask) -> Any:
         if ask.hook == "DATA" and "DATA" not in self._context.hooks:
             return self._call_process_message()
-        return self._call_hook(ask.hook, *ask.arguments)
+        return self._call_hook(ask.hook, ask.arguments)
 
     async def _call_process_message(self) -> Any:
         """aiosmtpd's deprecated hook, which its test suite still covers."""

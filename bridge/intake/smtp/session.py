@@ -289,20 +289,21 @@ class SmtpSession(StockSession):
 
     def receive_line(self, line: bytes) -> Effect | None:
         """Execute one command line, without its CRLF."""
-        rules = self.rules
+        rules, commands = self.rules, _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
+        arguments: tuple[Any, ...] | None = None
         ordinary = recognise(line) if rules.uses_fast_path else None
-        if ordinary is None or (ordinary[1] and ordinary[1][1] and not self._takes_ordinary_parameters()):
+        if ordinary is not None and (not ordinary[2] or self._takes_ordinary_parameters()):
+            command = commands[ordinary[0]]
+            arguments = ordinary[1]
+        else:
             word, _, argument = line.partition(b" ")
-            command, arguments = _find_command(rules, word), None
+            command = commands.get(word) or commands.get(word.upper(), _UNKNOWN)
             refusal = self._refuse_line(command, word, line)
             if refusal is not None:
                 return self._refuse(refusal)
             if self._calls_left is not None and not self._is_within_call_limit(word):
                 self.answer(b"421 4.7.0 %b sent too many times" % word.upper())
                 return _CLOSE
-        else:
-            word, arguments = ordinary
-            command = _COMMANDS[rules.is_lmtp][word]
         if self.mails >= rules.limits.max_mails and command.name != "QUIT":
             rules.on_limit("max_mails_per_connection")
             self.answer(_TOO_MANY_MAILS)
@@ -313,9 +314,10 @@ class SmtpSession(StockSession):
         if command.is_allowed is not None and not command.is_allowed(self):
             return None
         if arguments is None:
-            arguments = command.parse(self, argument.strip(b" \t"))
-            if isinstance(arguments, Reply):
-                return self._refuse(arguments)
+            parsed = command.parse(self, argument.strip(b" \t"))
+            if isinstance(parsed, Reply):
+                return self._refuse(parsed)
+            arguments = parsed
         return command.execute(self, *arguments)
 
     def _takes_ordinary_parameters(self) -> bool:
@@ -366,20 +368,18 @@ class SmtpSession(StockSession):
         return False
 
     def _has_sender(self) -> bool:
-        if not self._is_greeted():
-            return False
-        if self.envelope.mail_from is None:
+        if self.envelope.mail_from is not None:  # which was only possible after HELO
+            return True
+        if self._is_greeted():
             self._refuse_out_of_order(_NEEDS_MAIL)
-            return False
-        return True
+        return False
 
     def _has_recipients(self) -> bool:
-        if not self._is_greeted():
-            return False
-        if not self.envelope.rcpt_tos:
+        if self.envelope.rcpt_tos:
+            return True
+        if self._is_greeted():
             self._refuse_out_of_order(_NEEDS_RCPT)
-            return False
-        return True
+        return False
 
     def _may_name_client(self) -> bool:
         if not self.trusted:
@@ -618,8 +618,8 @@ class SmtpSession(StockSession):
         return self._refuse(_NO_EXPN)
 
     def _help(self, verb: str | None) -> None:
-        table = _COMMANDS[self.rules.is_lmtp].values()
-        listed = {command.name: command for command in table if command.syntax and command.is_listed(self)}
+        table = _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
+        listed = {command.name: command for command in table.values() if command.syntax and command.is_listed(self)}
         command = listed.get((verb or "").upper())
         if command is not None:
             syntax = command.syntax + (command.extended_syntax if self.extended_smtp else "")
@@ -723,9 +723,4 @@ def _by_verb(*commands: Command) -> Mapping[bytes, Command]:
     return {command.name.encode(): command for command in commands}
 
 
-_COMMANDS = {False: _by_verb(*_BOTH, *_SMTP), True: _by_verb(*_BOTH, *_LMTP)}  # by `rules.is_lmtp`
-
-
-def _find_command(rules: SessionRules, word: bytes) -> Command:
-    table = _COMMANDS[rules.is_lmtp]
-    return table.get(word) or table.get(word.upper(), _UNKNOWN)
+_SMTP_COMMANDS, _LMTP_COMMANDS = _by_verb(*_BOTH, *_SMTP), _by_verb(*_BOTH, *_LMTP)

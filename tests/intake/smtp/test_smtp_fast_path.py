@@ -25,14 +25,14 @@ def test_ordinary_line_means_what_the_full_parser_makes_of_it(line: bytes) -> No
     assert b"\r" not in line and b"\n" not in line and len(line) <= 512
     recognised = recognise(line)
     assert recognised is not None
-    verb, arguments = recognised
+    verb, arguments, has_parameters = recognised
     if line in (b"DATA", b"QUIT"):
-        assert (verb, arguments) == (line, ())
+        assert (verb, arguments, has_parameters) == (line, (), False)
         return
     start, _, argument = line.partition(b":")
     path = parse_path(argument, syntax="x")
     assert isinstance(path, Path) and path.is_ascii
-    assert arguments == (path.address, list(path.as_sent))
+    assert arguments == (path.address, list(path.as_sent)) and has_parameters == bool(path.params)
     if verb == b"MAIL":
         assert start == b"MAIL FROM" and refuse_of_mail(path, frozenset(), MAX_SIZE, takes_utf8=False) is None
     else:
