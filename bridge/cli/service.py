@@ -18,9 +18,9 @@ from bridge.daemon import resources
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
-from bridge.runtime.http_server import ServiceServer
 from bridge.service import settings
 from bridge.service.keys import KeyRing
+from bridge.service.server import ServiceServer
 from bridge.service.store import Store
 
 DEFAULT = Path("service.yml")

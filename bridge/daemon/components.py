@@ -17,7 +17,8 @@ from bridge.filter.headers import HeaderEditor
 from bridge.filter.late.decisions import LateDecisions
 from bridge.filter.outcome import Record
 from bridge.filter.pipeline import Filter
-from bridge.intake.milter.server import MilterServer, MilterSettings
+from bridge.intake.milter.context import MilterSettings
+from bridge.intake.milter.server import MilterServer
 from bridge.intake.smtp.server import SmtpServer, SmtpSettings
 from bridge.lists.copies import Copies
 from bridge.mail.message import Spool

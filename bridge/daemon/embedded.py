@@ -10,9 +10,9 @@ from pathlib import Path
 
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
-from bridge.runtime.http_server import ServiceServer
 from bridge.service import settings
 from bridge.service.keys import KeyRing, NoSuchKey
+from bridge.service.server import ServiceServer
 from bridge.service.store import Store
 
 log = logging.getLogger(__name__)

@@ -15,7 +15,7 @@ from pathlib import Path
 from bridge.daemon.socket_activation import Given
 from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Address
-from bridge.runtime.http_server import CannotListen, bind
+from bridge.runtime.listening_socket import CannotListen, bind
 
 log = logging.getLogger(__name__)
 

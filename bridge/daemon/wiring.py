@@ -24,7 +24,7 @@ from bridge.filter.late.decisions import LateDecisions, LateSettings, Scan
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
-from bridge.intake.milter.server import MilterSettings
+from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
 from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.server import Kinds, SmtpSettings
@@ -379,7 +379,7 @@ def milter_settings(conf: Config, listener: model.Listener) -> MilterSettings:
     if listener.tls is not None or listener.proxy_protocol:
         raise ConfigError(f"{listener.name}: a milter listener has neither tls nor proxy_protocol")
     return MilterSettings(
-        listener=listener.name,
+        name=listener.name,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
         max_connections=conf.limits.max_connections,
         max_message_size=conf.limits.max_message_size,

@@ -131,12 +131,12 @@ def intake_proxy(data: bytes) -> None:
 
 
 PARSERS: dict[int, Callable[[bytes], Any]] = {
-    protocol.CONNECT: codec.connect,
-    protocol.MAIL: codec.address,
-    protocol.RCPT: codec.address,
-    protocol.MACRO: lambda data: codec.macros(data[1:]),
-    protocol.NEGOTIATE: lambda data: codec.negotiation(codec.negotiate(data)),
-    protocol.HEADER: codec.strings,
+    protocol.CONNECT: codec.parse_connect,
+    protocol.MAIL: codec.parse_address,
+    protocol.RCPT: codec.parse_address,
+    protocol.MACRO: lambda data: codec.parse_macros(data[1:]),
+    protocol.NEGOTIATE: lambda data: codec.encode_negotiation(codec.negotiate(data)),
+    protocol.HEADER: codec.parse_strings,
 }
 
 
@@ -150,7 +150,7 @@ def milter_codec(data: bytes) -> None:
     for event in pieces:
         if event is not None:
             try:
-                found = PARSERS.get(event[0], codec.text)(event[1])
+                found = PARSERS.get(event[0], codec.decode_text)(event[1])
             except ProtocolError:
                 continue
             if event[0] in (protocol.MAIL, protocol.RCPT) and not isinstance(found, Reply):

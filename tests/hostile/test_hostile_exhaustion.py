@@ -267,12 +267,14 @@ def test_cap_on_connections(tmp_path: Path) -> None:
             assert late.is_cut()
         assert clients.pop().say(b"QUIT") == [b"221 2.0.0 Bye"]
         server = bridge.daemon.servers[0]
-        assert eventually(lambda: len(server._sessions) == 9)
+        assert eventually(lambda: len(server.listener.open) == 9)
         with bridge.client() as late:
             assert late.reply().startswith(b"220 ")
         for client in clients:
             client.close()
-        assert eventually(lambda: not server._sessions and not server._per_client and server._strangers == 0)
+        assert eventually(
+            lambda: not server.listener.open and not server.listener.per_client and server.listener.strangers == 0
+        )
 
 
 def test_cap_per_client(tmp_path: Path) -> None:
@@ -296,7 +298,7 @@ def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
         for stranger in strangers:
             stranger.close()
         server = bridge.daemon.servers[0]
-        assert eventually(lambda: not server._sessions and server._strangers == 0)
+        assert eventually(lambda: not server.listener.open and server.listener.strangers == 0)
 
 
 def test_out_of_file_descriptors_is_a_quiet_wait(tmp_path: Path) -> None:

@@ -50,7 +50,12 @@ IN_DATA = b"MAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nSubject: x\r\n\r\
 def is_idle(bridge: RunningBridge) -> bool:
     """No session, no slot, no byte is left behind."""
     server = bridge.daemon.servers[0]
-    left = (server._sessions, server._per_client, bridge.daemon.admission.in_processing, bridge.daemon.spool.in_use)
+    left = (
+        server.listener.open,
+        server.listener.per_client,
+        bridge.daemon.admission.in_processing,
+        bridge.daemon.spool.in_use,
+    )
     return not any(left)
 
 
@@ -227,7 +232,7 @@ def stop(bridge: RunningBridge) -> threading.Thread:
     server = bridge.daemon.servers[0]
     thread = threading.Thread(target=lambda: bridge.background.run(server.drain(10.0)))
     thread.start()
-    assert eventually(lambda: server.draining)
+    assert eventually(lambda: server.listener.draining)
     return thread
 
 
@@ -269,7 +274,7 @@ def test_mail_in_data_is_finished_before_we_stop(tmp_path: Path) -> None:
         client.open()
         client.begin()
         client.send(b"Subject: x\r\n")
-        assert eventually(lambda: any(session.in_mail for session in bridge.daemon.servers[0]._sessions))
+        assert eventually(lambda: any(session.in_mail for session in bridge.daemon.servers[0].listener.open))
         thread = stop(bridge)
         client.send(b"\r\nx\r\n.\r\n")
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"

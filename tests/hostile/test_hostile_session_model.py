@@ -214,7 +214,7 @@ def test_no_bytes_make_us_stumble(running: RunningBridge, words: list[bytes], en
             client.sock.shutdown(socket.SHUT_WR)
             while reply := client.reply():
                 assert re.match(rb"[2345]\d\d[ -]", reply), reply
-        assert eventually(lambda: not running.daemon.servers[0]._sessions)
+        assert eventually(lambda: not running.daemon.servers[0].listener.open)
     finally:
         logging.getLogger().removeHandler(log)
     assert log.said == []

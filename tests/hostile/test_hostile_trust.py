@@ -136,7 +136,7 @@ def test_stalled_or_broken_handshake_is_closed(tls_bridge: RunningBridge) -> Non
             client.send(sent)
         for client, sent in zip(clients, BROKEN, strict=True):
             assert client.is_cut(), sent
-    assert eventually(lambda: not tls_bridge.daemon.servers[0]._sessions)
+    assert eventually(lambda: not tls_bridge.daemon.servers[0].listener.open)
 
 
 def test_stop_during_a_handshake_does_not_wait_for_it(tmp_path: Path, certificate: Certificate) -> None:
@@ -149,7 +149,7 @@ def test_stop_during_a_handshake_does_not_wait_for_it(tmp_path: Path, certificat
         bridge.background.run(bridge.daemon.servers[0].drain(10.0))
         assert time.monotonic() - began < 5
         assert client.is_cut()
-        assert not bridge.daemon.servers[0]._sessions
+        assert not bridge.daemon.servers[0].listener.open
 
 
 # Strangers
@@ -302,7 +302,7 @@ def test_incomplete_or_missing_proxy_header_is_closed_without_a_word(proxied: Ru
 
 def assert_forgotten(bridge: RunningBridge) -> None:
     server = bridge.daemon.servers[0]
-    assert eventually(lambda: not server._expected and not server._sessions)
+    assert eventually(lambda: not server.listener.expected and not server.listener.open)
 
 
 def test_proxy_header_from_a_stranger_is_not_even_read(proxied: RunningBridge) -> None:

@@ -21,8 +21,8 @@ from bridge.api.lists import ListEntry
 from bridge.cli.lists.command import lists
 from bridge.lists import ListClient, ListSettings, RetrySettings
 from bridge.runtime import yaml_file
-from bridge.runtime.http_server import ServiceServer
 from bridge.service.keys import KeyRing
+from bridge.service.server import ServiceServer
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store, list_entry, list_state
 

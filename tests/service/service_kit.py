@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any
 
 from bridge.runtime import yaml_file
-from bridge.runtime.http_server import ServiceServer
 from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
 from bridge.service.keys import KeyRing
+from bridge.service.server import ServiceServer
 from bridge.service.settings import ServiceConfig
 from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mail.message import Spool
-from bridge.runtime import http_server
 from bridge.runtime.endpoints import Address
-from bridge.runtime.http_server import CannotListen, HttpServer, ServiceServer, bind
+from bridge.runtime.listening_socket import CannotListen
 from bridge.service.responses import Refused
 from bridge.service.scanning import admission
 from bridge.service.scanning.admission import THROTTLE_MAX_S, Admission
 from bridge.service.scanning.upload import Upload
+from bridge.service.server import ServiceServer
 from tests.service.service_kit import (
     BOUNDARY,
     CONFIG,
@@ -317,25 +317,6 @@ def test_a_taken_port_is_an_exception(running):
         running.call(ServiceServer().start(config))
 
 
-def test_any_application_can_be_served(running):
-    """The embedding is generic: the admin endpoint uses it too."""
-
-    async def app(scope, receive, send):
-        await send({"type": "http.response.start", "status": 204, "headers": []})
-        await send({"type": "http.response.body", "body": b""})
-
-    async def start() -> HttpServer:
-        server = HttpServer(app, [bind(Address("127.0.0.1", 0))])
-        await server.start()
-        return server
-
-    server = running.call(start())
-    with socket.create_connection(("127.0.0.1", server.addresses[0].port), timeout=DEADLINE_S) as client:
-        client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
-        assert client.recv(100).startswith(b"HTTP/1.1 204 ")
-    running.call(server.stop(1))
-
-
 def test_stop_finishes_what_runs(tmp_path):
     """A scan that is being uploaded when the service is told to stop still gets its answer."""
     with service(tmp_path) as one, socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
@@ -364,19 +345,6 @@ def _read_all(client: socket.socket) -> bytes:
     while piece := client.recv(65536):
         data += piece
     return data
-
-
-def test_connections_are_bounded(tmp_path, monkeypatch):
-    """Beyond the cap a connection reads 503 and is closed; those before it are served."""
-    monkeypatch.setattr(http_server, "MAX_CONNECTIONS", 3)
-    with service(tmp_path) as one:
-        held = [_hold_slot(one.port) for _ in range(3)]
-        wait_for(lambda: len(one.server._http._server.server_state.connections) == 3)
-        with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
-            assert _read_all(client).startswith(b"HTTP/1.1 503 ")
-        for client in held:
-            client.close()
-        wait_for(lambda: one.submit(mail()).status == 200)
 
 
 def test_a_client_that_waits_for_100_continue_reads_413_only(running):

@@ -1,6 +1,7 @@
 """The milter intake: the mail server keeps queue and delivery, we only give the answer.
 
-From the wire inwards: `wire` (the protocol's numbers and tables), `codec` (bytes to events and
-back, no I/O, no clock), `mail` (one mail being rebuilt), `connection` (one mail server's
-connection), `transport` (sockets, timers, drain; what the daemon starts).
+From the wire inwards: `protocol` (numbers and tables), `codec` (bytes to events and back),
+`client_info` and `mail` (what the events say about the client and the mail; `stalwart` is a
+variant of `mail`), `answer` (the filter's outcome as frames), `connection` (one connection of a
+mail server), `context` (what connections share), `server` (what the daemon starts).
 """

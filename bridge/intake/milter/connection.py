@@ -1,13 +1,13 @@
 """One connection from a mail server: events in, answers out, one mail after another.
 
-The reading side is plain and synchronous: every event is checked against the table of the state
-we are in and handled at once; the answers of one read go out in one write. Only a complete mail
-starts a task, which asks the filter; whatever ends the mail first (ABORT, QUIT, a lost connection,
-a timer) cancels that task, and the filter gives its slot back. Time is the server's business: its
-tick has every connection look back at when it last heard something, so that a mail costs no timer.
+The reading side is synchronous: every event is checked against the table of the current state and
+handled immediately; the answers to one read go out in one write. Only a complete mail starts a
+task, which asks the filter. Whatever ends the mail first (ABORT, QUIT, a lost connection, a
+deadline) cancels that task, and the filter frees its slot. A timer that all connections share
+checks the deadlines, so a mail sets no timer.
 
-What the mail server reads after a violation is a closed connection, and its default action then
-is its own (docs/milter.md says how to set it); no half-understood mail is ever let through.
+After a protocol violation we close the connection, and the mail server applies its own default
+action (docs/milter.md says how to set it); no half-understood mail is ever let through.
 """
 
 from __future__ import annotations
@@ -17,76 +17,73 @@ import logging
 import socket
 from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING, assert_never, cast
+from typing import cast
 
 from bridge.errors import ProtocolError, ScanTimeout
-from bridge.filter.outcome import Outcome
 from bridge.filter.policy import reply_to_error, with_id
-from bridge.intake.milter import codec, protocol
-from bridge.intake.milter.mail import Facts, Mail
+from bridge.intake.listener import peer_address
+from bridge.intake.milter import answer, codec, protocol
+from bridge.intake.milter.client_info import ClientInfo
+from bridge.intake.milter.context import MilterContext
+from bridge.intake.milter.mail import Mail
 from bridge.intake.milter.protocol import State
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction, new_id
 from bridge.runtime.write_batch import FEW
 
-if TYPE_CHECKING:
-    from bridge.intake.milter.server import MilterServer
-
 log = logging.getLogger(__name__)
 
-GRACE_S = 5.0  # the filter keeps the deadline itself; this long after it we stop believing in it
 _QUICKACK = getattr(socket, "TCP_QUICKACK", None)  # Linux
-_HEADER, _IN_HEAD, _BUSY, _READY = protocol.HEADER, State.HEADERS, State.BUSY, State.READY
-_CONTENT = (State.HEADERS, State.BODY)
 _NEVER = float("inf")
-
-_CONTINUE = codec.response(protocol.END_OF_BODY, protocol.CONTINUE)
-_DISCARD = codec.response(protocol.END_OF_BODY, protocol.DISCARD)
-_PROGRESS = codec.response(protocol.END_OF_BODY, protocol.PROGRESS)
-_SKIP = codec.response(protocol.BODY, protocol.SKIP)
-
 _TOO_LATE = reply_to_error(ScanTimeout())
-_NO_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
+
+# Python 3.11: enum member lookup is slow (0.1 µs, some 20 per mail); revisit with 3.12.
+_READY, _HEADERS, _BODY, _BUSY = State.READY, State.HEADERS, State.BODY, State.BUSY
+_CONTENT = (_HEADERS, _BODY)
 
 
-class Connection(asyncio.Protocol):
-    """The state of one connection; everything shared is in the server."""
+class MilterConnection(asyncio.Protocol):
+    """The state of one connection; whatever connections share is in the context."""
 
-    def __init__(self, server: MilterServer) -> None:
-        self._server = server
-        self._settings = server.settings
+    def __init__(self, context: MilterContext) -> None:
+        self.peer = "unix"
+        self._context = context
+        self._settings = context.settings
+        self._quickack: Callable[[int, int, int], None] | None = None
+        # The protocol
         self._decoder = codec.Decoder()
-        self._out: list[bytes] = []
-        self._fields: list[bytes] = []  # that came one after the other, and are taken together
         self._state = State.NEW
-        self._steps = _STEPS[State.NEW]
+        self._events = _DISPATCH[State.NEW]  # the row of the current state
         self._agreement = codec.Agreement(protocol.VERSIONS[0], 0, 0)
         self._answered = self._agreement.answered
-        self._leading_space = False
-        self._facts = Facts()
-        self._mail: Mail | None = None  # the table lets no content in before MAIL
-        self._task: asyncio.Task[None] | None = None
-        self._handed_over = False  # the filter has the mail, and will close its message
-        self._content_until = _NEVER
+        self._out: list[bytes] = []
+        # The client and its mail
+        self._client = ClientInfo()
         self._session_id = ""
-        self._quickack: Callable[[int, int, int], None] | None = None
-        self._choked = False  # the peer does not read what we say
+        self._mail: Mail | None = None  # never None after MAIL: the table allows no content before it
+        self._fields: list[bytes] = []  # header fields of one read, added to the mail together
+        self._task: asyncio.Task[None] | None = None
+        self._is_handed_over = False  # the filter has the mail, and will close its message
+        # Deadlines
         self._heard_at = _NEVER
-        self._overrun_at = _NEVER  # when we stop believing in the filter
+        self._content_until = _NEVER
         self._progress_at = _NEVER
-        self.peer = "unix"
+        self._overrun_at = _NEVER  # when we answer without the filter
+        self._is_choked = False  # the peer does not read our answers
 
-    # --- asyncio's side --------------------------------------------------------------------------
+    # --- called by asyncio -----------------------------------------------------------------------
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
         sock = transport.get_extra_info("socket")
+        address = None
         if sock.family != socket.AF_UNIX:
-            self.peer = _address_of(transport.get_extra_info("peername"))
+            # No peer name: the client disconnected before it was accepted.
+            address = self.peer = peer_address(transport.get_extra_info("peername")) or "unknown"
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._quickack = sock.setsockopt if _QUICKACK is not None else None
-        if self._server.admit(self):
+        if self._context.admit(self, address):
             self._heard_at = monotonic()
         else:
             self._enter(State.CLOSED)
@@ -94,46 +91,45 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         try:
-            fields = self._fields
-            for command, payload in self._decoder.feed(data):
-                if command == _HEADER and self._state is _IN_HEAD:  # half of the events of a mail
-                    fields.append(payload)
-                    continue
-                if fields:
-                    self._take_fields()
-                step = self._steps.get(command)
-                if step is None:
-                    raise ProtocolError(f"command {command:#04x} {self._state.value}")
-                state, handle = step
-                if state is not self._state:
-                    self._state = state
-                    self._steps = _STEPS[state]
-                handle(self, payload)
-            if fields:
-                self._take_fields()
+            self._handle_events(data)
         except ProtocolError as error:
             if isinstance(error, codec.FrameTooLong):
-                self._server.on_limit("frame")
-            self._server.warn("%s: closed: %s", self.peer, error)
+                self._context.on_limit("frame")
+            self._context.warn("%s closed: %s", self.peer, error)
             self.cut()
             return
-        if self._server.draining and self.idle:
+        if self._context.listener.draining and self.is_idle:
             self.close()
-            return
-        if self._out:
+        elif self._out:
             self._flush()  # the answer carries the ACK
         elif self._state is not _BUSY:
-            self._rearm_quickack()
+            self._request_quick_ack()
         if self._state is not _BUSY and not self._decoder.stalled:
             self._heard_at = now = monotonic()
             if self._content_until is _NEVER and self._state in _CONTENT:
                 self._content_until = now + self._settings.content_timeout_s
 
-    def _rearm_quickack(self) -> None:
-        """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms a mail.
+    def pause_writing(self) -> None:
+        """Stop reading from a peer that does not read our answers; the read timeout runs."""
+        self._is_choked = True
+        self._transport.pause_reading()
 
-        The kernel forgets the option with every answer we send, so it is set again after each read
-        that has none. (After one that has, setting it would only cost a packet.)
+    def resume_writing(self) -> None:
+        self._is_choked = False
+        if not self._transport.is_closing():
+            self._transport.resume_reading()
+            self._heard_at = monotonic()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._out.clear()
+        self._drop_mail()
+        self._context.forget(self)
+
+    def _request_quick_ack(self) -> None:
+        """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms per mail.
+
+        The kernel clears the option with every answer we send, so it is set again after each read
+        that has no answer. (After a read that has one, setting it would only cost a packet.)
         """
         if self._quickack is not None:
             try:
@@ -142,11 +138,14 @@ class Connection(asyncio.Protocol):
                 self._quickack = None
 
     def _flush(self) -> None:
-        """At the end of this turn, if it is little: a mail server that does not read must be noticed."""
+        """Write at the end of this turn of the event loop; if there is much, now.
+
+        Only a write shows that the mail server does not read its answers.
+        """
         if len(self._out) > FEW:
             self._write()
         elif self._out:
-            self._server.writes.add(self._write)
+            self._context.writes.add(self._write)
 
     def _write(self) -> None:
         out = self._out
@@ -154,180 +153,173 @@ class Connection(asyncio.Protocol):
             self._transport.write(out[0] if len(out) == 1 else b"".join(out))
             out.clear()
 
-    def pause_writing(self) -> None:
-        """A peer that does not read its answers is not read from, and not waited for long."""
-        self._choked = True
-        self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        self._choked = False
-        if not self._transport.is_closing():
-            self._transport.resume_reading()
-            self._heard_at = monotonic()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._out.clear()
-        self._drop_mail()
-        self._server.forget(self)
-
-    # --- the server's side -----------------------------------------------------------------------
+    # --- called by the listener and its timer ----------------------------------------------------
 
     @property
-    def idle(self) -> bool:
-        """No mail is under way."""
+    def is_idle(self) -> bool:
+        """Whether no mail is under way."""
         return self._state in (State.NEW, State.READY, State.CLOSED)
 
+    def finish(self) -> None:
+        """Close the connection, now or after the mail that is under way: the listener is draining."""
+        if self.is_idle:
+            self.close()
+
     def close(self) -> None:
-        """Say what is left to say and close."""
+        """Close after the pending answers are written."""
         self._write()
         self._transport.close()
 
     def cut(self) -> None:
-        """End now, whatever is under way."""
+        """Close now, whatever is under way."""
         self._enter(State.CLOSED)
         self._drop_mail()
         self._heard_at = _NEVER
         self._out.clear()
         self._transport.abort()
 
-    def look_back(self, now: float) -> None:
-        """Called by the server now and then: too long silent, or the filter too long at work?"""
-        if self._state is not State.BUSY:
-            limit = self._overdue(now)
+    def check_deadlines(self) -> None:
+        """Close a silent connection; report progress on a running scan, or answer without the filter."""
+        now = monotonic()
+        if self._state is not _BUSY:
+            limit = self._exceeded_limit(now)
             if limit is not None:
-                self._server.on_limit(limit)
-                self._server.warn("%s: closed: silent %s", self.peer, self._state.value)
+                self._context.on_limit(limit)
+                self._context.warn("%s closed: silent %s", self.peer, self._state.value)
                 self.cut()
         elif now >= self._overrun_at:
-            self._server.warn("%s: the filter overran its deadline", self.peer)
+            self._context.warn("%s: the filter overran its deadline", self.peer)
             self._drop_mail()
-            self._finish([codec.reply_code(protocol.END_OF_BODY, _TOO_LATE)])
-        elif now >= self._progress_at:  # the scan runs: the mail server's timer starts anew
-            self._out.append(_PROGRESS)
+            self._finish_mail([codec.encode_reply(protocol.END_OF_BODY, _TOO_LATE)])
+        elif now >= self._progress_at:  # the mail server restarts its timer
+            self._out.append(answer.PROGRESS)
             self._flush()
             self._progress_at = now + self._settings.progress_interval_s
 
-    def _overdue(self, now: float) -> str | None:
-        """The limit that the mail server has passed, if any."""
+    def _exceeded_limit(self, now: float) -> str | None:
+        """The time limit that the mail server has exceeded, by its metric label."""
         silent_s = now - self._heard_at
         if self._state in _CONTENT:
             if now >= self._content_until:
                 return "mail_timeout"
             return "data_timeout" if silent_s >= self._settings.read_timeout_s else None
-        is_reading = self._state is State.NEW or self._decoder.partial or self._choked
+        is_reading = self._state is State.NEW or self._decoder.partial or self._is_choked
         limit_s = self._settings.read_timeout_s if is_reading else self._settings.idle_timeout_s
         return "command_timeout" if silent_s >= limit_s else None
 
     # --- events ----------------------------------------------------------------------------------
 
+    def _handle_events(self, data: bytes) -> None:
+        fields, header = self._fields, protocol.HEADER
+        for command, payload in self._decoder.feed(data):
+            # Half of a mail's events are header fields; all but the first skip the table.
+            if command == header and self._state is _HEADERS:
+                fields.append(payload)
+                continue
+            if fields:
+                self._add_fields()
+            event = self._events.get(command)
+            if event is None:
+                raise ProtocolError(f"command {command:#04x} is not allowed {self._state.value}")
+            state, handle = event
+            if state is not self._state:
+                self._state, self._events = state, _DISPATCH[state]
+            handle(self, payload)
+        if fields:
+            self._add_fields()
+
     def _enter(self, state: State) -> None:
         self._state = state
-        self._steps = _STEPS[state]
+        self._events = _DISPATCH[state]
 
     def _answer(self, event: int, reply: Reply | None = None) -> None:
         if event in self._answered:
-            self._out.append(_CONTINUE if reply is None else codec.reply_code(event, reply))
-
-    def _drop_mail(self) -> None:
-        """Forget the mail that was under way, and stop the task that works on it.
-
-        Once the filter has it, it closes the message: closing it here could cut short what a
-        thread of the filter is just writing.
-        """
-        self._content_until = _NEVER
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        if self._mail is not None and not self._handed_over:
-            self._mail.close()
-        self._mail = None
-        self._handed_over = False
+            self._out.append(answer.CONTINUE if reply is None else codec.encode_reply(event, reply))
 
     def _on_negotiate(self, data: bytes) -> None:
         self._agreement = codec.negotiate(data)
         self._answered = self._agreement.answered
-        self._leading_space = bool(self._agreement.steps & protocol.LEADING_SPACE)
-        self._out.append(codec.negotiation(self._agreement))
+        self._out.append(codec.encode_negotiation(self._agreement))
 
     def _on_macro(self, data: bytes) -> None:
-        self._facts.macro(data)
+        self._client.add_macros(data)
 
     def _on_connect(self, data: bytes) -> None:
         self._drop_mail()
-        self._facts.connect(data)
+        self._client.connect(data)
         self._session_id = new_id()
         self._answer(protocol.CONNECT)
 
     def _on_helo(self, data: bytes) -> None:
         self._drop_mail()
-        self._facts.greet(data)
+        self._client.greet(data)
         self._answer(protocol.HELO)
 
     def _on_mail(self, data: bytes) -> None:
         if self._mail is not None:
             self._drop_mail()
-        self._facts.begin_mail()
-        server = self._server
-        parsed = codec.address(data)
-        address, params = ("", ()) if isinstance(parsed, Reply) else parsed
-        mail = self._mail = server.kind_of_mail(
-            address, params, server.spool, server.limits, leading_space=self._leading_space
+        self._client.begin_mail()
+        context = self._context
+        parsed = codec.parse_address(data)
+        sender, params = ("", ()) if isinstance(parsed, Reply) else parsed
+        mail = self._mail = context.mail_class(
+            sender, params, context.spool, context.limits, leading_space=self._agreement.leading_space
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif server.filter.door is not None and (listed := self._refused_by_list(address)) is not None:
+        elif context.filter.door is not None and (listed := self._refused_by_list(sender)) is not None:
             mail.refuse(listed)
-        elif mail.refusal is None and (closed := server.filter.closed_at_mail()):
+        elif mail.refusal is None and (closed := context.filter.closed_at_mail()):
             mail.refuse(closed)
-            server.on_saturated("mail")
+            context.on_saturated("mail")
         self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
-        if self._server.filter.door is None:
-            self._answer(protocol.RCPT, mail.recipient(data))
+        if self._context.filter.door is None:
+            self._answer(protocol.RCPT, mail.add_recipient(data))
         else:
-            self._answer(protocol.RCPT, mail.recipient(data, lambda to: self._refused_by_list(mail.sender, to)))
+            self._answer(protocol.RCPT, mail.add_recipient(data, lambda to: self._refused_by_list(mail.sender, to)))
 
     def _refused_by_list(self, sender: str, recipient: str | None = None) -> Reply | None:
         self._session_id = self._session_id or new_id()
-        session = self._facts.session(self._session_id, self._settings.listener, self.peer)
-        return self._server.filter.refused_by_list(session, sender, recipient)
-
-    def _on_header(self, data: bytes) -> None:
-        self._fields.append(data)
-
-    def _take_fields(self) -> None:
-        mail, fields = self._mail, self._fields
-        assert mail is not None
-        mail.headers(fields)
-        if protocol.HEADER in self._answered:
-            self._out += [_CONTINUE] * len(fields)
-        fields.clear()
-
-    def _on_end_of_headers(self, data: bytes) -> None:
-        assert self._mail is not None
-        self._mail.end_of_headers()
-        self._answer(protocol.END_OF_HEADERS)
-
-    def _on_body_part(self, data: bytes) -> None:
-        assert self._mail is not None
-        self._mail.body(data)
-
-    def _on_body(self, data: bytes) -> None:
-        mail = self._mail
-        assert mail is not None
-        mail.body(data)
-        if protocol.BODY in self._answered:
-            skip = mail.refusal is not None and self._agreement.steps & protocol.CAN_SKIP
-            self._out.append(_SKIP if skip else _CONTINUE)
+        session = self._client.session(self._session_id, self._settings.name, self.peer)
+        return self._context.filter.refused_by_list(session, sender, recipient)
 
     def _on_data(self, data: bytes) -> None:
         self._answer(protocol.DATA)
 
     def _on_unknown(self, data: bytes) -> None:
         self._answer(protocol.UNKNOWN)
+
+    def _on_header(self, data: bytes) -> None:
+        self._fields.append(data)
+
+    def _add_fields(self) -> None:
+        mail, fields = self._mail, self._fields
+        assert mail is not None
+        mail.add_fields(fields)
+        if protocol.HEADER in self._answered:
+            self._out += [answer.CONTINUE] * len(fields)
+        fields.clear()
+
+    def _on_end_of_headers(self, data: bytes) -> None:
+        assert self._mail is not None
+        self._mail.end_headers()
+        self._answer(protocol.END_OF_HEADERS)
+
+    def _on_body_part(self, data: bytes) -> None:
+        assert self._mail is not None
+        self._mail.add_body(data)
+
+    def _on_body(self, data: bytes) -> None:
+        mail = self._mail
+        assert mail is not None
+        mail.add_body(data)
+        if protocol.BODY in self._answered:
+            skip = mail.refusal is not None and self._agreement.steps & protocol.CAN_SKIP
+            self._out.append(answer.SKIP if skip else answer.CONTINUE)
 
     def _on_abort(self, data: bytes) -> None:
         self._drop_mail()
@@ -337,9 +329,9 @@ class Connection(asyncio.Protocol):
         self.close()
 
     def _on_quit_nc(self, data: bytes) -> None:
-        """The client is gone; the mail server keeps the connection for its next one."""
+        """The SMTP client is gone; the mail server keeps this connection for its next client."""
         self._drop_mail()
-        self._facts = Facts()
+        self._client = ClientInfo()
         self._session_id = ""
 
     # --- a complete mail -------------------------------------------------------------------------
@@ -348,99 +340,80 @@ class Connection(asyncio.Protocol):
         mail = self._mail
         assert mail is not None
         mail.end(data)
-        session = self._facts.session(self._session_id or new_id(), self._settings.listener, self.peer)
-        now = monotonic()
-        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + self._server.filter.deadline_s)
+        session = self._client.session(self._session_id or new_id(), self._settings.name, self.peer)
+        now, filter_ = monotonic(), self._context.filter
+        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + filter_.deadline_s)
         if mail.refusal is not None:
-            self._refuse(tx, mail, mail.refusal)
+            outcome = filter_.refuse(tx, mail.refusal, mail.size)
+            self._finish_mail([codec.encode_reply(protocol.END_OF_BODY, outcome.reply)])
             return
         self._progress_at = now + self._settings.progress_interval_s
-        self._overrun_at = tx.deadline + GRACE_S
-        self._task = self._server.loop.create_task(self._decide(tx, mail))
+        self._overrun_at = tx.deadline + self._settings.overrun_s
+        self._task = self._context.loop.create_task(self._process(tx, mail))
 
-    def _refuse(self, tx: Transaction, mail: Mail, reply: Reply) -> None:
-        outcome = self._server.filter.refuse(tx, reply, mail.size)
-        self._finish([codec.reply_code(protocol.END_OF_BODY, outcome.reply)])
-
-    async def _decide(self, tx: Transaction, mail: Mail) -> None:
-        self._handed_over = True  # a task that is cancelled before its start never gets here
+    async def _process(self, tx: Transaction, mail: Mail) -> None:
+        self._is_handed_over = True  # not reached by a task that is cancelled before it starts
         try:
-            outcome = await self._server.filter.process(tx)
-            answer = self._render(outcome, tx, mail)
-        except Exception as error:  # the filter promises none; a promise is no proof
-            log.exception("%s the filter failed", tx.id)
-            answer = [codec.reply_code(protocol.END_OF_BODY, with_id(reply_to_error(error), tx.id))]
-        if self._mail is mail:  # else it was dropped, and the filter could not be stopped any more
+            outcome = await self._context.filter.process(tx)
+            frames = answer.frames_for(outcome, tx.id, mail.forged, self._agreement)
+        except Exception as error:  # the filter should raise nothing; if it does, the mail must not pass
+            log.exception("%s: the filter failed", tx.id)
+            frames = [codec.encode_reply(protocol.END_OF_BODY, with_id(reply_to_error(error), tx.id))]
+        else:
+            if outcome.action is Action.HOLD and not self._agreement.can_quarantine:
+                self._context.warn("%s: the mail server cannot hold mail; %s is deferred", self.peer, tx.id)
+        if self._mail is mail:  # else it was dropped when the filter could no longer be stopped
             self._task = None
-            self._finish(answer)
+            self._finish_mail(frames)
 
-    def _finish(self, answer: list[bytes]) -> None:
+    def _finish_mail(self, frames: list[bytes]) -> None:
         self._drop_mail()
-        self._state = _READY
-        self._steps = _STEPS[_READY]
-        self._out += answer
+        self._enter(_READY)
+        self._out += frames
         self._heard_at = monotonic()
-        if self._server.draining:
+        if self._context.listener.draining:
             self.close()
         else:
             self._flush()
 
-    def _render(self, outcome: Outcome, tx: Transaction, mail: Mail) -> list[bytes]:
-        """The outcome in milter's words."""
-        match outcome.action:
-            case Action.RELAY:
-                return [*self._edits(outcome, mail), _CONTINUE]
-            case Action.REJECT | Action.TEMPFAIL:
-                return [codec.reply_code(protocol.END_OF_BODY, outcome.reply)]
-            case Action.DISCARD | Action.QUARANTINE:
-                return [_DISCARD]
-            case Action.HOLD if self._agreement.actions & protocol.CAN_QUARANTINE:
-                return [*self._edits(outcome, mail), codec.quarantine(f"held for review ({tx.id})"), _CONTINUE]
-            case Action.HOLD:
-                self._server.warn("%s: the mail server cannot hold mail; %s is put off", self.peer, tx.id)
-                return [codec.reply_code(protocol.END_OF_BODY, with_id(_NO_HOLD, tx.id))]
-            case unknown:
-                assert_never(unknown)
+    def _drop_mail(self) -> None:
+        """Forget the mail that is under way, and cancel the task that works on it.
 
-    def _edits(self, outcome: Outcome, mail: Mail) -> list[bytes]:
-        """Strip what only we may write, last one first (the others keep their number), then stamp."""
-        agreement = self._agreement
-        edits = []
-        if mail.forged and agreement.actions & protocol.CAN_CHANGE_HEADERS:
-            for forged, count in mail.forged.items():
-                edits += [codec.delete_header(forged, index) for index in range(count, 0, -1)]
-        if agreement.actions & protocol.CAN_ADD_HEADERS:
-            for name, value in outcome.stamp:
-                edits.append(codec.add_header(name, value, agreement))
-        return edits
+        Once the filter has the mail, it closes the message: closing it here could interrupt a
+        thread of the filter that is writing it.
+        """
+        self._content_until = _NEVER
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        if self._mail is not None and not self._is_handed_over:
+            self._mail.close()
+        self._mail = None
+        self._is_handed_over = False
 
 
-def _address_of(peername: tuple[str, int] | None) -> str:
-    return str(peername[0]) if peername else "unknown"  # gone before it was accepted
-
-
-_Handler = Callable[[Connection, bytes], None]
+_Handler = Callable[[MilterConnection, bytes], None]
 _HANDLERS: dict[int, _Handler] = {
-    protocol.NEGOTIATE: Connection._on_negotiate,
-    protocol.MACRO: Connection._on_macro,
-    protocol.CONNECT: Connection._on_connect,
-    protocol.HELO: Connection._on_helo,
-    protocol.MAIL: Connection._on_mail,
-    protocol.RCPT: Connection._on_rcpt,
-    protocol.DATA: Connection._on_data,
-    protocol.UNKNOWN: Connection._on_unknown,
-    protocol.HEADER: Connection._on_header,
-    protocol.END_OF_HEADERS: Connection._on_end_of_headers,
-    protocol.BODY_PART: Connection._on_body_part,
-    protocol.BODY: Connection._on_body,
-    protocol.END_OF_BODY: Connection._on_end_of_body,
-    protocol.ABORT: Connection._on_abort,
-    protocol.QUIT: Connection._on_quit,
-    protocol.QUIT_NC: Connection._on_quit_nc,
+    protocol.NEGOTIATE: MilterConnection._on_negotiate,
+    protocol.MACRO: MilterConnection._on_macro,
+    protocol.CONNECT: MilterConnection._on_connect,
+    protocol.HELO: MilterConnection._on_helo,
+    protocol.MAIL: MilterConnection._on_mail,
+    protocol.RCPT: MilterConnection._on_rcpt,
+    protocol.DATA: MilterConnection._on_data,
+    protocol.UNKNOWN: MilterConnection._on_unknown,
+    protocol.HEADER: MilterConnection._on_header,
+    protocol.END_OF_HEADERS: MilterConnection._on_end_of_headers,
+    protocol.BODY_PART: MilterConnection._on_body_part,
+    protocol.BODY: MilterConnection._on_body,
+    protocol.END_OF_BODY: MilterConnection._on_end_of_body,
+    protocol.ABORT: MilterConnection._on_abort,
+    protocol.QUIT: MilterConnection._on_quit,
+    protocol.QUIT_NC: MilterConnection._on_quit_nc,
 }
 
-# What an event leads to, in each state: the table of the protocol with the handlers in it.
-_STEPS: dict[State, dict[int, tuple[State, _Handler]]] = {
+# For each state, the events it allows: the protocol's table of transitions, with the handlers added.
+_DISPATCH: dict[State, dict[int, tuple[State, _Handler]]] = {
     state: {command: (following, _HANDLERS[command]) for command, following in row.items()}
     for state, row in protocol.TRANSITIONS.items()
 }

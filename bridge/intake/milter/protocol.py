@@ -1,10 +1,10 @@
-"""The milter protocol as data: commands, responses, flags, and who may say what when.
+"""The milter protocol as data: commands, responses, flags, and which may come when.
 
-Numbers and names are those of libmilter's `mfdef.h` and `mfapi.h`, protocol version 6. Two tables
-are the theory of the whole intake, and the tests read them too: `EVENTS` says how long an event
-may be and which responses a mail server understands to it, `TRANSITIONS` which event may come in
-which state. An event that is not in the row of the current state ends the connection; the mail
-server then applies its own default action, which is "try again later" where it is set up as we ask.
+Numbers and names are those of libmilter's `mfdef.h` and `mfapi.h`, protocol version 6. The intake
+is built on two tables, which the tests read too: `EVENTS` says how long an event may be and which
+responses a mail server understands to it; `TRANSITIONS` says which event may come in which state.
+An event that is not in the row of the current state ends the connection. The mail server then
+applies its own default action, which is "try again later" if it is configured as we recommend.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ CONNECT: Final = ord("C")  # SMFIC_CONNECT
 MACRO: Final = ord("D")  # SMFIC_MACRO
 END_OF_BODY: Final = ord("E")  # SMFIC_BODYEOB
 HELO: Final = ord("H")  # SMFIC_HELO
-QUIT_NC: Final = ord("K")  # SMFIC_QUIT_NC: this client is gone, the next one follows
+QUIT_NC: Final = ord("K")  # SMFIC_QUIT_NC: this SMTP client is gone, another will follow
 HEADER: Final = ord("L")  # SMFIC_HEADER
 MAIL: Final = ord("M")  # SMFIC_MAIL
 END_OF_HEADERS: Final = ord("N")  # SMFIC_EOH
@@ -28,8 +28,8 @@ NEGOTIATE: Final = ord("O")  # SMFIC_OPTNEG
 QUIT: Final = ord("Q")  # SMFIC_QUIT
 RCPT: Final = ord("R")  # SMFIC_RCPT
 DATA: Final = ord("T")  # SMFIC_DATA
-UNKNOWN: Final = ord("U")  # SMFIC_UNKNOWN: an SMTP command the mail server does not know
-BODY_PART: Final = 0  # ours: a piece of a BODY whose end has not come yet
+UNKNOWN: Final = ord("U")  # SMFIC_UNKNOWN: an SMTP command that the mail server does not know
+BODY_PART: Final = 0  # our own: a piece of a BODY frame that is not complete yet
 
 # Responses, from us to the mail server
 ADD_RCPT: Final = ord("+")  # SMFIR_ADDRCPT
@@ -52,7 +52,7 @@ SKIP: Final = ord("s")  # SMFIR_SKIP
 TEMPFAIL: Final = ord("t")  # SMFIR_TEMPFAIL
 REPLY_CODE: Final = ord("y")  # SMFIR_REPLYCODE
 
-# Actions a filter may ask for (SMFIF_*)
+# Actions that a filter may ask for (SMFIF_*)
 CAN_ADD_HEADERS: Final = 1 << 0  # SMFIF_ADDHDRS
 CAN_CHANGE_BODY: Final = 1 << 1  # SMFIF_CHGBODY
 CAN_ADD_RCPT: Final = 1 << 2  # SMFIF_ADDRCPT
@@ -63,7 +63,7 @@ CAN_CHANGE_FROM: Final = 1 << 6  # SMFIF_CHGFROM
 CAN_ADD_RCPT_PAR: Final = 1 << 7  # SMFIF_ADDRCPT_PAR
 CAN_SET_SYMBOLS: Final = 1 << 8  # SMFIF_SETSYMLIST
 
-# Protocol steps (SMFIP_*): what is not sent, what is not answered, and three abilities
+# Protocol steps (SMFIP_*): events not sent (NO_), events not answered (NR_), and some abilities
 NO_CONNECT: Final = 1 << 0
 NO_HELO: Final = 1 << 1
 NO_MAIL: Final = 1 << 2
@@ -75,7 +75,7 @@ NR_HEADER: Final = 1 << 7
 NO_UNKNOWN: Final = 1 << 8
 NO_DATA: Final = 1 << 9
 CAN_SKIP: Final = 1 << 10
-RCPT_REJECTED: Final = 1 << 11  # SMFIP_RCPT_REJ: rejected recipients too
+RCPT_REJECTED: Final = 1 << 11  # SMFIP_RCPT_REJ: send rejected recipients too
 NR_CONNECT: Final = 1 << 12
 NR_HELO: Final = 1 << 13
 NR_MAIL: Final = 1 << 14
@@ -84,8 +84,8 @@ NR_DATA: Final = 1 << 16
 NR_UNKNOWN: Final = 1 << 17
 NR_END_OF_HEADERS: Final = 1 << 18
 NR_BODY: Final = 1 << 19
-LEADING_SPACE: Final = 1 << 20  # SMFIP_HDR_LEADSPC: header values with the space after the colon
-DATA_256K: Final = 1 << 28  # SMFIP_MDS_256K: body chunks up to this
+LEADING_SPACE: Final = 1 << 20  # SMFIP_HDR_LEADSPC: header values include the space after the colon
+DATA_256K: Final = 1 << 28  # SMFIP_MDS_256K: body chunks up to this size
 DATA_1M: Final = 1 << 29  # SMFIP_MDS_1M
 
 # Stages of a symbol list (SMFIM_*)
@@ -94,13 +94,13 @@ STAGE_CONNECT, STAGE_HELO, STAGE_MAIL, STAGE_RCPT, STAGE_DATA, STAGE_END_OF_BODY
 VERSIONS: Final = range(2, 7)
 
 KiB: Final = 1024
-ENVELOPE_LIMIT: Final = 64 * KiB  # libmilter's MILTER_CHUNK_SIZE, for everything that is not content
-CONTENT_LIMIT: Final = 1024 * KiB  # MILTER_MDS_1M; also above any header a mail server lets through
+ENVELOPE_LIMIT: Final = 64 * KiB  # libmilter's MILTER_CHUNK_SIZE; for everything but content
+CONTENT_LIMIT: Final = 1024 * KiB  # MILTER_MDS_1M; larger than any header field that a mail server accepts
 
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One command: its longest frame, the flag that makes it silent, the responses it may get."""
+    """One command: its longest data, the flag that suppresses our answer, and the allowed responses."""
 
     name: str
     limit: int
@@ -135,21 +135,21 @@ EVENTS: Final[dict[int, Event]] = {
 
 
 class State(Enum):
-    """How far a connection is."""
+    """The phase of a connection; the value completes a log line."""
 
     NEW = "before negotiation"
-    READY = "no mail"
+    READY = "between mails"
     ENVELOPE = "after MAIL"
     HEADERS = "in the header section"
     BODY = "after the header section"
-    BUSY = "the mail is complete, our answer is due"
+    BUSY = "while the mail is scanned"
     CLOSED = "after QUIT"
 
-    __hash__ = object.__hash__  # Enum's own is a call of Python's, and a mail looks up five states
+    __hash__ = object.__hash__  # Python 3.11: Enum.__hash__ is slow, and a mail looks up five states
 
 
-# MAIL, HELO and CONNECT start afresh wherever they come: after an early decision Sendmail does not
-# always send ABORT first. Everything else must come in order.
+# MAIL, HELO and CONNECT may come at any time and start over: after an early decision Sendmail does
+# not always send ABORT first. All other events must come in order.
 _ALWAYS: Final = {QUIT: State.CLOSED, QUIT_NC: State.READY, ABORT: State.READY}
 _RESTART: Final = {**_ALWAYS, CONNECT: State.READY, HELO: State.READY, MAIL: State.ENVELOPE}
 _BODY: Final = {BODY_PART: State.BODY, BODY: State.BODY, END_OF_BODY: State.BUSY}

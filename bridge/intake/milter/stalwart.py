@@ -1,10 +1,13 @@
-"""A mail server whose "body" is the whole mail: Stalwart, whose milter client sends the fields first as fields, and
-then once more with the body (its issue 2346, and its source up to 0.16).
+"""Mail from Stalwart, whose "body" is the whole mail.
 
-Rebuilt in the usual way the head would stand there twice, and an attachment that is a mail's only part would begin
-with text: a scanner could no longer decode it. So the fields wait until the body's beginning is there; if that is
-the same head, the body is the mail, byte for byte, and what waited is dropped. If it is not, the mail server has
-learned better, and the mail is put together like any other.
+Stalwart's milter client sends the header fields first as fields, and then once more with the body
+(its issue 2346, and its source up to 0.16). Rebuilt in the usual way, the header section would be
+there twice, and an attachment that is a mail's only part would begin with text, so a scanner could
+not decode it.
+
+So the fields are held back until the beginning of the body is there. If the body begins with the
+same header section, it is the mail, byte for byte, and the held fields are dropped. If not,
+Stalwart has fixed this, and the mail is put together like any other.
 """
 
 from __future__ import annotations
@@ -15,44 +18,44 @@ from typing import Any
 from bridge.intake.milter.mail import Mail
 from bridge.mail.message import HEAD_LIMIT
 
-_BLANK = re.compile(rb"\n\r?\n")
-_NAME = re.compile(rb"^([^\s:][^:\r\n]*?)[ \t]*:", re.MULTILINE)
-_SLACK = 4096  # white space that the fields have lost
+_BLANK_LINE = re.compile(rb"\n\r?\n")
+_FIELD_NAME = re.compile(rb"^([^\s:][^:\r\n]*?)[ \t]*:", re.MULTILINE)
+_SLACK = 4096  # for white space that the fields lost
 
 
 class WholeMail(Mail):
-    """Decides at the first blank line of the body."""
+    """Decides at the first blank line of the body whether the body is the whole mail."""
 
     __slots__ = ("_held", "_start")
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._held: bytes | None = b""  # the fields; None once it is decided
-        self._start = b""
+        self._start = b""  # of the body
 
     def _write_head(self, block: bytes) -> None:
         if self._held is None:
             return self._write(block)
         self._held += block
-        if len(self._held) > HEAD_LIMIT:  # no honest head; what is held is bounded
+        if len(self._held) > HEAD_LIMIT:  # no real header section is that long; bounds what is held
             self._decide(is_whole=False)
         return None
 
-    def body(self, chunk: bytes) -> None:
+    def add_body(self, chunk: bytes) -> None:
         if self._in_head:
-            self.end_of_headers()
+            self.end_headers()
         if self._held is None or self.refusal is not None:
-            return super().body(chunk)
+            return super().add_body(chunk)
         self._start += chunk
-        blank = _BLANK.search(self._start)
+        blank = _BLANK_LINE.search(self._start)
         if blank is not None or len(self._start) > 2 * len(self._held) + _SLACK:
-            self._decide(_is_same(self._held, self._start[: blank.start()] if blank else self._start))
+            self._decide(_has_fields(self._start[: blank.start()] if blank else self._start, self._held))
         return None
 
     def end(self, chunk: bytes) -> None:
-        self.body(chunk)
+        self.add_body(chunk)
         if self._held is not None and self.refusal is None:
-            self._decide(_is_same(self._held, self._start))
+            self._decide(_has_fields(self._start, self._held))
         super().end(b"")
 
     def _decide(self, is_whole: bool) -> None:
@@ -61,12 +64,12 @@ class WholeMail(Mail):
         self._write(start if is_whole else held + start)
 
 
-def _is_same(fields: bytes, start: bytes) -> bool:
-    """Whether the names of all fields stand there, in their order, each at the start of a line."""
-    names = _NAME.findall(fields)
-    place, lines = 0, b"\n" + start
+def _has_fields(start: bytes, fields: bytes) -> bool:
+    """Whether the names of all these fields are in `start`, in order, each at the start of a line."""
+    names = _FIELD_NAME.findall(fields)
+    position, lines = 0, b"\n" + start
     for name in names:
-        place = lines.find(b"\n" + name, place) + 1
-        if not place:
+        position = lines.find(b"\n" + name, position) + 1
+        if not position:
             return False
     return bool(names)

@@ -65,7 +65,7 @@ class SmtpConnection(SMTP):
     __slots__ = (
         *("_buffer", "_close_handle", "_complete", "_content", "_content_began", "_context", "_farewell", "_is_busy"),
         *("_is_lost", "_is_reading_paused", "_paused", "_phase_began", "_silent_s", "_task", "_task_number"),
-        *("_transport", "counted_as", "session", "transport"),
+        *("_transport", "session", "transport"),
     )
 
     _closed = None  # asyncio's StreamReaderProtocol looks for it in __del__
@@ -90,7 +90,6 @@ class SmtpConnection(SMTP):
         self._phase_began = 0.0
         self._content_began = 0.0
         self._silent_s = 0.0
-        self.counted_as: str | None = None  # the address that the cap per client counts this connection for
 
     # What aiosmtpd's own code, and handlers written for it, look for on a connection
 

@@ -1,7 +1,8 @@
-"""One SMTP or LMTP listener: who may connect, how many, and what their mail becomes.
+"""One SMTP or LMTP listener: the hooks through which its connections reach the filter.
 
-The hooks here are all that `smtp` knows of the rest: a trusted client's mail is admitted, becomes a
-transaction, goes through the filter, and the outcome's reply is the answer to the final dot.
+The hooks are all that the connections know of the rest of the bridge: a trusted client's mail is admitted, becomes a
+transaction, goes through the filter, and the outcome's reply is the answer to the final dot. Trust, connection caps
+and draining are `listener`'s. If this is wrong, a stranger's mail is accepted, or two tenants' mail is mixed.
 """
 
 from __future__ import annotations
@@ -14,13 +15,13 @@ import ssl
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 
 from aiosmtpd.smtp import MISSING
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
-from bridge.intake.acceptor import Acceptor
+from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
@@ -34,11 +35,8 @@ from bridge.mail.transaction import Transaction, new_id
 
 log = logging.getLogger(__name__)
 
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-
 _PROXY_TIMEOUT_S = 5.0
-_UNTRUSTED_SHARE = 20  # strangers get at most a twentieth of the connections
-_MAX_KNOWN = 10_000
+_MAX_CLIENTS = 10_000
 _NOBODY = Client()
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
@@ -53,7 +51,7 @@ Kind = tuple[str | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Which recipients may share a mail that has one reply for all: those of one tenant and one next hop."""
+    """Which recipients may share a mail with one reply for all: those of the same tenant and next hop."""
 
     by_domain: Mapping[str, Kind] = field(default_factory=dict)  # (tenant, number of the next hop)
     default: Kind = (None, 0)
@@ -64,7 +62,7 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class SmtpSettings:
-    """What one listener is told."""
+    """The settings of one listener."""
 
     name: str
     hostname: str
@@ -73,17 +71,21 @@ class SmtpSettings:
     tls: ssl.SSLContext | None = None
     tls_required: bool = False
     proxy_protocol: bool = False
-    client_header: ClientHeader | None = None  # where the mail server names its client
+    client_header: ClientHeader | None = None  # the field in which the mail server names its client
     max_message_size: int = 50 * 1024 * 1024
     max_connections: int = 2000
     max_connections_per_client: int = 500
     session: SessionLimits = field(default_factory=SessionLimits)
-    hidden: frozenset[str] = frozenset()  # ESMTP extensions that the listener does without
+    hidden: frozenset[str] = frozenset()  # ESMTP extensions that are neither announced nor accepted
     kinds: Kinds = field(default_factory=lambda: Kinds())
+
+    @property
+    def listener(self) -> ListenerSettings:
+        return ListenerSettings(self.name, self.trusted, self.max_connections, self.max_connections_per_client)
 
 
 def _ignore(*_: object) -> None:
-    """For metrics nobody wants."""
+    """The default for callbacks."""
 
 
 class SmtpServer:
@@ -98,24 +100,15 @@ class SmtpServer:
         on_refused: Callable[[str], None] = _ignore,
         on_saturated: Callable[[str], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
-        is_ahead: Callable[[], bool] | None = None,  # of other workers, who shall have the next connections
+        is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
     ) -> None:
         self.settings = settings
         self._filter = filter_
         self._loop = asyncio.get_running_loop()
         self._on_refused = on_refused
         self._on_saturated = on_saturated
-        self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
-        self._is_ahead = is_ahead
-        self._acceptors: list[Acceptor] = []
-        self._sessions: set[SmtpConnection] = set()
-        self._per_client: dict[str, int] = {}
-        self._strangers = 0
-        self._known: dict[str, bool] = {}  # addresses already looked up in the trusted networks
-        self._expected: set[SmtpConnection] = set()  # those whose PROXY header has not come yet
-        self._empty = asyncio.Event()
-        self._empty.set()
-        self.draining = False
+        self.handle_LIMIT = on_limit  # a hook: called with the name of the limit that a client exceeded
+        self.listener = Listener[SmtpConnection](settings.listener, is_ahead=is_ahead)
         self._spool = spool
         self._context = self._make_context()
 
@@ -139,126 +132,66 @@ class SmtpServer:
         )
 
     def adopt(self, settings: SmtpSettings, filter_: Filter) -> None:
-        """For a reload: new connections, and the next mail of those that are open, go by these.
+        """For a reload: use these for new connections, and for the next mail of open ones.
 
-        Mail that the filter already has is finished by the one it was given to.
+        A mail that is already in a filter stays with that filter.
         """
         self.settings = settings
         self._filter = filter_
-        self._known = {}
+        self.listener.adopt(settings.listener)
         self._context = self._make_context()
 
     @property
     def connections(self) -> int:
-        return len(self._sessions)
+        return len(self.listener.open)
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
-        self._acceptors.append(Acceptor(sock, self._spawn, self._is_ahead))
-        await self._acceptors[-1].start()
+        await self.listener.serve(sock, self._make_connection)
 
-    def _spawn(self) -> SmtpConnection:
+    def _make_connection(self) -> SmtpConnection:
         return SmtpConnection(self._context)
 
     async def drain(self, timeout_s: float) -> None:
-        """Stop accepting, say goodbye to the idle, let running mail finish within the time."""
-        self.draining = True
-        for acceptor in self._acceptors:
-            acceptor.close()
-        for session in list(self._sessions):
-            if session.in_mail:
-                session.goodbye_after_mail(GOODBYE)
-            else:
-                session.goodbye(GOODBYE)
-        try:
-            async with asyncio.timeout(timeout_s):
-                await self._empty.wait()
-        except TimeoutError:
-            log.warning("listener %s: %d sessions cut after the drain time", self.settings.name, len(self._sessions))
-            for session in list(self._sessions):
-                session.goodbye(GOODBYE)
+        """Stop accepting, close idle sessions, let running mail finish within the time."""
+        await self.listener.drain(timeout_s, _finish, _cut)
 
-    # Hooks: called by the session with itself, aiosmtpd's session and its envelope
+    # Hooks: called with the connection, its session and its envelope, as in aiosmtpd
 
     def handle_OPEN(self, server: SmtpConnection) -> bool:
-        """Whether to wait for a PROXY header at all (called without await)."""
-        peer = _peer_address(server.session.peer)
-        if not self._is_trusted(peer):
-            self._refused(peer, "untrusted")
-            return False
-        if self.draining or len(self._sessions) + len(self._expected) >= self.settings.max_connections:
-            self._refused(peer, "limit")
-            return False
-        self._expected.add(server)
-        return True
+        """Whether to wait for a PROXY header at all."""
+        peer = peer_address(server.session.peer)
+        refusal = self.listener.expect(server, peer)
+        if refusal is not None:
+            self._refused(peer, refusal)
+        return refusal is None
 
     def handle_CONNECT(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
-        peer = session.peer_address = _peer_address(session.peer)
+        peer = session.peer_address = peer_address(session.peer)
         if session.proxy_data is None:
             session.client = _client(peer)
-        session.trusted = self._is_trusted(session.client.address)
-        refusal = self._count_in(server)
-        return MISSING if refusal is None else refusal
+        session.trusted = session.client.address in self.listener.trusted
+        refusal = self.listener.admit(server, session.client.address)
+        if refusal is not None:
+            self._refused(session.client.address, refusal)
+            return _reply_to_refused(refusal)
+        return GOODBYE if self.listener.draining else MISSING
 
-    def _count_in(self, server: SmtpConnection) -> Reply | None:
-        settings, session = self.settings, server.session
-        stranger, address = not session.trusted, session.client.address
-        self._expected.discard(server)
-        if len(self._sessions) >= settings.max_connections or (
-            stranger and self._strangers >= max(settings.max_connections // _UNTRUSTED_SHARE, 5)
-        ):
-            self._refused(address, "limit")
-            return _FULL
-        of_client = self._per_client.get(address, 0) if address is not None else 0
-        if of_client >= settings.max_connections_per_client:
-            self._refused(address, "client_limit")
-            return _CLIENT_FULL
-        if not self._sessions:
-            self._empty.clear()
-        self._sessions.add(server)
-        self._strangers += stranger
-        if address is not None:
-            self._per_client[address] = of_client + 1
-        server.counted_as = address
-        return GOODBYE if self.draining else None
-
-    def _refused(self, address: str | None, reason: str) -> None:
-        self._on_refused(reason)
-        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason)
+    def _refused(self, address: str | None, reason: Refusal) -> None:
+        self._on_refused(reason.value)
+        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason.value)
 
     def handle_CLOSE(self, server: SmtpConnection) -> None:
-        """The connection is gone (called without await)."""
-        self._expected.discard(server)
-        if server not in self._sessions:
-            return
-        self._sessions.discard(server)
-        self._strangers -= not server.session.trusted
-        address = server.counted_as
-        if address is not None:
-            left = self._per_client[address] = self._per_client[address] - 1
-            if not left:
-                del self._per_client[address]
-        if not self._sessions:
-            self._empty.set()
-
-    def _is_trusted(self, address: str | None) -> bool:
-        if address is None:  # a unix socket: its permissions decide
-            return True
-        known = self._known.get(address)
-        if known is None:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            ip = ipaddress.ip_address(address)
-            known = self._known[address] = any(ip in network for network in self.settings.trusted)
-        return known
+        """The connection is closed."""
+        self.listener.forget(server)
 
     async def handle_PROXY(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, proxy: Any
     ) -> bool:
-        """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
-        peer = _peer_address(session.peer)
-        if not proxy.valid or not self._is_trusted(peer):
-            self._refused(peer, "untrusted")
+        """Accept the header from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
+        peer = peer_address(session.peer)
+        if not proxy.valid or peer not in self.listener.trusted:
+            self._refused(peer, Refusal.UNTRUSTED)
             return False
         source = str(proxy.src_addr) if proxy.src_addr else None
         try:
@@ -272,7 +205,7 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not session.trusted:
-            self._refused(session.client.address, "untrusted")
+            self._refused(session.client.address, Refusal.UNTRUSTED)
             session.strike()
             return _NOT_ALLOWED
         if self._filter.door is not None:
@@ -285,7 +218,7 @@ class SmtpServer:
     def handle_RCPT(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        """A transaction belongs to one tenant and goes to one next hop, unless its recipients are answered apart."""
+        """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         kinds = self.settings.kinds
         if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
@@ -318,7 +251,7 @@ class SmtpServer:
     async def handle_REFUSED(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, reply: Reply, size: int
     ) -> Reply:
-        """Content that cannot be taken: not scanned, but logged and counted like any mail."""
+        """Content that cannot be accepted is not scanned, but logged and counted like any mail."""
         return self._filter.refuse(self._transaction(session, envelope), reply, size).reply
 
     def _transaction(self, session: SmtpSession, envelope: SmtpEnvelope) -> Transaction:
@@ -339,8 +272,8 @@ class SmtpServer:
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
-        """The field is taken out in any case. XFORWARD and XCLIENT win over it: no sender can write those."""
-        session, client, fault = transaction.session, None, "is not there"
+        """Remove the field in any case. XFORWARD and XCLIENT take precedence: no sender can forge those."""
+        session, client, fault = transaction.session, None, "is missing"
         try:
             client = header.take_from(transaction.message)
         except BadClient:
@@ -348,19 +281,19 @@ class SmtpServer:
         if not session.in_header:
             return transaction
         if client is None:
-            log.warning("mail %s: %s %s, the client is not known", transaction.id, header.name, fault)
+            log.warning("mail %s: header field %s %s; the client is unknown", transaction.id, header.name, fault)
             return transaction
         return replace(transaction, session=replace(session, client=client, is_told=True))
 
     def _describe(self, session: SmtpSession) -> Session:
-        """Made once, and again only when the client said something new of itself."""
+        """Made once, and again only when the client has said something new about itself."""
         header = self.settings.client_header
         told = (session.forwarded, session.client, session.host_name, session.extended_smtp, header)
         if session.described is not None and session.described[0] == told:
             return session.described[1]
         client = session.forwarded or session.client
         if client.helo is None and session.forwarded is None:
-            # Field by field: `replace` costs as much as the rest of this.
+            # Field by field: `dataclasses.replace` (Python 3.11) costs as much as the rest of this function.
             client = Client(
                 client.address,
                 client.port,
@@ -387,27 +320,40 @@ class SmtpServer:
         return description
 
 
+def _finish(session: SmtpConnection) -> None:
+    """Close the connection now, or after the running mail."""
+    if session.in_mail:
+        session.goodbye_after_mail(GOODBYE)
+    else:
+        session.goodbye(GOODBYE)
+
+
+def _cut(session: SmtpConnection) -> None:
+    session.goodbye(GOODBYE)
+
+
+def _reply_to_refused(refusal: Refusal) -> Reply:
+    match refusal:
+        case Refusal.FULL:
+            return _FULL
+        case Refusal.CLIENT_FULL:
+            return _CLIENT_FULL
+        case Refusal.UNTRUSTED:
+            return _NOT_ALLOWED
+        case _:
+            assert_never(refusal)
+
+
 def _is_told(session: SmtpSession) -> bool:
-    """By a PROXY header, or by XCLIENT."""
+    """Whether a PROXY header or XCLIENT named the client."""
     return session.proxy_data is not None or session.client.address != session.peer_address
 
 
-@lru_cache(_MAX_KNOWN)
+@lru_cache(_MAX_CLIENTS)
 def _client(address: str | None) -> Client:
     return Client(address=address)
 
 
 def _proxy_timeout(settings: SmtpSettings) -> float:
-    """Always before the time for a command is over, which would be answered with 421."""
+    """Always shorter than the command timeout, which is answered with 421."""
     return min(_PROXY_TIMEOUT_S, (settings.session.command_timeout_s or 300.0) / 2)
-
-
-def _peer_address(peer: Any) -> str | None:
-    """The bare address; None for a unix socket. A mapped IPv4 address is IPv4."""
-    if not isinstance(peer, tuple):
-        return None
-    if ":" not in peer[0]:
-        return str(peer[0])
-    ip = ipaddress.ip_address(peer[0].partition("%")[0])
-    mapped = getattr(ip, "ipv4_mapped", None)
-    return str(mapped or ip)

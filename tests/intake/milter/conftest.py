@@ -1,25 +1,25 @@
-"""What the milter tests over real sockets share: an event loop of each kind."""
+"""Milter tests over real sockets run on Python's own event loop and on uvloop."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
-import uvloop
 
 
-@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-def run(request):
-    """Runs one scenario to its end, on Python's own loop and on ours; an exception anywhere in it is a failure."""
-    problems = []
+@pytest.fixture(
+    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> Any:
+    return request.param
 
-    def run_to_the_end(scenario):
-        async def watched():
-            asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
-            await asyncio.wait_for(scenario(), 120)
 
-        with asyncio.Runner(loop_factory=request.param) as runner:
-            runner.run(watched())
-        assert not problems
-
-    return run_to_the_end
+@pytest.fixture
+async def strict_loop(anyio_backend: Any) -> AsyncIterator[None]:
+    """Fails the test if the event loop reports a problem anywhere: an exception, a lost task."""
+    problems: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: problems.append(context))
+    yield
+    assert not problems

@@ -1,4 +1,4 @@
-"""What the milter intake refuses, and how it meets peers that break the protocol."""
+"""What the milter intake refuses, and how it treats peers that break the protocol."""
 
 from __future__ import annotations
 
@@ -17,136 +17,110 @@ from tests.intake.milter.milter_kit import (
     offer,
 )
 
+pytestmark = pytest.mark.usefixtures("strict_loop")
+
 # --- limits ---
 
 
-def test_saturation_is_said_at_mail(run):
-    """When no mail can be taken, MAIL is answered 451 4.3.2, and the next MAIL may pass."""
+async def test_saturation_is_answered_at_mail():
+    """While no mail can be accepted, MAIL gets 451 4.3.2; the next MAIL may pass."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy, try again later")
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            assert await mta.ask(frame("M", b"<a@b>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
-            assert await mta.ask(frame("R", b"<b@c>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
-            filter_.saturated = None
-            await mta.mail()  # no ABORT between, as Sendmail does it
-            mta.content()
-            assert letters(await mta.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        assert await mta.ask(frame("M", b"<a@b>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
+        assert await mta.ask(frame("R", b"<b@c>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
+        filter_.saturated = None
+        await mta.mail()  # without an ABORT before it, as Sendmail does
+        mta.content()
+        assert letters(await mta.until_final()) == "hhc"
     assert len(filter_.seen) == 1
 
 
-def test_mail_sent_on_after_a_refused_mail_is_refused_again(run):
-    """A mail server that ignores the refusal at MAIL reads it again at the end, and nothing is scanned."""
+async def test_mail_sent_on_after_a_refused_mail_is_refused_again():
+    """A mail server that ignores the refusal of MAIL gets it again at the end, and nothing is scanned."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy")
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            await mta.ask(frame("M", b"<a@b>\0"))
-            mta.content()
-            assert (await mta.until_final())[0][1].startswith(b"451 4.3.2 Busy (id=")
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.ask(frame("M", b"<a@b>\0"))
+        mta.content()
+        assert (await mta.until_final())[0][1].startswith(b"451 4.3.2 Busy (id=")
     assert not filter_.seen
 
 
-def test_mail_over_the_size_limit_is_552_at_its_end(run):
-    """The content of a mail that is too large is not kept, and the next one passes."""
+async def test_mail_over_the_size_limit_is_552_at_its_end():
+    """The content of a mail that is too large is not kept, and the next mail passes."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, max_message_size=100_000) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            await mta.mail()
-            mta.content(body=b"x" * 200_000)
-            assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
-            assert listener.spool.in_use == 0
-            (report,) = filter_.reports
-            assert report.outcome.reply.code == 552
-            assert report.size > 100_000
-            assert (await mta.ask(frame("M", b"<a@b>\0SIZE=200000\0")))[1].startswith(b"552 5.3.4 ")
-            await mta.mail()
-            mta.content()
-            assert letters(await mta.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_, max_message_size=100_000) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail()
+        mta.content(body=b"x" * 200_000)
+        assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
+        assert listener.spool.in_use == 0
+        (report,) = filter_.reports
+        assert report.outcome.reply.code == 552
+        assert report.size > 100_000
+        assert (await mta.ask(frame("M", b"<a@b>\0SIZE=200000\0")))[1].startswith(b"552 5.3.4 ")
+        await mta.mail()
+        mta.content()
+        assert letters(await mta.until_final()) == "hhc"
 
 
-def test_rest_of_a_hopeless_body_is_skipped_where_that_can_be_said(run):
-    """With SKIP and without NR_BODY the mail server is spared sending what is thrown away."""
+async def test_rest_of_a_refused_body_is_skipped_if_the_mail_server_allows_it():
+    """With SKIP and without NR_BODY, the mail server need not send what would be discarded."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, max_message_size=1000) as listener:
-            mta = await listener.mta()
-            await mta.greet(steps=0x1FFFFF & ~(1 << 19))
-            await mta.mail()
-            assert await mta.ask(frame("N"), frame("B", b"x" * 900)) == ("c", b"")
-            assert await mta.ask(frame("B", b"x" * 900)) == ("s", b"")
-            mta.send(frame("E"))
-            assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
-
-    run(scenario)
+    async with listening(filter_, max_message_size=1000) as listener:
+        mta = await listener.mta()
+        await mta.greet(steps=0x1FFFFF & ~(1 << 19))
+        await mta.mail()
+        assert await mta.ask(frame("N"), frame("B", b"x" * 900)) == ("c", b"")
+        assert await mta.ask(frame("B", b"x" * 900)) == ("s", b"")
+        mta.send(frame("E"))
+        assert (await mta.until_final())[0][1].startswith(b"552 5.3.4 ")
 
 
-def test_full_spool_is_451_at_the_end_of_the_mail(run):
-    """When the room for all mail is used up, this one is put off and the others live."""
+async def test_full_spool_is_451_at_the_end_of_the_mail():
+    """When the spool has no room, this mail is deferred and the others are not affected."""
     filter_ = ScriptedFilter(forever)
-
-    async def scenario():
-        async with listening(filter_, room=100_000) as listener:
-            first, second = await listener.mta(), await listener.mta()
-            for mta in (first, second):
-                await mta.greet()
-                await mta.mail()
-            first.content(body=b"x" * 60_000)
-            await filter_.until(lambda f: f.running == 1)
-            second.content(body=b"x" * 60_000)
-            assert (await second.until_final())[0][1].startswith(b"451 4.3.2 ")
-
-    run(scenario)
-
-
-def test_one_recipient_too_many_is_452_and_the_mail_goes_on(run):
-    """The first recipients are kept."""
-    filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, max_recipients=2) as listener:
-            mta = await listener.mta()
+    async with listening(filter_, room=100_000) as listener:
+        first, second = await listener.mta(), await listener.mta()
+        for mta in (first, second):
             await mta.greet()
             await mta.mail()
-            assert await mta.ask(frame("R", b"<c@example.net>\0")) == ("c", b"")
-            assert (await mta.ask(frame("R", b"<d@example.net>\0")))[1].startswith(b"452 4.5.3 ")
-            mta.content()
-            await mta.until_final()
+        first.content(body=b"x" * 60_000)
+        await filter_.until(lambda f: f.running == 1)
+        second.content(body=b"x" * 60_000)
+        assert (await second.until_final())[0][1].startswith(b"451 4.3.2 ")
 
-    run(scenario)
+
+async def test_one_recipient_too_many_is_452_and_the_mail_goes_on():
+    """The recipients before it are kept."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_, max_recipients=2) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail()
+        assert await mta.ask(frame("R", b"<c@example.net>\0")) == ("c", b"")
+        assert (await mta.ask(frame("R", b"<d@example.net>\0")))[1].startswith(b"452 4.5.3 ")
+        mta.content()
+        await mta.until_final()
     assert filter_.seen[0].tx.envelope.addresses == ("b@example.net", "c@example.net")
 
 
 @pytest.mark.parametrize("address", [b"<a\r\nb@c>", b"<\xff@c>"])
-def test_address_with_control_characters_or_broken_utf8_is_553(run, address):
-    """What cannot go into the request exactly as it came is refused."""
+async def test_address_with_control_characters_or_broken_utf8_is_553(address):
+    """An address that the request to the service cannot contain unchanged is refused."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            await mta.greet()
-            assert (await mta.ask(frame("M", address + b"\0")))[1].startswith(b"553 5.1.3 ")
-            await mta.mail()
-            assert (await mta.ask(frame("R", address + b"\0")))[1].startswith(b"553 5.1.3 ")
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        assert (await mta.ask(frame("M", address + b"\0")))[1].startswith(b"553 5.1.3 ")
+        await mta.mail()
+        assert (await mta.ask(frame("R", address + b"\0")))[1].startswith(b"553 5.1.3 ")
 
 
 # --- misbehaviour ---
@@ -172,38 +146,30 @@ VIOLATIONS = {
 
 
 @pytest.mark.parametrize("violation", VIOLATIONS.values(), ids=VIOLATIONS)
-def test_violation_closes_its_own_connection_only(run, violation):
-    """What breaks the protocol is closed; the neighbour's mail is not touched."""
+async def test_violation_closes_its_own_connection_only(violation):
+    """A connection that breaks the protocol is closed; mail on other connections is not affected."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            bad, good = await listener.mta(), await listener.mta()
-            for mta in (bad, good):
-                await mta.negotiate()
-            await good.mail()
-            bad.send(violation)
-            await bad.ended()
-            good.content()
-            assert letters(await good.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        bad, good = await listener.mta(), await listener.mta()
+        for mta in (bad, good):
+            await mta.negotiate()
+        await good.mail()
+        bad.send(violation)
+        await bad.ended()
+        good.content()
+        assert letters(await good.until_final()) == "hhc"
 
 
 @pytest.mark.parametrize(
     "opening", [frame("M", b"<a@b>\0"), offer(version=1), frame("O", b"short"), b"GET / HTTP/1.1\r\n"]
 )
-def test_connection_that_does_not_open_with_a_negotiation_is_closed(run, opening):
-    """Nothing is said to a peer that does not speak milter."""
+async def test_connection_that_does_not_open_with_a_negotiation_is_closed(opening):
+    """A peer that does not speak milter gets no answer."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_) as listener:
-            mta = await listener.mta()
-            mta.send(opening)
-            assert await mta.closed()
-
-    run(scenario)
+    async with listening(filter_) as listener:
+        mta = await listener.mta()
+        mta.send(opening)
+        assert await mta.closed()
 
 
 @pytest.mark.parametrize(
@@ -216,95 +182,75 @@ def test_connection_that_does_not_open_with_a_negotiation_is_closed(run, opening
     ],
     ids=["silence", "half a length", "withheld data", "withheld body"],
 )
-def test_frame_that_does_not_come_is_not_waited_for(run, start):
-    """A connection that stops in the middle of a frame, or never begins, is closed."""
+async def test_frame_that_does_not_arrive_is_not_waited_for(start):
+    """A connection that stops in the middle of a frame, or never starts one, is closed."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=0.1) as listener:
-            mta = await listener.mta()
-            if start:
-                await mta.negotiate()
-            mta.send(start)
-            assert await mta.ended() == (frame("c") if b"<a@b>" in start else b"")
-        assert filter_.seen == []
-
-    run(scenario)
-
-
-def test_frame_dribbled_byte_by_byte_is_cut(run):
-    """Bytes that complete nothing do not keep a connection open."""
-    filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=0.3) as listener:
-            mta = await listener.mta()
+    async with listening(filter_, read_timeout_s=0.1) as listener:
+        mta = await listener.mta()
+        if start:
             await mta.negotiate()
-            mta.send(struct.pack(">IB", 60_000, ord("H")))
-            ended = asyncio.ensure_future(mta.closed())
-            while not ended.done():
-                mta.send(b"x")
-                await asyncio.wait([ended], timeout=0.02)
-            assert ended.result()
-
-    run(scenario)
+        mta.send(start)
+        assert await mta.ended() == (frame("c") if b"<a@b>" in start else b"")
+    assert filter_.seen == []
 
 
-def test_silence_between_two_mails_is_allowed_for_longer_than_within_one(run):
-    """A client may think; the mail server's own file may not."""
+async def test_frame_dribbled_byte_by_byte_is_cut():
+    """Bytes that do not complete a frame do not keep a connection open."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=0.1, idle_timeout_s=20) as listener:
-            patient, stuck = await listener.mta(), await listener.mta()
-            for mta in (patient, stuck):
-                await mta.greet()
-                await mta.mail()
-            stuck.send(frame("L", b"A\0 b\0"))
-            assert await stuck.closed()
-            patient.content()
-            assert letters(await patient.until_final()) == "hhc"
-
-    run(scenario)
+    async with listening(filter_, read_timeout_s=0.3) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(struct.pack(">IB", 60_000, ord("H")))
+        ended = asyncio.ensure_future(mta.closed())
+        while not ended.done():
+            mta.send(b"x")
+            await asyncio.wait([ended], timeout=0.02)
+        assert ended.result()
 
 
-def test_peer_that_never_reads_its_answers_is_dropped(run):
-    """Answers nobody reads are not piled up, and the connection ends long before an idle one would."""
-
-    async def scenario():
-        async with listening(ScriptedFilter(), read_timeout_s=0.3, idle_timeout_s=1000) as listener:
-            mta = await listener.mta()
-            await mta.greet(version=2, steps=0)
-            mta.writer.transport.pause_reading()
-            burst = frame("U", b"x\0") * 5000
-            try:
-                async with asyncio.timeout(20):
-                    while listener.server.connections:
-                        mta.send(burst)
-                        await mta.writer.drain()
-            except ConnectionError:
-                pass
-            assert listener.server.connections == 0
-
-    run(scenario)
-
-
-def test_content_that_trickles_for_ever_is_cut(run):
-    """Complete frames at a snail's pace still have to end."""
+async def test_silence_between_two_mails_is_allowed_for_longer_than_within_one():
+    """An SMTP client may pause between two commands; content comes from the mail server's own disk."""
     filter_ = ScriptedFilter()
-
-    async def scenario():
-        async with listening(filter_, read_timeout_s=5, content_timeout_s=0.3, progress_interval_s=0.2) as listener:
-            mta = await listener.mta()
+    async with listening(filter_, read_timeout_s=0.1, idle_timeout_s=20) as listener:
+        patient, stuck = await listener.mta(), await listener.mta()
+        for mta in (patient, stuck):
             await mta.greet()
             await mta.mail()
-            ended = asyncio.ensure_future(mta.closed())
-            while not ended.done():
-                mta.send(frame("L", b"A\0 b\0"))
-                await asyncio.wait([ended], timeout=0.02)
-            assert ended.result()
+        stuck.send(frame("L", b"A\0 b\0"))
+        assert await stuck.closed()
+        patient.content()
+        assert letters(await patient.until_final()) == "hhc"
 
-    run(scenario)
+
+async def test_peer_that_never_reads_its_answers_is_dropped():
+    """Unread answers do not pile up, and the connection is closed long before an idle one would be."""
+    async with listening(ScriptedFilter(), read_timeout_s=0.3, idle_timeout_s=1000) as listener:
+        mta = await listener.mta()
+        await mta.greet(version=2, steps=0)
+        mta.writer.transport.pause_reading()
+        burst = frame("U", b"x\0") * 5000
+        try:
+            async with asyncio.timeout(20):
+                while listener.server.connections:
+                    mta.send(burst)
+                    await mta.writer.drain()
+        except ConnectionError:
+            pass
+        assert listener.server.connections == 0
+
+
+async def test_content_that_trickles_forever_is_cut():
+    """Complete frames that arrive slowly still have a total time limit."""
+    filter_ = ScriptedFilter()
+    async with listening(filter_, read_timeout_s=5, content_timeout_s=0.3, progress_interval_s=0.2) as listener:
+        mta = await listener.mta()
+        await mta.greet()
+        await mta.mail()
+        ended = asyncio.ensure_future(mta.closed())
+        while not ended.done():
+            mta.send(frame("L", b"A\0 b\0"))
+            await asyncio.wait([ended], timeout=0.02)
+        assert ended.result()
     assert not filter_.seen
 
 
@@ -315,31 +261,24 @@ def test_content_that_trickles_for_ever_is_cut(run):
         (frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"), "data_timeout"),
     ],
 )
-def test_time_that_is_over_is_counted(run, start, limit):
-    """By the same names as over SMTP."""
+async def test_time_that_is_over_is_counted(start, limit):
+    """Time limits have the same metric labels as over SMTP."""
     hit = []
-
-    async def scenario():
-        async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
-            mta = await listener.mta()
-            await mta.negotiate()
-            mta.send(start)
-            await mta.ended()
-
-    run(scenario)
+    async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(start)
+        await mta.ended()
     assert hit == [limit]
 
 
-def test_content_that_takes_too_long_is_counted(run):
+async def test_content_that_takes_too_long_is_counted():
+    """The time limit for the whole content has its own label."""
     hit = []
-
-    async def scenario():
-        hooks = {"on_limit": hit.append}
-        async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:
-            mta = await listener.mta()
-            await mta.negotiate()
-            mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
-            await mta.ended()
-
-    run(scenario)
+    hooks = {"on_limit": hit.append}
+    async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:
+        mta = await listener.mta()
+        await mta.negotiate()
+        mta.send(frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"))
+        await mta.ended()
     assert hit == ["mail_timeout"]

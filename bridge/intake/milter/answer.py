@@ -1,0 +1,53 @@
+"""The filter's outcome, as the frames that answer a mail server's end of body.
+
+A mail server that did not grant an action is never asked for it: it would close the connection.
+Pure functions; when and where the frames are sent is the connection's business. If this is wrong,
+mail is let through that the filter refused, or leaves without our header fields.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import assert_never
+
+from bridge.filter.outcome import Outcome
+from bridge.filter.policy import with_id
+from bridge.intake.milter import codec, protocol
+from bridge.mail.action import Action
+from bridge.mail.reply import Reply
+
+CONTINUE = codec.encode_response(protocol.END_OF_BODY, protocol.CONTINUE)
+DISCARD = codec.encode_response(protocol.END_OF_BODY, protocol.DISCARD)
+PROGRESS = codec.encode_response(protocol.END_OF_BODY, protocol.PROGRESS)
+SKIP = codec.encode_response(protocol.BODY, protocol.SKIP)
+
+_CANNOT_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
+
+
+def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
+    """What the mail server is told to do with the mail; `forged` counts the fields that only we may write."""
+    match outcome.action:
+        case Action.RELAY:
+            return [*_edits(outcome, forged, agreement), CONTINUE]
+        case Action.REJECT | Action.TEMPFAIL:
+            return [codec.encode_reply(protocol.END_OF_BODY, outcome.reply)]
+        case Action.DISCARD | Action.QUARANTINE:
+            return [DISCARD]
+        case Action.HOLD if agreement.can_quarantine:
+            hold = codec.encode_quarantine(f"held for review ({mail_id})")
+            return [*_edits(outcome, forged, agreement), hold, CONTINUE]
+        case Action.HOLD:
+            return [codec.encode_reply(protocol.END_OF_BODY, with_id(_CANNOT_HOLD, mail_id))]
+        case unknown:
+            assert_never(unknown)
+
+
+def _edits(outcome: Outcome, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
+    """Delete the forged fields, of each name the last one first (the others keep their number), then add ours."""
+    edits = []
+    if forged and agreement.actions & protocol.CAN_CHANGE_HEADERS:
+        for name, count in forged.items():
+            edits += [codec.encode_delete_header(name, index) for index in range(count, 0, -1)]
+    if agreement.actions & protocol.CAN_ADD_HEADERS:
+        edits += [codec.encode_add_header(name, value, agreement) for name, value in outcome.stamp]
+    return edits

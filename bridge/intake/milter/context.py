@@ -1,0 +1,145 @@
+"""What all connections of one milter listener share: settings, filter, counts, and a quiet log.
+
+A connection knows this object and not the server, so that neither file needs the other. Knows
+nothing of the protocol. If this is wrong, a reload misses the open connections, or a noisy mail
+server fills the disk with log lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from bridge.api.scanning import MAX_MESSAGE_BYTES
+from bridge.filter.pipeline import Filter
+from bridge.intake.listener import LOOPBACK, Listener, ListenerSettings, Network, Refusal
+from bridge.intake.milter.mail import Limits, Mail
+from bridge.intake.milter.stalwart import WholeMail
+from bridge.mail.message import Spool
+from bridge.runtime.connection_timer import ConnectionTimer
+from bridge.runtime.write_batch import Writes
+
+log = logging.getLogger(__name__)
+
+_WARN_EVERY_S = 1.0
+_CHECK_EVERY_S = 1.0
+_CHECKS_PER_TIMEOUT = 4
+
+
+@dataclass(frozen=True, slots=True)
+class MilterSettings:
+    """What one milter listener needs to know."""
+
+    name: str
+    trusted: tuple[Network, ...] = LOOPBACK  # the only clients that may connect, besides those on a unix socket
+    max_connections: int = 2000
+    max_message_size: int = MAX_MESSAGE_BYTES
+    max_recipients: int = 1000
+    tenant_by_domain: Mapping[str, str] = field(default_factory=dict)  # of recipients; a mail has one tenant
+    body_is_whole: bool = False  # the mail server repeats the header fields in the body
+    progress_interval_s: float = 5.0
+    read_timeout_s: float = 60.0  # for the rest of a frame, and for each pause within the content
+    content_timeout_s: float = 600.0  # first header to end of body; the mail server sends it from its disk
+    idle_timeout_s: float = 7210.0  # libmilter's: twice the hour an SMTP client may wait between two commands
+    overrun_s: float = 5.0  # the filter keeps its own deadline; this long after it we answer without the filter
+
+    @property
+    def listener(self) -> ListenerSettings:
+        return ListenerSettings(self.name, self.trusted, self.max_connections)
+
+    @property
+    def check_interval_s(self) -> float:
+        """How often the connections' deadlines are checked."""
+        shortest_s = min(self.progress_interval_s, self.read_timeout_s)
+        return min(_CHECK_EVERY_S, shortest_s / _CHECKS_PER_TIMEOUT)
+
+
+class OpenConnection(Protocol):
+    """What a listener may do with a connection."""
+
+    peer: str
+
+    def check_deadlines(self) -> None: ...
+
+    def finish(self) -> None: ...
+
+    def cut(self) -> None: ...
+
+
+def ignore(*_: object) -> None:
+    """The default for metrics that nobody collects."""
+
+
+class MilterContext:
+    """Everything the connections of one listener share."""
+
+    def __init__(
+        self,
+        settings: MilterSettings,
+        filter_: Filter,
+        spool: Spool,
+        listener: Listener[OpenConnection],
+        on_refused: Callable[[str], None] = ignore,
+        on_saturated: Callable[[str], None] = ignore,
+        on_limit: Callable[[str], None] = ignore,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.spool = spool
+        self.on_limit = on_limit
+        self.on_saturated = on_saturated
+        self._on_refused = on_refused
+        self.listener = listener
+        self.timer = ConnectionTimer(self.loop, settings.check_interval_s)
+        self.writes = Writes(self.loop)
+        self._warned_at = float("-inf")
+        self._suppressed = 0
+        self._configure(settings, filter_)
+
+    def adopt(self, settings: MilterSettings, filter_: Filter) -> None:
+        """Use these for new connections, and for the next mail on open ones. For a reload."""
+        self.listener.adopt(settings.listener)
+        self._configure(settings, filter_)
+
+    def _configure(self, settings: MilterSettings, filter_: Filter) -> None:
+        self.settings = settings
+        self.filter = filter_
+        self.mail_class = WholeMail if settings.body_is_whole else Mail
+        self.limits = Limits(
+            settings.max_message_size,
+            settings.max_recipients,
+            filter_.header_prefix.lower().encode("ascii"),
+            settings.tenant_by_domain,
+            self.on_limit,
+        )
+
+    def admit(self, connection: OpenConnection, address: str | None) -> bool:
+        """Whether a new connection from this address (None: on a unix socket) may stay."""
+        if address not in self.listener.trusted:
+            self.warn("%s refused: not in trusted_clients", connection.peer)
+            self._on_refused(Refusal.UNTRUSTED.value)
+            return False
+        if self.listener.draining or self.listener.admit(connection, address) is not None:
+            self.warn("%s refused: %d connections are open", connection.peer, len(self.listener.open))
+            self._on_refused(Refusal.FULL.value)
+            return False
+        self.timer.add(connection)
+        return True
+
+    def forget(self, connection: OpenConnection) -> None:
+        self.timer.discard(connection)
+        self.listener.forget(connection)
+
+    def warn(self, text: str, *args: object) -> None:
+        """Log at most one line a second: whoever causes them must not fill the disk."""
+        now = time.monotonic()
+        if now - self._warned_at < _WARN_EVERY_S:
+            self._suppressed += 1
+            return
+        if self._suppressed:
+            text, args = text + " (and %d more warnings)", (*args, self._suppressed)
+        self._warned_at, self._suppressed = now, 0
+        log.warning("listener %s: " + text, self.settings.name, *args)

@@ -1,0 +1,80 @@
+"""Bound, listening sockets: TCP and unix.
+
+We bind them ourselves, so an address that is taken is an exception with a clear text, raised
+before anything accepts. Knows nothing of what is served on them. If this is wrong, a second
+process shares a port unnoticed, or a socket file left by a crash prevents the next start.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import stat
+from pathlib import Path
+
+from bridge.errors import BridgeError
+from bridge.runtime.endpoints import Address
+
+BACKLOG = 4096  # a client that finds the queue full retries only after a second
+_PROBE_TIMEOUT_S = 1.0
+
+
+class CannotListen(BridgeError):
+    """An address is in use, or is not one of this machine's; the text says which address."""
+
+
+def bind(address: Address) -> socket.socket:
+    """A listening socket for `address`. Raises CannotListen."""
+    try:
+        return _bind_unix(address.path) if address.path else _bind_tcp(address)
+    except OSError as exc:
+        reason = exc.strerror or type(exc).__name__
+        raise CannotListen(f"cannot listen at {address}: {reason}") from exc
+
+
+def address_of(sock: socket.socket) -> Address:
+    """Where a socket listens, with the actual port if it was bound to port 0."""
+    name = sock.getsockname()
+    return Address(path=name) if isinstance(name, str) else Address(host=name[0], port=name[1])
+
+
+def _bind_tcp(address: Address) -> socket.socket:
+    found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    family, kind, protocol, _, sockaddr = found[0]
+    sock = socket.socket(family, kind, protocol)
+    try:
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        sock.bind(sockaddr)
+        sock.listen(BACKLOG)  # now, so that a second server on this port fails here and not later
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _bind_unix(path: str) -> socket.socket:
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(Path(path).stat().st_mode) and not _is_served(path):
+            os.unlink(path)  # left behind by a process that is gone
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        sock.bind(path)
+        Path(path).chmod(0o660)
+        sock.listen(BACKLOG)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _is_served(path: str) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(_PROBE_TIMEOUT_S)
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+        return True

@@ -1,0 +1,84 @@
+"""The HTTP server that the scanning service and the admin endpoint share."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from bridge.runtime.endpoints import Address
+from bridge.runtime.http_server import HttpLimits, HttpServer
+from bridge.runtime.listening_socket import bind
+from bridge.testing import eventually
+
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+async def no_content(scope: Any, receive: Any, send: Any) -> None:
+    await send({"type": "http.response.start", "status": 204, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+@asynccontextmanager
+async def serving(**limits: Any) -> AsyncIterator[HttpServer]:
+    server = HttpServer(no_content, [bind(Address("127.0.0.1", 0))], limits=HttpLimits(**limits))
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop(1)
+
+
+async def connect(server: HttpServer, data: bytes = b"") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses[0].port)
+    writer.write(data)
+    return reader, writer
+
+
+async def answer_to(server: HttpServer, data: bytes) -> bytes:
+    """The status line of the answer; b"" if the server just closes."""
+    reader, writer = await connect(server, data)
+    line = await reader.readline()
+    writer.close()
+    return line
+
+
+async def test_any_application_can_be_served() -> None:
+    """The server is generic: it knows only ASGI."""
+    async with serving() as server:
+        assert (await answer_to(server, REQUEST)).startswith(b"HTTP/1.1 204 ")
+
+
+async def test_connections_are_bounded() -> None:
+    """Beyond the cap a connection reads 503 and is closed; when the others close, there is room again."""
+    async with serving(max_connections=3) as server:
+        held = [await connect(server, REQUEST[:10]) for _ in range(3)]
+        await eventually(lambda: server.connections == 3, "three connections")
+        reader, writer = await connect(server)
+        assert (await reader.read()).startswith(b"HTTP/1.1 503 ")
+        for _, open_writer in [*held, (reader, writer)]:
+            open_writer.close()
+        await eventually(lambda: server.connections == 0, "the connections to end")
+        assert (await answer_to(server, REQUEST)).startswith(b"HTTP/1.1 204 ")
+
+
+async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
+    """A client that sends half a request's head, or nothing, is disconnected; complete requests are not."""
+    async with serving(head_timeout_s=0.2) as server:
+        patient_reader, patient = await connect(server, REQUEST)
+        assert (await patient_reader.readline()).startswith(b"HTTP/1.1 204 ")
+        for start in (b"", REQUEST[:10]):
+            reader, writer = await connect(server, start)
+            assert await reader.read() == b""
+            writer.close()
+        assert not patient_reader.at_eof()
+        patient.close()
+
+
+async def test_a_head_that_is_too_large_is_431() -> None:
+    """The limit holds for the head alone: a body may follow it in the same packet."""
+    async with serving(max_head_bytes=1000) as server:
+        assert (await answer_to(server, REQUEST[:-2] + b"X: " + b"y" * 2000)).startswith(b"HTTP/1.1 431 ")
+        posted = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n" + b"y" * 2000
+        assert (await answer_to(server, posted)).startswith(b"HTTP/1.1 204 ")
