@@ -32,8 +32,8 @@ from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
+from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.server import Kinds, SmtpSettings
-from bridge.intake.smtp.wire import SessionLimits
 from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
