@@ -1,7 +1,7 @@
-"""What is done to a bridge to make it grow, and how much it may: the rows of docs/benchmarks/memory.md.
+"""Attacks on the bridge's memory, and how much each may use: the rows of docs/evidence/memory.md.
 
-Each attack takes a `Target` and comes back when it has done its worst. Its bound follows from docs/limits.md: what
-may be in memory for a connection, a mail, an answer. `SLACK` is what Python's allocator keeps between two of anything.
+Each attack takes a `Target` and returns when it has done its worst. Its bound follows from docs/reference/limits.md:
+the memory allowed for a connection, a mail, an answer. `SLACK` is what Python's allocator keeps in addition.
 """
 
 from __future__ import annotations
