@@ -46,9 +46,9 @@ def scan(
     tenant: UUID | None,
     as_json: bool,
 ) -> None:
-    """Submit stored mail (.eml) to the scanner and print its decisions.
+    """Scan stored mail and print the decisions.
 
-    Exit code 1 if any file got no decision.
+    FILES are mails as stored by mail programs (.eml). Exit code 1 if any file got no decision.
     """
     conf = load_or_exit(path)
     tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid

@@ -39,10 +39,10 @@ def check(
     path: Path | None, postfix: Path | None, exim: Path | None, sendmail: Path | None,
     test: bool, to: str | None, listener: str | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Test everything that the configuration refers to, and say what to change.
+    """Find problems and say what to change.
 
-    Prints problems and warnings only, or one line if there are none. Exit code 0: no problem (there may be
-    warnings); 1: a problem; 78: the configuration cannot be loaded.
+    Tests everything that the configuration refers to. Prints problems and warnings only, or one line if there
+    are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.
     """
     if test and not to:
         raise click.UsageError("--send-test sends real mail: give the recipient with --to ADDRESS")

@@ -69,7 +69,10 @@ def _duration(_context: click.Context, _option: click.Parameter, value: str) -> 
 _OPTIONS = (
     config_option,
     click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base URL of the List API, instead of lists.url."),
-    click.option("--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE", help="Instead of lists.api_key_file."),
+    click.option(
+        "--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE",
+        help="File with the API key, instead of lists.api_key_file.",
+    ),
     click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
     click.option("--tenant", callback=_tenant, help="Tenant (a UUID). Default: the deployment."),
     click.option(

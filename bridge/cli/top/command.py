@@ -39,7 +39,7 @@ from bridge.runtime.endpoints import Address
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
 @click.option("--once", is_flag=True, help="Stop after one interval; exit code 1 if no daemon answers.")
 def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None:
-    """Watch a running daemon: load, rates, decisions, times, scanner, next hops. Press q to quit."""
+    """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
     monitor = Monitor(load_or_exit(path).admin.address)
     try:
         if as_json or once or not sys.stdout.isatty():
