@@ -1,7 +1,7 @@
-"""What the bridge adds to a real Postfix: one 4 KiB mail after another, over one connection, the median of each.
+"""The latency that the bridge adds to a real Postfix: 4 KiB mails one after another, over one connection, median.
 
-Postfix alone, with our milter, with rspamd's proxy as milter, and with our bridge as proxy filter; Postfix throws
-the mail away after its queue, so that only taking it is measured.
+Measures Postfix alone, with our milter, with rspamd's proxy as a milter, and with our bridge as a proxy filter. Postfix
+discards the mail after queueing it, so that only its acceptance is measured.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from pathlib import Path
 from measure import Latency, Work, free_ports, latency, load, process, wait_port
 from peers import BUILD, MISSING, PEERS, Peer, Ports, ours
 
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the test kits
 
 MAILS = Work(300, sessions=1)
 ALONE, MILTER, RSPAMD, PROXY = "Postfix alone", "with our milter", "with rspamd's proxy", "with our proxy filter"
 _DISCARD = "default_transport = discard:\nrelay_transport = discard:\nmessage_size_limit = 64000000\n"
-_TIMES = 3  # in turn; the least counts: what disturbs only ever adds
+_TIMES = 3  # in turn; the minimum counts, because disturbances only ever add time
 
 
 @contextmanager
@@ -29,7 +29,7 @@ def _postfix(port: int, settings: str, back: int) -> Iterator[None]:
     from tests.postfix_kit import Postfix
 
     services = [f"127.0.0.1:{port} inet n - n - - smtpd"]
-    if "smtpd_proxy_filter" in settings:  # what comes back is not filtered again
+    if "smtpd_proxy_filter" in settings:  # mail that the bridge returns is not filtered again
         services.append(f"127.0.0.1:{back} inet n - n - - smtpd -o smtpd_proxy_filter=")
         services[-1] += " -o smtpd_authorized_xforward_hosts=127.0.0.0/8"
     with Postfix("\n".join(services), back, _DISCARD + settings):
@@ -44,9 +44,9 @@ def _bridge(stack: ExitStack, peer: Peer, ports: Ports, name: str) -> None:
 
 
 def measure_all() -> dict[str, Latency]:
-    """For each mail. Empty where there is no Postfix to start."""
+    """The latency per mail, by setup. Empty where Postfix cannot be started."""
     if os.geteuid() != 0 or not Path("/usr/sbin/postfix").exists():
-        MISSING["Postfix"] = "Postfix is not installed, or we may not start one"
+        MISSING["Postfix"] = "Postfix is not installed, or cannot be started without root"
         return {}
     found: dict[str, Latency] = {}
     with ExitStack() as stack:
@@ -65,16 +65,16 @@ def measure_all() -> dict[str, Latency]:
             settings = ""
             if name in peers:
                 _bridge(stack, peers[name], Ports(inside, scanner, back, other, admin), name)
-                way = f"smtpd_proxy_filter = 127.0.0.1:{inside}\n"
-                settings = way if name == PROXY else f"smtpd_milters = inet:127.0.0.1:{inside}\n"
+                proxy_filter = f"smtpd_proxy_filter = 127.0.0.1:{inside}\n"
+                settings = proxy_filter if name == PROXY else f"smtpd_milters = inet:127.0.0.1:{inside}\n"
             stack.enter_context(_postfix(front, settings, back))
             fronts[name] = front
         for _ in range(_TIMES):
             for name, front in fronts.items():
-                told = load("smtp", front, MAILS)
-                if told["accepted"] != MAILS.mails:
-                    raise RuntimeError(f"{name}: {told}")
-                found[name] = min(found.get(name, (1e9, 1e9)), latency(told))
+                result = load("smtp", front, MAILS)
+                if result["accepted"] != MAILS.mails:
+                    raise RuntimeError(f"{name}: {result}")
+                found[name] = min(found.get(name, (1e9, 1e9)), latency(result))
     return found
 
 

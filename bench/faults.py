@@ -1,10 +1,9 @@
-"""Fault runs: a bridge with three scanner processes, one of which gets into trouble while mail flows.
+"""Fault runs: a bridge with three scanner processes, one of which fails while mail flows.
 
     python bench/faults.py
 
-Prints a table: per fault the share of mails that were refused, and the time from the final dot to the reply, before,
-during and after the trouble, and how long it took until the host had mail again.
-docs/understand/overload.md has a run of it.
+Prints a table. For each fault it has the share of refused mails and the time from the final dot to the reply, before,
+during and after the fault, and the time until the host got mail again. docs/understand/overload.md shows a run.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ import trustme
 
 from bridge.testing import answer, free_port, result, running_bridge
 
-RATE, CLIENTS = 160, 16  # mails a second, over so many connections
+RATE, CLIENTS = 160, 16  # mails per second, number of connections
 BEFORE_S, DURING_S, AFTER_S = 3.0, 5.0, 5.0
 LATENCY_S = 0.01
 INTERVAL_S = 1.0
 GOOD: dict[str, Any] = {"latency": LATENCY_S, "status": "GREEN", "code": 200}
 
 
-# The scanner: a process that does what its file says
+# The scanner: a process whose control file determines its behaviour
 
 
 async def scanner(port: int, control: Path, certificate: Path) -> None:
@@ -49,7 +48,7 @@ async def scanner(port: int, control: Path, certificate: Path) -> None:
                     (int(line.split(b":")[1]) for line in head.split(b"\r\n") if line.startswith(b"Content-Length")), 0
                 )
                 await reader.readexactly(length)
-                mode = json.loads(control.read_text())  # noqa: ASYNC240 - some 100 bytes
+                mode = json.loads(control.read_text())  # noqa: ASYNC240 - about 100 bytes
                 if b"/admin/status" in head:
                     writer.write(answer(200, json.dumps({"messageQueueStatus": mode["status"]}).encode()))
                     continue
@@ -80,30 +79,30 @@ class Host:
         self.process = subprocess.Popen([sys.executable, __file__, "--scanner", *arguments])  # noqa: S603
 
     def say(self, **mode: Any) -> None:
-        """Written beside and moved: the process never reads half of it."""
-        beside = self.control.with_suffix(".new")
-        beside.write_text(json.dumps(GOOD | mode))
-        beside.replace(self.control)
+        """Write a new file and rename it, so that the process never reads half of it."""
+        new = self.control.with_suffix(".new")
+        new.write_text(json.dumps(GOOD | mode))
+        new.replace(self.control)
 
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()
 
     def back_after(self, moment: float) -> float:
-        """Seconds from then to the next mail it got."""
+        """Seconds from `moment` until the next mail reached this host."""
         times = [float(line) for line in self.control.with_suffix(".seen").read_text().split()]
-        return min((one - moment for one in times if one > moment), default=float("inf"))
+        return min((seen - moment for seen in times if seen > moment), default=float("inf"))
 
 
 # The load
 
 
 class Load:
-    """Mails at a steady rate, and what became of them."""
+    """Mails at a steady rate, and their results."""
 
     def __init__(self, port: int) -> None:
         self._port = port
-        self.mails: list[tuple[float, float, str]] = []  # when sent, seconds to the reply, its code
+        self.mails: list[tuple[float, float, str]] = []  # time sent, seconds until the reply, its code
 
     async def run(self, seconds: float) -> None:
         end = time.monotonic() + seconds
@@ -124,7 +123,7 @@ class Load:
         writer.close()
 
     async def _mail(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> str:
-        content = b"Subject: %d\r\n\r\nx\r\n." % time.monotonic_ns()  # no two are the same mail
+        content = b"Subject: %d\r\n\r\nx\r\n." % time.monotonic_ns()  # every mail is different
         for line in (b"MAIL FROM:<a@example.org>", b"RCPT TO:<b@example.org>", b"DATA", content):
             writer.write(line + b"\r\n")
             reply = await reader.readline()
@@ -135,7 +134,7 @@ class Load:
         return reply[:3].decode()
 
     def between(self, begin: float, end: float) -> str:
-        """Refused in percent, p50 and p99 in milliseconds."""
+        """The share of refused mails in percent, p50 and p99 in milliseconds."""
         found = [(seconds, code) for moment, seconds, code in self.mails if begin <= moment < end]
         times = sorted(seconds * 1000 for seconds, _ in found)
         refused = sum(code != "250" for _, code in found) / len(found) * 100
@@ -175,7 +174,7 @@ def _run(
             time.sleep(0.05)
         load, moments = Load(bridge.port), {}
 
-        async def all_of_it() -> None:
+        async def run_phases() -> None:
             mails = asyncio.create_task(load.run(BEFORE_S + DURING_S + AFTER_S))
             moments["begin"] = time.monotonic()
             await asyncio.sleep(BEFORE_S)
@@ -186,7 +185,7 @@ def _run(
             moments["mended"] = time.monotonic()
             await mails
 
-        asyncio.run(all_of_it())
+        asyncio.run(run_phases())
     phases = [("begin", "broken"), ("broken", "mended"), ("mended", "")]
     cells = [load.between(moments[a], moments.get(b, float("inf"))) for a, b in phases]
     return f"| {name} | {' | '.join(cells)} | {hosts[0].back_after(moments['mended']):.1f} s |"

@@ -1,10 +1,10 @@
-"""A scanner of fixed service time, for benchmarks: so many workers, each mail takes one of them for so long.
+"""A scanner with a fixed service time, for benchmarks: each mail occupies one of N workers for a fixed time.
 
     python bench/fixedscanner.py --workers 20 --service-ms 50
 
-Prints its port. Mail that finds no worker waits in a queue, as it would in a real service. `GET /stats` tells what it
-has seen, above all how many mails it had at once. Timed to the microsecond: an event loop's milliseconds would cost 2%
-of the capacity that is to be measured.
+Prints its port. Mail without a free worker waits in a queue, as in a real service. `GET /stats` returns its counts,
+above all the maximum number of mails in flight. Timed to the microsecond, because the millisecond resolution of an
+event loop would cost 2% of the capacity to be measured.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from collections import deque
 from bridge.testing import answer, result
 
 _LENGTH = re.compile(rb"^content-length: *(\d+)", re.IGNORECASE | re.MULTILINE)
-_DONE = answer(200, result("drop"))  # acted on without a next hop: the peer's own speed is measured
+_DONE = answer(200, result("drop"))  # needs no next hop, so only the peer's own speed is measured
 _STATUS = answer(200, json.dumps({"messageQueueStatus": "GREEN"}).encode())
 
 
 class Client:
-    """One connection, kept by the peer or not."""
+    """One connection, persistent or not."""
 
     def __init__(self, sock: socket.socket) -> None:
         self.sock = sock
@@ -33,7 +33,7 @@ class Client:
         self.has_mail = False  # from the head of the request to its answer
 
     def take_request(self) -> bytes | None:
-        """The head of the next request when all of it is here."""
+        """The head of the next request once the whole request has arrived, else None."""
         head, end, body = self.buffer.partition(b"\r\n\r\n")
         if not end:
             return None
@@ -54,14 +54,14 @@ class Scanner:
         self._epoll = select.epoll()
         self._epoll.register(self._listener, select.EPOLLIN)
         self._clients: dict[int, Client] = {}
-        self._working: deque[tuple[float, Client]] = deque()  # until when; in order, for all take the same time
+        self._working: deque[tuple[float, Client]] = deque()  # end time; sorted, because all mails take equally long
         self._waiting: deque[Client] = deque()
         self.seen = {"in_flight": 0, "max_in_flight": 0, "served": 0, "aborted": 0}
 
     def serve(self) -> None:
         while True:
             wait = max(self._working[0][0] - time.monotonic(), 0) if self._working else None
-            select.select([self._epoll], [], [], wait)  # to the microsecond, which epoll itself is not
+            select.select([self._epoll], [], [], wait)  # has microsecond resolution; epoll itself has milliseconds
             for fd, _ in self._epoll.poll(0):
                 if fd == self._listener.fileno():
                     self._accept()
@@ -112,7 +112,7 @@ class Scanner:
     def _finish(self, now: float) -> None:
         while self._working and self._working[0][0] <= now:
             client = self._working.popleft()[1]
-            if client.has_mail:  # else it went away meanwhile
+            if client.has_mail:  # else the client has disconnected in the meantime
                 client.has_mail = False
                 self._count(-1)
                 self.seen["served"] += 1

@@ -1,4 +1,4 @@
-"""Cost as it grows: CPU for each mail of our bridge against size, recipients and sessions, as tables and plots."""
+"""How cost grows: the bridge's CPU time per mail against size, recipients and sessions, as tables and plots."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SIZES = (KiB, 4 * KiB, 16 * KiB, 100 * KiB, MiB, 10 * MiB, 50 * MiB - 4 * KiB)
 RECIPIENTS = (1, 10, 100, 1000)
 SESSIONS = (1, 10, 100, 1000, 5000)
 ENTRIES = (10, 1000, 100_000, 1_000_000)
-DOOR = "list entries at the door"  # of each of two lists
+LIST_ENTRIES = "list entries at the door"  # in each of two lists (the name of the plot's file comes from this)
 
 
 def measure_all() -> dict[str, list[Point]]:
@@ -29,7 +29,7 @@ def measure_all() -> dict[str, list[Point]]:
         "size": [(size, plain, Work(_mails(size), sessions=4 if size > MiB else 20, size=size)) for size in SIZES],
         "recipients": [(count, plain, Work(max(200, 4000 // count), recipients=count)) for count in RECIPIENTS],
         "sessions": [(count, plain, Work(max(4000, 2 * count), sessions=count)) for count in SESSIONS],
-        DOOR: [(count, _with_lists(count), Work(6000)) for count in ENTRIES],
+        LIST_ENTRIES: [(count, _with_lists(count), Work(6000)) for count in ENTRIES],
     }
     found: dict[str, list[Point]] = {}
     for text, points in works.items():
@@ -53,16 +53,16 @@ def file_name(text: str) -> str:
 
 def table(text: str, points: list[Point]) -> list[str]:
     scale, unit = _UNITS.get(text, (0.0, ""))
-    heads = [text, "CPU ms/mail", *([f"for each {unit}"] if scale else []), "memory peak MB", "errors"]
+    heads = [text, "CPU ms/mail", *([f"per {unit}"] if scale else []), "memory peak MB", "errors"]
     lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for value, one in points:
-        each = [f"{one.cpu_ms / value * scale:.4f}"] if scale else []
-        cells = [f"{value:,.0f}", f"{one.cpu_ms:.3f}", *each, f"{one.peak_mb:.0f}", str(one.errors)]
+    for value, result in points:
+        each = [f"{result.cpu_ms / value * scale:.4f}"] if scale else []
+        cells = [f"{value:,.0f}", f"{result.cpu_ms:.3f}", *each, f"{result.peak_mb:.0f}", str(result.errors)]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-_UNITS = {"size": (float(MiB), "MiB"), "recipients": (1.0, "recipient")}  # where more of it is more work
+_UNITS = {"size": (float(MiB), "MiB"), "recipients": (1.0, "recipient")}  # where a larger value means more work
 
 
 def plot_all(growing: dict[str, list[Point]], out: Path) -> None:
@@ -70,11 +70,11 @@ def plot_all(growing: dict[str, list[Point]], out: Path) -> None:
 
     for text, points in growing.items():
         figure, axes = pyplot.subplots(figsize=(6, 3.5))
-        axes.plot([value for value, _ in points], [one.cpu_ms for _, one in points], marker="o")
+        axes.plot([value for value, _ in points], [result.cpu_ms for _, result in points], marker="o")
         axes.set_xscale("log")
         axes.set_yscale("log")
         axes.set_xlabel(text)
-        _finish(axes, "CPU ms for each mail")
+        _finish(axes, "CPU ms per mail")
         figure.tight_layout()
         figure.savefig(out / file_name(text), metadata={"Date": None})
         pyplot.close(figure)
@@ -88,12 +88,12 @@ def plot_peers(works: dict[str, dict[str, Run]], out: Path) -> None:
     figure, grid = pyplot.subplots(len(works), 4, figsize=(14, 1.9 * len(works)), squeeze=False, sharey="row")
     for (text, runs), (cost, speed, memory, wait) in zip(works.items(), grid, strict=True):
         names, values = list(runs), list(runs.values())
-        cost.barh(names, [one.cpu_ms for one in values])
-        speed.barh(names, [one.rate for one in values], color="tab:green")
-        memory.barh(names, [one.peak_mb for one in values], color="tab:gray")
-        wait.barh(names, [latency(one.load)[1] for one in values], color="moccasin")
-        wait.barh(names, [latency(one.load)[0] for one in values], color="tab:orange")
-        titles = (f"{text}: CPU ms for each mail", "mails/s", "memory, peak MB", "latency ms, p50 and (light) p99")
+        cost.barh(names, [result.cpu_ms for result in values])
+        speed.barh(names, [result.rate for result in values], color="tab:green")
+        memory.barh(names, [result.peak_mb for result in values], color="tab:gray")
+        wait.barh(names, [latency(result.load)[1] for result in values], color="moccasin")
+        wait.barh(names, [latency(result.load)[0] for result in values], color="tab:orange")
+        titles = (f"{text}: CPU ms per mail", "mails/s", "memory, peak MB", "latency ms, p50 and p99 (light)")
         for axes, title in zip((cost, speed, memory, wait), titles, strict=True):
             axes.set_title(title, fontsize=8)
             axes.tick_params(labelsize=7)

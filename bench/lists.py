@@ -1,9 +1,9 @@
-"""Entries per second through the List API, and one look-up at the door with ten entries and with a million.
+"""Entries per second through the List API, and the cost of one lookup at MAIL with ten to a million entries.
 
-Runs the real service (SQLite, or what --database names) in a process of its own and the real
-client in this one, on loopback. Prints one line per operation, with this process's peak memory. The
-door's part needs no service: copies as the daemon keeps them, asked as a MAIL asks them. Its times
-are processor time, the best of many rounds; what counts is the ratio to the smallest list.
+Runs the real service (on SQLite, or on --database) in a separate process and the real client in this
+one, on loopback. Prints one line per operation, with this process's peak memory. The part for MAIL
+(`door`) needs no service: it searches local copies the way the daemon does. Its times are CPU times,
+the best of many rounds; what matters is the ratio to the smallest list.
 
     python bench/lists.py [--entries 200000] [--parallel 4] [--database postgresql://...] [--only door|api]
 """
@@ -20,7 +20,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from bridge.filter.envelope_lists import Door, DoorSettings
+from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists import ListClient, ListEntry, ListSettings, apply, difference
 from bridge.lists.copies import Copies, Wanted
 from bridge.mail.session import Client, Session
@@ -54,7 +54,7 @@ def main() -> None:
         service = subprocess.Popen(program, stdout=subprocess.PIPE)  # noqa: S603
         try:
             assert service.stdout is not None
-            service.stdout.readline()  # it says where it listens when it does
+            service.stdout.readline()  # it prints its address once it listens
             settings = ListSettings(
                 f"http://127.0.0.1:{given.port}", made.stdout.decode().strip(), parallel=given.parallel
             )
@@ -94,8 +94,8 @@ ROUNDS, QUESTIONS = 30, 1000
 
 
 def measure_door(kind: str) -> None:
-    """Copies of each size: made, loaded, asked for a client or sender that is not on it, the usual case."""
-    print(f"at the door, a list of {kind}s:")
+    """Build and load a copy of each size, and look up clients or senders that are not on it: the usual case."""
+    print(f"at MAIL, a list of {kind}s:")
     smallest = 0.0
     for size in SIZES:
         with tempfile.TemporaryDirectory() as place:
@@ -107,13 +107,13 @@ def measure_door(kind: str) -> None:
             print(
                 f"  {size:>9,} entries: one MAIL {asked_us:5.1f} us, ratio {asked_us / smallest:4.2f}; "
                 f"loaded in {loaded_ms:5.1f} ms (event loop {lag_ms:.1f} ms late), {grown_mib:4.0f} MiB, shared; "
-                f"made in {made_s:4.1f} s of processor time",
+                f"built in {made_s:4.1f} s of CPU time",
                 flush=True,
             )
 
 
 def make_copy(place: Path, name: str, kind: str, size: int) -> float:
-    """Seconds of processor time."""
+    """Build a copy and return the CPU time in seconds."""
     began = time.process_time()
     maker = TableMaker(kind)
     for i in range(size):
@@ -129,28 +129,28 @@ def entry(kind: str, i: int) -> str:
 
 
 def ask(place: str, kind: str) -> None:
-    """In a process of its own, for its memory: load the copy as the daemon does, and ask."""
+    """Load the copy as the daemon does and look up; in a separate process, to measure its memory."""
     before = resident_mib()
     runs = []
     for _ in range(10):
         copies = Copies(Path(place))
         copies.want([Wanted("bench")])
         runs.append(asyncio.run(load(copies)))
-    loaded_s, lag_s = map(min, zip(*runs, strict=True))  # the rest is what else the machine does
-    door = Door(DoorSettings(block=("bench",)), copies.get)
+    loaded_s, lag_s = map(min, zip(*runs, strict=True))  # other work on the machine only adds time
+    lists = EnvelopeLists(EnvelopeListsSettings(block=("bench",)), copies.get)
     sessions = [Session("s", "mx", "127.0.0.1", Client(f"192.0.2.{i % 250}")) for i in range(QUESTIONS)]
     senders = [f"someone{i}@host{i}.example.net" for i in range(QUESTIONS)]
     best = float("inf")
     for _ in range(ROUNDS):
         began = time.process_time()
         for session, sender in zip(sessions, senders, strict=True):
-            assert door.blocked(session, sender, None) is None
+            assert lists.blocked(session, sender, None) is None
         best = min(best, time.process_time() - began)
     print(loaded_s * 1000, lag_s * 1000, best / QUESTIONS * 1e6, resident_mib() - before)
 
 
 async def load(copies: Copies) -> tuple[float, float]:
-    """Seconds to load, and how late the event loop came meanwhile."""
+    """Seconds to load, and the maximum lag of the event loop meanwhile."""
     began = seen = time.perf_counter()
     loading, lag_s = asyncio.create_task(asyncio.to_thread(copies.look)), 0.0
     while not loading.done():

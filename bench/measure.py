@@ -1,11 +1,11 @@
-"""One run of one peer under one load: CPU for each mail, memory, latency.
+"""One run of one peer under one load: CPU time per mail, memory, latency.
 
-The peer has one core to itself; scanner, next hop and load share the other. CPU time is that of the peer's whole
-process tree, so it hardly depends on how quick the load is; on a machine that does other work too it grows all the
-same, which is why rows are compared within one run, by ratio, and `others` says how much of a core somebody else had.
+The peer has one core to itself; scanner, next hop and load share the other. The CPU time is that of the peer's whole
+process tree, so it hardly depends on the speed of the load. On a machine with other work it still grows, so rows are
+compared by ratio within one run, and `others` says how much of a core other work took.
 """
 
-# ruff: noqa: S311, S603, S607 - it starts programs of its own
+# ruff: noqa: S311, S603, S607 - it starts its own programs
 from __future__ import annotations
 
 import json
@@ -33,7 +33,7 @@ _CORES = sorted(os.sched_getaffinity(0))
 
 @dataclass(frozen=True)
 class Work:
-    """A load: mails in all, sessions at once, mails for each connection (0: all), bytes."""
+    """A load: total mails, concurrent sessions, mails per connection (0: all), bytes per mail."""
 
     mails: int
     sessions: int = 50
@@ -42,19 +42,19 @@ class Work:
     recipients: int = 1
     scanner_ms: int = 0
     warm: bool = True
-    cores: int = 1  # of the peer; 2: all of them, beside the load
-    rate: int = 0  # so many mails arrive each second, however it is doing; 0: a session sends one after another
+    cores: int = 1  # of the peer; 2: all of them, shared with the load
+    rate: int = 0  # mails that arrive per second, whatever the peer does; 0: each session sends one after another
 
 
 @dataclass
 class Run:
-    """What came of it. Times in milliseconds, memory in MB."""
+    """The result. Times in milliseconds, memory in MB."""
 
     load: dict[str, Any]
-    cpu_ms: float  # for each mail
+    cpu_ms: float  # per mail
     idle_mb: float
     peak_mb: float
-    others: float  # of a core
+    others: float  # share of a core that other work took
 
     @property
     def rate(self) -> float:
@@ -68,9 +68,9 @@ class Run:
 Latency = tuple[float, float]  # p50 and p99 in milliseconds
 
 
-def latency(told: dict[str, Any]) -> Latency:
-    """Of what a load has told."""
-    return told["total_p50_ms"], told["total_p99_ms"]
+def latency(result: dict[str, Any]) -> Latency:
+    """The latency in the result of a load."""
+    return result["total_p50_ms"], result["total_p99_ms"]
 
 
 @dataclass
@@ -96,13 +96,13 @@ class Sampler:
 
 
 def tree(root: int) -> list[int]:
-    """A process and all that descend from it."""
+    """A process and all its descendants."""
     parents: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parents.setdefault(int(_stat(entry)[1]), []).append(int(entry.name))
-            except OSError:  # it has just ended
+            except OSError:  # it has just exited
                 continue
     found = [root]
     for pid in found:
@@ -111,12 +111,12 @@ def tree(root: int) -> list[int]:
 
 
 def _stat(entry: Path) -> list[str]:
-    """The fields behind the name."""
+    """The fields after the name."""
     return (entry / "stat").read_text().rpartition(")")[2].split()
 
 
 def cpu_s(root: int) -> float:
-    """User and system time so far, with that of children that have ended."""
+    """User and system time so far, including children that have exited."""
     ticks = 0
     for pid in tree(root):
         try:
@@ -137,7 +137,7 @@ def memory_mb(root: int) -> float:
 
 
 def _busy_s() -> float:
-    """Of the whole machine."""
+    """CPU time of the whole machine."""
     user, nice, system, _idle, _wait, irq, softirq, *_ = map(
         int, Path("/proc/stat").read_text().split("\n")[0].split()[1:]
     )
@@ -145,7 +145,7 @@ def _busy_s() -> float:
 
 
 def free_ports(count: int) -> list[int]:
-    """Below those that the kernel gives to outgoing connections: there will be very many of them."""
+    """Ports below the kernel's range for outgoing connections, of which there will be very many."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(15_000, 32_000)
@@ -189,12 +189,12 @@ def wait_port(port: int, started: subprocess.Popen[bytes], log: Path, seconds: f
             return
         except OSError:
             time.sleep(0.05)
-    raise RuntimeError(f"it does not listen: {log.read_text(errors='replace')[-500:]}")
+    raise RuntimeError(f"port {port}: nothing listens: {log.read_text(errors='replace')[-500:]}")
 
 
 @contextmanager
 def running(peer: Peer, scanner_ms: int = 0, cores: int = 1) -> Iterator[tuple[Ports, int]]:
-    """The peer, with a scanner and a next hop; its ports and process id."""
+    """The peer with a scanner and a next hop; yields its ports and process ID."""
     with tempfile.TemporaryDirectory(prefix="bench-") as name, ExitStack() as stack:
         scratch = Path(name)
         ports = Ports(*free_ports(5))
@@ -231,14 +231,14 @@ def run(peer: Peer, work: Work) -> Run:
         time.sleep(0.2)
         idle, began, before, busy = memory_mb(pid), time.monotonic(), cpu_s(pid), _busy_s()
         with Sampler(pid) as sampler:
-            told = load(peer.protocol, ports.peer, work)
+            result = load(peer.protocol, ports.peer, work)
         used = cpu_s(pid) - before
-        others = (_busy_s() - busy - used) / (time.monotonic() - began) - 1.0  # one core is the load's, mostly
-        return Run(told, used / max(told["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
+        others = (_busy_s() - busy - used) / (time.monotonic() - began) - 1.0  # the load takes most of one core
+        return Run(result, used / max(result["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
 
 
 def _run_at_rate(ports: Ports, pid: int, work: Work) -> Run:
-    """SMTP. The load warms it up by itself."""
+    """SMTP only. The load generator warms the peer up itself."""
     seconds = work.mails / work.rate
     command = [str(BUILD / "openload"), str(ports.peer), str(work.rate), str(seconds), "kept"]
     cores = str(_CORES[1 % len(_CORES)])
@@ -251,15 +251,15 @@ def _run_at_rate(ports: Ports, pid: int, work: Work) -> Run:
         used = cpu_s(pid) - before
         others = (_busy_s() - busy - used) / seconds - 1.0
         found = json.loads(generator.stdout.readline())
-    told = {"mails": found["offered"], "seconds": seconds, "bytes": work.size, "refused": 0}
-    told |= {"errors": sum(found["errors"].values()) + sum(one["n"] for one in found["refused"].values())}
-    told |= {f"total_{part}_ms": found["accepted"][part] for part in ("p50", "p99")}
-    return Run(told, used / max(told["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
+    result = {"mails": found["offered"], "seconds": seconds, "bytes": work.size, "refused": 0}
+    result |= {"errors": sum(found["errors"].values()) + sum(stage["n"] for stage in found["refused"].values())}
+    result |= {f"total_{part}_ms": found["accepted"][part] for part in ("p50", "p99")}
+    return Run(result, used / max(result["mails"], 1) * 1e3, idle, max(sampler.peak, idle), max(others, 0.0))
 
 
 def best(peer: Peer, work: Work, times: int) -> Run:
-    """The run with the median of CPU for each mail, of those without an error if there are any."""
+    """The run with the median CPU time per mail, among those without errors if there are any."""
     runs = [run(peer, work) for _ in range(times)]
-    good = [one for one in runs if not one.errors] or runs
-    middle = median(one.cpu_ms for one in good)
-    return min(good, key=lambda one: abs(one.cpu_ms - middle))
+    good = [result for result in runs if not result.errors] or runs
+    middle = median(result.cpu_ms for result in good)
+    return min(good, key=lambda result: abs(result.cpu_ms - middle))

@@ -1,12 +1,12 @@
-"""`make bench-memory`: what each attack costs in memory, beside what one would write first, and against the bound.
+"""`make bench-memory`: the memory that each attack costs, compared with a simple implementation and with the bound.
 
-Every attack of tests/hostile/attacks.py meets a fresh process of stock aiosmtpd (bench/stock.py), and one of the
-bridge with its default limits. What counts is the highest resident size of the process above the one it had when
-idle (VmHWM in /proc). It fails when the bridge grows beyond a bound. Stock parts are stopped at 2 GiB, so that the
-machine does not suffer with them.
+Every attack in tests/hostile/attacks.py runs against a fresh process of stock aiosmtpd (bench/stock.py) and one of the
+bridge with its default limits. What counts is the growth of the peak resident size (VmHWM in /proc) over the idle size.
+The run fails if the bridge grows beyond a bound. Stock parts are limited to 2 GiB, so that they do not exhaust the
+machine.
 """
 
-# ruff: noqa: S603 - it starts programs of its own
+# ruff: noqa: S603 - it starts its own programs
 from __future__ import annotations
 
 import argparse
@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-sys.path.insert(0, str(Path(__file__).parents[1]))  # for the kits of the tests
+sys.path.insert(0, str(Path(__file__).parents[1]))  # for the test kits
 
 import memory_service  # noqa: E402
 import trustme  # noqa: E402
@@ -51,19 +51,21 @@ class Row:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--ours", action="store_true", help="without stock parts")
-    parser.add_argument("only", nargs="*", help="words of the attacks' names")
+    parser.add_argument("only", nargs="*", help="only attacks with one of these words in their names")
     options = parser.parse_args()
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    chosen = [one for one in ATTACKS if not options.only or any(word in one.name for word in options.only)]
-    rows = [measure(one, options.ours) for one in chosen]
-    bombs = [one for one in memory_service.BOMBS if not options.only or any(word in one.name for word in options.only)]
-    looked_into = [memory_service.measure(one) for one in bombs]
+
+    def chosen(name: str) -> bool:
+        return not options.only or any(word in name for word in options.only)
+
+    rows = [measure(attack, options.ours) for attack in ATTACKS if chosen(attack.name)]
+    bomb_rows = [memory_service.measure(bomb) for bomb in memory_service.BOMBS if chosen(bomb.name)]
     if not options.only and not options.ours:
-        write(rows, looked_into)
-    bad = [row.attack.name for row in rows if not row.good] + [row.bomb.name for row in looked_into if not row.good]
+        write(rows, bomb_rows)
+    bad = [row.attack.name for row in rows if not row.good] + [row.bomb.name for row in bomb_rows if not row.good]
     print(
-        f"{len(rows) + len(looked_into) - len(bad)} within their bound"
+        f"{len(rows) + len(bomb_rows) - len(bad)} within their bound"
         + (f", {len(bad)} not: {', '.join(bad)}" if bad else "")
     )
     return 1 if bad else 0
@@ -71,12 +73,12 @@ def main() -> int:
 
 def measure(attack: Attack, ours_only: bool) -> Row:
     times, grown = [], []
-    for who in (ours, stock):
-        if who is stock and (ours_only or attack.milter):
+    for start in (ours, stock):
+        if start is stock and (ours_only or attack.milter):
             continue
         began = time.monotonic()
-        with tempfile.TemporaryDirectory(prefix="memory-") as directory, who(Path(directory)) as (pid, target):
-            Path(f"/proc/{pid}/clear_refs").write_text("5")  # the peak is now
+        with tempfile.TemporaryDirectory(prefix="memory-") as directory, start(Path(directory)) as (pid, target):
+            Path(f"/proc/{pid}/clear_refs").write_text("5")  # resets the peak to the current size
             before = resident(pid, "VmRSS")
             attack.act(target)
             grown.append(max(0, resident(pid, "VmHWM") - before))
@@ -93,7 +95,7 @@ def measure(attack: Attack, ours_only: bool) -> Row:
 
 
 def resident(pid: int, field: str) -> int:
-    """What is in memory now (VmRSS), or was at the peak (VmHWM). A process that has died had as much as it may."""
+    """The resident size now (VmRSS) or at its peak (VmHWM). A process that has died counts with its limit."""
     try:
         return int(Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")[2].split()[0]) * 1024
     except (OSError, IndexError):
@@ -142,15 +144,15 @@ def certificate(directory: Path) -> None:
     issued.cert_chain_pems[0].write_to_path(directory / "cert.pem")
 
 
-def write(rows: list[Row], looked_into: list[memory_service.BombRow]) -> None:
-    """Our own prose above the mark stays."""
+def write(rows: list[Row], bomb_rows: list[memory_service.BombRow]) -> None:
+    """Rewrite the page below the mark; the prose above it stays."""
     prose = PAGE.read_text().partition(MARK)[0]
     lines = ["| attack | stock, MiB | ours, MiB | bound, MiB | which limit |", "|---|---:|---:|---:|---|"]
     for row in rows:
         stocks = "-" if row.stock is None else f"{row.stock / MiB:.0f}"
         mine = f"{row.ours / MiB:.1f}" if row.good else f"**{row.ours / MiB:.1f}**"
         lines.append(f"| {row.attack.name} | {stocks} | {mine} | {row.attack.bound / MiB:.1f} | {row.attack.why} |")
-    lines += ["", "## Mail that the service looks into", "", *memory_service.table(looked_into)]
+    lines += ["", "## Mail that the service inspects", "", *memory_service.table(bomb_rows)]
     PAGE.write_text(
         f"{prose}{MARK}\n## The bridge\n\nRun on {datetime.now(UTC):%Y-%m-%d}.\n\n" + "\n".join(lines) + "\n"
     )

@@ -1,11 +1,11 @@
-"""The second table of `make bench-memory`: mail that is made to blow up whoever looks into it.
+"""The second table of `make bench-memory`: mail that is designed to exhaust the memory of whatever inspects it.
 
-The scanning service with its defaults, as a process; what counts is the growth of it and of its analysis processes
-together. Beside it the standard library: a program that reads the mail with `email`, and every file of an archive in
-it with `zipfile`.
+Runs the scanning service with its defaults, as a process; what counts is the growth of it and its analysis processes
+together. For comparison, a program reads the mail with the standard library's `email`, and every file in its archives
+with `zipfile`.
 """
 
-# ruff: noqa: S603 - it starts programs of its own
+# ruff: noqa: S603 - it starts its own programs
 from __future__ import annotations
 
 import subprocess
@@ -82,7 +82,7 @@ def measure(bomb: Bomb) -> BombRow:
         service = ServiceProcess(Path(directory))
         try:
             service.wait()
-            service.submit(attached(zipped(("x", b"x")), "a.zip"))  # the analysis processes are there now
+            service.submit(attached(zipped(("x", b"x")), "a.zip"))  # starts the analysis processes
             before = {pid: resident(pid, "VmRSS") for pid in family(service.process.pid)}
             for pid in before:
                 Path(f"/proc/{pid}/clear_refs").write_text("5")
@@ -101,16 +101,16 @@ def measure(bomb: Bomb) -> BombRow:
 
 
 def family(pid: int) -> list[int]:
-    """A process and all below it."""
+    """A process and all its descendants."""
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(one for child in children for one in family(int(child)))]
+    return [pid, *(descendant for child in children for descendant in family(int(child)))]
 
 
 def resident(pid: int, field: str) -> int:
     try:
         return int(Path(f"/proc/{pid}/status").read_text().partition(f"{field}:")[2].split()[0]) * 1024
     except (OSError, IndexError):
-        return 0  # it was killed, at its bound
+        return 0  # it was killed at its bound
 
 
 def table(rows: list[BombRow]) -> list[str]:

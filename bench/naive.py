@@ -1,9 +1,9 @@
-"""What one would write first: aiosmtpd, an HTTP client, a handler. The peer of the overload benchmark.
+"""A simple implementation: aiosmtpd, an HTTP client, a handler. The peer of the overload benchmark.
 
     python bench/naive.py PORT http://127.0.0.1:9081
 
-httpx's limits and time-outs are lifted, so that what is seen is not those. There is no limit on mail in processing:
-all that comes is taken.
+httpx's own limits and timeouts are lifted, so that they do not affect the result. There is no limit on mail in
+processing: every mail is accepted.
 """
 
 from __future__ import annotations

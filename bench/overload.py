@@ -1,9 +1,9 @@
-"""Ten times more mail than the scanner can take, measured: `make bench-overload`.
+"""Ten times more mail than the scanner can handle: `make bench-overload`.
 
-A scanner of fixed service time does 400 mails a second; 4,000 arrive per second, open loop, over connections that are
-kept and with one connection for each mail. The bridge has one core to itself, scanner and load share another. Beside it
-the same for what one would write first (`naive.py`). Prints a page of Markdown, ratios first; exits with 1 when a goal
-is missed.
+A scanner with a fixed service time handles 400 mails per second; 4,000 per second arrive, open loop, over persistent
+connections and with one connection per mail. The bridge has one core to itself, scanner and load share another. For
+comparison, the same runs against a simple implementation (`naive.py`). Prints a page of Markdown, ratios first; exits
+with 1 if a goal is missed.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CAPACITY = LIMIT * 1000 // SERVICE_MS
 RATE = 10 * CAPACITY
 DEADLINE_S = 2.0
 BRIDGE, NAIVE = "scanbridge", "aiosmtpd + httpx"
-FORMS = {"kept": "connections kept", "each": "a connection for each mail"}
+FORMS = {"kept": "persistent connections", "each": "one connection per mail"}
 CONFIG = """
 scanner: {{urls: ["http://127.0.0.1:{scanner}"], token_file: token}}
 listeners: [{{name: mx, address: "127.0.0.1:{port}", deadline: {deadline}s}}]
@@ -45,20 +45,20 @@ state_directory: {directory}/state
 
 @dataclass
 class Run:
-    """What one peer did with one form of load."""
+    """The result of one peer with one form of load."""
 
     peer: str
     form: str
     seconds: float
-    load: dict[str, Any]  # what openload says
-    most_in_flight: int  # what the scanner says
+    load: dict[str, Any]  # the output of openload
+    most_in_flight: int  # counted by the scanner
     rss: list[float]  # MB, ten times a second
     cpu_share: float  # of a core
-    others_share: float  # of a core: neither the peer's nor the harness's
+    others_share: float  # of a core, used by neither the peer nor the harness
 
     @property
     def share(self) -> float:
-        """Goodput, of the scanner's capacity."""
+        """Goodput as a share of the scanner's capacity."""
         return float(self.load["goodput"]) / CAPACITY
 
     @property
@@ -78,29 +78,29 @@ class Run:
 
     @property
     def past_deadline(self) -> int:
-        """Mail that was admitted and had no decision in time."""
+        """Mails that were admitted but got no decision in time."""
         return sum(count for code, count in self.load["codes"].items() if code.endswith("4.4.7"))
 
     def missed(self) -> list[str]:
         """The goals that do not hold."""
         slowest_ms = self.load["after_dot"]["max"]
         goals = [
-            (self.share >= 0.95, f"goodput is {self.share:.1%} of the capacity, and should be 95%"),
+            (self.share >= 0.95, f"goodput is {self.share:.1%} of the capacity; the goal is 95%"),
             (self.at_mail["n"] > 0, "nothing was refused at MAIL"),
             (
                 self.at_mail["p99"] <= 50,
-                f"99% of the 451s at MAIL took {self.at_mail['p99']:.0f} ms, and should take 50",
+                f"p99 of the 451s at MAIL is {self.at_mail['p99']:.0f} ms; the goal is 50 ms",
             ),
-            (self.past_deadline == 0, f"{self.past_deadline} admitted mails had no decision in time"),
+            (self.past_deadline == 0, f"{self.past_deadline} admitted mails got no decision in time"),
             (slowest_ms <= DEADLINE_S * 1000, f"the slowest admitted mail took {slowest_ms:.0f} ms"),
             (
                 self.most_in_flight <= LIMIT,
-                f"the scanner had {self.most_in_flight} mails at once, and should have {LIMIT}",
+                f"the scanner had {self.most_in_flight} mails in flight; the limit is {LIMIT}",
             ),
             (max(self.rss) <= self.rss[0] * 1.1, f"memory grew from {self.rss[0]:.0f} to {max(self.rss):.0f} MB"),
             (self.errors == 0, f"{self.errors} mails were neither accepted nor refused: {self.load['errors']}"),
         ]
-        return [said for holds, said in goals if not holds]
+        return [text for holds, text in goals if not holds]
 
 
 def measure(peer: str, form: str, seconds: float) -> Run:
@@ -112,7 +112,7 @@ def measure(peer: str, form: str, seconds: float) -> Run:
         with open(Path(place) / "log", "w") as log, started(command, core=0, output=log) as process:
             _wait_for(port, process)
             with started(_load(port, form, seconds), core=1) as load:
-                os.setpriority(os.PRIO_PROCESS, load.pid, 5)  # it must not keep the scanner, beside it, waiting
+                os.setpriority(os.PRIO_PROCESS, load.pid, 5)  # it must not delay the scanner on the same core
                 assert load.stdout is not None
                 assert load.stdout.readline() == "measuring\n"
                 watch = Watch(process.pid, [scanner.pid, load.pid])
@@ -127,7 +127,7 @@ def measure(peer: str, form: str, seconds: float) -> Run:
 
 @contextmanager
 def started(command: list[str], core: int, output: IO[str] | int = subprocess.PIPE) -> Iterator[subprocess.Popen[str]]:
-    """A process on one core, where there are several."""
+    """A process pinned to one core, if there are several."""
     errors = None if output == subprocess.PIPE else output
     with subprocess.Popen(command, stdout=output, stderr=errors, text=True) as process:  # noqa: S603 - our own programs
         cores = sorted(os.sched_getaffinity(0))
@@ -162,7 +162,7 @@ def _load(port: int, form: str, seconds: float) -> list[str]:
 
 
 def quiet_port() -> int:
-    """Below those that the kernel gives to clients: the load takes tens of thousands of them."""
+    """A port below the kernel's range for clients: the load uses tens of thousands of those."""
     while True:
         port = random.randint(20000, 29999)  # noqa: S311 - not a secret
         with socket.socket() as sock:
@@ -182,11 +182,11 @@ def _wait_for(port: int, process: subprocess.Popen[str]) -> None:
             time.sleep(0.1)
         else:
             return
-    raise SystemExit("the peer does not listen")
+    raise SystemExit(f"the peer does not listen on port {port}")
 
 
 class Watch(threading.Thread):
-    """Memory of a process, and who had the machine's time."""
+    """Watches the memory of a process, and which processes used the machine's CPU time."""
 
     def __init__(self, pid: int, harness: list[int]) -> None:
         super().__init__(daemon=True)
@@ -206,13 +206,13 @@ class Watch(threading.Thread):
         self.join()
 
     def _read(self) -> tuple[float, float, float, float]:
-        """Seconds: the clock's, the peer's CPU, the harness's, everybody's."""
+        """Seconds of wall clock, and of CPU time of the peer, the harness and the whole machine."""
         fields = [int(field) for field in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
         busy = (sum(fields) - fields[3] - fields[4]) / os.sysconf("SC_CLK_TCK")
         return time.monotonic(), _cpu(self._pid), sum(map(_cpu, self._harness)) + time.process_time(), busy
 
     def shares(self) -> tuple[float, float]:
-        """Of a core: the peer's, and that of everybody else on this machine."""
+        """The shares of a core used by the peer and by other work on the machine."""
         wall, peer, harness, busy = (after - before for after, before in zip(self._after, self._before, strict=True))
         return peer / wall, max(busy - peer - harness, 0.0) / wall
 
@@ -232,32 +232,35 @@ ROWS: dict[str, Callable[[Run], str]] = {
     "**goodput, of the scanner's capacity**": lambda run: f"**{run.share:.1%}**",
     "451 at MAIL, p50 / p99": lambda run: _times(run.at_mail),
     "accepted, p50 / p99": lambda run: _times(run.load["accepted"]),
-    f"mails at the scanner at once (limit {LIMIT})": lambda run: f"{run.most_in_flight:,}",
-    "memory: start / most / end, MB": lambda run: f"{run.rss[0]:.0f} / {max(run.rss):.0f} / {run.rss[-1]:.0f}",
+    f"mails in flight at the scanner (limit {LIMIT})": lambda run: f"{run.most_in_flight:,}",
+    "memory: start / peak / end, MB": lambda run: f"{run.rss[0]:.0f} / {max(run.rss):.0f} / {run.rss[-1]:.0f}",
     "mails offered": lambda run: f"{run.load['offered']:,}",
     "accepted": lambda run: f"{run.load['accepted']['n']:,}",
     "refused at MAIL": lambda run: f"{run.at_mail['n']:,}",
     "refused before 354 or at the dot": lambda run: f"{run.refused_later:,}",
     "errors (no answer, no connection, lost)": lambda run: f"{run.errors:,}",
     "admitted, but past its deadline": lambda run: f"{run.past_deadline}" if run.peer == BRIDGE else "no deadline",
-    "connections at once": lambda run: f"{run.load['most_connections']:,}",
-    "CPU, of its core": lambda run: f"{run.cpu_share:.0%}",
+    "concurrent connections": lambda run: f"{run.load['most_connections']:,}",
+    "CPU, share of its core": lambda run: f"{run.cpu_share:.0%}",
 }
 
-PAGE = """# Ten times more mail than the scanner can take
+PAGE = """# Ten times more mail than the scanner can handle
 
-Made by `make bench-overload` (`bench/overload.py`), which fails when a goal is missed. A scanner of fixed service time
-({service} ms, {limit} at once) does {capacity} mails a second; {rate:,} mails of 4 KiB arrive per second, open loop,
-for {seconds:.0f} s: whether or not the last one has been answered. The bridge has one core to itself; scanner and load
-have another one. `{naive}` is what one would write first (`bench/naive.py`): the same job, without a limit.
+Generated by `make bench-overload` (`bench/overload.py`), which fails if a goal is missed.
+A scanner with a fixed service time ({service} ms, {limit} mails in parallel) handles {capacity} mails per second.
+{rate:,} mails of 4 KiB arrive per second for {seconds:.0f} s, open loop: a mail arrives whether or not the previous one
+has been answered.
+The bridge has one core to itself; scanner and load share another.
+`{naive}` is a simple implementation (`bench/naive.py`): the same job, without a limit.
 
 {table}
 
-Times are in milliseconds, from the moment at which a mail was to arrive: connecting, the greeting and EHLO are part of
-them. The count at the scanner is the scanner's own.
+Times are in milliseconds, from the moment at which a mail was due to arrive: they include the connection, the greeting
+and EHLO. The scanner itself counts the mails in flight.
 
-The goals, for the bridge: goodput at least 95% of the capacity; 99% of the 451s at MAIL within 50 ms; no admitted mail
-past its deadline ({deadline:.0f} s here); never more than {limit} mails at the scanner; memory flat; no errors.
+The goals for the bridge: goodput of at least 95% of the capacity; 99% of the 451s at MAIL within 50 ms;
+no admitted mail past its deadline ({deadline:.0f} s here); never more than {limit} mails at the scanner;
+constant memory; no errors.
 
 {outcome}
 
@@ -277,23 +280,23 @@ def page(best: dict[tuple[str, str], Run], runs: list[Run], missed: list[str]) -
         seconds=runs[0].seconds,
         deadline=DEADLINE_S,
         table="\n".join(f"| {' | '.join(row)} |" for row in rows),
-        outcome="\n".join(f"- Missed, {said}." for said in missed) or "All of them hold.",
+        outcome="\n".join(f"- Missed, {text}." for text in missed) or "All goals are met.",
         notes=_notes(runs),
     )
 
 
 def _notes(runs: list[Run]) -> str:
-    """What is needed to judge the numbers: their spread, and what else went on."""
+    """What a reader needs to judge the numbers: their spread, and other work on the machine."""
     lines = []
     for form in dict.fromkeys(run.form for run in runs):
         ours = [run for run in runs if (run.peer, run.form) == (BRIDGE, form)]
         spread = "; ".join(f"{run.share:.1%}, {run.at_mail['p99']:.1f} ms" for run in ours)
         lines.append(
-            f"All runs, {FORMS[form]}: goodput and p99 of the 451s at MAIL {spread}. The best is in the table."
+            f"All runs, {FORMS[form]}: goodput and p99 of the 451s at MAIL {spread}. The table shows the best run."
         )
     behind = max(run.load["behind"]["p99"] for run in runs if run.peer == BRIDGE)
     lines.append(
-        f"Other work on the machine took {max(run.others_share for run in runs):.0%} of a core at most; "
+        f"Other work on the machine took at most {max(run.others_share for run in runs):.0%} of a core; "
         f"99% of the load was at most {behind:.1f} ms late."
     )
     return "\n\n".join(lines)
@@ -305,23 +308,25 @@ def _times(found: dict[str, float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=10.0, help="of load in each run")
-    parser.add_argument("--runs", type=int, default=2, help="of the bridge with each form of load; the best one counts")
+    parser.add_argument("--seconds", type=float, default=10.0, help="duration of the load in each run")
+    parser.add_argument(
+        "--runs", type=int, default=2, help="runs of the bridge with each form of load; the best one counts"
+    )
     parser.add_argument("--form", choices=[*FORMS], help="only this form of load")
     parser.add_argument("--alone", action="store_true", help="without the naive peer")
-    parser.add_argument("--write", type=Path, metavar="FILE", help="put the page there, too")
+    parser.add_argument("--write", type=Path, metavar="FILE", help="also write the page to this file")
     arguments = parser.parse_args()
     build_tools()
     runs: list[Run] = []
     for form in [arguments.form] if arguments.form else [*FORMS]:
         for peer in [BRIDGE] * arguments.runs + [NAIVE] * (not arguments.alone):
             runs.append(measure(peer, form, arguments.seconds))
-            said = f"{peer}, {FORMS[form]}: {runs[-1].share:.1%} of the capacity"
-            print(f"{said}, 451 at MAIL p99 {runs[-1].at_mail['p99']:.1f} ms", file=sys.stderr, flush=True)
+            progress = f"{peer}, {FORMS[form]}: {runs[-1].share:.1%} of the capacity"
+            print(f"{progress}, 451 at MAIL p99 {runs[-1].at_mail['p99']:.1f} ms", file=sys.stderr, flush=True)
     best: dict[tuple[str, str], Run] = {}
     for run in sorted(runs, key=lambda run: (run.peer != BRIDGE, run.form != "kept", len(run.missed()), -run.share)):
         best.setdefault((run.peer, run.form), run)
-    missed = [f"{FORMS[run.form]}: {said}" for run in best.values() if run.peer == BRIDGE for said in run.missed()]
+    missed = [f"{FORMS[run.form]}: {goal}" for run in best.values() if run.peer == BRIDGE for goal in run.missed()]
     text = page(best, runs, missed)
     print(text)
     if arguments.write:

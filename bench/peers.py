@@ -1,9 +1,9 @@
-"""What the benchmark runs: our bridge in several forms, and what one would write or pick instead.
+"""The programs that the benchmark runs: our bridge in several forms, and the alternatives to it.
 
-`build` makes or installs what a peer needs; a peer that cannot be had here says why in `MISSING` and is left out.
+`build` builds or installs what a peer needs. A peer that is not available here is skipped; `MISSING` says why.
 """
 
-# ruff: noqa: S603, S607 - it starts programs of its own
+# ruff: noqa: S603, S607 - it starts its own programs
 from __future__ import annotations
 
 import os
@@ -21,12 +21,12 @@ HERE = Path(__file__).parent
 BUILD = HERE.parent / "build" / "bench"
 NODE = BUILD / "node"
 MISSING: dict[str, str] = {}
-_COMPILES_S = 10.0  # of mail, until Node.js has compiled what it runs often: its CPU for each mail halves meanwhile
+_COMPILES_S = 10.0  # of load until Node.js has compiled its hot code; its CPU time per mail halves in that time
 
 OURS = """
 scanner: {{urls: ["{scanner}"], token_file: token, status_interval: 60s}}
 listeners:
-  - {{name: smtp, address: "127.0.0.1:{smtp}"{door}}}
+  - {{name: smtp, address: "127.0.0.1:{smtp}"{blocking}}}
   - {{name: milter, protocol: milter, address: "127.0.0.1:{milter}"}}
 admission: {{max_in_processing: 100000, throttle_threshold: 100000, max_bytes_in_processing: 8GiB}}
 limits: {{max_connections: 20000, max_connections_per_client: 20000}}
@@ -38,7 +38,7 @@ workers: {workers}
 state_directory: {directory}
 lists: {{url: "http://127.0.0.1:1", api_key_file: token, refresh: 1d}}
 """
-BLOCKING = ", lists: {block: [sender, network]}"  # for the listener: two lists at its door
+BLOCKING = ", lists: {block: [sender, network]}"  # the listener checks two lists at MAIL
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Ports:
         return f"http://127.0.0.1:{self.scanner}"
 
 
-Command = tuple[list[str], dict[str, str]]  # and its environment
+Command = tuple[list[str], dict[str, str]]  # arguments and environment
 
 
 @dataclass(frozen=True)
@@ -75,9 +75,9 @@ def ours(
     memory: str = "256KiB",
     entries: int = 0,
 ) -> Callable[[Ports, Path], Command]:
-    """Our bridge, whole: policy, metrics, log, admission. `discard`: nothing is handed on, as with the peers.
+    """Our complete bridge: policy, metrics, log, admission. With `discard` nothing is relayed, as with the peers.
 
-    With `entries`: a list of so many senders and one of so many networks block at the door, and nobody is on them.
+    With `entries`, MAIL is checked against a list of that many senders and one of that many networks, without a match.
     """
 
     def command(ports: Ports, scratch: Path) -> Command:
@@ -100,7 +100,7 @@ def ours(
                 deliver=deliver if protocol == "smtp" else "relay",
                 memory=memory,
                 directory=scratch / "state",
-                door=BLOCKING if entries else "",
+                blocking=BLOCKING if entries else "",
             )
         )
         return [sys.executable, "-m", "bridge", "run", "-c", str(configuration)], {"PYTHONPATH": str(root)}
@@ -148,8 +148,8 @@ def _pymilter(ports: Ports, scratch: Path) -> Command:
 
 
 def _rspamd(ports: Ports, scratch: Path) -> Command:
-    """Its proxy worker in milter mode, with our scanner in place of its own."""
-    scratch.chmod(0o777)  # it becomes another user
+    """rspamd's proxy worker in milter mode, with our scanner instead of its own."""
+    scratch.chmod(0o777)  # rspamd switches to another user
     configuration = scratch / "rspamd.conf"
     configuration.write_text(
         f"""
@@ -185,7 +185,7 @@ PEERS = {
 
 
 def build() -> None:
-    """The programs in C, and the peers that can be had."""
+    """Build the programs in C and install the available peers."""
     build_tools()
     _build_node()
     if shutil.which("rspamd") is None:
@@ -194,7 +194,7 @@ def build() -> None:
 
 
 def build_tools() -> None:
-    """Scanner, next hop, loads and the yardstick, of our own."""
+    """Build our own scanner, next hop, load generators and reference bridge."""
     BUILD.mkdir(parents=True, exist_ok=True)
     for name in ("scanner", "sink", "load", "openload", "bridge"):
         source, binary = HERE / "c" / f"{name}.c", BUILD / name

@@ -1,8 +1,8 @@
-"""What the scanning service can do, measured: `make bench-service`.
+"""The performance of the scanning service: `make bench-service`.
 
-Three questions: how many scans per second without external engines, what a list look-up costs with
-a million entries, and how much memory 20 uploads of 50 MiB at once take. Everything runs on loopback
-against a service in a process of its own. Exits with 1 when a promise is broken.
+Measures scans per second without external engines, the cost of a list lookup with a million entries,
+and the memory of 20 concurrent uploads of 50 MiB. Everything runs on loopback against a service in a
+separate process. Exits with 1 if the promised memory limit is exceeded.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Service:
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     def rss_bytes(self) -> int:
-        """Of the service and its inspection processes; memory they share counts for each."""
+        """The memory of the service and its inspection processes; shared memory counts for each."""
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text().split()
         return sum(_rss(pid) for pid in (str(self.process.pid), *children))
 
@@ -104,7 +104,7 @@ def load(port: int, seconds: float, latencies: list[float]) -> None:
         while (start := time.monotonic()) < end:
             answer = exchange(client, data)
             if b'"deliver"' not in answer:
-                sys.exit(f"an unexpected answer: {answer[:200]!r}")
+                sys.exit(f"unexpected answer: {answer[:200]!r}")
             latencies.append(time.monotonic() - start)
 
 
@@ -134,13 +134,13 @@ def bench_lists(entries: int) -> None:
         index.add(GLOBAL, "blocked-senders", f"user{i}@domain{i % 50_000}.example")
         index.add(GLOBAL, "blocked-domains", f"domain{i}.example")
     loaded = time.monotonic() - start
-    pick, rounds = random.Random(1), 20_000  # noqa: S311 (nothing secret)
+    pick, rounds = random.Random(1), 20_000  # noqa: S311 (not used for secrets)
     mails = [
         traits_of(f"user{pick.randrange(10**7)}@host{pick.randrange(10**7)}.example", (), "192.0.2.1", (), ())
         for _ in range(rounds)
     ]
     start = time.monotonic()
-    hits = sum(bool(index.match(None, one)) for one in mails)
+    hits = sum(bool(index.match(None, traits)) for traits in mails)
     each = (time.monotonic() - start) / rounds
     grown = (_rss(str(os.getpid())) - before) / MIB
     print(f"lists with {entries:,} entries: {each * 1e6:.1f} us per mail ({hits} hits in {rounds}),", end=" ")
@@ -148,7 +148,7 @@ def bench_lists(entries: int) -> None:
 
 
 def fill(directory: Path, entries: int) -> str:
-    """A database with one long list; the answer is an API key."""
+    """Create a database with one long list and return an API key."""
     from sqlalchemy import insert
 
     from bridge.service.keys import KeyRing
@@ -176,7 +176,7 @@ def fill(directory: Path, entries: int) -> str:
 
 
 def bench_stream(service: Service, key: str, entries: int) -> None:
-    """listEntries of a long list, while scans go on."""
+    """listEntries of a long list, with concurrent scans."""
     body = b'{"listName":"blocked-senders"}'
     head = (
         "POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n"
@@ -196,7 +196,8 @@ def bench_stream(service: Service, key: str, entries: int) -> None:
     scans.join()
     latencies.sort()
     print(f"listEntries of {entries:,}: {seconds:.1f} s, about {lines:,} lines, RSS grows by", end=" ")
-    print(f"{(peak - base) / MIB:.0f} MiB, scans beside it p99 {latencies[len(latencies) * 99 // 100] * 1000:.1f} ms")
+    p99_ms = latencies[len(latencies) * 99 // 100] * 1000
+    print(f"{(peak - base) / MIB:.0f} MiB, concurrent scans p99 {p99_ms:.1f} ms")
 
 
 def bench_memory(service: Service, uploads: int) -> bool:
@@ -213,7 +214,7 @@ def bench_memory(service: Service, uploads: int) -> bool:
     watcher.start()
     start = time.monotonic()
     clients = [socket.create_connection(("127.0.0.1", service.port)) for _ in range(uploads)]
-    for client in clients:  # all but the last byte of all of them, so that all are in flight together
+    for client in clients:  # first all but the last byte of each, so that all uploads are in flight together
         client.sendall(data[:-1])
     for client in clients:
         client.sendall(data[-1:])
@@ -226,31 +227,31 @@ def bench_memory(service: Service, uploads: int) -> bool:
     watcher.join()
     flight = uploads * 50 * MIB
     ratio = (peak - base) / flight
-    print(f"{uploads} uploads of 50 MiB at once: RSS grows by {(peak - base) / MIB:.0f} MiB,", end=" ")
+    print(f"{uploads} concurrent uploads of 50 MiB: RSS grows by {(peak - base) / MIB:.0f} MiB,", end=" ")
     print(f"{ratio:.2f} times the bytes in flight (promised: {MEMORY_PROMISE}), {seconds:.1f} s")
     return ratio <= MEMORY_PROMISE
 
 
 def main() -> None:
-    options = argparse.ArgumentParser(description=__doc__)
-    options.add_argument("--seconds", type=float, default=5.0)
-    options.add_argument("--clients", type=int, default=4)
-    options.add_argument("--entries", type=int, default=1_000_000)
-    options.add_argument("--uploads", type=int, default=20)
-    wish = options.parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--uploads", type=int, default=20)
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as directory:
         (Path(directory) / "service.yml").write_text(CONFIG)
-        key = fill(Path(directory), wish.entries)
+        key = fill(Path(directory), options.entries)
         start = time.monotonic()
         service = Service(Path(directory))
-        print(f"start with {wish.entries:,} entries in the database: {time.monotonic() - start:.1f} s")
+        print(f"start with {options.entries:,} entries in the database: {time.monotonic() - start:.1f} s")
         try:
-            bench_stream(service, key, wish.entries)
-            bench_scans(service, wish.seconds, wish.clients)
-            kept = bench_memory(service, wish.uploads)
+            bench_stream(service, key, options.entries)
+            bench_scans(service, options.seconds, options.clients)
+            kept = bench_memory(service, options.uploads)
         finally:
             service.stop()
-    bench_lists(wish.entries)
+    bench_lists(options.entries)
     sys.exit(0 if kept else 1)
 
 

@@ -1,14 +1,13 @@
-"""What a mail costs: our bridge beside its peers, in one run, ratios first: `make bench`.
+"""What a mail costs: our bridge compared with its peers, in one run, ratios first: `make bench`.
 
     python bench/speed.py [--times 3] [--peers scanbridge,C] [--out docs/evidence/benchmarks]
     python bench/speed.py --compare COMMIT COMMIT
 
-Writes `results.md`, `results.json` and the plots. The exit code tells whether all ran, not whether every goal was
-reached: those that were not are named in the page. `--compare` measures two commits of ours against each other, in
-turn.
+Writes `results.md`, `results.json` and the plots. The exit code says whether all runs completed, not whether every goal
+was met; the page names missed goals. `--compare` measures two commits of ours against each other, alternately.
 """
 
-# ruff: noqa: S603, S607 - it starts programs of its own
+# ruff: noqa: S603, S607 - it starts its own programs
 from __future__ import annotations
 
 import argparse
@@ -32,14 +31,14 @@ KiB, MiB = 1024, 1024 * 1024
 SMTP = ("scanbridge", "naive", "Haraka", "nodemailer", "C")
 MILTER = ("scanbridge milter", "rspamd proxy", "pymilter")
 
-# By name: what it is, the load, who runs it. Slow peers get fewer mails: CPU for each mail is what counts.
+# By name: description, load, peers. Slow peers get fewer mails, because CPU time per mail is what counts.
 WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
-    "kept": ("4 KiB, connection kept", Work(6_000), (*SMTP, "scanbridge, relaying")),
-    "each": ("4 KiB, one mail for each connection", Work(4_000, per_connection=1), SMTP),
-    "100k": ("100 KiB, connection kept", Work(1_500, size=100 * KiB), SMTP),
+    "kept": ("4 KiB, persistent connections", Work(6_000), (*SMTP, "scanbridge, relaying")),
+    "each": ("4 KiB, one mail per connection", Work(4_000, per_connection=1), SMTP),
+    "100k": ("100 KiB, persistent connections", Work(1_500, size=100 * KiB), SMTP),
     "10m": ("10 MiB", Work(24, sessions=4, size=10 * MiB), SMTP),
-    "milter": ("milter, 4 KiB, connection kept", Work(6_000), MILTER),
-    "milter each": ("milter, 4 KiB, one mail for each connection", Work(4_000, per_connection=1), MILTER),
+    "milter": ("milter, 4 KiB, persistent connections", Work(6_000), MILTER),
+    "milter each": ("milter, 4 KiB, one mail per connection", Work(4_000, per_connection=1), MILTER),
     "500": (
         "500 mails of 100 KiB in flight, the scanner takes 2 s",
         Work(500, sessions=500, per_connection=1, size=100 * KiB, scanner_ms=2000, warm=False),
@@ -51,17 +50,17 @@ WORKS: dict[str, tuple[str, Work, tuple[str, ...]]] = {
         ("scanbridge", "scanbridge, spooling", "C"),
     ),
     "workers": (
-        "4 KiB, connection kept, all cores",
+        "4 KiB, persistent connections, all cores",
         Work(6_000, cores=2),
         ("scanbridge", "scanbridge, 2 workers"),
     ),
     "workers, many": (
-        "4 KiB, connection kept, all cores, 200 sessions",
+        "4 KiB, persistent connections, all cores, 200 sessions",
         Work(12_000, sessions=200, cores=2),
         ("scanbridge", "scanbridge, 2 workers"),
     ),
     "workers, rate": (
-        "4 KiB, connection kept, all cores, 2,000 mails a second",
+        "4 KiB, persistent connections, all cores, 2,000 mails per second",
         Work(8_000, cores=2, rate=2_000),
         ("scanbridge", "scanbridge, 2 workers"),
     ),
@@ -74,8 +73,8 @@ Results = dict[str, dict[str, Run]]  # work, peer
 
 def measure_all(names: set[str], times: int) -> Results:
     found: Results = {}
-    for key, (text, work, who) in WORKS.items():
-        for name in who:
+    for key, (text, work, peer_names) in WORKS.items():
+        for name in peer_names:
             peer = PEERS[name]
             if (names and name not in names) or any(need in MISSING for need in peer.needs):
                 continue
@@ -94,7 +93,7 @@ def _lighter(work: Work, name: str) -> Work:
 
 
 def direct_latency() -> Latency:
-    """A direct HTTP request of the same mail: what the bridge's latency is on top of."""
+    """The latency of a direct HTTP request with the same mail, to which the bridge adds its own."""
     with running(PEERS["C"]) as (ports, _):
         return latency(load("http", ports.scanner, Work(1_000, sessions=1)))
 
@@ -103,16 +102,16 @@ def direct_latency() -> Latency:
 
 
 def goals(found: Results, direct: Latency, postfix: dict[str, Latency]) -> list[tuple[str, float | None, float]]:
-    """What, our value, what it may be at most. None: it could not be measured."""
+    """(goal, our value, upper limit). A value of None could not be measured."""
 
     def cpu(work: str, name: str, peer: str) -> float | None:
         return _ratio(found, work, name, peer, lambda run: run.cpu_ms)
 
     rows: list[tuple[str, float | None, float]] = [
-        ("CPU, 4 KiB, kept : nodemailer", cpu("kept", "scanbridge", "nodemailer"), 1.0),
-        ("CPU, 4 KiB, kept : Haraka", cpu("kept", "scanbridge", "Haraka"), 0.25),
-        ("CPU, 4 KiB, kept : naive", cpu("kept", "scanbridge", "naive"), 0.05),
-        ("CPU, 4 KiB, one for each connection : nodemailer", cpu("each", "scanbridge", "nodemailer"), 0.33),
+        ("CPU, 4 KiB, persistent : nodemailer", cpu("kept", "scanbridge", "nodemailer"), 1.0),
+        ("CPU, 4 KiB, persistent : Haraka", cpu("kept", "scanbridge", "Haraka"), 0.25),
+        ("CPU, 4 KiB, persistent : naive", cpu("kept", "scanbridge", "naive"), 0.05),
+        ("CPU, 4 KiB, one per connection : nodemailer", cpu("each", "scanbridge", "nodemailer"), 0.33),
         ("CPU, 100 KiB : nodemailer", cpu("100k", "scanbridge", "nodemailer"), 0.5),
         ("CPU, 10 MiB : nodemailer", cpu("10m", "scanbridge", "nodemailer"), 0.7),
         ("CPU, 10 MiB : C", cpu("10m", "scanbridge", "C"), 2.0),
@@ -164,15 +163,15 @@ def page(found: Results, direct: Latency, postfix: dict[str, Latency], growing: 
         "# What a mail costs",
         "",
         f"{datetime.now(UTC):%Y-%m-%d}, Python {platform.python_version()}; the peer has one core, load and scanner "
-        "another. Ratios of CPU time within one run; absolute times are this machine's on that day.",
+        "share another. The ratios of CPU time are from one run; absolute times depend on the machine and the day.",
         "",
         "| goal | value | at most | |",
         "|---|---|---|---|",
     ]
     for text, value, limit in goals(found, direct, postfix):
         shown = "not measured" if value is None else f"{value:.2f}"
-        held = "" if value is None else "holds" if value <= limit else "**missed**"
-        lines.append(f"| {text} | {shown} | {limit:g} | {held} |")
+        verdict = "" if value is None else "met" if value <= limit else "**missed**"
+        lines.append(f"| {text} | {shown} | {limit:g} | {verdict} |")
     for key, (text, _, _) in WORKS.items():
         if key in found:
             lines += ["", f"## {text}", "", *_table(found[key])]
@@ -186,20 +185,20 @@ def page(found: Results, direct: Latency, postfix: dict[str, Latency], growing: 
     for text, points in growing.items():
         lines += [
             "",
-            f"## CPU for each mail against {text}",
+            f"## CPU time per mail against {text}",
             "",
             f"![]({growth.file_name(text)})",
             "",
             *growth.table(text, points),
         ]
     if MISSING:
-        lines += ["", "Left out here: " + "; ".join(MISSING.values()) + "."]
+        lines += ["", "Not measured here: " + "; ".join(MISSING.values()) + "."]
     return "\n".join(lines) + "\n"
 
 
 def _table(runs: dict[str, Run]) -> list[str]:
     first = next(iter(runs.values()))
-    lines = ["| | CPU ms/mail | ours : it | mails/s | MB/s | p50 ms | p99 ms | memory idle, peak MB | errors |"]
+    lines = ["| | CPU ms/mail | ours : theirs | mails/s | MB/s | p50 ms | p99 ms | memory idle, peak MB | errors |"]
     lines.append("|---|---|---|---|---|---|---|---|---|")
     for name, run in runs.items():
         ratio = f"{first.cpu_ms / run.cpu_ms:.2f}" if run.cpu_ms else ""
@@ -211,7 +210,7 @@ def _table(runs: dict[str, Run]) -> list[str]:
 
 
 def _latencies(text: str, bare: Latency, others: dict[str, Latency]) -> list[str]:
-    """What each of them takes, and how much more that is than `bare`."""
+    """The latency of each, and how much it adds to `bare`."""
     lines = ["| | p50 ms | p99 ms | added, p50 | added, p99 |", "|---|---|---|---|---|"]
     lines.append(f"| {text} | {bare[0]:.2f} | {bare[1]:.2f} | | |")
     for name, (p50, p99) in others.items():
@@ -220,7 +219,7 @@ def _latencies(text: str, bare: Latency, others: dict[str, Latency]) -> list[str
 
 
 def compare(before: str, after: str, times: int) -> str:
-    """Two commits, in turn, so that a machine that changes its speed meets both."""
+    """Measure two commits alternately, so that changes in the machine's speed affect both."""
     lines = ["| | CPU ms/mail, before | after | after : before |", "|---|---|---|---|"]
     with ExitStack() as stack:
         roots = [stack.enter_context(tempfile.TemporaryDirectory()) for _ in range(2)]
@@ -245,9 +244,9 @@ def compare(before: str, after: str, times: int) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--times", type=int, default=3, help="runs of each; the median counts")
-    parser.add_argument("--peers", default="", help="only these, by commas")
-    parser.add_argument("--no-growth", action="store_true", help="leave out the tables of cost against size")
+    parser.add_argument("--times", type=int, default=3, help="runs of each peer; the median counts")
+    parser.add_argument("--peers", default="", help="only these peers, separated by commas")
+    parser.add_argument("--no-growth", action="store_true", help="skip the tables of cost against size")
     parser.add_argument("--out", type=Path, default=HERE.parent / "docs" / "evidence" / "benchmarks")
     parser.add_argument("--compare", nargs=2, metavar="COMMIT")
     arguments = parser.parse_args()

@@ -1,9 +1,9 @@
-"""What one would write first, whole: stock aiosmtpd, httpx to the scanner, smtplib to the next hop.
+"""A complete simple implementation: stock aiosmtpd, httpx to the scanner, smtplib to the next hop.
 
     python bench/stock.py PORT SCANNER_URL NEXT_HOP_PORT CERT_FILE KEY_FILE
 
-The peer of `make bench-memory`. Nothing is left out that their manuals show, and nothing added; the time-outs and the
-size limit are ours, so that the same bytes are taken.
+The peer of `make bench-memory`. It uses the libraries as their manuals show, no more and no less; the timeouts and the
+size limit are ours, so that both accept the same mail.
 """
 
 from __future__ import annotations

@@ -1,35 +1,57 @@
-"""Every error the bridge raises on purpose, in one tree.
+"""Every error the bridge raises on purpose, in one tree, with what follows from each.
 
-    BridgeError
-    ├── ConfigError                the operator's file is wrong            exit 78, never restarted
-    ├── ProtocolError              the peer broke SMTP, milter or HTTP
-    ├── ScanError                  no decision could be had
-    │   ├── ScanUnavailable        connect, reset, 5xx, cut off            temporary
-    │   ├── ScanTimeout            the deadline passed                     temporary
-    │   ├── ScanMalformed          an answer that is no answer             temporary
-    │   ├── ScanRefused            401, 403, other 4xx                     temporary, page the operator
-    │   └── MessageTooLarge        413, or over the limit here             permanent
-    ├── Saturated                  admission closed, 429, 503              temporary
-    ├── SpoolFull                  no room for content that came           temporary
-    ├── StoreError                 the quarantine could not keep the mail  temporary
-    │   └── StoreFull              no space, no inodes                     temporary
-    └── NextHopError(reply)        carries the next hop's own reply
+                                 when                                   policy case   label        reply
+    BridgeError                  anything without a line below          unavailable   internal     451 4.3.0
+    ├── ConfigError              the configuration is wrong; exit code 78, never restarted
+    ├── ProtocolError            the peer broke SMTP, milter or HTTP; its connection ends
+    ├── ScanError                there is no decision
+    │   ├── ScanUnavailable      connect, reset, 5xx, cut off           unreachable   unavailable  451 4.3.0
+    │   ├── ScanTimeout          the deadline passed                    deadline      deadline     451 4.4.7
+    │   │   └── ScanGoesOn       ... and the scan still runs (bridge/scanner/client.py)
+    │   ├── ScanMalformed        the answer cannot be read              nonsense      malformed    451 4.3.0
+    │   ├── ScanRefused          401, 403, other 4xx: see the operator  refused       refused      451 4.3.5
+    │   └── MessageTooLarge      413, or above the limit here           too_large     too_large    552 5.3.4
+    ├── Saturated                admission closed, 429, 503             saturated     saturated    451 4.3.2
+    ├── SpoolFull                no room for incoming content                         spool        452 4.3.1
+    ├── StoreError               the quarantine failed                                quarantine   451 4.3.0
+    │   └── StoreFull            no space, no inodes                                  quarantine   452 4.3.1
+    └── NextHopError             carries its own reply (bridge/mail/next_hop.py)      next_hop
 
-An error's text is for the log. What the client reads is chosen in `filter.policy`, from the
-class alone, so that no host, path or exception text can reach a stranger.
+Each class carries its row as class attributes, and no other table lists the classes. The case selects
+the operator's rule (`filter.policy`), the label names the failure in the log and the metrics, and the
+reply is what a client reads when the rule is tempfail. An error's text is for the log only: replies
+come from the class alone, so no host name, path or exception text can reach a client.
+
+Nothing of ours is imported here. An error that carries a value of a higher floor is defined there.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from enum import StrEnum
+from typing import ClassVar
 
-if TYPE_CHECKING:
-    from bridge.api.scanning import AnalysisResult
-    from bridge.mail.reply import Reply
+
+class FailureLabel(StrEnum):
+    """The name of a failure: `error=` in the log, `reason=` in the metrics."""
+
+    SATURATED = "saturated"
+    DEADLINE = "deadline"
+    REFUSED = "refused"
+    MALFORMED = "malformed"
+    UNAVAILABLE = "unavailable"
+    TOO_LARGE = "too_large"
+    NEXT_HOP = "next_hop"
+    SPOOL = "spool"
+    QUARANTINE = "quarantine"
+    INTERNAL = "internal"  # an error that we did not foresee
 
 
 class BridgeError(Exception):
-    """The root: whatever we raise ourselves."""
+    """The root. Its attributes also apply to exceptions that are not ours."""
+
+    policy_case: ClassVar[str] = "unavailable"  # a `filter.policy.Case`
+    label: ClassVar[FailureLabel] = FailureLabel.INTERNAL
+    client_reply: ClassVar[tuple[int, str, str]] = (451, "4.3.0", "Internal problem, try again later")
 
 
 class ConfigError(BridgeError):
@@ -37,47 +59,59 @@ class ConfigError(BridgeError):
 
 
 class ProtocolError(BridgeError):
-    """The peer broke its protocol; its connection ends, nothing else does."""
+    """The peer broke its protocol. Its connection ends, others are not affected."""
 
 
 class ScanError(BridgeError):
-    """No decision could be had for this mail."""
+    """There is no decision for this mail."""
 
 
 class ScanUnavailable(ScanError):
-    """The scanner could not be reached, failed, or went away."""
+    """The scanner could not be reached, failed, or closed the connection."""
 
-
-class RunningScan(Protocol):
-    """A scan that goes on although nobody waits for it now: to be awaited or abandoned."""
-
-    async def result(self) -> AnalysisResult: ...
-
-    def abandon(self) -> None: ...
+    policy_case = "unreachable"
+    label = FailureLabel.UNAVAILABLE
+    client_reply = (451, "4.3.0", "The scanner cannot be reached, try again later")
 
 
 class ScanTimeout(ScanError):
-    """The deadline passed before the scanner answered. `running` is the scan, if it goes on."""
+    """The deadline passed before the scanner answered."""
 
-    def __init__(self, text: str = "", running: RunningScan | None = None) -> None:
-        super().__init__(text)
-        self.running = running
+    policy_case = "deadline"
+    label = FailureLabel.DEADLINE
+    client_reply = (451, "4.4.7", "The scan took too long, try again later")
 
 
 class ScanMalformed(ScanError):
-    """The scanner answered something that is not a MessageAnalysisResult."""
+    """The scanner's answer is not a MessageAnalysisResult."""
+
+    policy_case = "nonsense"
+    label = FailureLabel.MALFORMED
+    client_reply = (451, "4.3.0", "The scanner failed, try again later")
 
 
 class ScanRefused(ScanError):
-    """The scanner refuses us: a wrong token, most of all. An operator must look."""
+    """The scanner refuses our requests, usually because of a wrong token. An operator must act."""
+
+    policy_case = "refused"
+    label = FailureLabel.REFUSED
+    client_reply = (451, "4.3.5", "The scanner is not set up, try again later")
 
 
 class MessageTooLarge(ScanError):
-    """The mail is over the limit; sending it again will not help."""
+    """The mail is above the limit; sending it again will not help."""
+
+    policy_case = "too_large"
+    label = FailureLabel.TOO_LARGE
+    client_reply = (552, "5.3.4", "The message is too large")
 
 
 class Saturated(BridgeError):
-    """No room now, here or at the scanner. `retry_after_s` is the scanner's wish, if it had one."""
+    """No room now, here or at the scanner. `retry_after_s` is the scanner's Retry-After, if it sent one."""
+
+    policy_case = "saturated"
+    label = FailureLabel.SATURATED
+    client_reply = (451, "4.3.2", "Too much mail in processing, try again later")
 
     def __init__(self, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(text)
@@ -85,20 +119,20 @@ class Saturated(BridgeError):
 
 
 class SpoolFull(BridgeError):
-    """Content could not be put aside while it came: the spool's disk is full, or fails."""
+    """Incoming content could not be written to the spool: its disk is full, or fails."""
+
+    label = FailureLabel.SPOOL
+    client_reply = (452, "4.3.1", "Insufficient system storage")
 
 
 class StoreError(BridgeError):
-    """The quarantine could not keep the mail; no part of it was left behind."""
+    """The quarantine could not store the mail; no part of it was left behind."""
+
+    label = FailureLabel.QUARANTINE
+    client_reply = (451, "4.3.0", "The mail could not be kept, try again later")
 
 
 class StoreFull(StoreError):
     """The quarantine's disk has no space or no inodes left."""
 
-
-class NextHopError(BridgeError):
-    """The mail was not handed on; `reply` is what the client reads."""
-
-    def __init__(self, reply: Reply, text: str = "") -> None:
-        super().__init__(text or str(reply))
-        self.reply = reply
+    client_reply = SpoolFull.client_reply

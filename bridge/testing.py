@@ -379,8 +379,7 @@ def running_bridge(directory: Path, config: dict[str, Any] | None = None, **list
     background.run(next_hop.start())
     data = configuration(directory, scanner, next_hop, config, **listener)
     conf = yaml_file.load(directory / "bridge.yml", Config, yaml_file.dump(data))
-    daemon = Daemon(conf)
-    background.run(daemon.start())
+    daemon = background.run(Daemon.start(conf))
     port, admin_port = conf.listeners[0].address.port, conf.admin.address.port
     try:
         yield RunningBridge(daemon, scanner, next_hop, background, port, admin_port, directory)

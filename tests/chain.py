@@ -1,4 +1,4 @@
-"""The parts of a mail's way: programs as processes, a Postfix of our own, a destination that keeps what arrives."""
+"""The parts of a mail's path: our programs as processes, a private Postfix, a destination that records mail."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def is_listening(port: int) -> bool:
 
 
 class Program:
-    """`scanbridge` with these arguments, as a process that can be stopped, killed and started again."""
+    """`scanbridge` with these arguments, as a process that can be stopped, killed and restarted."""
 
     def __init__(self, directory: Path, ports: Sequence[int], *arguments: str) -> None:
         self._command = [sys.executable, "-m", "bridge", *arguments]
@@ -43,7 +43,7 @@ class Program:
         return self._process is None or self._process.poll() is not None
 
     def stop(self) -> int:
-        """SIGTERM; the exit code."""
+        """Send SIGTERM; returns the exit code."""
         assert self._process is not None
         self._process.terminate()
         return self._process.wait(DEADLINE_S)
@@ -64,7 +64,7 @@ class Program:
 
 
 class Destination:
-    """Where Postfix delivers in the end."""
+    """Where Postfix finally delivers."""
 
     def __init__(self) -> None:
         self._background, self._hop = Background(), NextHop()
@@ -91,12 +91,12 @@ class Destination:
     def arrived(self, marker: str) -> Received:
         """Wait for the one mail with this marker in it."""
         found: list[Received] = until(lambda: self.find(marker), f"{marker} to arrive")
-        assert len(found) == 1, f"{marker} came {len(found)} times"
+        assert len(found) == 1, f"{marker} arrived {len(found)} times"
         return found[0]
 
 
 class Postfix(postfix_kit.Postfix):
-    """A Postfix that changes no byte by itself."""
+    """A Postfix that does not change a byte of a mail."""
 
     def __init__(self, services: str, destination: int, settings: str = "") -> None:
         super().__init__(services, destination, _FAITHFUL + settings)
@@ -113,7 +113,7 @@ smtpd_forbid_bare_newline = no
 
 
 def send(port: int, content: bytes, **options: Any) -> str:
-    """One mail as a remote client sends it; the first refusal, or the reply to the final dot."""
+    """Send one mail as a remote client; returns the first refusal, or the reply to the final dot."""
     return dialogue(port, content, **options)[1]
 
 
@@ -122,7 +122,7 @@ def dialogue(
     mail: Sequence[str] = (), rcpt: Sequence[str] = (), xclient: str = "", helo: str = "client.example",
     source: str = "127.0.0.1",
 ) -> tuple[str, str]:  # fmt: skip
-    """The same, and to what the reply was: MAIL, RCPT, DATA or the final dot."""
+    """The same; returns also what the reply was to: MAIL, RCPT, DATA or the final dot."""
     with smtplib.SMTP("127.0.0.1", port, local_hostname=helo, timeout=DEADLINE_S, source_address=(source, 0)) as client:
         if xclient:
             client.ehlo("first.example")
@@ -144,8 +144,8 @@ def dialogue(
 
 
 def added_fields(arrived: bytes, sent: bytes) -> list[str]:
-    """The names of the header fields in front of what was sent; all else must be the same, byte for byte."""
-    assert arrived.endswith(sent), "the mail was changed on its way"
+    """The names of the header fields added in front; everything else must be the same, byte for byte."""
+    assert arrived.endswith(sent), "the mail was changed in transit"
     added = arrived[: len(arrived) - len(sent)].decode("ascii")
     assert added.endswith("\r\n")
     return [name for name, _ in _fields(added)]
@@ -154,5 +154,5 @@ def added_fields(arrived: bytes, sent: bytes) -> list[str]:
 def _fields(head: str) -> Iterator[tuple[str, str]]:
     for field in re.sub(r"\r\n[ \t]+", " ", head).splitlines():
         name, colon, value = field.partition(":")
-        assert colon, f"{field} is no header field"
+        assert colon, f"{field} is not a header field"
         yield name, value.strip()

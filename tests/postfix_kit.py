@@ -1,4 +1,4 @@
-"""A Postfix of our own: its own directories, ports and log; nothing of the machine's is touched."""
+"""A private Postfix with its own directories, ports and log; the machine's own Postfix is not touched."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.requirements import find
 
 
 class Postfix:
-    """Sends everything on to one port of this machine."""
+    """Relays everything to one port of this machine."""
 
     def __init__(self, services: str, destination: int, settings: str = "") -> None:
-        """`services`: what master.cf has beside the usual; `settings`: the same for main.cf."""
+        """`services`: lines added to the default master.cf; `settings`: the same for main.cf."""
         directory = self.directory = Path(tempfile.mkdtemp(prefix="postfix-"))
-        directory.chmod(0o755)  # Postfix's own user must get here: pytest's directories are for us alone
+        directory.chmod(0o755)  # Postfix's own user must be able to enter; pytest's directories are private
         self._config = directory / "etc"
         for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
             (directory / name).mkdir()
@@ -31,12 +31,12 @@ class Postfix:
                 shutil.copy(file, self._config)
         (self._config / "dynamicmaps.cf").touch()
         (directory / "maillog").touch()
-        (directory / "maillog").chmod(0o666)  # a start after a crash writes of what it finds there, as Postfix's user
+        (directory / "maillog").chmod(0o666)  # after a crash, Postfix logs what it finds as its own user
         main = _MAIN_CF.format(directory=directory, destination=destination)
         (self._config / "main.cf").write_text(main + settings)
         (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
         for name in ("main.cf", "master.cf"):
-            os.utime(self._config / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
+            os.utime(self._config / name, (0, 0))  # Postfix waits two seconds for a file that has just changed
 
     def __enter__(self) -> Self:
         self.start()
@@ -56,21 +56,21 @@ class Postfix:
         shutil.rmtree(self.directory, ignore_errors=True)
 
     def run(self, program: str, *arguments: str, text: str | None = None) -> str:
-        """One of Postfix's own programs on this instance."""
+        """Run one of Postfix's own programs for this instance."""
         command = [str(find(program)), "-C" if program == "sendmail" else "-c", str(self._config), *arguments]
         done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60)
         assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}\n{self.log()}"
         return done.stdout
 
     def queue(self) -> list[dict[str, Any]]:
-        """What is queued now, as `postqueue -j` says it."""
+        """What is queued now, as `postqueue -j` prints it."""
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
     def complaints(self) -> str:
-        """Of `postconf` about this configuration: it warns of every parameter that no program knows."""
+        """Warnings of `postconf`, which knows every parameter and reports unknown ones."""
         command = [str(find("postconf")), "-c", str(self._config)]
         shown = [subprocess.run([*command, option], capture_output=True, text=True) for option in ("-n", "-M", "-P")]
-        return "".join(one.stderr for one in shown)
+        return "".join(done.stderr for done in shown)
 
     def log(self) -> str:
         path = self.directory / "maillog"

@@ -1,4 +1,4 @@
-"""A Sendmail of our own, in a root of its own."""
+"""A private Sendmail in its own root directory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from tests.debian_root import Room
 
 
 class Sendmail(Room):
-    """One daemon that sends everything on to one port of this machine."""
+    """One daemon that relays everything to one port of this machine."""
 
     def __init__(self, lines: str, ports: Collection[int], destination: int) -> None:
-        """`lines`: what its sendmail.mc has beside the usual; `ports`: where it listens by them."""
+        """`lines`: added to the default sendmail.mc; `ports`: where these lines make it listen."""
         super().__init__("sendmail", "/run", "/var/spool/mqueue")
         self._ports = ports
         (self.directory / "sendmail.mc").write_text(_MC.format(destination=destination, lines=lines))
@@ -23,12 +23,12 @@ class Sendmail(Room):
         return self
 
     def sendmail(self, *arguments: str) -> str:
-        """Sendmail's own program in the daemon's place."""
+        """Run the sendmail program inside the daemon's root."""
         return self.run("sendmail", "-C", "/mnt/sendmail.cf", *arguments)
 
 
-# The packaged owner of the queue makes "collect: Cannot write" here; a queue owned by root works. Now and
-# then Sendmail puts a first delivery off, hence the short interval of queue runs.
+# With the package's owner of the queue Sendmail fails with "collect: Cannot write"; a queue owned by root
+# works. Sendmail sometimes defers a first delivery, hence the short interval between queue runs.
 _START = """\
 chmod 700 /var/spool/mqueue
 mkdir -p /var/lib/sendmail/host_status

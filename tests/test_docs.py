@@ -163,8 +163,7 @@ def embedded(tmp_path_factory):
         ports[port] = str(free_port())
         text = text.replace(f":{port}", f":{ports[port]}")
     background = Background()
-    daemon = Daemon(yaml_file.load(state / "bridge.yml", Config, text))
-    background.run(daemon.start())
+    daemon = background.run(Daemon.start(yaml_file.load(state / "bridge.yml", Config, text)))
     try:
         yield state, ports["10025"]
     finally:

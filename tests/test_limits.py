@@ -1,4 +1,4 @@
-"""docs/reference/limits.md is complete and true: its defaults are the code's, its metrics and its tests exist."""
+"""docs/reference/limits.md is complete and correct: its defaults match the code, its metrics and tests exist."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from bridge.config.model import Config, Limits
+from bridge.config.limits import Limits
+from bridge.config.model import Config
 from bridge.observe.metrics import LIMITS, Metrics
 from bridge.runtime.units import parse_duration, parse_size
 
@@ -42,7 +43,7 @@ ROWS = rows()
 
 
 def number(text: str) -> float | None:
-    """What a default in the page says."""
+    """The default that the page states."""
     if text == "none":
         return None
     if text.endswith("B"):
@@ -51,14 +52,16 @@ def number(text: str) -> float | None:
 
 
 def value(where: str) -> Any:
-    """What the code says."""
+    """The default in the code."""
     if not where.startswith("bridge."):
         return reduce(_default, where.split("."), Config)
     *module, name = where.split(".")
     if module[-1][0].isupper():
         owner = getattr(import_module(".".join(module[:-1])), module[-1])
         defaults = (
-            {one.name: one.default for one in dataclasses.fields(owner)} if dataclasses.is_dataclass(owner) else {}
+            {field.name: field.default for field in dataclasses.fields(owner)}
+            if dataclasses.is_dataclass(owner)
+            else {}
         )
         return defaults.get(name, getattr(owner, name, None))
     return getattr(import_module(".".join(module)), name)
@@ -68,24 +71,24 @@ def _default(section: Any, key: str) -> Any:
     field = section.model_fields[key]
     if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
         return field.annotation
-    inner = [one for one in getattr(field.annotation, "__args__", ()) if hasattr(one, "model_fields")]
+    inner = [kind for kind in getattr(field.annotation, "__args__", ()) if hasattr(kind, "model_fields")]
     return inner[0] if inner else field.default
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.where)
-def test_default_is_the_codes(row: Row) -> None:
+def test_default_matches_the_code(row: Row) -> None:
     assert value(row.where) == number(row.default)
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.where)
 def test_metric_exists(row: Row) -> None:
-    """With this label, and this value of it."""
+    """The metric has this label, with this value."""
     match = METRIC.fullmatch(row.metric)
     assert match is not None
     name, label, wanted = match.groups()
     metrics = Metrics(["name"])
     metrics.next_hop_mails.start(["hop"], ("taken", "deferred", "refused", "unreachable", "lost"))
-    samples = [one for family in metrics.collect() for one in family.samples if one.name == name]
+    samples = [sample for family in metrics.collect() for sample in family.samples if sample.name == name]
     assert samples
     assert label is None or wanted in {sample.labels[label] for sample in samples}
 
@@ -97,8 +100,8 @@ def test_test_exists(row: Row) -> None:
     assert not name or f"def {name}(" in (ROOT / path).read_text()
 
 
-def test_every_limit_has_its_row_and_its_reason() -> None:
-    """All keys of `limits`, and all that are counted."""
+def test_every_limit_has_a_row_and_a_reason() -> None:
+    """All keys of `limits`, and all limits that are counted."""
     assert {f"limits.{key}" for key in Limits.model_fields} <= {row.where for row in ROWS}
     assert set(LIMITS) == set(re.findall(r'limits_hit_total\{limit="(\w+)"\}', "\n".join(row.metric for row in ROWS)))
     assert all(row.why and row.passed for row in ROWS)

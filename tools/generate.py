@@ -191,7 +191,7 @@ def _choice(words: list[str]) -> str:
 
 
 def _section_type(name: str) -> str:
-    return "action or outcome" if name == "Outcome" else "section"
+    return "action or outcome" if name == "PolicyEntry" else "section"
 
 
 def _plain_type(value: Schema) -> str:

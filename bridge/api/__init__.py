@@ -1,1 +1,1 @@
-"""The wire contract between bridge and service, as data. Imports nothing of ours."""
+"""The wire contract between bridge and service, as data. Imports nothing else of `bridge` but `runtime.value`."""

@@ -1,4 +1,4 @@
-"""The Error object: every outcome of the service that is not a success."""
+"""The Error object: the body of every response of the service that is not a success."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`error` is for machines and stable, `message` is for people and may change."""
+    """`error` is machine-readable and stable; `message` is for humans and may change."""
 
     error: str
     message: str = ""
@@ -18,7 +18,7 @@ class Failure:
 
     @classmethod
     def from_json(cls, body: bytes) -> Failure:
-        """Read an Error object; anything else becomes an empty one, never an exception."""
+        """Parse an Error object; anything else becomes an empty one, never an exception."""
         try:
             value = json.loads(body)
         except (ValueError, RecursionError):

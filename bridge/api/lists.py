@@ -1,7 +1,7 @@
 """The List API as data: paths, records and limits.
 
-One call works on one scope: a tenant, or the whole deployment when `tenantUid` is absent. It knows
-no HTTP library and no storage; client and service read the same file.
+One call works on one scope: a tenant, or the whole deployment if `tenantUid` is absent. Client and
+service share this file, so it knows no HTTP library and no storage.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class ListEntry:
 
     @classmethod
     def from_dict(cls, value: object) -> ListEntry:
-        """Read one line's object. Raises ValueError when it names no entry."""
+        """Convert the object of one line. Raises ValueError if it has no `entry`."""
         entry = value.get("entry") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(entry, str):
             raise ValueError("not a list entry")
@@ -42,7 +42,7 @@ class ListEntry:
 
 @dataclass(frozen=True, slots=True)
 class ListFileInfo:
-    """One list of a scope, as `getLists` shows it."""
+    """One list of a scope, as `getLists` returns it."""
 
     name: str
     display_name: str = ""
@@ -61,7 +61,7 @@ class ListFileInfo:
 
     @classmethod
     def from_dict(cls, value: object) -> ListFileInfo:
-        """Read one element of `listFileInfos`. Raises ValueError when it has no name."""
+        """Convert one element of `listFileInfos`. Raises ValueError if it has no name."""
         name = value.get("listName") if isinstance(value, dict) else None
         if not isinstance(value, dict) or not isinstance(name, str):
             raise ValueError("not a list")

@@ -1,6 +1,6 @@
-"""Kinds of values that the configuration has: addresses, networks, tenants, base addresses.
+"""Types of configuration values: addresses, networks, tenants, base URLs, databases.
 
-Each says in its error what it wants, and never what it got: that may be a secret in the wrong place.
+Each error says what is expected and never quotes the value, which may be a secret in the wrong place.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Pla
 
 from bridge.runtime.endpoints import Address, NextHop
 
-ALLOW_PLAIN_HTTP = "Allow http:// to a host that is not loopback. The secret then travels in the clear."
+# Descriptions that several keys share
+ALLOW_PLAIN_HTTP = "Allow http:// to a host other than loopback. The secret is then sent unencrypted."
+CA_FILE = "File with CA certificates (PEM) to trust instead of the system's."
+FILE_LOOKUP = "A relative name is looked up in $CREDENTIALS_DIRECTORY, then next to the configuration file."
 
 
 class Section(BaseModel):
@@ -35,7 +38,7 @@ def _network(value: str) -> str:
     try:
         ipaddress.ip_network(value)
     except ValueError:
-        raise ValueError("a network is an address or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
+        raise ValueError("a network is an address, or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
     return value
 
 
@@ -53,28 +56,28 @@ TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "st
 
 
 def base_url(url: str, allow_plain_http: bool) -> str:
-    """A base address without its last slash. Raises ValueError, never with the address in it."""
+    """The base URL without its trailing slash. Raises ValueError, which never quotes the URL."""
     try:
         parts = urlsplit(url)
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         usable = False
     if not usable or re.search(r"[^\x21-\x7e]", url):
-        raise ValueError("a base address is https://host:port, or http://host:port on loopback")
+        raise ValueError("a base URL is https://host:port, or http://host:port on loopback")
     if parts.username or parts.password:
-        raise ValueError("a base address must not hold a user name or password; secrets have files of their own")
+        raise ValueError("a base URL must not contain a user name or password; secrets belong in separate files")
     if parts.query or parts.fragment:
-        raise ValueError("a base address has no query and no fragment")
+        raise ValueError("a base URL has no query and no fragment")
     if parts.scheme == "http" and not allow_plain_http and not Address(host=parts.hostname or "").is_local:
         raise ValueError(
-            "http:// to a host that is not loopback sends the secret in the clear; "
+            "http:// to a host other than loopback sends the secret unencrypted; "
             "use https://, or set allow_plain_http: true"
         )
     return url.rstrip("/")
 
 
 def _database_url(value: str) -> str:
-    """Raises ValueError, never with the address in it."""
+    """Raises ValueError, which never quotes the URL."""
     try:
         parts = urlsplit(value)
         _ = parts.port
@@ -89,7 +92,7 @@ def _database_url(value: str) -> str:
     if parts.scheme != "postgresql" or len(parts.path) < 2 or parts.fragment:
         raise ValueError("a database is postgresql://user@host:port/name, or sqlite:///file")
     if parts.password is not None or "password" in parse_qs(parts.query):
-        raise ValueError("it must not hold a password; that has a file of its own: state_database_password_file")
+        raise ValueError("the URL must not contain a password; set state_database_password_file")
     return value
 
 

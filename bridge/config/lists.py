@@ -1,4 +1,4 @@
-"""The operator's lists: where the service keeps them, and which of them a listener enforces.
+"""The operator's lists: where the service has them, and which of them a listener enforces.
 
 Part of the configuration (`bridge.config.model`).
 """
@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from bridge.config.fields import ALLOW_PLAIN_HTTP, Section, base_url
+from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, Section, base_url
 from bridge.runtime.units import Duration
 
 ListName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*\S)?$")]
@@ -19,33 +19,40 @@ ListKind = Literal["sender", "domain", "network"]
 
 class DoorLists(Section):
     block: list[ListName] = Field(
-        [], description="Lists of senders, domains or client networks: 550 5.7.1 at MAIL, of a tenant's at RCPT."
+        [],
+        description="Lists of senders, domains or client networks whose mail is refused with 550 5.7.1: at MAIL, or "
+        "at RCPT if the list is a tenant's.",
     )
     block_recipients: list[ListName] = Field(
-        [], description="Lists of addresses or domains that get no mail: 550 5.7.1 at RCPT."
+        [], description="Lists of recipient addresses or domains that are refused with 550 5.7.1 at RCPT."
     )
     skip_scan: list[ListName] = Field(
         [],
-        description="Mail from who is on one of these is relayed without a scan, and its header says so. Best a list "
-        "of networks: anybody can write any sender into an envelope.",
+        description="Lists of senders, domains or client networks whose mail is relayed without a scan; a header field "
+        "says so. Prefer lists of networks: the sender of an envelope is easily forged.",
     )
-    allow_wins: bool = Field(False, description="Who is on a list of `skip_scan` is not refused by one of `block`.")
+    allow_wins: bool = Field(
+        False, description="An entry in a list of `skip_scan` takes precedence over one of `block`."
+    )
     text: str = Field(
-        "Refused by the lists of this server", min_length=1, max_length=400, description="Of the 550; our id is added."
+        "Refused by the lists of this server",
+        min_length=1,
+        max_length=400,
+        description="Text of the 550 reply; the mail's id is appended.",
     )
 
     @field_validator("block", "block_recipients", "skip_scan")
     @classmethod
     def _once(cls, names: list[str]) -> list[str]:
         if len(set(names)) != len(names):
-            raise ValueError("the same list stands there twice")
+            raise ValueError("a list is named twice")
         return names
 
     @field_validator("skip_scan")
     @classmethod
     def _one_meaning(cls, names: list[str], info: ValidationInfo) -> list[str]:
         if set(names) & set(info.data.get("block", [])):
-            raise ValueError("a list cannot both refuse mail and free it from the scan")
+            raise ValueError("a list cannot both refuse mail and exempt it from the scan")
         return names
 
     @field_validator("text")
@@ -57,31 +64,34 @@ class DoorLists(Section):
 
     @property
     def names(self) -> list[str]:
-        """All of them, once."""
+        """All lists, each once."""
         return list(dict.fromkeys([*self.block, *self.block_recipients, *self.skip_scan]))
 
 
 class Lists(Section):
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
-    url: str = Field(description="Base address of the List API.")
-    api_key_file: str = Field(
-        description="File with the API key. Looked for in $CREDENTIALS_DIRECTORY, then beside this file."
-    )
-    ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
+    url: str = Field(description="Base URL of the List API.")
+    api_key_file: str = Field(description=f"File with the API key. {FILE_LOOKUP}")
+    ca_file: str | None = Field(None, description=CA_FILE)
     refresh: Duration = Field(
-        300.0, ge=1, description="How often the local copies of lists that listeners name are made anew."
+        300.0, ge=1, description="How often the local copies of the lists that listeners name are refreshed."
     )
     without_copy: Literal["accept", "tempfail"] = Field(
         "accept",
-        description="Until there is a first copy of a list that blocks: `accept` mail unhindered, or 451 4.3.0.",
+        description="What happens until the first copy of a blocking list has been fetched. `accept`: the list is not "
+        "enforced. `tempfail`: mail is answered with 451 4.3.0.",
     )
     kinds: dict[str, ListKind] = Field(
         {},
-        description="What the entries of a list are (`sender`, `domain`, `network`), where the service's own category "
-        "does not say it in these words.",
+        description="What the entries of a list are (`sender`, `domain` or `network`), by list name. Needed where the "
+        "service's category is none of these words.",
     )
-    block_list: ListName = Field("blocked-senders", description="Where `scanbridge quarantine block-sender` adds.")
-    allow_list: ListName = Field("allowed-senders", description="Where `scanbridge quarantine allow-sender` adds.")
+    block_list: ListName = Field(
+        "blocked-senders", description="List to which `scanbridge quarantine block-sender` adds senders."
+    )
+    allow_list: ListName = Field(
+        "allowed-senders", description="List to which `scanbridge quarantine allow-sender` adds senders."
+    )
 
     @field_validator("url")
     @classmethod

@@ -1,8 +1,8 @@
 """The operator's configuration: every key, its type, its default and what it is for.
 
-`docs/configuration.md` and `scanbridge config schema` are made from these models, so a
-description here is the documentation. Nothing here opens a socket; files named here are read
-by `daemon`, which knows their place (`Config.directory`, `$CREDENTIALS_DIRECTORY`).
+`docs/configuration.md` and `scanbridge config schema` are generated from these models, so a description
+here is the documentation. Nothing here opens a socket. Files named here are read by `daemon`, which
+knows where they are (`Config.directory`, `$CREDENTIALS_DIRECTORY`).
 """
 
 from __future__ import annotations
@@ -21,38 +21,48 @@ from pydantic import (
     model_validator,
 )
 
-from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
-from bridge.config.fields import ALLOW_PLAIN_HTTP, AddressField, DatabaseUrl, Network, Section, TenantUid, base_url
+from bridge.config.fields import (
+    ALLOW_PLAIN_HTTP,
+    CA_FILE,
+    FILE_LOOKUP,
+    AddressField,
+    DatabaseUrl,
+    Network,
+    Section,
+    TenantUid,
+    base_url,
+)
+from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
 from bridge.config.policy import Policy
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
+from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
+from bridge.mail.address import comparable_domain
 from bridge.runtime import units, yaml_file
 from bridge.runtime.endpoints import Address
-from bridge.runtime.units import Duration, Size
-
-KiB, MiB, GiB = 1024, 1024**2, 1024**3
+from bridge.runtime.units import Duration
 
 
 class Scanner(Section):
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
     urls: list[str] = Field(
         min_length=1,
-        description="Base addresses of the scanning service. With several, the least busy one is asked first.",
+        description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
     )
-    token_file: str = Field(
-        description="File with the bearer token. Looked for in $CREDENTIALS_DIRECTORY, then beside this file."
+    token_file: str = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
+    tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
+    ca_file: str | None = Field(None, description=CA_FILE)
+    client_cert_file: str | None = Field(None, description="Our client certificate (PEM), for mutual TLS.")
+    client_key_file: str | None = Field(
+        None, validate_default=True, description="Private key of `client_cert_file` (PEM)."
     )
-    tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that no entry of `tenants` claims.")
-    ca_file: str | None = Field(None, description="Certificates to trust in place of the system's.")
-    client_cert_file: str | None = Field(None, description="Our certificate, for mutual TLS.")
-    client_key_file: str | None = Field(None, validate_default=True, description="Its key.")
-    status_interval: Duration = Field(5.0, ge=0.1, description="How often the service's own status is asked.")
-    connect_timeout: Duration = Field(5.0, gt=0, description="Longest wait for a connection to the service.")
+    status_interval: Duration = Field(5.0, ge=0.1, description="How often the status of the service is queried.")
+    connect_timeout: Duration = Field(5.0, gt=0, description="Maximum time to connect to the service.")
     resubmit: bool = Field(
         False,
-        description="Give a mail to another host also when the first one had it whole and then failed. "
-        "It may then be scanned twice.",
+        description="Submit a mail to another host even if the first one received all of it and then failed. "
+        "Such a mail may be scanned twice.",
     )
 
     @field_validator("urls")
@@ -64,70 +74,76 @@ class Scanner(Section):
     @classmethod
     def _pair(cls, key_file: str | None, info: ValidationInfo) -> str | None:
         if bool(key_file) != bool(info.data.get("client_cert_file")):
-            raise ValueError("client_cert_file and client_key_file go together")
+            raise ValueError("client_cert_file and client_key_file must be set together")
         return key_file
 
 
 class Tls(Section):
-    cert_file: str = Field(description="Certificate chain, PEM.")
-    key_file: str = Field(description="Its private key, PEM.")
-    required: bool = Field(False, description="Refuse MAIL before STARTTLS with 530.")
+    cert_file: str = Field(description="Certificate chain (PEM).")
+    key_file: str = Field(description="Private key of `cert_file` (PEM).")
+    required: bool = Field(False, description="Require STARTTLS: MAIL before it is refused with 530.")
 
 
 def _no_default(schema: dict[str, Any]) -> None:
-    """The default depends on other keys, so an editor must not be told one."""
+    """The default depends on other keys, so the schema for editors must not state one."""
     schema.pop("default", None)
 
 
 class Listener(Section):
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Its name in logs and metrics.")
-    protocol: Literal["smtp", "lmtp", "milter"] = Field("smtp", description="What the mail server speaks to us.")
-    address: AddressField = Field(description="host:port, [IPv6]:port, unix:/path or systemd:NAME.")
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name of the listener in logs and metrics.")
+    protocol: Literal["smtp", "lmtp", "milter"] = Field(
+        "smtp", description="Protocol that the mail server speaks to us."
+    )
+    address: AddressField = Field(description="Where to listen: host:port, [IPv6]:port, unix:/path or systemd:NAME.")
     profile: str = Field(
         "",
         json_schema_extra=_no_default,
-        description="The mail server in front: deadline and outcome defaults. One of "
+        description="The mail server in front of us, which sets the defaults of `deadline` and `policy`. One of "
         + ", ".join(f"`{p}`" for p in PROFILES)
         + ". Default: `postfix-proxy` for SMTP and LMTP, `postfix-milter` for milter.",
     )
     deadline: Duration = Field(
-        0.0, json_schema_extra=_no_default, description="End of data to our reply; the profile's when absent."
+        0.0,
+        json_schema_extra=_no_default,
+        description="Maximum time from the end of a mail's content to our reply. Default: set by the profile.",
     )
     trusted_clients: list[Network] = Field(
         [],
         validate_default=True,
         json_schema_extra=_no_default,
-        description="Networks of the mail servers that may send through us and whose XFORWARD and XCLIENT "
-        "are believed. Default: this machine. Must be given when the address is not loopback.",
+        description="Networks of the mail servers that may send mail through us. Their XFORWARD and XCLIENT are "
+        "trusted. Default: this machine. Required if the address is not loopback.",
     )
-    tls: Tls | None = Field(None, description="Offer STARTTLS.")
-    proxy_protocol: bool = Field(False, description="Expect a PROXY header (v1 or v2) on every connection.")
+    tls: Tls | None = Field(None, description="Offer STARTTLS with this certificate.")
+    proxy_protocol: bool = Field(False, description="Expect a PROXY protocol header (v1 or v2) on every connection.")
     client_header: str | None = Field(
         None,
         pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$",
-        description="Header field in which a mail server that speaks no XFORWARD names its client, on top of each "
-        "mail: `X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost is believed, all are taken "
-        "out. The mail server must add it to every mail: see [the client's address](../operate/client-address.md).",
+        description="Header field in which a mail server without XFORWARD names its client at the top of each mail: "
+        "`X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost field is trusted, and all are "
+        "removed. The mail server must add it to every mail: see [the client's address](../operate/client-address.md).",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
-        description="ESMTP extensions neither announced nor taken. For those that the next hop lacks: the mail server "
-        "in front then converts (8BITMIME), reports the delivery (DSN) or refuses (SMTPUTF8) by itself.",
+        description="ESMTP extensions that are neither announced nor accepted. Meant for those that the next hop "
+        "lacks: the mail server in front then converts the mail (8BITMIME), reports its delivery (DSN) or refuses it "
+        "(SMTPUTF8) itself.",
     )
-    unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of a unix socket.")
+    unix_mode: str = Field("0660", pattern=r"^0[0-7]{3}$", description="Permissions of the unix socket.")
     unix_owner: str | None = Field(
         None,
         pattern=r"^[A-Za-z0-9_.-]+(:[A-Za-z0-9_.-]+)?$",
-        description="Owner of a unix socket, `user` or `user:group`; ours when absent. Needs the right to chown.",
+        description="Owner of the unix socket, `user` or `user:group`. Default: the user scanbridge runs as. Requires "
+        "the privilege to change owners.",
     )
-    policy: Policy = Field(Policy(), description="Overrides of the general policy.")
-    lists: DoorLists | None = Field(None, description="Lists that are enforced before the content travels.")
+    policy: Policy = Field(Policy(), description="Overrides of the general `policy` for this listener.")
+    lists: DoorLists | None = Field(None, description="Lists that are enforced before a mail's content is received.")
     mode: Literal["enforce", "shadow"] = Field(
         "enforce",
-        description="`shadow`: mail is scanned, what would have been done is logged and counted, and it is relayed.",
+        description="`shadow`: mail is scanned and relayed; what `enforce` would have done is only logged and counted.",
     )
     shadow_percent: float = Field(
-        0.0, ge=0, le=100, description="With `mode: enforce`, the share of mail that is treated as in shadow mode."
+        0.0, ge=0, le=100, description="With `mode: enforce`, the percentage of mail that is treated as in shadow mode."
     )
 
     @model_validator(mode="before")
@@ -148,27 +164,25 @@ class Listener(Section):
         if profile is None:
             raise ValueError(f"there is no such profile; the profiles are {', '.join(PROFILES)}")
         if (profile.protocol == "milter") != (protocol == "milter"):
-            raise ValueError(f"{name} is for {profile.protocol}, but this listener speaks {protocol}")
+            raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
         return name
 
     @field_validator("tls", "proxy_protocol", "client_header", "hide_extensions")
     @classmethod
     def _not_for_milter(cls, value: Tls | bool | str | list[str] | None, info: ValidationInfo) -> Any:
         if value and info.data.get("protocol") == "milter":
-            raise ValueError(
-                "a milter listener has neither tls nor proxy_protocol nor client_header nor hide_extensions"
-            )
+            raise ValueError("a milter listener has no tls, proxy_protocol, client_header or hide_extensions")
         return value
 
     @field_validator("lists")
     @classmethod
     def _before_the_queue(cls, lists: DoorLists | None, info: ValidationInfo) -> DoorLists | None:
-        """After a queue a refusal becomes a bounce, to a sender who may be forged."""
+        """After the queue, a refusal becomes a bounce to a sender that may be forged."""
         profile = PROFILES.get(info.data.get("profile", ""))
         if lists and profile and profile.is_after_queue and (lists.block or lists.block_recipients):
             raise ValueError(
-                f"a refusal would become a bounce: {info.data['profile']} is behind the queue. "
-                "Refuse at a listener before it, or leave it to the scan"
+                f"a refusal would become a bounce, because {info.data['profile']} is behind the queue; "
+                "refuse at a listener before the queue, or leave it to the scan"
             )
         return lists
 
@@ -191,126 +205,32 @@ class Listener(Section):
         return networks or ["127.0.0.0/8", "::1/128"]
 
 
-class Admission(Section):
-    max_in_processing: int = Field(
-        DEFAULT_IN_PROCESSING,
-        ge=1,
-        description="Mails in processing at once (the service's maxGuardRequestsInProcessing); above it 451 4.3.2.",
-    )
-    throttle_threshold: int = Field(
-        DEFAULT_IN_PROCESSING,
-        ge=1,
-        description="Mails in processing at which the linear delay starts (guardRequestThrottleThreshold); "
-        "while the scanner says YELLOW, it starts at once. Not below max_in_processing: no delay.",
-    )
-    throttle_max_delay: Duration = Field(5.0, description="The delay when the limit is reached.")
-    max_bytes_in_processing: Size = Field(GiB, ge=1, description="Bytes of all mail in processing; above it 451 4.3.2.")
-    limit: Literal["fixed", "adaptive"] = Field(
-        "fixed", description="`adaptive`: found from the scanner's latency, never above max_in_processing."
-    )
-
-
 class LateDecisions(Section):
     store: Literal["off", "memory", "sqlite", "database"] = Field(
         "database",
-        description="Where decisions that came after the deadline wait for their mail to come back. `database`: in "
-        "`state_database`, for all machines that share it, or, where that is not set, as with `sqlite`: a file in the "
-        "state directory, shared by all workers, kept over a restart.",
+        description="Where to keep decisions that arrived after the deadline, until the mail is sent again. `sqlite`: "
+        "a file in the state directory, shared by all workers and kept across restarts. `database`: in "
+        "`state_database`, shared by all machines that use it; if that is not set, the same as `sqlite`.",
     )
-    max_age: Duration = Field(86400.0, gt=0, description="How long a decision is kept.")
-    max_entries: int = Field(100_000, ge=1, description="How many are kept; beyond it the oldest go.")
-    scan_limit: Duration = Field(3600.0, gt=0, description="How long a scan may go on after its mail's deadline.")
-
-
-class Limits(Section):
-    max_message_size: Size = Field(MAX_MESSAGE_BYTES, ge=1, description="Larger mail is refused with 552.")
-    max_recipients: int = Field(1000, ge=1, description="Recipients of one mail; then 452 4.5.3.")
-    max_connections: int = Field(2000, ge=1, description="Connections per listener; then 421.")
-    max_connections_per_client: int = Field(500, ge=1, description="Connections from one address; then 421.")
-    max_mails_per_connection: int = Field(10_000, ge=1, description="Mails on one SMTP connection; then 421.")
-    max_errors: int = Field(20, ge=1, description="Bad commands in one session; then 421.")
-    command_timeout: Duration = Field(300.0, gt=0, description="Silence between commands; then 421.")
-    data_timeout: Duration = Field(180.0, gt=0, description="Silence within the mail; then 421.")
-    mail_timeout: Duration = Field(7200.0, gt=0, description="The whole content of one mail over SMTP; then 421.")
-    min_data_rate: Size = Field(256, description="Bytes per second, averaged over 30 s of DATA; slower is cut.")
-    max_received: int = Field(99, ge=10, description="Received headers; more is a loop, 554 5.4.6.")
-
-    @field_validator("max_message_size")
-    @classmethod
-    def _within_api(cls, value: int) -> int:
-        if value > MAX_MESSAGE_BYTES:
-            raise ValueError("the service takes 50 MiB at most")
-        return value
-
-
-class Spool(Section):
-    memory_per_mail: Size = Field(
-        256 * KiB,
-        description="A larger mail goes to an unlinked temporary file; one still coming does at three quarters.",
+    max_age: Duration = Field(86400.0, gt=0, description="How long a late decision is kept.")
+    max_entries: int = Field(
+        100_000, ge=1, description="Maximum number of late decisions kept; the oldest are deleted."
     )
-    directory: str | None = Field(None, description="Where; the system's temporary directory when absent.")
+    scan_limit: Duration = Field(
+        3600.0, gt=0, description="How long a scan may continue after the deadline of its mail."
+    )
 
 
 class Tenant(Section):
-    uid: TenantUid = Field(description="The service's tenantUid.")
+    uid: TenantUid = Field(description="The tenantUid of the service.")
     recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
-        min_length=1, description="Mail to these domains belongs to the tenant."
+        min_length=1, description="Mail to recipients in these domains belongs to the tenant."
     )
-    policy: Policy = Field(Policy(), description="Overrides of the listener's policy.")
+    policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(
         None,
-        description="The tenant's own next hop, before any of `relay.routes`; the settings of `relay` hold for it.",
-    )
-
-
-class S3(Section):
-    allow_plain_http: bool = Field(
-        False, description="Allow http:// to a host that is not loopback. Mail then travels in the clear."
-    )
-    bucket: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{1,62}$", description="Its name; it must be there already.")
-    endpoint: str | None = Field(None, description="Base address of the server; Amazon's own when absent.")
-    region: str = Field("us-east-1", pattern=r"^[A-Za-z0-9-]{1,64}$", description="Most other servers ignore it.")
-    prefix: str = Field(
-        "",
-        pattern=r"^([A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*)?$",
-        description="Start of the objects' names, without the last slash.",
-    )
-    access_key_file: str | None = Field(
-        None,
-        description="File with the access key. Looked for in $CREDENTIALS_DIRECTORY, then beside this file. "
-        "Without it the usual environment variables count (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY).",
-    )
-    secret_key_file: str | None = Field(None, validate_default=True, description="File with the secret key.")
-    ca_file: str | None = Field(None, description="Certificates to trust beside the system's.")
-
-    @field_validator("endpoint")
-    @classmethod
-    def _endpoint(cls, url: str | None, info: ValidationInfo) -> str | None:
-        return None if url is None else base_url(url, bool(info.data.get("allow_plain_http")))
-
-    @field_validator("secret_key_file")
-    @classmethod
-    def _pair(cls, secret: str | None, info: ValidationInfo) -> str | None:
-        if bool(secret) != bool(info.data.get("access_key_file")):
-            raise ValueError("access_key_file and secret_key_file go together")
-        return secret
-
-
-class Quarantine(Section):
-    directory: str = Field("quarantine", description="Relative to the state directory.")
-    s3: S3 | None = Field(
-        None, description="Keep the mail in S3-compatible object storage; the directory then has only `actions.log`."
-    )
-    retention: Duration = Field(30 * 86400.0, description="How long quarantined mail is kept.")
-    max_size: Size | None = Field(
-        None,
-        ge=1,
-        description="Bytes of all quarantined mail; above it 452 4.3.1. What was kept is never removed to make room.",
-    )
-    release_key_file: str | None = Field(
-        None,
-        description="File with the key of released mail's marks, the same on all machines that mail may pass. Looked "
-        "for in $CREDENTIALS_DIRECTORY, then beside this file. Default: one of its own, in the state directory.",
+        description="The tenant's own next hop, which takes precedence over `relay.routes`. The other settings of "
+        "`relay` apply to it.",
     )
 
 
@@ -318,24 +238,26 @@ class Headers(Section):
     prefix: str = Field(
         "X-Scan-",
         pattern=r"^[A-Za-z][A-Za-z0-9-]{1,40}-$",
-        description="Our header fields start with this. Incoming ones that do are stripped.",
+        description="Prefix of the header fields that we add. Fields with this prefix in incoming mail are removed.",
     )
-    received: bool = Field(True, description="Add a Received field.")
+    received: bool = Field(True, description="Add a Received header field.")
 
 
 class Admin(Section):
-    address: AddressField = Field(Address("127.0.0.1", 9082), description="/metrics, /livez, /readyz, /status.")
+    address: AddressField = Field(
+        Address("127.0.0.1", 9082), description="Address of the admin pages /metrics, /livez, /readyz and /status."
+    )
 
 
 class Log(Section):
-    format: Literal["keyvalue", "json"] = Field("keyvalue", description="One line per mail in this form.")
+    format: Literal["keyvalue", "json"] = Field("keyvalue", description="Format of the log lines.")
     level: Literal["debug", "info", "warning", "error"] = Field(
-        "info", description="Least important line shown. The line of each mail is always shown."
+        "info", description="Minimum severity of the lines that are logged. The line of each mail is always logged."
     )
     addresses: Literal["full", "domain", "hashed"] = Field(
         "full",
-        description="How mail addresses and Message-IDs are shown: as they are, `*@example.org`, or a name in their "
-        "place that is the same in all lines (its key is `log-key` in the state directory).",
+        description="How mail addresses and Message-IDs are logged. `full`: unchanged. `domain`: as `*@example.org`. "
+        "`hashed`: as a pseudonym that is the same in all lines (its key is `log-key` in the state directory).",
     )
 
 
@@ -352,14 +274,14 @@ Workers = Annotated[int | Literal["auto"], PlainValidator(_workers), WithJsonSch
 class Tracing(Section):
     endpoint: str = Field(
         pattern=r"^https?://[^\s/]+",
-        description="Where an OpenTelemetry collector takes traces by OTLP over HTTP: http://127.0.0.1:4318/v1/traces. "
-        "Needs the extra `scanbridge[otel]`.",
+        description="URL at which an OpenTelemetry collector receives traces (OTLP over HTTP), for example "
+        "http://127.0.0.1:4318/v1/traces. Requires the extra `scanbridge[otel]`.",
     )
-    sample_percent: float = Field(100.0, ge=0, le=100, description="The share of mail that is traced.")
+    sample_percent: float = Field(100.0, ge=0, le=100, description="Percentage of mail that is traced.")
 
 
 class Config(Section):
-    """Everything `scanbridge run` needs to know."""
+    """The whole configuration of `scanbridge run`."""
 
     scanner: Scanner
     listeners: list[Listener] = Field(min_length=1)
@@ -367,7 +289,7 @@ class Config(Section):
     limits: Limits = Limits()
     late_decisions: LateDecisions = LateDecisions()
     policy: Policy = Policy()
-    tenants: list[Tenant] = Field([], description="Whose mail it is, by the recipients' domains.")
+    tenants: list[Tenant] = Field([], description="Tenants of the service, each with its recipient domains.")
     relay: Relay | None = Field(None, validate_default=True)
     quarantine: Quarantine = Quarantine()
     headers: Headers = Field(Headers(), validate_default=True)
@@ -376,28 +298,34 @@ class Config(Section):
     admin: Admin = Admin()
     workers: Workers = Field(
         1,
-        description="Processes that take mail; `auto` is one for each processor. The limits of `admission` are for "
-        "all of them together. With more than one a supervisor watches over them.",
+        description="Number of processes that accept mail; `auto` means one per processor. The limits of `admission` "
+        "apply to all of them together. With more than one, a supervisor starts and restarts them.",
     )
     log: Log = Log()
     tracing: Tracing | None = None
-    hostname: str | None = Field(None, description="Our name in greetings and Received; the machine's when absent.")
+    hostname: str | None = Field(
+        None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."
+    )
     state_directory: str | None = Field(
-        None, description="Default: $STATE_DIRECTORY, else the XDG state folder (~/.local/state/scanbridge)."
+        None,
+        description="Directory for everything that must survive a restart. Default: $STATE_DIRECTORY, else the XDG "
+        "state directory (~/.local/state/scanbridge).",
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="The database of everything that is to be found again: `postgresql://user@host/name` when several "
-        "machines share it, or `sqlite:///file`. Default: SQLite files in the state directory.",
+        description="Database for late decisions and the index of the quarantine: `postgresql://user@host/name` if "
+        "several machines share it, or `sqlite:///file`. Default: SQLite files in the state directory.",
     )
     state_database_password_file: str | None = Field(
         None,
         validate_default=True,
-        description="File with its password. Looked for in $CREDENTIALS_DIRECTORY, then beside this file.",
+        description=f"File with the password of `state_database`. {FILE_LOOKUP}",
     )
-    drain_timeout: Duration = Field(60.0, description="Longest wait for running mail when told to stop.")
+    drain_timeout: Duration = Field(
+        60.0, description="Maximum time to finish mail in processing when scanbridge stops."
+    )
     embedded_service: bool = Field(
-        False, description="Run the scanning service beside the bridge, at the first scanner URL."
+        False, description="Also run the embedded scanning service, at the first of `scanner.urls`."
     )
     _directory: Path = PrivateAttr(default=Path())
 
@@ -411,7 +339,7 @@ class Config(Section):
     @field_validator("tenants")
     @classmethod
     def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
-        domains = [domain.lower() for tenant in tenants for domain in tenant.recipient_domains]
+        domains = [comparable_domain(domain) for tenant in tenants for domain in tenant.recipient_domains]
         if len(set(domains)) != len(domains):
             raise ValueError("one recipient domain belongs to two tenants")
         if len({tenant.uid for tenant in tenants}) != len(tenants):
@@ -422,33 +350,33 @@ class Config(Section):
     @classmethod
     def _for_a_server(cls, name: str | None, info: ValidationInfo) -> str | None:
         if name and not (info.data.get("state_database") or "").startswith("postgresql:"):
-            raise ValueError("only a PostgreSQL database has a password: set state_database to its URL")
+            raise ValueError("only a PostgreSQL database has a password: set state_database to a postgresql:// URL")
         return name
 
     @field_validator("relay")
     @classmethod
     def _next_hop(cls, relay: Relay | None, info: ValidationInfo) -> Relay | None:
-        if relay is None and any(one.protocol != "milter" for one in info.data.get("listeners", [])):
+        if relay is None and any(listener.protocol != "milter" for listener in info.data.get("listeners", [])):
             raise ValueError("an SMTP or LMTP listener needs a next hop: set relay.next_hop")
         if relay is None and any(tenant.relay for tenant in info.data.get("tenants", [])):
-            raise ValueError("a tenant has a next hop of its own, but there is none for all others: set relay.next_hop")
+            raise ValueError("a tenant has its own next hop, but there is none for all other mail: set relay.next_hop")
         return relay
 
     @field_validator("headers")
     @classmethod
-    def _apart(cls, headers: Headers, info: ValidationInfo) -> Headers:
-        for one in info.data.get("listeners", []):
-            if (one.client_header or "").lower().startswith(headers.prefix.lower()):
+    def _not_client_header(cls, headers: Headers, info: ValidationInfo) -> Headers:
+        for listener in info.data.get("listeners", []):
+            if (listener.client_header or "").lower().startswith(headers.prefix.lower()):
                 raise ValueError(
-                    f"{one.name}.client_header starts with our prefix {headers.prefix}: give it another name"
+                    f"{listener.name}.client_header starts with our prefix {headers.prefix}: choose another name for it"
                 )
         return headers
 
     @field_validator("lists")
     @classmethod
     def _lists(cls, lists: Lists | None, info: ValidationInfo) -> Lists | None:
-        if lists is None and any(one.lists is not None for one in info.data.get("listeners", [])):
-            raise ValueError("a listener names lists: say where they are, lists.url and lists.api_key_file")
+        if lists is None and any(listener.lists is not None for listener in info.data.get("listeners", [])):
+            raise ValueError("a listener names lists: set lists.url and lists.api_key_file")
         return lists
 
     @model_validator(mode="after")
@@ -458,11 +386,11 @@ class Config(Section):
 
     @property
     def directory(self) -> Path:
-        """Where the configuration file lies; relative file names start there."""
+        """The directory of the configuration file; relative file names are relative to it."""
         return self._directory
 
     def policy_for(self, listener: Listener, tenant: Tenant | None = None) -> Policy:
-        """Defaults, then the profile's, then the operator's: general, listener, tenant."""
+        """The defaults, overridden by the profile, then by the general, listener and tenant policies."""
         policy = Policy().overridden_by(Policy.model_validate(dict(PROFILES[listener.profile].policy)))
         policy = policy.overridden_by(self.policy).overridden_by(listener.policy)
         return policy.overridden_by(tenant.policy) if tenant else policy
@@ -473,7 +401,7 @@ def load(path: Path) -> Config:
 
 
 EMBEDDED = """\
-# The embedded default: everything on this machine, nothing to set up.
+# The embedded default: everything on this machine, no setup needed.
 embedded_service: true
 scanner:
   urls: [http://127.0.0.1:9081]
@@ -492,5 +420,5 @@ state_directory: "{state}"
 
 
 def embedded(state: Path) -> Config:
-    """What runs when no file is given."""
+    """The configuration if no file is given."""
     return yaml_file.load(Path("embedded default"), Config, EMBEDDED.format(state=json.dumps(str(state))[1:-1]))

@@ -1,6 +1,6 @@
-"""The operator's policy: an action for each decision and for each way to have none.
+"""The operator's policy: an action for each decision of the service, and for each way to get none.
 
-Part of the configuration (`bridge.config.model`), apart because three sections share it.
+Part of the configuration (`bridge.config.model`); in its own file because three sections share it.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from pydantic import Field, field_validator, model_validator
 from bridge.config.fields import Section
 from bridge.mail.action import Action
 
+_LIKE_UNAVAILABLE = "Default: as `unavailable`."
 
-class Outcome(Section):
+
+class PolicyEntry(Section):
     """An action, or an action with its own SMTP code and text."""
 
-    action: Action = Field(description="What is done: relay, reject, discard, quarantine, hold or tempfail.")
-    code: int | None = Field(None, ge=400, le=599, description="SMTP reply code of reject and tempfail.")
-    text: str | None = Field(None, max_length=400, description="Text of the reply; our id is added.")
-    keep_copy: bool = Field(False, description="Also keep the mail in the quarantine.")
+    action: Action = Field(description="What to do: relay, reject, discard, quarantine, hold or tempfail.")
+    code: int | None = Field(None, ge=400, le=599, description="SMTP reply code for reject and tempfail.")
+    text: str | None = Field(None, max_length=400, description="Text of the reply; the mail's id is appended.")
+    keep_copy: bool = Field(False, description="Also keep a copy of the mail in the quarantine.")
 
     @model_validator(mode="before")
     @classmethod
@@ -28,62 +30,69 @@ class Outcome(Section):
         return {"action": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
-    def _agrees(self) -> Outcome:
+    def _agrees(self) -> PolicyEntry:
         if self.code is not None:
             wanted = {Action.REJECT: 5, Action.TEMPFAIL: 4}.get(self.action)
             if wanted is None:
-                raise ValueError("a code can be given for reject (5xx) and tempfail (4xx) only")
+                raise ValueError("a code can be set for reject (5xx) and tempfail (4xx) only")
             if self.code // 100 != wanted or self.code == 421 or self.code == 521:
-                raise ValueError(f"{self.action} takes a {wanted}xx code, and not 421 or 521, which hang up")
+                raise ValueError(f"{self.action} takes a {wanted}xx code other than 421 and 521, which hang up")
         if self.text is not None and not re.fullmatch(r"[\x20-\x7e]*", self.text):
             raise ValueError("the text must be printable ASCII on one line")
         return self
 
 
 class Policy(Section):
-    deliver: Outcome = Field(Outcome(action=Action.RELAY), description="The service says deliver.")
-    quarantine: Outcome = Field(Outcome(action=Action.QUARANTINE), description="The service says quarantine.")
-    bounce: Outcome = Field(Outcome(action=Action.REJECT), description="The service says bounce.")
-    drop: Outcome = Field(Outcome(action=Action.DISCARD), description="The service says drop.")
-    undecided: Outcome = Field(Outcome(action=Action.TEMPFAIL), description="The service cannot tell.")
-    unavailable: Outcome = Field(
-        Outcome(action=Action.TEMPFAIL),
-        description="No decision could be had. The next four say it for one reason each, wherever they are set.",
+    deliver: PolicyEntry = Field(PolicyEntry(action=Action.RELAY), description="The service decides `deliver`.")
+    quarantine: PolicyEntry = Field(
+        PolicyEntry(action=Action.QUARANTINE), description="The service decides `quarantine`."
     )
-    unreachable: Outcome | None = Field(
-        None, description="The scanner cannot be reached, fails (5xx) or hangs up; as `unavailable` when absent."
+    bounce: PolicyEntry = Field(PolicyEntry(action=Action.REJECT), description="The service decides `bounce`.")
+    drop: PolicyEntry = Field(PolicyEntry(action=Action.DISCARD), description="The service decides `drop`.")
+    undecided: PolicyEntry = Field(PolicyEntry(action=Action.TEMPFAIL), description="The service reaches no decision.")
+    unavailable: PolicyEntry = Field(
+        PolicyEntry(action=Action.TEMPFAIL),
+        description="No answer from the service, for whatever reason. Each of the next four keys overrides it for one "
+        "reason.",
     )
-    deadline: Outcome | None = Field(None, description="The scan took too long; as `unavailable` when absent.")
-    refused: Outcome | None = Field(
-        None, description="The scanner refuses us (a wrong token, most of all); as `unavailable` when absent."
+    unreachable: PolicyEntry | None = Field(
+        None, description=f"The scanner cannot be reached, fails (5xx) or hangs up. {_LIKE_UNAVAILABLE}"
     )
-    nonsense: Outcome | None = Field(None, description="The answer cannot be read; as `unavailable` when absent.")
-    saturated: Outcome = Field(
-        Outcome(action=Action.TEMPFAIL),
-        description="Too much mail in processing, here or at the scanner. Anything but tempfail lets mail in that "
-        "would have been refused at MAIL.",
+    deadline: PolicyEntry | None = Field(None, description=f"The scan took too long. {_LIKE_UNAVAILABLE}")
+    refused: PolicyEntry | None = Field(
+        None, description=f"The scanner refuses our requests, mostly because of a wrong token. {_LIKE_UNAVAILABLE}"
     )
-    too_large: Outcome = Field(Outcome(action=Action.REJECT), description="The mail is over the size limit.")
+    nonsense: PolicyEntry | None = Field(
+        None, description=f"The scanner's answer cannot be understood. {_LIKE_UNAVAILABLE}"
+    )
+    saturated: PolicyEntry = Field(
+        PolicyEntry(action=Action.TEMPFAIL),
+        description="Too much mail in processing, here or at the scanner. With any action but tempfail, such mail is "
+        "accepted at MAIL instead of being refused there.",
+    )
+    too_large: PolicyEntry = Field(
+        PolicyEntry(action=Action.REJECT), description="The mail is larger than `limits.max_message_size`."
+    )
 
     @field_validator("too_large")
     @classmethod
-    def _refusing(cls, outcome: Outcome) -> Outcome:
-        if outcome.action not in (Action.REJECT, Action.TEMPFAIL):
-            raise ValueError("a mail over the limit is not kept, so it can only be rejected or tempfailed")
-        return outcome
+    def _refusing(cls, entry: PolicyEntry) -> PolicyEntry:
+        if entry.action not in (Action.REJECT, Action.TEMPFAIL):
+            raise ValueError("the content of a mail over the size limit is not kept: use reject or tempfail")
+        return entry
 
     @field_validator("unreachable", "deadline", "refused", "nonsense", "saturated")
     @classmethod
-    def _not_lost(cls, outcome: Outcome | None) -> Outcome | None:
-        if outcome is not None and outcome.action is Action.DISCARD:
-            raise ValueError("mail that was not scanned is not thrown away: tempfail, relay, quarantine or reject")
-        return outcome
+    def _not_lost(cls, entry: PolicyEntry | None) -> PolicyEntry | None:
+        if entry is not None and entry.action is Action.DISCARD:
+            raise ValueError("unscanned mail must not be discarded: use tempfail, relay, quarantine or reject")
+        return entry
 
     def overridden_by(self, other: Policy) -> Policy:
         """This policy with every key that `other` sets explicitly taken from there."""
         return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
 
-    def outcome(self, case: str) -> Outcome:
-        """Of one key; a reason that nobody spoke of is `unavailable`."""
+    def entry_for(self, case: str) -> PolicyEntry:
+        """The entry of one key; `unavailable` for a reason that is not set."""
         found = getattr(self, case)
-        return found if isinstance(found, Outcome) else self.unavailable
+        return found if isinstance(found, PolicyEntry) else self.unavailable

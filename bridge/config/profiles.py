@@ -1,9 +1,9 @@
-"""Profiles: what we know of the mail server in front, as data.
+"""Profiles: what we know about the mail server in front, as data.
 
-A profile sets the deadline (end of data to our reply, safely below the mail server's own timer)
-and the outcomes that differ from the general defaults: after a queue, a 5xx would become a
-bounce to a sender who may be forged, so `bounce` is kept in quarantine there; milter servers
-have a hold queue of their own.
+A profile sets the deadline (from the end of the content to our reply, safely below the mail server's own
+timeout) and the policy entries that differ from the general defaults. After a queue, a 5xx would become
+a bounce to a sender that may be forged, so there `bounce` means quarantine. Milter servers have their
+own hold queue.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from typing import Literal
 @dataclass(frozen=True, slots=True)
 class Profile:
     protocol: Literal["smtp", "milter"]
-    limit_s: float  # the mail server's own timer
+    limit_s: float  # the mail server's own timeout
     deadline_s: float  # ours
     policy: Mapping[str, str] = field(default_factory=dict)
-    body_is_whole: bool = False  # milter: the mail server sends the fields with the body as well
+    body_is_whole: bool = False  # milter: the mail server repeats the header fields in the body
 
     @property
     def is_after_queue(self) -> bool:
-        """The mail server has accepted the mail already: a refusal becomes a bounce."""
+        """Whether the mail server has already accepted the mail, so that a refusal becomes a bounce."""
         return self.policy.get("bounce") == "quarantine"
 
 

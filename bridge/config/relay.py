@@ -1,4 +1,4 @@
-"""Where mail goes: one next hop or several, for all mail, for a tenant, for some domains.
+"""Where mail is relayed to: one next hop or several, for all mail, for a tenant, or for some domains.
 
 Part of the configuration (`bridge.config.model`).
 """
@@ -9,13 +9,14 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from bridge.config.fields import NextHopField, Section
+from bridge.config.fields import CA_FILE, NextHopField, Section
+from bridge.mail.address import comparable_domain
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.units import Duration
 
 
 def _either_hop(schema: dict[str, Any]) -> None:
-    """For editors: `next_hops` alone will do."""
+    """For editors: either `next_hop` or `next_hops` is required."""
     schema["required"].remove("next_hop")
     schema["anyOf"] = [{"required": ["next_hop"]}, {"required": ["next_hops"]}]
 
@@ -23,15 +24,18 @@ def _either_hop(schema: dict[str, Any]) -> None:
 class NextHops(BaseModel):
     model_config = ConfigDict(json_schema_extra=_either_hop)
 
-    next_hop: NextHopField = Field(description="smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path.")
+    next_hop: NextHopField = Field(
+        description="Where mail is relayed to: smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path."
+    )
     next_hops: list[NextHopField] = Field(
-        [], description="In place of next_hop: several. The first that can be connected to gets the mail."
+        [],
+        description="Several next hops, instead of `next_hop`. The first one that accepts a connection gets the mail.",
     )
 
     @model_validator(mode="before")
     @classmethod
     def _first(cls, value: Any) -> Any:
-        """`next_hop` is always there: the first of several."""
+        """Set `next_hop` to the first of several, so that it is always set."""
         if isinstance(value, dict) and isinstance(value.get("next_hops"), list) and value["next_hops"]:
             return {"next_hop": value["next_hops"][0], **value}
         return value
@@ -40,42 +44,44 @@ class NextHops(BaseModel):
     @classmethod
     def _agree(cls, hops: list[NextHop], info: ValidationInfo) -> list[NextHop]:
         if hops and info.data.get("next_hop", hops[0]) != hops[0]:
-            raise ValueError("give next_hop or next_hops, not both")
+            raise ValueError("set next_hop or next_hops, not both")
         if len(set(hops)) != len(hops):
-            raise ValueError("the same next hop stands there twice")
+            raise ValueError("a next hop is named twice")
         return hops
 
     @property
     def hops(self) -> list[NextHop]:
-        """All of them, in the order of preference."""
+        """All next hops, in order of preference."""
         return self.next_hops or [self.next_hop]
 
 
 class TenantRelay(NextHops, Section):
-    """Where one tenant's mail goes."""
+    """The next hop of one tenant's mail."""
 
 
 class Route(NextHops, Section):
     recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
-        min_length=1, description="Mail to these domains goes to this route's next hop."
+        min_length=1, description="Mail to recipients in these domains goes to this route's next hop."
     )
 
 
 class Relay(NextHops, Section):
-    routes: list[Route] = Field([], description="Other next hops for some recipient domains.")
+    routes: list[Route] = Field([], description="Different next hops for some recipient domains.")
     tls: Literal["none", "opportunistic", "required"] = Field(
-        "opportunistic", description="STARTTLS to the next hop; `required` verifies its certificate."
+        "opportunistic",
+        description="STARTTLS to the next hop. `opportunistic`: if it is offered, without verifying the certificate. "
+        "`required`: always, and the certificate is verified.",
     )
-    ca_file: str | None = Field(None, description="Certificates to trust for the next hop.")
-    connect_timeout: Duration = Field(10.0, gt=0, description="Longest wait for a connection and greeting.")
-    timeout: Duration = Field(60.0, gt=0, description="Longest wait for each reply of the next hop.")
-    max_idle: Duration = Field(20.0, description="An idle connection is kept this long for the next mail.")
-    max_connections: int = Field(100, ge=1, description="Connections to the next hop at once.")
+    ca_file: str | None = Field(None, description=CA_FILE)
+    connect_timeout: Duration = Field(10.0, gt=0, description="Maximum time to connect and to receive the greeting.")
+    timeout: Duration = Field(60.0, gt=0, description="Maximum time for each reply of the next hop.")
+    max_idle: Duration = Field(20.0, description="How long an idle connection is kept for the next mail.")
+    max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
 
     @field_validator("routes")
     @classmethod
     def _one_route(cls, routes: list[Route]) -> list[Route]:
-        domains = [domain.lower() for route in routes for domain in route.recipient_domains]
+        domains = [comparable_domain(domain) for route in routes for domain in route.recipient_domains]
         if len(set(domains)) != len(domains):
-            raise ValueError("one recipient domain has two routes")
+            raise ValueError("a recipient domain has two routes")
         return routes

@@ -1,4 +1,4 @@
-"""The scanning service beside the bridge, at the first scanner URL, with a token made at first start."""
+"""The embedded scanning service: runs next to the bridge, at the first scanner URL, with a generated token."""
 
 from __future__ import annotations
 
@@ -17,12 +17,14 @@ from bridge.service.store import Store
 
 log = logging.getLogger(__name__)
 
-
 KEY_NAME = "bridge"
 
 
-def make_token(conf: Config) -> None:
-    """Unless there is one; and an API key, if the lists are the embedded service's too. Raises ConfigError."""
+def make_secrets(conf: Config) -> None:
+    """Create the token, and the API key if the embedded service has the lists too, unless they exist.
+
+    Raises ConfigError.
+    """
     resources.make_secret(resources.locate(conf.scanner.token_file, conf.directory), "scanner.token_file")
     if has_own_lists(conf):
         assert conf.lists is not None
@@ -34,24 +36,24 @@ def has_own_lists(conf: Config) -> bool:
 
 
 def _adopt_key(conf: Config, database: str) -> None:
-    """The key of the file opens the embedded service's lists. Blocks."""
+    """Make the key in the file valid for the embedded service's lists. Blocks."""
     store = Store(database)
     try:
         store.open()
         KeyRing(store).adopt(KEY_NAME, wiring.list_settings(conf).api_key)
     except NoSuchKey as exc:
-        log.warning("lists.api_key_file: %s; for a new one remove the file and start again", exc)
+        log.warning("lists.api_key_file: %s; to create a new key, remove the file and restart", exc)
     finally:
         store.close()
 
 
 async def start_service(conf: Config, state: Path, sockets: Sequence[socket.socket] | None = None) -> ServiceServer:
-    """In the running event loop, on these sockets or on one of its own."""
-    make_token(conf)
+    """Start it in the running event loop, on these sockets or on a new one."""
+    make_secrets(conf)
     listen = wiring.service_address(conf)
     service = ServiceServer()
     if has_own_lists(conf):
         await asyncio.to_thread(_adopt_key, conf, settings.embedded_database(state))
     await service.start(settings.embedded(state, str(listen), wiring.token(conf)), sockets)
-    log.info("scanning service on %s", listen)
+    log.info("scanning service: listening on %s", listen)
     return service

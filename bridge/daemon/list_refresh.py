@@ -1,8 +1,8 @@
-"""Keeps the local copies of lists fresh, and every worker looking at the newest ones.
+"""Keeps the local copies of lists fresh, and makes every worker use the newest ones.
 
-The work is done by another program (`bridge.lists.fetch`), so neither the event loop nor its memory
-feels a million entries; one worker of several starts it. All of them look once a second whether a
-copy was replaced, by that program or by `scanbridge lists refresh`.
+The fetching is done by another program (`bridge.lists.fetch`), so a list with a million entries costs
+neither the event loop's time nor its memory. With several workers, one of them starts it. All of them
+check once a second whether a copy was replaced, by that program or by `scanbridge lists refresh`.
 """
 
 from __future__ import annotations
@@ -20,52 +20,53 @@ from typing import Any
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.lists import fetch
-from bridge.lists.copies import Copies, Wanted
+from bridge.lists.copies import Copies, Copy, Wanted
 from bridge.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
 _RETRY_S = 30.0  # after a failure, or the interval if that is shorter
-_LONGEST_S = 3600.0  # a refresh that takes longer does not end
-_JITTER = 0.1  # many bridges must not come in step
-_dice = random.Random()  # noqa: S311 - nothing secret
-_NOT_THEIRS = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+_LONGEST_S = 3600.0  # a refresh that takes longer is taken to hang
+_JITTER = 0.1  # so that many bridges do not refresh at the same moment
+_random = random.Random()  # noqa: S311 - nothing secret
+_NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
+
+Rows = list[tuple[tuple[str, ...], float]]
 
 
-class ListKeeper:
-    """`adopt` a configuration, `start`, then `watch` until cancelled."""
+class ListRefresh:
+    """`start`, then `watch` until cancelled; a reload calls `adopt`."""
 
-    def __init__(self, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
+    def __init__(self, conf: Config, state: Path, metrics: Metrics, is_ours: Callable[[], bool]) -> None:
         self.copies = Copies(state / "lists")
         self._metrics = metrics
         self._is_ours = is_ours  # whether this process is the one that fetches
-        self._conf: Config | None = None
-        self._interval_s = 0.0
-        self._not_before = 0.0
-        self._said: dict[str, str] = {}
+        self._reported: dict[str, str] = {}  # problems that are in the log
         self._sizes: dict[Wanted, tuple[int, int]] = {}
+        self._conf = conf
+        self._interval_s = self._not_before = 0.0
         metrics.list_entries.read = self._entries
         metrics.list_age.read = self._ages
         metrics.list_missing.read = self._missing
+        self.adopt(conf)
 
     def adopt(self, conf: Config) -> None:
-        """At the start and after a reload: which lists, and how often."""
+        """Use this configuration from now on: which lists there are, and how often they are refreshed."""
         self._conf = conf
+        self._interval_s = _jittered(conf.lists.refresh) if conf.lists is not None else 0.0
+        self._not_before = 0.0
         self.copies.want(wiring.wanted_lists(conf))
         for listener in conf.listeners:
             self._metrics.start_lists(listener.name, listener.lists.names if listener.lists else [])
-        if conf.lists is not None:
-            self._interval_s = conf.lists.refresh * (1 + _JITTER * _dice.uniform(-1, 1))
-        self._not_before = 0.0
 
     async def start(self) -> None:
-        """What the last run left is in force before the first connection."""
+        """Load the copies of the last run, before the first connection."""
         if self.copies.wanted:
             await asyncio.to_thread(self.copies.look)
             if missing := self.copies.missing():
-                log.error("lists without a local copy are not enforced until there is one: %s", _named(missing))
-            self._tell_sizes()
+                log.error("lists without a local copy are not enforced until they are fetched: %s", _named(missing))
+            self._log_sizes()
 
     async def watch(self) -> None:
         refreshing: asyncio.Task[None] | None = None
@@ -82,114 +83,124 @@ class ListKeeper:
                 await asyncio.gather(refreshing, return_exceptions=True)
 
     def _due(self) -> list[Wanted]:
-        """What is older than the interval, with what will be soon: one stream after the other, once."""
+        """Once a list is older than the interval: that one, and those that will be soon, in one run."""
         if time.monotonic() < self._not_before:
             return []
-        ages = {one: self._age(one) for one in self.copies.wanted}
+        ages = {wanted: self._age(wanted) for wanted in self.copies.wanted}
         if max(ages.values()) < self._interval_s:
             return []
-        return [one for one, age in ages.items() if age > self._interval_s / 2]
+        return [wanted for wanted, age in ages.items() if age > self._interval_s / 2]
 
-    def _age(self, one: Wanted) -> float:
-        copy = self.copies.get(one.name, one.tenant)
+    def _copy(self, wanted: Wanted) -> Copy | None:
+        return self.copies.get(wanted.name, wanted.tenant)
+
+    def _age(self, wanted: Wanted) -> float:
+        copy = self._copy(wanted)
         return float("inf") if copy is None else copy.age_s
 
+    # Refreshing
+
     async def _refresh(self, due: list[Wanted]) -> None:
-        assert self._conf is not None and self._conf.lists is not None
+        assert self._conf.lists is not None
         refresh_s = self._conf.lists.refresh
         try:
-            trouble = await self._run(fetch.dump(wiring.list_job(self._conf, self.copies.directory, due)))
-        except Exception as exc:  # the next time comes
+            problem = await self._run(fetch.dump(wiring.list_job(self._conf, self.copies.directory, due)))
+        except Exception as exc:  # the next refresh may succeed
             log.exception("lists: the refresh could not be started")
-            trouble = type(exc).__name__
+            problem = type(exc).__name__
         await asyncio.to_thread(self.copies.look)
-        self._tell_problems(trouble)
-        self._tell_sizes()
-        failed = bool(trouble or self.copies.problems)
+        self._log_problems(problem)
+        self._log_sizes()
+        failed = bool(problem or self.copies.problems)
         self._metrics.list_refreshes.values["failed" if failed else "ok",] += 1
-        self._interval_s = refresh_s * (1 + _JITTER * _dice.uniform(-1, 1))
-        self._not_before = time.monotonic() + (min(_RETRY_S, refresh_s) * _dice.uniform(0.8, 1.2) if failed else 0.0)
+        self._interval_s = _jittered(refresh_s)
+        retry_s = min(_RETRY_S, refresh_s) * _random.uniform(0.8, 1.2)
+        self._not_before = time.monotonic() + (retry_s if failed else 0.0)
 
     async def _run(self, job: bytes) -> str:
-        """Run the program to its end; what is wrong with more than single lists."""
-        environment = {name: value for name, value in os.environ.items() if name not in _NOT_THEIRS}
+        """Run the program to its end. Returns what went wrong for all lists, not for single ones."""
+        environment = {name: value for name, value in os.environ.items() if name not in _NOT_INHERITED}
         program = await asyncio.create_subprocess_exec(
             *(sys.executable, "-P", "-m", "bridge.lists.fetch"),
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.PIPE,
             env=environment,
-            start_new_session=True,  # a terminal's Ctrl-C is for us; we end it
+            start_new_session=True,  # Ctrl-C in a terminal must reach only us; we end the program
         )
         try:
             async with asyncio.timeout(_LONGEST_S):
-                _, said = await program.communicate(job)
+                _, output = await program.communicate(job)
         except TimeoutError:
-            return f"it did not end within {_LONGEST_S:.0f} s"
+            return f"the refresh did not finish within {_LONGEST_S:.0f} s"
         finally:
             if program.returncode is None:
                 program.kill()
                 await program.wait()
+        text = output.decode(errors="replace").strip()[-500:]
         if program.returncode in (0, 1):
-            return said.decode(errors="replace").strip()[-500:]
-        return f"its program ended with exit code {program.returncode}: {said.decode(errors='replace').strip()[-500:]}"
+            return text
+        return f"the refresh ended with exit code {program.returncode}: {text}"
 
     # What operators read
 
-    def _tell_problems(self, trouble: str) -> None:
-        """Once for each, and once when it is over."""
-        now = {**self.copies.problems, **({"": trouble} if trouble else {})}
+    def _log_problems(self, problem: str) -> None:
+        """Each problem once, and once when all of them are solved."""
+        now = {**self.copies.problems, **({"": problem} if problem else {})}
         for name, text in now.items():
-            if self._said.get(name) != text:
-                log.error("lists: %scannot be refreshed, the last copy stays: %s", f"{name} " if name else "", text)
-        if self._said and not now:
-            log.info("lists: they are fresh again")
-        self._said = now
+            if self._reported.get(name) != text:
+                log.error("lists: refresh%s failed, keeping the last copy: %s", f" of {name}" if name else "", text)
+        if self._reported and not now:
+            log.info("lists: all copies are fresh again")
+        self._reported = now
 
-    def _tell_sizes(self) -> None:
-        for one in self.copies.wanted:
-            copy = self.copies.get(one.name, one.tenant)
+    def _log_sizes(self) -> None:
+        for wanted in self.copies.wanted:
+            copy = self._copy(wanted)
             size = (copy.table.about.count, copy.table.about.skipped) if copy else (0, 0)
-            if copy is not None and self._sizes.get(one) != size:
-                odd = f", and {size[1]:,} that cannot be matched" if size[1] else ""
-                log.info("list %s: %s entries%s, seen %.0f s ago", one, f"{size[0]:,}", odd, copy.age_s)
-            self._sizes[one] = size
+            if copy is not None and self._sizes.get(wanted) != size:
+                unusable = f", and {size[1]:,} that cannot be matched" if size[1] else ""
+                log.info("list %s: %s entries%s, fetched %.0f s ago", wanted, f"{size[0]:,}", unusable, copy.age_s)
+            self._sizes[wanted] = size
 
     def state(self) -> list[dict[str, Any]]:
         """For /status."""
         return [
             {
-                "name": one.name,
-                "tenant": one.tenant,
+                "name": wanted.name,
+                "tenant": wanted.tenant,
                 "entries": copy.table.about.count if copy else None,
                 "age_s": round(copy.age_s) if copy else None,
-                "problem": self.copies.problems.get(str(one)),
+                "problem": self.copies.problems.get(str(wanted)),
             }
-            for one in self.copies.wanted
-            for copy in [self.copies.get(one.name, one.tenant)]
+            for wanted in self.copies.wanted
+            for copy in [self._copy(wanted)]
         ]
 
-    def _entries(self) -> list[tuple[tuple[str, ...], float]]:
-        return self._by_name(lambda one: self._count(one), sum)
+    def _entries(self) -> Rows:
+        def entries(wanted: Wanted) -> float:
+            copy = self._copy(wanted)
+            return copy.table.about.count if copy else 0
 
-    def _ages(self) -> list[tuple[tuple[str, ...], float]]:
-        known = self._by_name(lambda one: age if (age := self._age(one)) != float("inf") else -1.0, max)
+        return self._by_name(entries, sum)
+
+    def _ages(self) -> Rows:
+        known = self._by_name(lambda wanted: age if (age := self._age(wanted)) != float("inf") else -1.0, max)
         return [(labels, age) for labels, age in known if age >= 0]
 
-    def _missing(self) -> list[tuple[tuple[str, ...], float]]:
-        return self._by_name(lambda one: float(self.copies.get(one.name, one.tenant) is None), sum)
+    def _missing(self) -> Rows:
+        return self._by_name(lambda wanted: float(self._copy(wanted) is None), sum)
 
-    def _count(self, one: Wanted) -> float:
-        copy = self.copies.get(one.name, one.tenant)
-        return copy.table.about.count if copy else 0
-
-    def _by_name(
-        self, value: Callable[[Wanted], float], together: Callable[[list[float]], float]
-    ) -> list[tuple[tuple[str, ...], float]]:
+    def _by_name(self, value: Callable[[Wanted], float], together: Callable[[list[float]], float]) -> Rows:
+        """One row per list name: the values of all tenants together."""
         found: dict[str, list[float]] = {}
-        for one in self.copies.wanted:
-            found.setdefault(one.name, []).append(value(one))
+        for wanted in self.copies.wanted:
+            found.setdefault(wanted.name, []).append(value(wanted))
         return [((name,), together(values)) for name, values in found.items()]
+
+
+def _jittered(interval_s: float) -> float:
+    return interval_s * (1 + _JITTER * _random.uniform(-1, 1))
 
 
 def _named(wanted: list[Wanted]) -> str:

@@ -1,29 +1,29 @@
-"""How late the event loop turns: what a blocked or overloaded process looks like from outside."""
+"""How late the event loop runs its timers: the sign of a blocked or overloaded process."""
 
 from __future__ import annotations
 
 import asyncio
 
 _STEP_S = 0.2
-_STEPS = 75  # 15 s: with the span before it, every scrape interval up to that sees the worst
+_STEPS = 75  # 15 s; together with the previous period, any scrape interval up to 15 s sees the worst value
 
 
-class Lag:
-    """`worst_s` is that of this span of time and the one before it."""
+class LoopLag:
+    """`worst_s` is the worst lag of the current period and the one before it."""
 
     def __init__(self) -> None:
-        self._before = self._now = 0.0
+        self._previous_s = self._current_s = 0.0
 
     @property
     def worst_s(self) -> float:
-        return max(self._before, self._now)
+        return max(self._previous_s, self._current_s)
 
     async def watch(self) -> None:
-        """For ever."""
+        """Measure until cancelled."""
         loop = asyncio.get_running_loop()
         while True:
             for _ in range(_STEPS):
                 due = loop.time() + _STEP_S
                 await asyncio.sleep(_STEP_S)
-                self._now = max(self._now, loop.time() - due)
-            self._before, self._now = self._now, 0.0
+                self._current_s = max(self._current_s, loop.time() - due)
+            self._previous_s, self._current_s = self._current_s, 0.0

@@ -1,7 +1,8 @@
-"""Memory that mail no longer needs goes back to the system.
+"""Returns memory that mail no longer needs to the system.
 
-The C library keeps what was freed below anything that is still in use. After a burst a process would stay as large as
-it was at its peak; beside thousands of mails in flight, room for the content of hundreds would lie idle.
+The C library keeps freed memory that lies below anything still in use. Without this, a process would
+stay as large after a burst as it was at its peak: with thousands of mails in flight, room for the
+content of hundreds would be held and not used.
 """
 
 from __future__ import annotations
@@ -11,42 +12,42 @@ import ctypes
 import os
 
 _LOOK_S = 1.0
-_WORTH_IT = 4 * 1024 * 1024  # bytes; what is given back and needed again costs a page fault for every 4 KiB
+_WORTH_IT = 4 * 1024 * 1024  # bytes; memory that is returned and needed again costs a page fault per 4 KiB
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
-class Heap:
-    """`watch` it, and it is trimmed when more than a little lies idle in it."""
+class MallocTrim:
+    """`watch` trims the heap whenever more than a little of it is unused."""
 
     def __init__(self) -> None:
         self._libc = _libc()
-        self._resident = self._used = 0  # when nothing lay idle
-        self._begin()
+        self._resident = self._used = 0  # at the last moment when nothing was unused
+        self._note_baseline()
 
-    def _begin(self) -> None:
-        self._resident, self._used = _resident(), self._allocated()
+    def _note_baseline(self) -> None:
+        self._resident, self._used = resident_bytes(), self._allocated()
 
     def _allocated(self) -> int:
         return int(self._libc.mallinfo2().uordblks) if self._libc is not None else 0
 
     async def watch(self) -> None:
-        """For ever; not at all where the C library is another."""
+        """Until cancelled; returns immediately if the C library has no malloc_trim."""
         while self._libc is not None:
             await asyncio.sleep(_LOOK_S)
             self.look()
 
     def look(self) -> None:
-        """It takes a few microseconds; trimming takes some milliseconds for 100 MB."""
+        """Trim if it is worth it. Looking takes a few microseconds, trimming some milliseconds per 100 MB."""
         assert self._libc is not None
-        idle = (_resident() - self._resident) - (self._allocated() - self._used)
-        if idle > _WORTH_IT:
+        unused = (resident_bytes() - self._resident) - (self._allocated() - self._used)
+        if unused > _WORTH_IT:
             self._libc.malloc_trim(0)
-        if idle > _WORTH_IT or idle < 0:
-            self._begin()
+        if unused > _WORTH_IT or unused < 0:
+            self._note_baseline()
 
 
 class _Mallinfo2(ctypes.Structure):
-    """As in malloc.h; `uordblks` is what is allocated from the heap."""
+    """As in malloc.h; `uordblks` is the number of bytes allocated from the heap."""
 
     _fields_ = [
         *((name, ctypes.c_size_t) for name in ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks")),
@@ -55,7 +56,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 def _libc() -> ctypes.CDLL | None:
-    """The GNU one, from 2.33 on."""
+    """The GNU C library, 2.33 or later; None for any other."""
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallinfo2") or not hasattr(libc, "malloc_trim"):
         return None
@@ -63,6 +64,6 @@ def _libc() -> ctypes.CDLL | None:
     return libc
 
 
-def _resident() -> int:
+def resident_bytes() -> int:
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[1]) * _PAGE

@@ -1,8 +1,7 @@
-"""SIGHUP: read the configuration anew while mail goes on.
+"""SIGHUP: reload the configuration while mail is being processed.
 
-Everything that can fail comes first and beside what runs; then the swap, in one step. Listeners
-that stay keep their sockets and connections, new ones open, removed ones drain. A file that cannot
-be used changes nothing, and is said in the log, in the metrics and to `scanbridge reload`.
+This file knows which changes a reload can make, runs reloads one at a time, and records how the last
+one ended. `daemon` (a single process) or `workers.rolling_reload` (several workers) carries it out.
 """
 
 from __future__ import annotations
@@ -10,26 +9,46 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
 
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.daemon.systemd import notify
-from bridge.errors import BridgeError, ConfigError
-
-if TYPE_CHECKING:
-    from bridge.daemon.daemon import Daemon
+from bridge.errors import ConfigError
+from bridge.observe.metrics import Metrics
 
 log = logging.getLogger(__name__)
 
-UNEXPECTED = "an unexpected error; the log has it"
+UNEXPECTED = "an unexpected error; see the log"
+
+
+@dataclass(slots=True)
+class ReloadHistory:
+    """How many reloads there were, and how the last one ended."""
+
+    count: int = 0
+    ok: bool = True
+    problem: str = ""
+    read_at: float = field(default_factory=time.time)  # Unix time at which the effective configuration was read
+
+    def succeeded(self) -> None:
+        self.count, self.ok, self.problem, self.read_at = self.count + 1, True, "", time.time()
+        log.info("reload succeeded: the new configuration is in effect")
+
+    def failed(self, problem: str) -> None:
+        self.count, self.ok, self.problem = self.count + 1, False, problem
+        log.error("reload failed, keeping the old configuration: %s", problem)
+
+    def show(self, metrics: Metrics) -> None:
+        metrics.reload_success.read = lambda: [((), int(self.ok))]
+        metrics.reload_time.read = lambda: [((), self.read_at)]
 
 
 def check_change(old: Config, new: Config) -> None:
-    """Raises ConfigError when a restart is needed to go from one to the other."""
+    """Raises ConfigError when going from one to the other needs a restart."""
     if fixed := [name for name, before, after in _fixed(old, new) if before != after]:
-        raise ConfigError("\n".join(f"{name}: can be changed by a restart only" for name in fixed))
+        raise ConfigError("\n".join(f"{name}: cannot be changed by a reload; restart scanbridge" for name in fixed))
 
 
 def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
@@ -49,63 +68,32 @@ def notify_reloading() -> None:
     notify(f"RELOADING=1\nMONOTONIC_USEC={time.monotonic_ns() // 1000}")
 
 
-class Reloading:
-    """Of a single process. One after the other: what is asked for meanwhile is done once, afterwards."""
+class Reloader:
+    """Runs reloads of a single process one at a time; requests during a reload cause one more, afterwards."""
 
-    def __init__(self, daemon: Daemon, reread: Callable[[], Config]) -> None:
-        self._daemon = daemon
-        self._reread = reread
+    def __init__(self, reload: Callable[[], Awaitable[None]], summary: Callable[[], str]) -> None:
+        self._reload = reload
+        self._summary = summary
         self._task: asyncio.Task[None] | None = None
         self._again = False
 
-    def begin(self) -> None:
+    def request(self) -> None:
         if self._task is not None and not self._task.done():
             self._again = True
             return
-        self._task = asyncio.create_task(self._reload())
+        self._task = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        while True:
+            self._again = False
+            notify_reloading()
+            await self._reload()
+            notify("READY=1")
+            notify(f"STATUS={self._summary()}")
+            if not self._again:
+                return
 
     async def close(self) -> None:
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-
-    async def _reload(self) -> None:
-        while True:
-            self._again = False
-            notify_reloading()
-            await self._once()
-            notify("READY=1")
-            notify(f"STATUS={self._daemon.view.summary()}")
-            if not self._again:
-                return
-
-    async def _once(self) -> None:
-        problem = ""
-        try:
-            await self._apply(self._reread())
-        except BridgeError as exc:
-            problem = str(exc)
-            log.error("SIGHUP: the old configuration stays: %s", problem)
-        except Exception:
-            problem = UNEXPECTED
-            log.exception("SIGHUP: the old configuration stays")
-        if problem:
-            self._daemon.reloads.failed(problem)
-        else:
-            self._daemon.reloads.succeeded()
-            log.info("SIGHUP: the new configuration is in force")
-
-    async def _apply(self, conf: Config) -> None:
-        daemon = self._daemon
-        check_change(daemon.config, conf)
-        parts = daemon.make_parts(conf)
-        known = {plan.key for plan in daemon.parts.plans}
-        new = [plan for plan in parts.plans if plan.key not in known]
-        daemon.metrics.start(listener.name for listener in conf.listeners)
-        try:
-            servers = await daemon.listen(new)
-        except BaseException:
-            daemon.sockets.keep_only(wiring.addresses(daemon.config))
-            await parts.close()
-            raise
-        daemon.swap(parts, dict(zip((plan.key for plan in new), servers, strict=True)))

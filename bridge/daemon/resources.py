@@ -1,7 +1,7 @@
-"""What the configuration names by file: secrets, certificates, directories.
+"""Files that the configuration names: secrets, certificates, directories.
 
-The only place that knows `$CREDENTIALS_DIRECTORY`, `$STATE_DIRECTORY` and the XDG folders. What
-cannot be used is a ConfigError that names the key, the file and what to do.
+The only place that knows `$CREDENTIALS_DIRECTORY`, `$STATE_DIRECTORY` and the XDG directories. A file
+that cannot be used raises a ConfigError with the key, the file and the next step.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
 
 def state_directory(configured: str | None) -> Path:
-    """Where we keep what outlives us."""
+    """Where data that must survive a restart is kept."""
     if configured:
         return Path(configured).expanduser().absolute()
-    if given := os.environ.get("STATE_DIRECTORY"):  # systemd; several are separated by colons
+    if given := os.environ.get("STATE_DIRECTORY"):  # set by systemd; several are separated by colons
         return Path(given.partition(":")[0])
     base = Path(os.environ.get("XDG_STATE_HOME") or "")
-    if not base.is_absolute():  # the XDG specification: a relative one is to be ignored
+    if not base.is_absolute():  # XDG specification: relative paths must be ignored
         base = Path.home() / ".local" / "state"
     return base / "scanbridge"
 
@@ -35,56 +35,58 @@ def make_directory(path: Path, key: str) -> Path:
     try:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
-        raise ConfigError(f"{key}: {path} cannot be made: {exc.strerror}; choose one that we may write to") from exc
+        raise ConfigError(
+            f"{key}: {path} cannot be created: {exc.strerror}; choose a directory we may write to"
+        ) from exc
     if not os.access(path, os.W_OK | os.X_OK):
-        raise ConfigError(f"{key}: {path} cannot be written to; check its owner, or choose another")
+        raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
     return path
 
 
 def locate(name: str, directory: Path) -> Path:
-    """A file the configuration names: absolute, else a credential, else beside the configuration."""
+    """Where a file of the configuration is: absolute, else a credential, else next to the configuration file."""
     path = Path(name).expanduser()
     if path.is_absolute():
         return path
     if credentials := os.environ.get("CREDENTIALS_DIRECTORY"):
         credential = Path(credentials) / path
-        # os.path.exists: what we may not even look at does not exist; reading it later says why.
+        # os.path.exists is False for a file we may not look at; reading it later reports the reason.
         if os.path.exists(credential) or not os.path.exists(directory / path):  # noqa: PTH110
             return credential
     return directory / path
 
 
 def read_secret(path: Path, key: str) -> str:
-    """One line of printable characters. Never part of an error message."""
+    """One line of printable characters, which never appears in an error message."""
     try:
         text = path.read_text(encoding="ascii").strip()
     except OSError as exc:
         raise ConfigError(
-            f"{key}: {path} cannot be read: {exc.strerror}; put the secret into it, on one line, readable for us"
+            f"{key}: {path} cannot be read: {exc.strerror}; it must hold the secret on one line and be readable for us"
         ) from exc
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path} is not plain text; it must hold the secret on one line") from None
     if not _TOKEN.fullmatch(text):
-        raise ConfigError(f"{key}: {path} must hold one line of at least 8 printable characters without spaces")
+        raise ConfigError(f"{key}: {path} must hold one line of 8 to 4096 printable characters without spaces")
     return text
 
 
 def make_secret(path: Path, key: str) -> None:
-    """A new random secret, unless there is one: 32 bytes as 64 hex digits, for our eyes only."""
+    """Create a random secret unless the file exists: 32 bytes as 64 hex digits, readable only by its owner."""
     if path.exists():
         return
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    except FileExistsError:  # somebody else was faster
+    except FileExistsError:  # another process was faster
         return
     except OSError as exc:
-        raise ConfigError(f"{key}: {path} cannot be made: {exc.strerror}; choose a place that we may write to") from exc
+        raise ConfigError(f"{key}: {path} cannot be created: {exc.strerror}; choose a place we may write to") from exc
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32) + "\n")
 
 
 def scanner_tls(scanner: model.Scanner, directory: Path) -> ssl.SSLContext:
-    """Verify the scanner, by the system's certificates or the given ones; show ours if there is one."""
+    """Verify the scanner by the system's certificates or `ca_file`; present our own certificate if there is one."""
     context = client_tls(scanner.ca_file, directory, "scanner.ca_file")
     if scanner.client_cert_file and scanner.client_key_file:
         cert, key = locate(scanner.client_cert_file, directory), locate(scanner.client_key_file, directory)
@@ -93,13 +95,13 @@ def scanner_tls(scanner: model.Scanner, directory: Path) -> ssl.SSLContext:
 
 
 def read_certificates(name: str, directory: Path, key: str) -> bytes:
-    """PEM, looked at and not only read."""
+    """The PEM file, checked to hold usable certificates."""
     client_tls(name, directory, key)
     return locate(name, directory).read_bytes()
 
 
 def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext:
-    """For connections we make: TLS 1.2 and later, names and chains verified."""
+    """For outgoing connections: TLS 1.2 and later, names and chains verified."""
     path = locate(ca_file, directory) if ca_file else None
     try:
         context = ssl.create_default_context(cafile=path)
@@ -110,7 +112,7 @@ def client_tls(ca_file: str | None, directory: Path, key: str) -> ssl.SSLContext
 
 
 def listener_tls(tls: model.Tls, directory: Path, key: str) -> ssl.SSLContext:
-    """For connections made to us."""
+    """For incoming connections."""
     context = server_context()
     _load_chain(context, locate(tls.cert_file, directory), locate(tls.key_file, directory), f"{key}.cert_file")
     return context
@@ -118,7 +120,7 @@ def listener_tls(tls: model.Tls, directory: Path, key: str) -> ssl.SSLContext:
 
 def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -> None:
     try:
-        # An encrypted key would stop us for a password on the terminal; refuse it instead.
+        # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
         context.load_cert_chain(cert, key_path, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
         raise ConfigError(f"{key}: {cert} and {key_path} cannot be used together: {_reason(exc)}") from exc

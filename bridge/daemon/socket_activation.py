@@ -1,9 +1,9 @@
-"""The sockets that systemd hands us, found by their name or by the address they are bound to.
+"""Sockets passed by systemd, found by their name or by the address they are bound to.
 
-A listener may say `systemd:NAME`. It may as well say where it listens: if systemd has a socket open at
-that very address, it is this one. So the same configuration works with socket units and without.
-They stay ours for as long as we live, because systemd goes on listening in any case; who serves
-one gets a copy.
+A listener may name one (`systemd:NAME`). It may as well give an ordinary address: if systemd has
+opened a socket at that address, that socket is used. So the same configuration works with and without
+socket units. The sockets stay open as long as the process runs, because systemd keeps listening in
+any case; each server gets a copy.
 """
 
 from __future__ import annotations
@@ -17,35 +17,37 @@ from bridge.runtime.endpoints import Address
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 
 
-class Given:
-    """Taken once, when the process starts: later the numbers may be somebody else's."""
+class ActivatedSockets:
+    """Taken once, when the process starts: later the same descriptor numbers may belong to other files."""
 
     def __init__(self) -> None:
         self._sockets = _take()
         self._used: set[int] = set()
 
     def find(self, address: Address) -> list[socket.socket]:
-        """Copies of those for this address; none if it is ours to open. Raises ConfigError."""
-        places = _places(address)
+        """Copies of the sockets for this address; none if we have to open it ourselves. Raises ConfigError."""
+        bindings = _bindings(address)
         found = [
-            one
-            for one, (name, sock) in enumerate(self._sockets)
-            if (name == address.systemd if address.systemd else _place(sock) in places)
+            index
+            for index, (name, sock) in enumerate(self._sockets)
+            if (name == address.systemd if address.systemd else _binding(sock) in bindings)
         ]
         if address.systemd and not found:
             name = address.systemd
-            raise ConfigError(f"systemd:{name}: systemd gave us no socket of that name; set FileDescriptorName={name}")
+            raise ConfigError(
+                f"systemd:{name}: systemd passed no socket of that name; set FileDescriptorName={name} in its unit"
+            )
         self._used.update(found)
-        return [self._sockets[one][1].dup() for one in found]
+        return [self._sockets[index][1].dup() for index in found]
 
     def idle(self) -> list[str]:
-        """Those that nobody has asked for: a client that connects there waits in vain."""
-        left = [sock for one, (_, sock) in enumerate(self._sockets) if one not in self._used]
-        return [_shown(sock) for sock in left]
+        """The sockets that no listener uses: clients that connect there are never served."""
+        unused = [sock for index, (_, sock) in enumerate(self._sockets) if index not in self._used]
+        return [_shown(sock) for sock in unused]
 
 
 def _take() -> list[tuple[str, socket.socket]]:
-    if os.environ.get("LISTEN_PID") != str(os.getpid()):  # not meant for us
+    if os.environ.get("LISTEN_PID") != str(os.getpid()):  # meant for another process
         return []
     count = int(os.environ.get("LISTEN_FDS") or 0)
     names = [*os.environ.get("LISTEN_FDNAMES", "").split(":"), *[""] * count]
@@ -54,7 +56,7 @@ def _take() -> list[tuple[str, socket.socket]]:
         os.set_inheritable(fd, False)
         sock = socket.socket(fileno=fd)
         if not _is_listening(sock):
-            raise ConfigError(f"systemd: the socket {name} is no listening one; use ListenStream= and Accept=no")
+            raise ConfigError(f"systemd: the socket {name} is not a listening one; use ListenStream= and Accept=no")
         taken.append((name, sock))
     return taken
 
@@ -63,22 +65,22 @@ def _is_listening(sock: socket.socket) -> bool:
     return sock.type == socket.SOCK_STREAM and bool(sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN))
 
 
-def _place(sock: socket.socket) -> object:
+def _binding(sock: socket.socket) -> object:
     name = sock.getsockname()
     return name if sock.family == socket.AF_UNIX else tuple(name[:2])
 
 
-def _places(address: Address) -> list[object]:
-    """As a socket bound there would name itself."""
+def _bindings(address: Address) -> list[object]:
+    """What `_binding` returns for a socket bound to this address."""
     if address.path:
         return [address.path]
     if not address.host:
         return []
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError:  # opening it will say so
+    except OSError:  # opening it will report the error
         return []
-    return [tuple(place[:2]) for *_, place in found]
+    return [tuple(binding[:2]) for *_, binding in found]
 
 
 def _shown(sock: socket.socket) -> str:

@@ -1,4 +1,4 @@
-"""sd_notify: tell systemd how we are. By hand, because it is one datagram."""
+"""sd_notify: report our state to systemd. Written by hand, because it is one datagram."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ def notify(state: str) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         try:
             sock.sendto(state.encode(), address)
-        except OSError:  # systemd will notice by itself
+        except OSError:  # nothing to be done here: systemd notices a missing notification by its own timeout
             pass
 
 
 def watchdog_s() -> float:
-    """WatchdogSec of the unit: how long systemd waits for a sign of life; 0 when it does not."""
-    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):  # another process is watched
+    """WatchdogSec of the unit: how long systemd waits for a sign of life; 0 if it does not watch this process."""
+    if os.environ.get("WATCHDOG_PID", str(os.getpid())) != str(os.getpid()):
         return 0.0
     return int(os.environ.get("WATCHDOG_USEC") or 0) / 1_000_000
 
 
 async def feed_watchdog() -> None:
-    """Show that the event loop turns, twice per WatchdogSec."""
+    """Show that the event loop runs, twice per WatchdogSec, until cancelled."""
     period_s = watchdog_s()
     while period_s:
         notify("WATCHDOG=1")
@@ -37,11 +37,11 @@ async def feed_watchdog() -> None:
 
 
 def notify_stopping(longest_s: float) -> None:
-    """And how long it may take, whatever the unit's TimeoutStopSec says: the configuration has the drain time."""
+    """Announce the stop and the time it may take, which `drain_timeout` sets, not the unit's TimeoutStopSec."""
     notify("STOPPING=1")
     notify(f"EXTEND_TIMEOUT_USEC={int(longest_s * 1_000_000)}\nSTATUS=finishing the mail in processing")
 
 
 def show_stack_on_abort() -> None:
-    """systemd's watchdog ends us with SIGABRT: the log then says where the event loop stood still."""
-    faulthandler.enable(file=2)  # the number: whoever starts us may have closed standard error
+    """systemd's watchdog ends a hung process with SIGABRT: log where the event loop was blocked."""
+    faulthandler.enable(file=2)  # a number, not sys.stderr: the parent process may have closed standard error

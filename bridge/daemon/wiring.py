@@ -1,4 +1,8 @@
-"""From configuration to parts: every settings object is filled in here, and nowhere else."""
+"""From configuration to components: every settings object is filled in here, and nowhere else.
+
+The components below `daemon/` know their own settings and nothing of the configuration. A key that is
+forgotten here has no effect, whatever the documentation says.
+"""
 
 from __future__ import annotations
 
@@ -11,31 +15,34 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from bridge.config import model, policy
+from bridge.config import model
 from bridge.config.model import Config
+from bridge.config.policy import Policy as PolicyConfig
+from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import resources
 from bridge.errors import ConfigError
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
-from bridge.filter.envelope_lists import Door, DoorSettings
-from bridge.filter.late.decisions import LateDecisions, LateSettings, Scan
+from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
+from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSettings
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
+from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.server import Kinds, SmtpSettings
-from bridge.intake.smtp.wire import SessionLimits
 from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
-from bridge.observe.redaction import FULL, Veil
-from bridge.quarantine.quarantine import Place
-from bridge.quarantine.release_token import Marks
-from bridge.quarantine.s3_store import BucketSettings
+from bridge.mail.address import comparable_domain
+from bridge.observe.redaction import FULL, Redaction
+from bridge.quarantine.quarantine import QuarantineSettings
+from bridge.quarantine.release_token import ReleaseTokens
+from bridge.quarantine.s3_store import S3Settings
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
@@ -51,12 +58,12 @@ _STOP_GRACE_S = 20.0
 
 
 def hostname(conf: Config) -> str:
-    """Our name. `gethostname` and not `getfqdn`, which may wait for DNS."""
+    """Our name. `gethostname`, because `getfqdn` may wait for DNS."""
     return conf.hostname or socket.gethostname()
 
 
 def longest_stop_s(conf: Config) -> float:
-    """The drain time, and what comes after it: late answers, workers that must be killed, the service."""
+    """The drain time and what may follow it: late answers, workers that have to be killed, the service."""
     return conf.drain_timeout + _STOP_GRACE_S
 
 
@@ -87,18 +94,18 @@ def admission_settings(conf: Config) -> AdmissionSettings:
 
 
 def spool_settings(conf: Config) -> tuple[int, int, str | None]:
-    """Limit, memory for each mail, directory."""
+    """Limit, memory per mail, directory."""
     return conf.admission.max_bytes_in_processing, conf.spool.memory_per_mail, conf.spool.directory
 
 
 def worker_count(conf: Config) -> int:
-    """`auto` is one for each processor that we may use."""
+    """`auto` is one per processor that this process may use."""
     return len(os.sched_getaffinity(0)) if conf.workers == "auto" else conf.workers
 
 
 def addresses(conf: Config) -> list[tuple[str, Address]]:
-    """All we listen on, by name."""
-    return [*((one.name, one.address) for one in conf.listeners), ("admin", conf.admin.address)]
+    """All addresses to listen on, with their names."""
+    return [*((listener.name, listener.address) for listener in conf.listeners), ("admin", conf.admin.address)]
 
 
 def service_address(conf: Config) -> Address:
@@ -107,38 +114,50 @@ def service_address(conf: Config) -> Address:
     return Address(parts.hostname or "127.0.0.1", parts.port or 80)
 
 
-Watch = Callable[[str, Relay], Relay]
+def certificate_files(conf: Config) -> list[tuple[str, str, Path]]:
+    """The certificates we present: role, name, file."""
+    named = [
+        ("listener", listener.name, listener.tls.cert_file) for listener in conf.listeners if listener.tls is not None
+    ]
+    if conf.scanner.client_cert_file:
+        named.append(("scanner_client", "scanner", conf.scanner.client_cert_file))
+    return [(role, name, resources.locate(file, conf.directory)) for role, name, file in named]
 
 
-def _unwatched(name: str, relay: Relay) -> Relay:
+# Next hops
+
+Wrap = Callable[[str, Relay], Relay]
+
+
+def _unwrapped(name: str, relay: Relay) -> Relay:
     return relay
 
 
-def relay(conf: Config, watch: Watch = _unwatched) -> Relay | None:
-    """`watch` gets the name and the relay of every next hop, and gives what stands in its place."""
+def relay(conf: Config, wrap: Wrap = _unwrapped) -> Relay | None:
+    """`wrap` is called with the name and the relay of every next hop, and returns the relay to use instead."""
     if conf.relay is None:
         return None
     default = tuple(conf.relay.hops)
     by_domain = hops_by_domain(conf)
-    relays = {hops: _failover(conf, conf.relay, hops, watch) for hops in dict.fromkeys((default, *by_domain.values()))}
+    relays = {hops: _failover(conf, conf.relay, hops, wrap) for hops in dict.fromkeys((default, *by_domain.values()))}
     if len(relays) == 1:
         return relays[default]
     return Routes({domain: relays[hops] for domain, hops in by_domain.items()}, relays[default])
 
 
 def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
-    """Next hops of the recipient domains that have their own; a tenant's come before a route's."""
+    """The next hops of recipient domains that have their own; a tenant's take precedence over a route's."""
     found: dict[str, tuple[NextHop, ...]] = {}
     for route in conf.relay.routes if conf.relay else ():
-        found |= {domain.lower(): tuple(route.hops) for domain in route.recipient_domains}
+        found |= {comparable_domain(domain): tuple(route.hops) for domain in route.recipient_domains}
     for tenant in conf.tenants:
         if tenant.relay is not None:
-            found |= {domain.lower(): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
+            found |= {comparable_domain(domain): tuple(tenant.relay.hops) for domain in tenant.recipient_domains}
     return found
 
 
-def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], watch: Watch) -> Relay:
-    relays = [(str(hop), watch(str(hop), next_hop(conf, settings, hop))) for hop in hops]
+def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wrap: Wrap) -> Relay:
+    relays = [(str(hop), wrap(str(hop), next_hop(conf, settings, hop))) for hop in hops]
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 
@@ -159,40 +178,43 @@ def next_hop(conf: Config, settings: RelayConfig, hop: NextHop) -> Relay:
     )
 
 
+# Stored state
+
+
 def state_database(conf: Config, state: Path, default: str) -> Database:
-    """The one that the configuration names, else the file `default` in the state directory. Raises ConfigError."""
+    """The configured database, else the file `default` in the state directory. Raises ConfigError."""
     url = conf.state_database or f"sqlite:///{default}"
     if url.startswith("sqlite:"):
         return Database.file(state / url.removeprefix("sqlite:///"))
     password = _secret(conf, conf.state_database_password_file, "state_database_password_file")
     if find_spec("psycopg") is None:
-        raise ConfigError("state_database: PostgreSQL needs its driver: pip install 'scanbridge[postgresql]'")
+        raise ConfigError("state_database: the PostgreSQL driver is missing: pip install 'scanbridge[postgresql]'")
     return Database(url, password)
 
 
-def quarantine_place(conf: Config, state: Path) -> Place:
+def quarantine_place(conf: Config, state: Path) -> QuarantineSettings:
     """Raises ConfigError."""
     directory = resources.make_directory(state / conf.quarantine.directory, "quarantine.directory")
     index = state_database(conf, state, "state.sqlite")
-    return Place(
+    return QuarantineSettings(
         directory=directory,
         index=index,
         max_size=conf.quarantine.max_size,
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
-        bucket=bucket_settings(conf),
+        s3=bucket_settings(conf),
         owner="" if index.is_sqlite else f"{hostname(conf)}:{directory}",
     )
 
 
-def bucket_settings(conf: Config) -> BucketSettings | None:
+def bucket_settings(conf: Config) -> S3Settings | None:
     s3 = conf.quarantine.s3
     if s3 is None:
         return None
     if find_spec("obstore") is None:
-        raise ConfigError("quarantine.s3: object storage needs a package: pip install 'scanbridge[s3]'")
+        raise ConfigError("quarantine.s3: the package for object storage is missing: pip install 'scanbridge[s3]'")
     key = "quarantine.s3."
-    return BucketSettings(
+    return S3Settings(
         bucket=s3.bucket,
         endpoint=s3.endpoint,
         region=s3.region,
@@ -204,7 +226,7 @@ def bucket_settings(conf: Config) -> BucketSettings | None:
     )
 
 
-def release_marks(conf: Config, state: Path) -> Marks:
+def release_marks(conf: Config, state: Path) -> ReleaseTokens:
     """Raises ConfigError."""
     key = "quarantine.release_key_file"
     if conf.quarantine.release_key_file:
@@ -213,23 +235,26 @@ def release_marks(conf: Config, state: Path) -> Marks:
         path = resources.make_directory(state, "state_directory") / "release-key"
         resources.make_secret(path, key)
         durable_files.give_to_owner(path)
-    return Marks(resources.read_secret(path, key), conf.headers.prefix)
+    return ReleaseTokens(resources.read_secret(path, key), conf.headers.prefix)
 
 
-def veil(conf: Config) -> Veil:
-    """Over the addresses in the log. Raises ConfigError."""
+def redaction(conf: Config) -> Redaction:
+    """How addresses appear in the log. Raises ConfigError."""
     if conf.log.addresses == "full":
         return FULL
     if conf.log.addresses == "domain":
-        return Veil("domain")
+        return Redaction("domain")
     path = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory") / "log-key"
     resources.make_secret(path, "log.addresses")
     durable_files.give_to_owner(path)
-    return Veil("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+    return Redaction("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
 
 
 def _secret(conf: Config, name: str | None, key: str) -> str | None:
     return resources.read_secret(resources.locate(name, conf.directory), key) if name else None
+
+
+# The filter and what it uses
 
 
 def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
@@ -244,12 +269,12 @@ def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
     )
 
 
-def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
-    """What this listener enforces; None when it names no lists."""
+def envelope_lists(conf: Config, listener: model.Listener, copies: Copies) -> EnvelopeLists | None:
+    """The lists that this listener enforces; None if it names none."""
     lists = listener.lists
     if lists is None or conf.lists is None or not lists.names:
         return None
-    settings = DoorSettings(
+    settings = EnvelopeListsSettings(
         block=tuple(lists.block),
         block_recipients=tuple(lists.block_recipients),
         skip_scan=tuple(lists.skip_scan),
@@ -257,53 +282,23 @@ def door(conf: Config, listener: model.Listener, copies: Copies) -> Door | None:
         needs_copies=conf.lists.without_copy == "tempfail",
         text=lists.text,
     )
-    return Door(settings, copies.get)
-
-
-def wanted_lists(conf: Config) -> list[Wanted]:
-    """Every list that a listener names, of the deployment and of every tenant."""
-    if conf.lists is None:
-        return []
-    kinds = conf.lists.kinds
-    names = dict.fromkeys(name for one in conf.listeners if one.lists for name in one.lists.names)
-    tenants = dict.fromkeys([None, conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)])
-    return [Wanted(name, tenant, kinds.get(name)) for name in names for tenant in tenants]
-
-
-def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
-    """Raises ConfigError."""
-    lists = conf.lists
-    assert lists is not None
-    key = resources.read_secret(resources.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
-    encrypted = lists.url.startswith("https:")
-    tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
-    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
-
-
-def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
-    """For `bridge.lists.fetch`. The key is read anew each time: it may have been exchanged."""
-    assert conf.lists is not None
-    ca_file = resources.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
-    made = resources.make_directory(directory, "state_directory")
-    if os.geteuid() == 0:  # made by root, kept by the daemon
-        owner = made.parent.stat()
-        os.chown(made, owner.st_uid, owner.st_gid)
-    return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))
+    return EnvelopeLists(settings, copies.get)
 
 
 def tracing(conf: Config) -> Tracing | None:
-    """None when it is off; then nothing of it is loaded either."""
+    """None when tracing is off; then its libraries are not loaded either."""
     if conf.tracing is None:
         return None
     try:
         from bridge.observe.tracing import Tracing
     except ImportError as exc:
-        raise ConfigError(f"tracing: needs the extra `otel`: pip install 'scanbridge[otel]' ({exc})") from exc
+        missing = "the OpenTelemetry packages are missing: pip install 'scanbridge[otel]'"
+        raise ConfigError(f"tracing: {missing} ({exc})") from exc
     return Tracing(conf.tracing.endpoint, conf.tracing.sample_percent, hostname(conf))
 
 
-def late_decisions(conf: Config, state: Path, on_end: Callable[[Scan], None]) -> LateDecisions | None:
-    """Not started yet; None when they are off."""
+def late_decisions(conf: Config, state: Path, on_end: Callable[[LateScanEnd], None]) -> LateDecisions | None:
+    """Not started yet; None when late decisions are off."""
     late = conf.late_decisions
     if late.store == "off":
         return None
@@ -323,19 +318,23 @@ def limit(conf: Config) -> AdaptiveLimit | None:
     return AdaptiveLimit(conf.admission.max_in_processing) if conf.admission.limit == "adaptive" else None
 
 
-def _policy(policy: policy.Policy) -> Policy:
-    rules: dict[Case, Rule] = {}
-    for case in Case:
-        outcome = policy.outcome(case.value)
-        rules[case] = Rule(outcome.action, outcome.code, outcome.text, outcome.keep_copy)
-    return rules
+def _policy(conf: PolicyConfig) -> Policy:
+    return {case: _rule(conf.entry_for(case.value)) for case in Case}
+
+
+def _rule(entry: PolicyEntry) -> Rule:
+    return Rule(entry.action, entry.code, entry.text, entry.keep_copy)
 
 
 def tenants_by_domain(conf: Config) -> dict[str, str]:
-    return {domain.lower(): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
+    return {comparable_domain(domain): tenant.uid for tenant in conf.tenants for domain in tenant.recipient_domains}
+
+
+# Listeners
 
 
 def _kinds(conf: Config) -> Kinds:
+    """Which recipients may share a transaction: those with the same tenant and the same next hops."""
     tenants, hops = tenants_by_domain(conf), hops_by_domain(conf)
     default = tuple(conf.relay.hops) if conf.relay else ()
     numbers = {hops: number for number, hops in enumerate(dict.fromkeys((default, *hops.values())))}
@@ -377,7 +376,7 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
 
 def milter_settings(conf: Config, listener: model.Listener) -> MilterSettings:
     if listener.tls is not None or listener.proxy_protocol:
-        raise ConfigError(f"{listener.name}: a milter listener has neither tls nor proxy_protocol")
+        raise ConfigError(f"{listener.name}: a milter listener has no tls or proxy_protocol")
     return MilterSettings(
         name=listener.name,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
@@ -387,3 +386,37 @@ def milter_settings(conf: Config, listener: model.Listener) -> MilterSettings:
         tenant_by_domain=tenants_by_domain(conf),
         body_is_whole=PROFILES[listener.profile].body_is_whole,
     )
+
+
+# Lists
+
+
+def wanted_lists(conf: Config) -> list[Wanted]:
+    """Every list that a listener names, for the deployment and for every tenant."""
+    if conf.lists is None:
+        return []
+    kinds = conf.lists.kinds
+    names = dict.fromkeys(name for listener in conf.listeners if listener.lists for name in listener.lists.names)
+    tenants = dict.fromkeys([None, conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)])
+    return [Wanted(name, tenant, kinds.get(name)) for name in names for tenant in tenants]
+
+
+def list_settings(conf: Config, patience_s: float = 60.0) -> ListSettings:
+    """Raises ConfigError."""
+    lists = conf.lists
+    assert lists is not None
+    key = resources.read_secret(resources.locate(lists.api_key_file, conf.directory), "lists.api_key_file")
+    encrypted = lists.url.startswith("https:")
+    tls = resources.client_tls(lists.ca_file, conf.directory, "lists.ca_file") if encrypted else None
+    return ListSettings(lists.url, key, tls, retry=RetrySettings(patience_s=patience_s))
+
+
+def list_job(conf: Config, directory: Path, due: Iterable[Wanted]) -> Job:
+    """For `bridge.lists.fetch`. The API key is read each time: it may have been replaced."""
+    assert conf.lists is not None
+    ca_file = resources.locate(conf.lists.ca_file, conf.directory) if conf.lists.ca_file else None
+    made = resources.make_directory(directory, "state_directory")
+    if os.geteuid() == 0:  # created by root, used by the daemon's user
+        owner = made.parent.stat()
+        os.chown(made, owner.st_uid, owner.st_gid)
+    return Job(list_settings(conf), ca_file, made, tuple(wanted_lists(conf)), tuple(due))

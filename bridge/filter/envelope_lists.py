@@ -1,8 +1,8 @@
-"""The door: what lists say of a mail before its content travels.
+"""Envelope lists: what the operator's lists say about a mail before its content is sent.
 
-Pure look-ups in local copies, no I/O, some microseconds each. Lists of the deployment are asked at
-MAIL; a tenant is known at RCPT, and so are its lists. A blocked match wins over an allowed one, unless
-the operator says otherwise. What breaks if this is wrong: wanted mail refused for good.
+Look-ups in local copies, no I/O, a few microseconds each. Lists of the deployment are checked at MAIL;
+the tenant, and so its lists, is known at RCPT. A blocking match wins over an allowing one, unless the
+operator says otherwise. If this is wrong, wanted mail is refused permanently.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from bridge.mail.envelope import Envelope
-from bridge.mail.listed import ListAction, Listed
+from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.matching.match import NETWORK, address, find_address, find_network
@@ -28,94 +28,129 @@ class Copy(Protocol):
     def table(self) -> Table: ...
 
 
-Copies = Callable[[str, str | None], Copy | None]  # by name and tenant; None: there is none yet
+Copies = Callable[[str, str | None], Copy | None]  # by name and tenant; None: not fetched yet
+TenantOf = Callable[[str], str | None]  # by address
 
 
 @dataclass(frozen=True, slots=True)
-class DoorSettings:
+class EnvelopeListsSettings:
     """What one listener enforces."""
 
     block: tuple[str, ...] = ()
     block_recipients: tuple[str, ...] = ()
     skip_scan: tuple[str, ...] = ()
     allow_wins: bool = False
-    needs_copies: bool = False  # without one: tempfail
+    needs_copies: bool = False  # tempfail while a copy is missing
     text: str = "Refused by the lists of this server"
 
 
-class Door:
+class EnvelopeLists:
     """The lists of one listener."""
 
-    def __init__(self, settings: DoorSettings, copies: Copies) -> None:
+    def __init__(self, settings: EnvelopeListsSettings, copies: Copies) -> None:
         self._settings = settings
         self._copies = copies
         self.refusal = Reply(550, "5.7.1", settings.text)
 
-    def blocked(self, session: Session, sender: str, tenant: str | None) -> Listed | None:
-        """The sender or the client is on a blocking list of this one scope: the deployment's, or a tenant's."""
+    def match_at_mail(self, session: Session, sender: str) -> ListMatch | None:
+        """What the mail is refused for at MAIL, by the lists of the deployment."""
+        return None if session.in_header else self.blocked(session, sender, None)  # else see match_mail
+
+    def match_at_rcpt(self, session: Session, sender: str, recipient: str, tenant: str | None) -> ListMatch | None:
+        """What this recipient is refused for at RCPT, by its tenant's lists and the lists of recipients."""
+        found = None
+        if tenant is not None and not session.in_header:
+            found = self.blocked(session, sender, tenant)
+        return found or self.blocked_recipient(recipient, tenant)
+
+    def match_mail(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
+        """For a complete mail: whether it needs no scan.
+
+        If the client is named in the mail's header, it was unknown until now; so blocking lists are checked as well.
+        """
+        found = None
+        if session.in_header:
+            found = self.blocked(session, sender, None)
+            if found is None and tenant is not None:
+                found = self.blocked(session, sender, tenant)
+        return found or self.allowed(session, sender, tenant)
+
+    def match_in_shadow(
+        self, session: Session, envelope: Envelope, tenant: str | None, tenant_of: TenantOf
+    ) -> ListMatch | None:
+        """For a complete mail in shadow mode: what would have happened to it."""
+        found = self._would_block(session, envelope, tenant_of)
+        if found is not None:
+            return replace(found, action=ListAction.SHADOW_REFUSED)
+        found = self.allowed(session, envelope.sender, tenant)
+        return None if found is None else replace(found, action=ListAction.SHADOW_SKIPPED)
+
+    def _would_block(self, session: Session, envelope: Envelope, tenant_of: TenantOf) -> ListMatch | None:
+        """The first match among all checks that MAIL and RCPT would have made."""
+        found = self.blocked(session, envelope.sender, None)
+        for recipient in () if found else envelope.addresses:
+            tenant = tenant_of(recipient)
+            if tenant is not None:
+                found = self.blocked(session, envelope.sender, tenant)
+            found = found or self.blocked_recipient(recipient, tenant)
+            if found:
+                break
+        return found
+
+    def blocked(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
+        """The sender or client is on a blocking list of this scope: the deployment's, or the tenant's."""
         settings = self._settings
         found = self._find(settings.block, (tenant,), sender, session.client.address)
         if found is None or not settings.allow_wins:
             return found
         return None if self.allowed(session, sender, tenant) else found
 
-    def blocked_recipient(self, recipient: str, tenant: str | None) -> Listed | None:
-        """The recipient is on such a list, of the deployment or of its tenant."""
+    def blocked_recipient(self, recipient: str, tenant: str | None) -> ListMatch | None:
+        """The recipient is on a blocking list of the deployment or of its tenant."""
         return self._find(self._settings.block_recipients, _scopes(tenant), recipient, None)
 
-    def allowed(self, session: Session, sender: str, tenant: str | None) -> Listed | None:
-        """This mail needs no scan.
+    def allowed(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
+        """The sender or client is on a list of mail that needs no scan.
 
-        A mail server's own address is not its client's: one that does not tell whom it speaks for
-        would have all mail go unscanned.
+        The client counts only if a trusted mail server named it: that server's own address, on such a list, would
+        let all mail pass unscanned.
         """
         client = session.client.address if session.is_told else None
         found = self._find(self._settings.skip_scan, _scopes(tenant), sender, client)
         return None if found is None else replace(found, action=ListAction.SKIPPED)
 
-    def blocks(self, session: Session, envelope: Envelope, tenants: Callable[[str], str | None]) -> Listed | None:
-        """For shadow mode: what a whole envelope would have been refused for, as far as that goes."""
-        found = self.blocked(session, envelope.sender, None)
-        for recipient in () if found else envelope.addresses:
-            tenant = tenants(recipient)
-            if tenant is not None:
-                found = self.blocked(session, envelope.sender, tenant)
-            found = found or self.blocked_recipient(recipient, tenant)
-            if found:
-                break
-        return None if found is None else replace(found, action=ListAction.SHADOW_REFUSED)
-
-    def is_blind(self, tenant: str | None, *, at_recipient: bool) -> bool:
-        """Whether a list that may block has no copy yet, where that must not be passed over."""
+    def lacks_copy(self, tenant: str | None, *, at_recipient: bool) -> bool:
+        """Whether a blocking list has no local copy yet and the operator wants a tempfail in that case."""
         settings = self._settings
         if not settings.needs_copies:
             return False
-        wanted = [(name, tenant) for name in settings.block]
+        needed = [(name, tenant) for name in settings.block]
         if at_recipient:
-            wanted = wanted if tenant else []
-            wanted += [(name, scope) for name in settings.block_recipients for scope in _scopes(tenant)]
-        return any(self._copies(*one) is None for one in wanted)
+            needed = needed if tenant else []
+            needed += [(name, scope) for name in settings.block_recipients for scope in _scopes(tenant)]
+        return any(self._copies(name, scope) is None for name, scope in needed)
 
     def _find(
         self, names: tuple[str, ...], scopes: tuple[str | None, ...], text: str, client: str | None
-    ) -> Listed | None:
+    ) -> ListMatch | None:
         if not names:
             return None
-        who = address(text)
+        normalised = address(text)
         for name in names:
             for tenant in scopes:
                 copy = self._copies(name, tenant)
-                if copy is not None and (entry := _entry(copy.table, who, client)):
-                    return Listed(name, entry, ListAction.REFUSED)
+                if copy is not None and (entry := _matching_entry(copy.table, normalised, client)):
+                    return ListMatch(name, entry, ListAction.REFUSED)
         return None
 
 
-def _entry(table: Table, who: str, client: str | None) -> str | None:
+def _matching_entry(table: Table, normalised: str, client: str | None) -> str | None:
     category = table.about.category
     if category != NETWORK:
-        return find_address(category, table, who)
+        return find_address(category, table, normalised)
     return find_network(table.about.lengths, table.has_network, client) if client else None
 
 
 def _scopes(tenant: str | None) -> tuple[str | None, ...]:
+    """The deployment (None), and the tenant if there is one."""
     return (None,) if tenant is None else (None, tenant)

@@ -1,7 +1,7 @@
-"""Header fields: ours are stripped from what comes in and stamped anew on what goes on.
+"""Our header fields: removed from incoming mail, and added to mail that is handed on.
 
-Works on the header section as bytes, so nothing else in it changes. A field of ours in an
-incoming mail is somebody's forgery; left in place, a reader would trust it.
+Works on the header section as bytes, so that nothing else in it changes. One of our fields in an
+incoming mail is forged; if it were left there, its reader would trust it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from email.utils import formatdate
 from functools import lru_cache
 
 from bridge.api.scanning import AnalysisResult
+from bridge.mail.header_fields import fields_with_prefix
 from bridge.mail.transaction import Transaction
 
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
@@ -24,30 +25,29 @@ Fields = tuple[tuple[str, str], ...]
 
 
 class HeaderEditor:
-    """Knows our prefix and our name."""
+    """For one prefix and host name."""
 
     def __init__(self, prefix: str, hostname: str, received: bool = True) -> None:
         self.prefix = prefix
         self._hostname = hostname
         self._received = received
         self._lower = prefix.lower().encode("ascii")
-        field = rb"^%b[^\r\n]*\r\n(?:[ \t][^\r\n]*\r\n)*" % re.escape(self._lower)
-        self._ours = re.compile(field, re.IGNORECASE | re.MULTILINE)
+        self._ours = fields_with_prefix(prefix)
         self._id, self._decision, self._verdict, self._tags, self._ggrid, self._unscanned = (
             prefix + name for name in ("Id", "Decision", "Verdict", "Tags", "Ggrid", "Unscanned")
         )
 
     def may_be_in(self, lower: bytes) -> bool:
-        """Whether a header section, in small letters, may have fields of ours: nearly no mail has."""
+        """Whether a header section, given in lower case, may contain fields of ours. Hardly any mail does."""
         return lower.find(self._lower) >= 0
 
     def strip(self, head: bytes) -> bytes | None:
-        """The header section without fields of ours; None when there are none."""
+        """The header section without our fields; None if there are none."""
         stripped = self._ours.sub(b"", head)
         return stripped if stripped != head else None
 
     def is_hidden(self, chunks: Iterable[bytes], seen: int) -> bool:
-        """Whether a field of ours stands in a header section that goes on after its first `seen` bytes."""
+        """Whether one of our fields occurs in the header section after its first `seen` bytes."""
         rest = b"\r\n"
         for chunk in chunks:
             if seen >= len(chunk):
@@ -64,7 +64,7 @@ class HeaderEditor:
         return False
 
     def stamp(self, mail_id: str, result: AnalysisResult | None, unscanned: str = "") -> Fields:
-        """The fields that say what we know of this mail."""
+        """The fields that describe the decision on this mail, or why there is none."""
         fields = [(self._id, mail_id)]
         if result is None:
             fields.append((self._unscanned, _clean(unscanned)))
@@ -79,14 +79,14 @@ class HeaderEditor:
         return tuple(fields)
 
     def lines(self, tx: Transaction, fields: Fields) -> bytes:
-        """What goes in front of a relayed mail: Received, then our fields."""
+        """What is put in front of a relayed mail: Received, then our fields."""
         text = "".join(f"{name}: {value}\r\n" for name, value in fields)
         if self._received:
             text = self._trace(tx) + text
         return text.encode("ascii")
 
     def _trace(self, tx: Transaction) -> str:
-        """RFC 5321 4.4. The peer is who spoke to us; its client is in its own Received field."""
+        """RFC 5321 4.4. It names the peer that connected to us; the peer's own Received field names its client."""
         session = tx.session
         protocol = ("ESMTP" if session.esmtp else "SMTP") + ("S" if session.tls else "")
         helo = _COMMENT.sub("?", session.helo or "unknown")[:255]
@@ -100,17 +100,17 @@ class HeaderEditor:
 
 @lru_cache(maxsize=2)
 def _date(second: int) -> str:
-    """RFC 5322 3.3; made once a second."""
+    """RFC 5322 3.3; computed once a second."""
     return formatdate(second, localtime=True)
 
 
 def count_received(lower: bytes) -> int:
-    """How many servers this mail has been through, by its header section in small letters."""
+    """How many servers this mail has passed, by its header section in lower case."""
     return lower.count(b"\nreceived:") + lower.startswith(b"received:")
 
 
 def message_id(head: bytes, lower: bytes) -> str:
-    """The first Message-ID, as mail servers log it; "" when there is none. `lower`: the same in small letters."""
+    """The first Message-ID, as mail servers log it; "" if there is none. `lower` is `head` in lower case."""
     start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
     found = _MESSAGE_ID.match(head, start)
     return "" if found is None else found[1].rstrip(b" \t").decode("utf-8", "replace")

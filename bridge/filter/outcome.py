@@ -1,4 +1,4 @@
-"""What became of a mail: for the intake to render, and for the log and the metrics to tell."""
+"""What became of a mail: an `Outcome` for the intake, a `Record` for log, metrics and traces."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Literal
 
 from bridge.api.scanning import AnalysisResult
 from bridge.filter.headers import Fields
-from bridge.filter.late.decisions import Late
+from bridge.filter.late.decisions import LateStatus
 from bridge.mail.action import Action
-from bridge.mail.listed import Listed
+from bridge.mail.list_match import ListMatch
 from bridge.mail.reply import Reply
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction
@@ -18,18 +18,18 @@ from bridge.runtime.value import value
 
 @value
 class Outcome:
-    """What became of a mail, for the intake to render."""
+    """What the intake tells its client."""
 
     action: Action
     reply: Reply  # what an SMTP client reads; a milter uses it for reject and tempfail
-    result: AnalysisResult | None = None  # None: no decision could be had
-    stamp: Fields = ()  # header fields to add, in order (a milter has the mail server add them)
-    replies: tuple[Reply, ...] = ()  # for each recipient his own, where the client reads them; else `reply` is for all
+    result: AnalysisResult | None = None  # None: no decision
+    stamp: Fields = ()  # header fields to add, in order (with a milter, the mail server adds them)
+    replies: tuple[Reply, ...] = ()  # one per recipient, if the client reads them; otherwise `reply` is for all
 
 
 @dataclass(slots=True)
 class Record:
-    """What the log and the metrics are told about one mail, when it is over."""
+    """What is reported about one mail when it is finished; the steps of the pipeline fill it in."""
 
     tx: Transaction
     size: int
@@ -39,15 +39,15 @@ class Record:
     wait_s: float = 0.0
     scan_s: float = 0.0
     relay_s: float = 0.0
-    wait_at: float = 0.0  # when each of them began, monotonic; 0: not at all
+    wait_at: float = 0.0  # when each of these began, monotonic; 0: never
     scan_at: float = 0.0
     relay_at: float = 0.0
     trace: Trace | None = None
     next_id: str = ""  # the next hop's queue id
-    is_mixed: bool = False  # the next hop took it for some recipients only
-    message_id: str = ""  # as the mail's own header has it
-    late: Late | None = None
-    would: Action | None = None  # shadow mode: what would have been done
-    listed: Listed | None = None  # the list at the door that it was on
-    limit: str | None = None  # the limit that it passed, and was refused for
-    at: Literal["", "mail", "rcpt"] = ""  # refused before it came, the whole of it or one recipient
+    is_mixed: bool = False  # the next hop accepted the mail for some recipients only
+    message_id: str = ""  # from the mail's own header
+    late: LateStatus | None = None
+    would: Action | None = None  # shadow mode: the action that would have been taken
+    listed: ListMatch | None = None  # the envelope list that the mail is on
+    limit: str | None = None  # the limit that the mail exceeded and was refused for
+    at: Literal["", "mail", "rcpt"] = ""  # refused before the content: the whole mail, or one recipient

@@ -1,29 +1,30 @@
-"""The one path of a mail: admit, scan, choose, carry out.
+"""Pipeline: the path of every mail through the bridge, from the complete content to the reply.
 
-Every intake builds a transaction, calls `process` and renders the outcome. Here, and only here,
-errors become actions. What breaks if this is wrong: a 250 for a mail that is nowhere.
+Every intake builds a transaction, calls `process` and passes the outcome to its client. The steps are
+those of docs/flow.md: check the header, find the tenant, check the lists, use a late decision or scan
+in a slot, apply the policy, carry out the action, report. Only here do errors become actions. If this
+is wrong, a client reads 250 for a mail that is neither delivered nor stored.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import math
 import random
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import monotonic, time
-from typing import Any, Literal
+from typing import Any, Literal, assert_never
 from zlib import crc32
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
-from bridge.errors import BridgeError, NextHopError, Saturated, ScanError, ScanRefused, ScanTimeout, StoreError
-from bridge.filter import split_by_tenant
+from bridge.errors import Saturated, ScanError, ScanRefused, ScanTimeout
+from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
-from bridge.filter.envelope_lists import NO_COPY, Door
-from bridge.filter.headers import Fields, HeaderEditor, count_received, message_id
-from bridge.filter.late.decisions import Late, LateDecisions
+from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
+from bridge.filter.headers import HeaderEditor, count_received, message_id
+from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
     LONG_HEAD,
@@ -31,7 +32,6 @@ from bridge.filter.policy import (
     Case,
     Policy,
     Rule,
-    accepted,
     case_of_decision,
     case_of_error,
     cause_of,
@@ -39,38 +39,34 @@ from bridge.filter.policy import (
     reply_to_error,
     with_id,
 )
+from bridge.filter.slots import Slots
+from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.listed import ListAction, Listed
+from bridge.mail.list_match import ListAction
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.quarantine.quarantine import Quarantine
-from bridge.quarantine.release_token import Marks
-from bridge.relay import commands, maildir, replies
-from bridge.relay.relay import Mixed, Relay
+from bridge.quarantine.release_token import ReleaseTokens
+from bridge.relay.relay import Relay
 from bridge.runtime import durable_files
-from bridge.scanner.client import Scanner
+from bridge.scanner.client import ScanGoesOn, Scanner
 
 log = logging.getLogger(__name__)
 
+_dice = random.Random()  # noqa: S311 - selects a share of the mail, keeps no secret
 
-_dice = random.Random()  # noqa: S311 - a share of the mail, not a secret
-
-# What delivery says in its own words, and so with our id; a next hop's reply goes on as it is.
-_OURS = frozenset(
-    value
-    for module in (commands, maildir, replies)
-    for name, value in vars(module).items()
-    if isinstance(value, Reply) and name.isupper()
-)
+_SHADOW = Rule(Action.RELAY)
+_NO_CONTENT = Spool(0)  # for the record of a mail that is refused before its content
 
 
 @dataclass(frozen=True, slots=True)
 class FilterSettings:
-    """What one listener wants."""
+    """The configuration of one listener."""
 
     deadline_s: float
     policy: Policy
@@ -78,13 +74,13 @@ class FilterSettings:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
     max_received: int = 99
-    shadow_percent: float = 0.0  # of this share the decision is only logged and counted
+    shadow_percent: float = 0.0  # for this share of the mail, decisions are only logged and counted
 
 
 class Filter:
-    """One per listener: its policy, and the scanner, admission, relay and quarantine all share."""
+    """One per listener, with its own policy; scanner, admission, relay and quarantine are shared by all."""
 
-    door: Door | None = None  # no lists, and nobody need ask
+    envelope_lists: EnvelopeLists | None = None  # without lists, the intake need not ask
 
     def __init__(
         self,
@@ -97,31 +93,39 @@ class Filter:
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
         trace: Callable[[], Trace | None] | None = None,
-        marks: Marks | None = None,
+        marks: ReleaseTokens | None = None,
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
-        door: Door | None = None,
+        envelope_lists: EnvelopeLists | None = None,
     ) -> None:
         self._settings = settings
         self._scanner = scanner
-        self._admission = admission
+        self._slots = Slots(admission, limit, scanner)
         self._headers = headers
-        self._quarantine = quarantine
-        self._relay = relay
+        self._actions = Actions(headers, quarantine, relay)
         self._report = report
         self._trace = trace
-        self._marks = marks
+        self._release_tokens = marks
         self._late = late
-        self._limit = limit
-        self.door = door
-        self._closed = self._early_refusal()
+        self.envelope_lists = envelope_lists
+        self._saturation_reply = self._early_refusal()
         self.deadline_s = settings.deadline_s
         self.header_prefix = headers.prefix
-        # The last part of the deadline is kept for handing the mail on.
+        # The last part of the deadline is reserved for handing the mail on.
         self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
 
+    # Before the content.
+
+    def closed_at_mail(self) -> Reply | None:
+        """The 451 for MAIL if saturation is already known, else None."""
+        return None if self._slots.is_open_at_mail() else self._saturation_reply
+
+    def closed(self) -> Reply | None:
+        """The same before the content."""
+        return None if self._slots.is_open_before_content() else self._saturation_reply
+
     def _early_refusal(self) -> Reply | None:
-        """What saturation is answered with at MAIL; None when some mail of this listener would not be refused."""
+        """The reply to saturation at MAIL; None if the policy would not refuse all mail of this listener."""
         policies = [self._settings.policy, *self._settings.tenant_policies.values()]
         if self._settings.shadow_percent >= 100 or any(
             policy[Case.SATURATED].action is not Action.TEMPFAIL for policy in policies
@@ -129,64 +133,52 @@ class Filter:
             return None
         return reply_for(Case.SATURATED, self._settings.policy[Case.SATURATED], Saturated(""))
 
-    def closed_at_mail(self) -> Reply | None:
-        """The 451 for MAIL when saturation is already known, else None."""
-        limit = self._admission.settings.max_in_processing
-        if self._limit is not None:
-            limit = min(limit, self._limit.current)
-        is_open = self._admission.lets_in(limit, monotonic()) and not self._scanner.is_saturated()
-        return None if is_open else self._closed
-
-    def closed(self) -> Reply | None:
-        """The same before the content."""
-        if not self._is_full() and not self._scanner.is_saturated():
-            return None
-        self._admission.came(monotonic())
-        return self._closed
-
-    def _is_full(self) -> bool:
-        admission = self._admission
-        return admission.is_full or (self._limit is not None and admission.in_processing >= self._limit.current)
-
     def refused_by_list(self, session: Session, sender: str, recipient: str | None = None) -> Reply | None:
-        """Asked at MAIL, and at RCPT with the recipient: what it is refused with, or None."""
-        door = self.door
-        if door is None or self._is_shadow(session, sender):
+        """The refusal at MAIL, or with a recipient at RCPT; None if no list refuses it."""
+        lists = self.envelope_lists
+        if lists is None or self._is_shadow(session, sender):
             return None
-        tenant, listed = None, None
         if recipient is None:
-            listed = None if session.in_header else door.blocked(session, sender, None)  # else see _on_list
+            tenant, found = None, lists.match_at_mail(session, sender)
         else:
             tenant = self._tenant_of(recipient)
-            if tenant is not None and not session.in_header:
-                listed = door.blocked(session, sender, tenant)
-            listed = listed or door.blocked_recipient(recipient, tenant)
-        if listed is None:
-            return NO_COPY if door.is_blind(tenant, at_recipient=recipient is not None) else None
+            found = lists.match_at_rcpt(session, sender, recipient, tenant)
+        if found is None:
+            return NO_COPY if lists.lacks_copy(tenant, at_recipient=recipient is not None) else None
         now = monotonic()
         envelope = Envelope(sender, () if recipient is None else (Recipient(recipient),))
-        tx = Transaction(new_id(), session, envelope, Message(_NO_ROOM), now, now)
-        outcome = Outcome(Action.REJECT, with_id(door.refusal, tx.id))
+        tx = Transaction(new_id(), session, envelope, Message(_NO_CONTENT), now, now)
+        outcome = Outcome(Action.REJECT, with_id(lists.refusal, tx.id))
         stage: Literal["mail", "rcpt"] = "mail" if recipient is None else "rcpt"
-        self._tell(Record(tx, 0, tenant, outcome, listed=listed, at=stage))
+        self._tell(Record(tx, 0, tenant, outcome, listed=found, at=stage))
         return outcome.reply
 
-    def process(self, tx: Transaction) -> Coroutine[Any, Any, Outcome]:
-        """Admit, scan, decide, carry out. Raises nothing but CancelledError; closes the message."""
-        if tx.each and len(parts := split_by_tenant.by_tenant(tx, self._tenant_of)) > 1:
-            return self._process_apart(tx, parts)
-        return self._process_one(tx)
+    def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
+        """Refuse a mail during its transfer (too large, not clean SMTP): no scan, but a log line."""
+        action = Action.TEMPFAIL if reply.is_temporary else Action.REJECT
+        outcome = Outcome(action, with_id(reply, tx.id))
+        tx.message.close()
+        self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply)))
+        return outcome
 
-    async def _process_apart(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
+    # The complete mail.
+
+    def process(self, tx: Transaction) -> Coroutine[Any, Any, Outcome]:
+        """Run all steps. Raises nothing but CancelledError; closes the message."""
+        if tx.is_per_recipient and len(parts := recipients_by_tenant(tx, self._tenant_of)) > 1:
+            return self._process_split(tx, parts)
+        return self._process(tx)
+
+    async def _process_split(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
         try:
-            return await split_by_tenant.process(tx, parts, lambda part: self._process_one(part, is_part=True))
+            return await process_split(tx, parts, lambda part: self._process(part, is_part=True))
         finally:
             tx.message.close()
 
-    async def _process_one(self, tx: Transaction, is_part: bool = False) -> Outcome:
+    async def _process(self, tx: Transaction, is_part: bool = False) -> Outcome:
         record = Record(tx, tx.message.size, trace=self._trace() if self._trace is not None else None)
         try:
-            record.outcome = await self._process(tx, record)
+            record.outcome = await self._run_steps(record)
         except Exception as exc:
             log.exception("mail %s: unexpected error", tx.id)
             record.error = exc
@@ -194,240 +186,167 @@ class Filter:
         finally:
             self._tell(record)
             if record.error is not None:
-                record.error.__traceback__ = None  # its frames hold the record: only the collector would find them
-            if not is_part:  # the other parts need it
+                # Breaks a reference cycle (its frames hold the record), so that no garbage collection is needed.
+                record.error.__traceback__ = None
+            if not is_part:  # other parts still read it
                 tx.message.close()
         return record.outcome
 
-    def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
-        """A mail that cannot be taken (too large, not clean SMTP): no scan, but a line in the log."""
-        action = Action.TEMPFAIL if reply.is_temporary else Action.REJECT
-        outcome = Outcome(action, with_id(reply, tx.id))
-        tx.message.close()
-        self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply)))
-        return outcome
-
-    def _tell(self, record: Record) -> None:
-        try:
-            self._report(record)
-        except Exception:  # the mail's fate is sealed; a log that fails must not change it
-            log.exception("mail %s: it could not be logged or counted", record.tx.id)
-
-    async def _process(self, tx: Transaction, record: Record) -> Outcome:
+    async def _run_steps(self, record: Record) -> Outcome:
+        tx = record.tx
         head = tx.message.head()
         lower = head.lower()
         record.message_id = message_id(head, lower)
-        if count_received(lower) > self._settings.max_received:
-            record.limit = "max_received"
-            return Outcome(Action.REJECT, with_id(LOOP, tx.id))
-        if tx.message.size > HEAD_LIMIT and self._headers.is_hidden(tx.message.chunks(), len(head)):
-            record.limit = "header"
-            return Outcome(Action.REJECT, with_id(LONG_HEAD, tx.id))
-        mark = await self._strip(tx, head) if self._headers.may_be_in(lower) else None
-        del head, lower  # thousands may wait for the scanner: each keeps only what is needed
-        tenant = record.tenant = self._tenant(tx)
-        if mark is not None:
-            log.info("mail %s: it was released from the quarantine, and is not scanned again", tx.id)
-            return await self._hand_on(tx, self._headers.stamp(tx.id, None, "released"), None, record)
-        policy = self._settings.tenant_policies.get(tenant or "", self._settings.policy)
-        shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
-        if self.door is not None:
-            record.listed = self._on_list(self.door, tx, tenant, shadow)
-            if record.listed is not None and record.listed.action is ListAction.REFUSED:
-                return Outcome(Action.REJECT, with_id(self.door.refusal, tx.id))
-            if record.listed is not None and record.listed.action is ListAction.SKIPPED:
-                return await self._hand_on(
-                    tx, self._headers.stamp(tx.id, None, f"list {record.listed.name}"), None, record
-                )
+        refusal = self._check_header(record, head, lower)
+        if refusal is not None:
+            return refusal
+        is_released = self._headers.may_be_in(lower) and await self._strip_our_fields(tx, head)
+        del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
+        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)  # all recipients have the same
+        if is_released:
+            log.info("mail %s: released from the quarantine; not scanned again", tx.id)
+            return await self._actions.hand_on(record, None, "released")
+        is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
+        if self.envelope_lists is not None:
+            outcome = await self._apply_lists(self.envelope_lists, record, is_shadow)
+            if outcome is not None:
+                return outcome
+        policy = self._settings.tenant_policies.get(record.tenant or "", self._settings.policy)
+        # A scan that continues after the deadline is useful only if the client will send the mail again.
+        is_sent_again = not is_shadow and policy[Case.DEADLINE].action is Action.TEMPFAIL
         result: AnalysisResult | None = None
         try:
-            # A scan that goes on is of use only if the mail comes back.
-            waits = not shadow and policy[_DEADLINE].action is _TEMPFAIL
-            late = self._late if waits else None
-            if late is None or late.is_empty():
-                result = await self._scan(tx, tenant, record, late)
-            else:
-                result = await self._late_or_new(tx, tenant, record, late)
-            case = case_of_decision(result.decision)
+            result = await self._decision(record, self._late if is_sent_again else None)
+            why = case_of_decision(result.decision)
         except (ScanError, Saturated) as exc:
-            record.error, case = exc, case_of_error(exc)
-            if isinstance(exc, ScanRefused):
-                log.error("the scanner refuses us: %s", exc)
-        rule = policy[case]
-        if shadow:
-            record.would, rule = _WOULD.get(record.listed.action) if record.listed else rule.action, _SHADOW
-        return await self._carry_out(tx, case, rule, result, record)
+            why = _no_decision(record, exc)
+        rule = policy[why]
+        if is_shadow:
+            record.would, rule = _would_be(record, rule), _SHADOW
+        return await self._actions.carry_out(record, why, rule, result)
 
-    async def _strip(self, tx: Transaction, head: bytes) -> bytes | None:
-        """Take fields of ours out, but for one that says that somebody released this very mail to these recipients."""
-        marks, addresses = self._marks, tx.envelope.addresses
-        fields = marks.find(head, time()) if marks is not None else []
-        mark: bytes | None = None
-        if marks is not None and fields:
-            mark = await durable_files.in_thread(lambda stop: marks.valid(fields, tx.message, addresses), math.inf)
+    # The steps.
+
+    def _check_header(self, record: Record, head: bytes, lower: bytes) -> Outcome | None:
+        """Refuses a mail in a loop, and one whose long header could hide fields of ours."""
+        message = record.tx.message
+        if count_received(lower) > self._settings.max_received:
+            record.limit = "max_received"
+            return Outcome(Action.REJECT, with_id(LOOP, record.tx.id))
+        if message.size > HEAD_LIMIT and self._headers.is_hidden(message.chunks(), len(head)):
+            record.limit = "header"
+            return Outcome(Action.REJECT, with_id(LONG_HEAD, record.tx.id))
+        return None
+
+    async def _strip_our_fields(self, tx: Transaction, head: bytes) -> bool:
+        """Removes our fields, which are forged, except a valid release token; returns whether there is one."""
+        token = await self._release_token(tx, head)
         stripped = self._headers.strip(head)
         if stripped is not None:
-            tx.message.replace_head((mark or b"") + stripped)
-        return mark
+            tx.message.replace_head((token or b"") + stripped)
+        return token is not None
 
-    def _on_list(self, door: Door, tx: Transaction, tenant: str | None, shadow: bool) -> Listed | None:
-        """Whether it may go on unscanned; in shadow mode also what it would have been refused for.
-
-        A client that is known only now is asked for now, in the lists of refusals too.
-        """
-        session, sender = tx.session, tx.envelope.sender
-        if not shadow:
-            blocked = door.blocked(session, sender, None) if session.in_header else None
-            if blocked is None and session.in_header and tenant is not None:
-                blocked = door.blocked(session, sender, tenant)
-            return blocked or door.allowed(session, sender, tenant)
-        listed = door.blocks(session, tx.envelope, self._tenant_of)
-        if listed is None and (listed := door.allowed(session, sender, tenant)):
-            listed = replace(listed, action=ListAction.SHADOW_SKIPPED)
-        return listed
-
-    def _is_shadow(self, session: Session, sender: str) -> bool:
-        percent = self._settings.shadow_percent
-        if self.door is None or not 0 < percent < 100:
-            return percent > 0 and _dice.random() * 100 < percent
-        # Asked at MAIL, at RCPT and at the end: the same mail must hear the same.
-        return crc32(f"{session.id} {sender}".encode("utf-8", "replace")) % 10_000 < percent * 100
-
-    def _tenant(self, tx: Transaction) -> str | None:
-        """The first recipient's; the intake and `process` keep tenants apart."""
-        return self._tenant_of(tx.envelope.recipients[0].address)
+    async def _release_token(self, tx: Transaction, head: bytes) -> bytes | None:
+        """The header field that shows that an operator released this mail to these recipients."""
+        tokens, addresses = self._release_tokens, tx.envelope.addresses
+        fields = tokens.find(head, time()) if tokens is not None else []
+        if tokens is None or not fields:
+            return None
+        return await durable_files.in_thread(lambda stop: tokens.valid(fields, tx.message, addresses), math.inf)
 
     def _tenant_of(self, address: str) -> str | None:
         if not self._settings.tenant_by_domain:
             return self._settings.default_tenant
-        domain = address.rpartition("@")[2].lower()
-        return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
+        return self._settings.tenant_by_domain.get(domain_of(address), self._settings.default_tenant)
 
-    async def _late_or_new(
-        self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions
-    ) -> AnalysisResult:
-        """A late decision, if this mail was here before, else a new one. Raises ScanError, Saturated."""
-        found = await late.look_up(tenant, tx.envelope, tx.message)
+    def _is_shadow(self, session: Session, sender: str) -> bool:
+        percent = self._settings.shadow_percent
+        if self.envelope_lists is None or not 0 < percent < 100:
+            return percent > 0 and _dice.random() * 100 < percent
+        # Called at MAIL, at RCPT and for the complete mail, which must all get the same answer: no dice.
+        return crc32(f"{session.id} {sender}".encode("utf-8", "replace")) % 10_000 < percent * 100
+
+    async def _apply_lists(self, lists: EnvelopeLists, record: Record, is_shadow: bool) -> Outcome | None:
+        """The outcome of a mail that a list refuses or exempts from scanning; None if it is to be scanned."""
+        tx = record.tx
+        if is_shadow:
+            found = lists.match_in_shadow(tx.session, tx.envelope, record.tenant, self._tenant_of)
+        else:
+            found = lists.match_mail(tx.session, tx.envelope.sender, record.tenant)
+        record.listed = found
+        if found is None:
+            return None
+        match found.action:
+            case ListAction.REFUSED:
+                return Outcome(Action.REJECT, with_id(lists.refusal, tx.id))
+            case ListAction.SKIPPED:
+                return await self._actions.hand_on(record, None, f"list {found.name}")
+            case ListAction.SHADOW_REFUSED | ListAction.SHADOW_SKIPPED:
+                return None
+            case _:
+                assert_never(found.action)
+
+    def _decision(self, record: Record, late: LateDecisions | None) -> Coroutine[Any, Any, AnalysisResult]:
+        """The decision on this mail. Raises ScanError, Saturated.
+
+        Not a coroutine itself: thousands of mails may wait for the scanner, and each would keep one more frame.
+        """
+        if late is None or late.is_empty():
+            return self._scan(record, late)
+        return self._late_decision_or_scan(record, late)
+
+    async def _late_decision_or_scan(self, record: Record, late: LateDecisions) -> AnalysisResult:
+        found = await late.look_up(record.tenant, record.tx.envelope, record.tx.message)
+        if found is None:
+            return await self._scan(record, late)
         if isinstance(found, AnalysisResult):
-            record.late = Late.HIT
+            record.late = LateStatus.HIT
             return found
-        if found is not None:
-            record.late = found
-            raise ScanTimeout("the scan of this mail still runs")
-        return await self._scan(tx, tenant, record, late)
+        record.late = found
+        raise ScanTimeout("the scan of this mail still runs")
 
-    async def _scan(
-        self, tx: Transaction, tenant: str | None, record: Record, late: LateDecisions | None
-    ) -> AnalysisResult:
-        """The scanner's word, from within a slot. Raises ScanError, Saturated."""
-        if self._scanner.is_saturated():
-            raise Saturated("the scanner has said that it has no room")
-        if self._limit is not None and self._is_full():
-            raise Saturated("mail in processing is at its limit for now")
-        self._admission.came(monotonic())
-        delay = self._admission.enter(self._scanner.is_yellow)
+    async def _scan(self, record: Record, late: LateDecisions | None) -> AnalysisResult:
+        tx = record.tx
         deadline = tx.deadline - self._reserve_s
-        running = None
+        trace_header = b"" if record.trace is None else record.trace.header
         try:
-            if delay:
-                await self._throttle(delay, deadline, record)
-            header = b"" if record.trace is None else record.trace.header
-            in_processing = 0 if self._limit is None else self._admission.in_processing
-            record.scan_at = monotonic()
-            try:
-                result = await self._scanner.submit(
-                    _request(tx, tenant), tx.message, deadline, late is not None, header
+            async with self._slots.slot(record, deadline):
+                return await self._scanner.submit(
+                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header
                 )
-            finally:
-                record.scan_s = monotonic() - record.scan_at
-        except (ScanTimeout, Saturated) as exc:
-            if self._limit is not None:
-                self._limit.overload()
-            running = exc.running if isinstance(exc, ScanTimeout) else None
-            if running is not None and late is not None:
-                record.late = Late.AWAITED
-                await late.follow(tenant, tx.envelope, tx.message, running, self._admission.leave)
+        except ScanGoesOn as exc:
+            assert late is not None
+            record.late = LateStatus.AWAITED
+            await late.follow(record.tenant, tx.envelope, tx.message, exc.scan, self._slots.leave)
             raise
-        finally:
-            if running is None:  # else the slot is the running scan's
-                self._admission.leave()
-        if self._limit is not None:
-            self._limit.sample(record.scan_s, in_processing)
-        return result
 
-    async def _throttle(self, delay: float, deadline: float, record: Record) -> None:
-        """Wait, but never beyond the deadline: the client's time is worth more than the scanner's peace."""
-        began = record.wait_at = monotonic()
+    def _tell(self, record: Record) -> None:
         try:
-            await asyncio.sleep(min(delay, max(deadline - asyncio.get_running_loop().time(), 0.0)))
-        finally:
-            record.wait_s = monotonic() - began
-
-    async def _carry_out(
-        self, tx: Transaction, case: Case, rule: Rule, result: AnalysisResult | None, record: Record
-    ) -> Outcome:
-        action, ggrid = rule.action, result.ggrid if result else ""
-        keeps = rule.keep_copy or action in _KEPT
-        stamp = self._headers.stamp(tx.id, result, str(case)) if keeps else ()
-        try:
-            if rule.keep_copy and action is not _QUARANTINE:
-                await self._keep(tx, case, stamp, result)
-            if action is _RELAY:
-                return await self._hand_on(tx, stamp, result, record)
-            if action is _REJECT or action is _TEMPFAIL:
-                return Outcome(action, with_id(reply_for(case, rule, record.error), tx.id, ggrid), result)
-            if action is _DISCARD:
-                return Outcome(action, accepted(tx.id), result)
-            if action is _HOLD and self._relay is None:
-                return Outcome(action, accepted(tx.id), result, stamp)
-            await self._keep(tx, case, stamp, result)
-            return Outcome(_QUARANTINE, accepted(tx.id), result)
-        except StoreError as exc:
-            log.error("mail %s: the quarantine failed: %s", tx.id, exc)
-            return self._tempfail(tx, exc, result, record)
-
-    def _tempfail(self, tx: Transaction, exc: BridgeError, result: AnalysisResult | None, record: Record) -> Outcome:
-        record.error = exc
-        ggrid = result.ggrid if result else ""
-        return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, ggrid), result)
-
-    async def _hand_on(self, tx: Transaction, stamp: Fields, result: AnalysisResult | None, record: Record) -> Outcome:
-        if self._relay is None:
-            return Outcome(_RELAY, accepted(tx.id), result, stamp)
-        began = record.relay_at = monotonic()
-        try:
-            delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
-        except NextHopError as exc:
-            record.error = exc
-            each: tuple[Reply, ...] = ()
-            if isinstance(exc, Mixed):
-                record.next_id, record.is_mixed = exc.queue_id, exc.accepted > 0
-                each = tuple(_with_our_id(one, tx, result) for one in exc.replies) if tx.each else ()
-            return Outcome(Action.RELAY, _with_our_id(exc.reply, tx, result), result, stamp, each)
-        finally:
-            record.relay_s = monotonic() - began
-        record.next_id = delivered.queue_id
-        return Outcome(_RELAY, delivered.reply, result, stamp, delivered.replies if tx.each else ())
-
-    async def _keep(self, tx: Transaction, case: Case, stamp: Fields, result: AnalysisResult | None) -> None:
-        facts: dict[str, object] = {"reason": str(case)}
-        if result is not None:
-            facts |= {"decision": str(result.decision), "verdict": result.verdict}
-            facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
-        await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
+            self._report(record)
+        except Exception:  # the outcome is decided; a failing log or metric must not change it
+            log.exception("mail %s: it could not be logged or counted", record.tx.id)
 
 
-_SHADOW = Rule(Action.RELAY)
-# Asked for each mail, and an enumeration takes its time to find a member.
-_RELAY, _REJECT, _DISCARD, _TEMPFAIL = Action.RELAY, Action.REJECT, Action.DISCARD, Action.TEMPFAIL
-_QUARANTINE, _HOLD, _DEADLINE = Action.QUARANTINE, Action.HOLD, Case.DEADLINE
-_KEPT = (_RELAY, _HOLD, _QUARANTINE)
-_WOULD = {ListAction.SHADOW_REFUSED: Action.REJECT, ListAction.SHADOW_SKIPPED: Action.RELAY}
-_NO_ROOM = Spool(0)  # for a mail that is refused before it comes
+def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
+    record.error = exc
+    if isinstance(exc, ScanRefused):
+        log.error("the scanner refuses us: %s", exc)
+    return case_of_error(exc)
 
 
-def _with_our_id(reply: Reply, tx: Transaction, result: AnalysisResult | None) -> Reply:
-    return with_id(reply, tx.id, result.ggrid if result else "") if reply in _OURS else reply
+def _would_be(record: Record, rule: Rule) -> Action | None:
+    """Shadow mode: the action that would have been taken; a list takes precedence over the decision."""
+    if record.listed is None:
+        return rule.action
+    match record.listed.action:
+        case ListAction.SHADOW_REFUSED:
+            return Action.REJECT
+        case ListAction.SHADOW_SKIPPED:
+            return Action.RELAY
+        case ListAction.REFUSED | ListAction.SKIPPED:
+            return None
+        case _:
+            assert_never(record.listed.action)
 
 
 def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:

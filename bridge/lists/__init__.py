@@ -1,7 +1,7 @@
-"""The List API from the caller's side: client, files of entries, and lists made equal to files.
+"""The client side of the List API: a client, files of entries, and synchronisation of lists with files.
 
-`client` speaks HTTP, `files` and `tree` know how people keep lists, `sync` compares the two. Knows
-nothing of the command line, so that a daemon can keep a local copy with the same stream.
+`client` speaks HTTP, `files` and `tree` read lists from files and directories, `sync` compares the
+two. Knows nothing about the command line, so that the daemon can keep local copies with the same code.
 """
 
 from __future__ import annotations

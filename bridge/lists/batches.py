@@ -1,7 +1,7 @@
-"""Many entries as requests of at most 500, a few at a time, with an account of what happened.
+"""Sends many entries in requests of at most 500, a few in parallel, and counts what happened.
 
-When a batch fails, no new one is begun, and those under way are finished: so the account says
-exactly what is done, and only what a lost connection left in doubt is uncertain.
+If a batch fails, no new one is started, and those in flight are finished. So the counts say exactly
+what was done; only requests whose answer was lost are uncertain.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from bridge.api.lists import MAX_ENTRIES_PER_REQUEST
 from bridge.lists.errors import ListsError, ListsUnavailable
 
 T = TypeVar("T")
-Progress = Callable[[int], None]  # called with the number of entries that have just been done
+Progress = Callable[[int], None]  # called with the number of entries that were just processed
 
 
 @dataclass(slots=True)
 class Tally:
-    """The account of one operation, right at every moment, also when it failed or was interrupted."""
+    """The counts of one operation, correct at any time, even after a failure or an interruption."""
 
-    confirmed: int = 0  # entries in requests that the service answered with success
+    confirmed: int = 0  # entries in requests that the service confirmed
     modified: int = 0  # the sum of its modifiedEntries
-    uncertain: int = 0  # entries in requests whose answer we do not have: done or not
-    refused: dict[str, str] = field(default_factory=dict)  # entry -> reason, of those set aside to keep going
+    uncertain: int = 0  # entries in requests without an answer: they may or may not have been processed
+    refused: dict[str, str] = field(default_factory=dict)  # entry -> reason, of entries skipped with keep_going
 
 
 @dataclass(frozen=True, slots=True)
-class Sent:
-    """One batch's success: modifiedEntries, and how many of its entries the service would not have."""
+class BatchResult:
+    """A confirmed batch: its modifiedEntries, and how many of its entries the service refused."""
 
     modified: int
     refused: int = 0
 
 
 async def run(
-    send: Callable[[list[T]], Awaitable[Sent]],
+    send: Callable[[list[T]], Awaitable[BatchResult]],
     items: Iterable[T] | AsyncIterable[T],
     parallel: int,
     tally: Tally,
     progress: Progress | None = None,
 ) -> None:
-    """`send` every batch. Raises the first ListsError of one."""
+    """Call `send` for every batch. Raises the first ListsError."""
     source = _batches(items)
     failed: list[ListsError] = []
-    taking = asyncio.Lock()  # an async generator has one reader at a time
+    reading = asyncio.Lock()  # an async generator allows only one reader at a time
 
     async def work() -> None:
         while not failed:
-            async with taking:
+            async with reading:
                 batch = await anext(source, None)
             if batch is None or failed:
                 return
             tally.uncertain += len(batch)
             try:
-                sent = await send(batch)  # `+= await` would lose what others add meanwhile
-                tally.modified += sent.modified
-                tally.confirmed += len(batch) - sent.refused
+                result = await send(batch)  # not `+= await send(...)`: that would lose concurrent additions
+                tally.modified += result.modified
+                tally.confirmed += len(batch) - result.refused
                 tally.uncertain -= len(batch)
             except ListsError as exc:
                 failed.append(exc)
@@ -72,8 +72,8 @@ async def run(
         async with asyncio.TaskGroup() as group:
             for _ in range(parallel):
                 group.create_task(work())
-    except ExceptionGroup as several:
-        raise several.exceptions[0] from None  # the source's own error: a file that cannot be read
+    except ExceptionGroup as group_error:
+        raise group_error.exceptions[0] from None  # an error of the source, such as an unreadable file
     finally:
         await source.aclose()
     if failed:

@@ -1,8 +1,8 @@
-"""The client of the List API: its four operations, typed, async, on httpx2.
+"""The client of the List API: its four operations, typed and async, on httpx2.
 
-Knows HTTP and nobody else in this package does. The key goes to the configured address and
-nowhere else: no redirect is followed, no proxy of the environment is used, certificates are
-verified. Answers are bounded and never decompressed. What is temporary is tried again, within
+The only module in this package that knows HTTP. The key is sent to the configured address and
+nowhere else: redirects are not followed, proxies from the environment are not used, certificates are
+verified. Answers are limited in size and never decompressed. Temporary failures are retried, within
 the caller's patience, because every operation is idempotent.
 """
 
@@ -31,7 +31,7 @@ from bridge.api.lists import (
     ListFileInfo,
 )
 from bridge.lists import batches
-from bridge.lists.batches import Progress, Sent, Tally
+from bridge.lists.batches import BatchResult, Progress, Tally
 from bridge.lists.errors import EntryRefused, ListsMalformed, ListsRefused, ListsUnavailable, clean, refusal
 from bridge.lists.ndjson import EntryReader
 from bridge.lists.retry import Patience, RetrySettings, parse_retry_after
@@ -42,11 +42,11 @@ MAX_LISTS_ANSWER = 16 * 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class ListSettings:
-    url: str  # the service's base address, without /api/public/lists/v1
+    url: str  # the service's base URL, without /api/public/lists/v1
     api_key: str = field(repr=False)
-    tls: ssl.SSLContext | None = None  # for https; the system's certificates when absent
+    tls: ssl.SSLContext | None = None  # for https; None: the system's certificates
     connect_timeout_s: float = 10.0
-    answer_timeout_s: float = 60.0  # for one whole answer, or for silence within the stream of entries
+    answer_timeout_s: float = 60.0  # for a whole answer, or for a pause within the stream of entries
     parallel: int = 4
     retry: RetrySettings = field(default_factory=RetrySettings)
 
@@ -57,12 +57,12 @@ class ListClient:
     def __init__(self, settings: ListSettings) -> None:
         self._settings = settings
         self._url = settings.url.rstrip("/")
-        self._not_before = 0.0  # when the service asked us to wait, all requests do
+        self._not_before = 0.0  # no request is sent earlier, because the service asked us to wait
         self._http = httpx2.AsyncClient(
             headers={
                 "Authorization": f"{AUTH_SCHEME} {settings.api_key}",
                 "Content-Type": "application/json",
-                "Accept-Encoding": "identity",  # a small answer must not become a large one
+                "Accept-Encoding": "identity",  # a small answer must not expand to a large one
             },
             verify=_tls(settings),
             trust_env=False,
@@ -81,15 +81,15 @@ class ListClient:
         await self._http.aclose()
 
     async def lists(self, tenant: str | None = None) -> list[ListFileInfo]:
-        """The lists of one tenant, or of the deployment."""
+        """The lists of one tenant, or the deployment-global ones."""
         answer = _object(await self._call(GET_LISTS_PATH, _body(tenant), MAX_LISTS_ANSWER))
         infos = answer.get("listFileInfos")
         if not isinstance(infos, list):
-            raise ListsMalformed("the answer to getLists holds no lists")
+            raise ListsMalformed("the answer to getLists contains no lists")
         try:
             return [ListFileInfo.from_dict(info) for info in infos]
         except ValueError:
-            raise ListsMalformed("the answer to getLists holds something that is not a list") from None
+            raise ListsMalformed("the answer to getLists contains something that is not a list") from None
 
     async def add(
         self,
@@ -101,29 +101,30 @@ class ListClient:
         tally: Tally | None = None,
         progress: Progress | None = None,
     ) -> Tally:
-        """Add or update any number of entries. `tally`, if given, is right even when this raises.
+        """Add or update any number of entries. `tally`, if given, is correct even if this raises.
 
-        With `keep_going` an entry that the service refuses by name is set aside in `tally.refused`.
-        Of one entry given twice the last wins only when both are near: make them unique first.
+        With `keep_going`, an entry that the service refuses by name is skipped and put in
+        `tally.refused`. Entries must be unique: if one is given twice in different batches, it is
+        undefined which one wins.
         """
 
-        async def send(batch: list[ListEntry]) -> Sent:
+        async def send(batch: list[ListEntry]) -> BatchResult:
             left = list(batch)
             while left:
-                body = _body(tenant, listName=name, entries=[one.to_dict() for one in left])
+                body = _body(tenant, listName=name, entries=[entry.to_dict() for entry in left])
                 try:
                     modified = _modified(await self._call(ADD_PATH, body, MAX_ANSWER))
-                    return Sent(modified, len(batch) - len(left))
+                    return BatchResult(modified, len(batch) - len(left))
                 except EntryRefused as exc:
-                    named = _named(exc, [one.entry for one in left])
+                    named = _named(exc, [entry.entry for entry in left])
                     if not keep_going or exc.position is None or exc.position >= len(left):
                         raise named from None
-                    account.refused[left.pop(exc.position).entry] = str(named)
-            return Sent(0, len(batch))
+                    counts.refused[left.pop(exc.position).entry] = str(named)
+            return BatchResult(0, len(batch))
 
-        account = Tally() if tally is None else tally
-        await batches.run(send, entries, self._settings.parallel, account, progress)
-        return account
+        counts = Tally() if tally is None else tally
+        await batches.run(send, entries, self._settings.parallel, counts, progress)
+        return counts
 
     async def delete(
         self,
@@ -134,12 +135,12 @@ class ListClient:
         tally: Tally | None = None,
         progress: Progress | None = None,
     ) -> Tally:
-        """Delete any number of entries; those that are not there are no error."""
+        """Delete any number of entries; entries that do not exist are not an error."""
 
-        async def send(batch: list[str]) -> Sent:
+        async def send(batch: list[str]) -> BatchResult:
             body = _body(tenant, listName=name, entries=batch)
             try:
-                return Sent(_modified(await self._call(DELETE_PATH, body, MAX_ANSWER)))
+                return BatchResult(_modified(await self._call(DELETE_PATH, body, MAX_ANSWER)))
             except EntryRefused as exc:
                 raise _named(exc, batch) from None
 
@@ -148,17 +149,17 @@ class ListClient:
         return tally
 
     async def entries(self, name: str, tenant: str | None = None) -> AsyncGenerator[ListEntry, None]:
-        """Every entry of a list, streamed. Leave it early with `contextlib.aclosing`."""
+        """Every entry of a list, streamed. Use `contextlib.aclosing` to stop early."""
         async with aclosing(self.entry_chunks(name, tenant)) as chunks:
             async for chunk in chunks:
                 for entry in chunk:
                     yield entry
 
     async def entry_chunks(self, name: str, tenant: str | None = None) -> AsyncGenerator[list[ListEntry], None]:
-        """As `entries`, in the helpings the network brings: for a million entries, a third of the time.
+        """Like `entries`, in chunks as they arrive: takes a third of the time for a million entries.
 
-        A stream that is cut before its first entry is opened again. Later the caller must decide
-        what to do with what it has: ListsUnavailable says how much that was.
+        A stream that is cut off before its first entry is opened again. After that the caller must
+        decide what to do with the entries it has: `received` of ListsUnavailable says how many.
         """
         patience, body = Patience(self._settings.retry), _body(tenant, listName=name)
         received = 0
@@ -179,7 +180,7 @@ class ListClient:
             except ListsUnavailable as exc:
                 if received:
                     raise ListsUnavailable(f"cut off after {received:,} entries: {exc}", received=received) from exc
-                await self._before_next(patience, exc)
+                await self._wait_or_raise(patience, exc)
 
     async def _call(self, path: str, body: bytes, max_answer: int) -> bytes:
         patience = Patience(self._settings.retry)
@@ -189,18 +190,18 @@ class ListClient:
                 async with asyncio.timeout(self._settings.answer_timeout_s), self._open(path, body) as answer:
                     return await _read(answer, max_answer)
             except ListsUnavailable as exc:
-                await self._before_next(patience, exc)
+                await self._wait_or_raise(patience, exc)
             except TimeoutError:
                 late = ListsUnavailable(f"no answer within {self._settings.answer_timeout_s:g} s")
-                await self._before_next(patience, late)
+                await self._wait_or_raise(patience, late)
 
     @asynccontextmanager
     async def _open(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
-        """The answer with status 200, its body unread; anything else is an error."""
+        """The answer with status 200, its body not read yet; any other status raises ListsError."""
         with _translated(self._settings):
             async with self._http.stream("POST", self._url + path, content=body) as answer:
                 if answer.headers.get("content-encoding", "identity").lower() != "identity":
-                    raise ListsMalformed("the answer is compressed, though we asked for none that is")
+                    raise ListsMalformed("the answer is compressed, although we asked for uncompressed")
                 if answer.status_code != 200:
                     failure = Failure.from_json(await _read(answer, MAX_ANSWER))
                     wait = parse_retry_after(answer.headers.get("retry-after"))
@@ -211,8 +212,8 @@ class ListClient:
         while (left := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110 (a time, not an event)
             await asyncio.sleep(left)
 
-    async def _before_next(self, patience: Patience, exc: ListsUnavailable) -> None:
-        """Wait until the request may be sent again, or raise `exc`: patience is at its end."""
+    async def _wait_or_raise(self, patience: Patience, exc: ListsUnavailable) -> None:
+        """Wait until the request may be sent again; raise `exc` if the patience is used up."""
         now = time.monotonic()
         delay = patience.delay(now, exc.retry_after_s)
         if delay is None:
@@ -229,12 +230,12 @@ def _tls(settings: ListSettings) -> ssl.SSLContext:
         context = ssl.create_default_context()
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         return context
-    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; an empty one is made in no time
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # never used; loading the system's certificates would take time
 
 
 @contextmanager
 def _translated(settings: ListSettings) -> Iterator[None]:
-    """httpx2's errors as ours; the cause stays."""
+    """Translate httpx2's errors into ours; the cause is kept."""
     try:
         yield
     except httpx2.TimeoutException as exc:
@@ -265,7 +266,7 @@ def _reason(exc: Exception, settings: ListSettings) -> str:
 
 
 def _check_framed(answer: httpx2.Response) -> None:
-    """Without a length or chunks, a cut list looks like a whole one."""
+    """Without a length or chunked encoding, a truncated list looks like a complete one."""
     if not answer.headers.keys() & {"content-length", "transfer-encoding"}:
         raise ListsMalformed(f"the {NDJSON} answer does not say where it ends, so it may be incomplete")
 
@@ -303,7 +304,7 @@ def _modified(raw: bytes) -> int:
 
 
 def _named(exc: EntryRefused, batch: list[str]) -> EntryRefused:
-    """The same refusal with the entry it is about: a position in a batch of 500 helps nobody."""
+    """The same refusal, but naming the entry: a position in a batch of 500 means nothing to an operator."""
     if exc.position is None or exc.position >= len(batch):
         return exc
     return EntryRefused(f"the entry {clean(batch[exc.position])!r} is refused: {exc}", exc.position)

@@ -1,8 +1,8 @@
-"""Local copies of lists: files in the state directory, looked at where they lie.
+"""Local copies of lists: files in the state directory, searched in place.
 
-`look` maps what is new or was replaced; `get` is what a mail is matched against, and never waits. A
-copy is replaced by a whole one only (`fetch` writes it), so it outlives a restart and a service
-that is down; its age is the file's: the last time that somebody saw the service agree with it.
+`look` maps new and replaced files; `get` returns the copy that mail is matched against and never
+blocks. `fetch` writes the copies and replaces one only with a complete one, so copies survive restarts and
+outages of the service. The age of a copy is that of its file: the last time it agreed with the service.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from bridge.matching.table import BadTable, Table
 
 log = logging.getLogger(__name__)
 
-_CLOCK_S = 60.0
-REPORT = "refresh.json"  # what became of the last refresh
+_CLOCK_S = 60.0  # tolerated clock difference
+REPORT = "refresh.json"  # the result of the last refresh
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """One list in one scope. `kind` is the operator's word of what its entries are, if there is one."""
+    """One list in one scope. `kind` is what the operator says its entries are, or None."""
 
     name: str
     tenant: str | None = None
@@ -45,24 +45,24 @@ class Copy:
 
     table: Table
     seen_at: float
-    identity: tuple[int, int]  # device and inode: another one after each replacement
+    identity: tuple[int, int]  # device and inode; each replacement has a new one
 
     @property
     def age_s(self) -> float:
         age = time.time() - self.seen_at
-        return age if age > -_CLOCK_S else float("inf")  # from the future: the clock was set back, nobody knows
+        return age if age > -_CLOCK_S else float("inf")  # in the future: the clock was set back, the age is unknown
 
 
 class Copies:
-    """All copies of a directory that are wanted."""
+    """The wanted copies in a directory."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._wanted: tuple[Wanted, ...] = ()
         self._copies: dict[tuple[str, str | None], Copy] = {}
-        self._said: dict[Wanted, str] = {}
+        self._logged: dict[Wanted, str] = {}  # the last problem logged for each list
         self._reported_at = 0.0
-        self.problems: dict[str, str] = {}  # of the last refresh, whoever did it
+        self.problems: dict[str, str] = {}  # of the last refresh, by the daemon or the command line
 
     @property
     def wanted(self) -> tuple[Wanted, ...]:
@@ -75,36 +75,36 @@ class Copies:
         return self._copies.get((name, tenant))
 
     def missing(self) -> list[Wanted]:
-        """What nothing is known of yet."""
-        return [one for one in self._wanted if (one.name, one.tenant) not in self._copies]
+        """The wanted lists without a copy."""
+        return [wanted for wanted in self._wanted if (wanted.name, wanted.tenant) not in self._copies]
 
     def look(self) -> None:
-        """Map what has changed. Blocks for some 20 ms per million entries: not for an event loop."""
+        """Map the files that have changed. Blocks for about 20 ms per million entries: not for an event loop."""
         found: dict[tuple[str, str | None], Copy] = {}
-        for one in self._wanted:
-            copy = self._look_at(one)
+        for wanted in self._wanted:
+            copy = self._look_at(wanted)
             if copy is not None:
-                found[one.name, one.tenant] = copy
+                found[wanted.name, wanted.tenant] = copy
         self._copies = found
         self._read_report()
 
-    def _look_at(self, one: Wanted) -> Copy | None:
-        path, known = self.directory / one.file_name, self.get(one.name, one.tenant)
+    def _look_at(self, wanted: Wanted) -> Copy | None:
+        path, known = self.directory / wanted.file_name, self.get(wanted.name, wanted.tenant)
         try:
             stat = path.stat()
             identity = (stat.st_dev, stat.st_ino)
             if known is not None and identity == known.identity:
-                return Copy(known.table, stat.st_mtime, identity)  # its inode is ours as long as it is mapped
+                return Copy(known.table, stat.st_mtime, identity)  # an inode is not reused while it is mapped
             table = Table.open(path)
-            self._said.pop(one, None)
+            self._logged.pop(wanted, None)
             return Copy(table, stat.st_mtime, identity)
         except FileNotFoundError:
-            return known  # somebody removed the file; what is mapped is still true
+            return known  # the file was removed; the mapped content is still valid
         except (BadTable, OSError) as exc:
             why = str(exc) if isinstance(exc, BadTable) else exc.strerror or type(exc).__name__
-            if self._said.get(one) != why:
-                log.error("the local copy of the list %s cannot be used: %s: %s", one, path, why)
-            self._said[one] = why
+            if self._logged.get(wanted) != why:
+                log.error("local copy of the list %s is unusable: %s: %s", wanted, path, why)
+            self._logged[wanted] = why
             return known
 
     def _read_report(self) -> None:
@@ -121,8 +121,8 @@ class Copies:
 
 
 def tidy(directory: Path, wanted: Iterable[Wanted]) -> None:
-    """Remove copies that nobody wants, and what an interrupted refresh left."""
-    keep = {one.file_name for one in wanted}
+    """Remove copies that are not wanted, and leftovers of an interrupted refresh."""
+    keep = {item.file_name for item in wanted}
     for path in directory.iterdir():
         if (path.suffix == ".copy" and path.name not in keep) or path.suffix == ".new":
             path.unlink(missing_ok=True)

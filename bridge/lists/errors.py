@@ -1,4 +1,4 @@
-"""What can go wrong with the List API, as its callers tell it apart.
+"""The errors of the List API, as its callers need to distinguish them.
 
     ListsError
     ├── ListsUnavailable       unreachable, cut off, 408, 425, 429, 5xx   temporary: run it again
@@ -6,11 +6,11 @@
     ├── ListNotFound           404: no list of this name in the scope     permanent
     ├── ListFull               409 list_full: over the list's maxSize     permanent
     ├── EntryRefused           400, 409, ...: the service names an entry  permanent
-    ├── ListsRefused           any other refusal, a redirect, no trust    permanent
-    └── ListsMalformed         an answer that is no answer                permanent
+    ├── ListsRefused           any other refusal, redirect, bad TLS cert  permanent
+    └── ListsMalformed         the answer is not valid                    permanent
 
-A text here is for the operator and is shown as it is. It holds what the service said, with the
-key and control characters taken out: a server that echoes our headers must not make us leak them.
+The texts are for the operator and are shown unchanged. They quote the service, with the key and
+control characters removed: a server that echoes our headers must not make us leak them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class ListsError(BridgeError):
 
 
 class ListsUnavailable(ListsError):
-    """Temporary. `retry_after_s` is the service's wish, `received` what had come before a stream was cut."""
+    """Temporary. `retry_after_s` is what the service asked for, `received` the entries before a stream broke off."""
 
     def __init__(self, text: str, retry_after_s: float | None = None, received: int = 0) -> None:
         super().__init__(text)
@@ -39,7 +39,7 @@ class ListsUnavailable(ListsError):
 
 
 class ListsForbidden(ListsError):
-    """The API key is not known, or may not do this."""
+    """The API key is unknown, or not allowed to do this."""
 
 
 class ListNotFound(ListsError):
@@ -51,7 +51,7 @@ class ListFull(ListsError):
 
 
 class EntryRefused(ListsError):
-    """The service will not have one of the entries; `position` is its place in the request, if it said so."""
+    """The service refuses one of the entries; `position` is its index in the request, if known."""
 
     def __init__(self, text: str, position: int | None = None) -> None:
         super().__init__(text)
@@ -59,22 +59,22 @@ class EntryRefused(ListsError):
 
 
 class ListsRefused(ListsError):
-    """The service refuses for another reason."""
+    """The service refuses the request for another reason."""
 
 
 class ListsMalformed(ListsError):
-    """The service answered something that the List API does not have."""
+    """The answer does not conform to the List API."""
 
 
 def refusal(status: int, failure: Failure, retry_after_s: float | None, secret: str) -> ListsError:
-    """The error for an answer that is not 200."""
-    text = f"the service answers {status}{_said(failure, secret)}"
+    """The error for an answer other than 200."""
+    text = f"the service answered {status}{_quoted(failure, secret)}"
     if status in TEMPORARY:
         return ListsUnavailable(text, retry_after_s)
     if status in (401, 403):
         return ListsForbidden(f"the service refuses the API key: {text}")
     if 300 <= status < 400:
-        return ListsRefused(f"the service answers {status}, a redirect, which is never followed: check the URL")
+        return ListsRefused(f"the service answered {status}, a redirect, which is never followed; check the URL")
     if status == 404:
         known = failure.error == "list_not_found"
         return ListNotFound(text if known else f"{text}; there is no such list, or no List API at this URL")
@@ -86,13 +86,13 @@ def refusal(status: int, failure: Failure, retry_after_s: float | None, secret: 
 
 
 def clean(text: str, secret: str = "") -> str:
-    """Somebody else's text, safe to show: one line, bounded, without the secret."""
+    """Text from outside, made safe to show: one line, limited in length, without the secret."""
     if secret:
         text = text.replace(secret, "***")
     text = _CONTROL.sub("?", text)
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
 
 
-def _said(failure: Failure, secret: str) -> str:
-    said = ": ".join(part for part in (failure.error, failure.message) if part)
-    return f" ({clean(said, secret)})" if said else ""
+def _quoted(failure: Failure, secret: str) -> str:
+    text = ": ".join(part for part in (failure.error, failure.message) if part)
+    return f" ({clean(text, secret)})" if text else ""

@@ -1,10 +1,10 @@
-"""Local copies made anew from the service's stream: whole, or not at all.
+"""Refreshes local copies from the service's stream: each copy completely, or not at all.
 
-Also a program, `python -m bridge.lists.fetch`: the daemon runs it beside itself with the job on
-its standard input, because a million entries take seconds of a processor that mail must not wait
-for, and memory that is given back for certain. `scanbridge lists refresh` does the same by itself;
-a lock keeps the two apart. A stream that is cut is read again, and what cannot be had leaves the old
-copy as it is.
+Also a program, `python -m bridge.lists.fetch`. The daemon runs it as a separate process, with the
+job on standard input, because a million entries take seconds of CPU time that mail must not wait for,
+and memory that only the end of a process returns for certain. `scanbridge lists refresh` does the same
+in its own process; a lock prevents the two from running together. A stream that is cut off is read
+again. If a list cannot be fetched, its old copy stays.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from bridge.lists.client import ListClient, ListSettings
 from bridge.lists.copies import REPORT, Wanted, tidy
 from bridge.lists.errors import ListsError, ListsMalformed, ListsUnavailable, clean
 from bridge.lists.retry import RetrySettings
-from bridge.lists.sync import reading_again
+from bridge.lists.sync import with_rereads
 from bridge.matching import table
 from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.matching.table import BadTable, TableMaker
 
-KINDS = (SENDER, DOMAIN, NETWORK)  # what can be known of a mail at MAIL and RCPT
+KINDS = (SENDER, DOMAIN, NETWORK)  # all that MAIL and RCPT can be matched against
 _LOWER_PRIORITY = 10
 
 Problems = dict[str, ListsError]  # by list and scope
@@ -41,22 +41,22 @@ Problems = dict[str, ListsError]  # by list and scope
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What to fetch, and where it goes."""
+    """What to fetch, and where to store it."""
 
     settings: ListSettings
-    ca_file: Path | None  # what settings.tls was made of
+    ca_file: Path | None  # the file that settings.tls was loaded from
     directory: Path
-    wanted: tuple[Wanted, ...]  # copies of others are removed
+    wanted: tuple[Wanted, ...]  # copies of other lists are removed
     due: tuple[Wanted, ...]
 
 
 async def refresh(job: Job) -> Problems:
-    """Every copy that can be had; the others stay. Raises OSError when there is no place for them."""
-    with _alone(job.directory):
+    """Refresh every copy that can be fetched; the others stay. Raises OSError if they cannot be stored."""
+    with _exclusive(job.directory):
         tidy(job.directory, job.wanted)
         problems = await _fetch_all(job)
         texts = {name: str(error) for name, error in problems.items()}
-        _place(job.directory / REPORT, [json.dumps({"at": round(time.time(), 3), "problems": texts}).encode()])
+        _replace(job.directory / REPORT, [json.dumps({"at": round(time.time(), 3), "problems": texts}).encode()])
     return problems
 
 
@@ -64,14 +64,14 @@ async def _fetch_all(job: Job) -> Problems:
     problems: Problems = {}
     async with ListClient(job.settings) as client:
         scopes = await scopes_of(client, job.wanted)
-        for one in job.due:
+        for due in job.due:
             try:
-                await _fetch(client, job.directory, one, kind_of(one, scopes))
+                await _fetch(client, job.directory, due, kind_of(due, scopes))
             except ListsUnavailable as exc:
-                problems[str(one)] = exc
-                scopes = dict.fromkeys(scopes, exc)  # it has been tried long enough
+                problems[str(due)] = exc
+                scopes = dict.fromkeys(scopes, exc)  # the patience is used up: do not try the other lists
             except ListsError as exc:
-                problems[str(one)] = exc
+                problems[str(due)] = exc
     return problems
 
 
@@ -82,7 +82,7 @@ async def scopes_of(client: ListClient, wanted: Iterable[Wanted]) -> Scopes:
     """The lists of every scope, or why they are not known."""
     scopes: dict[str | None, dict[str, ListFileInfo] | ListsError] = {}
     failed: ListsUnavailable | None = None
-    for tenant in dict.fromkeys(one.tenant for one in wanted):
+    for tenant in dict.fromkeys(item.tenant for item in wanted):
         try:
             scopes[tenant] = failed or {info.name: info for info in await client.lists(tenant)}
         except ListsUnavailable as exc:
@@ -92,37 +92,37 @@ async def scopes_of(client: ListClient, wanted: Iterable[Wanted]) -> Scopes:
     return scopes
 
 
-class NotForTheDoor(ListsError):
-    """There is no such list, or its entries are nothing that can be matched here."""
+class NotMatchable(ListsError):
+    """There is no such list, or MAIL and RCPT cannot be matched against its entries."""
 
 
-def kind_of(one: Wanted, scopes: Scopes) -> str | None:
-    """What the entries of a list are; None when other scopes have such a list, and this one has none.
+def kind_of(wanted: Wanted, scopes: Scopes) -> str | None:
+    """What the entries of a list are; None if only other scopes have this list.
 
     Raises ListsError.
     """
-    infos = scopes[one.tenant]
+    infos = scopes[wanted.tenant]
     if isinstance(infos, ListsError):
         raise infos
-    if one.name not in infos:
-        if any(one.name in others for others in scopes.values() if isinstance(others, dict)):
+    if wanted.name not in infos:
+        if any(wanted.name in others for others in scopes.values() if isinstance(others, dict)):
             return None
-        raise NotForTheDoor("the service has no list of this name")
-    kind = one.kind or infos[one.name].category
+        raise NotMatchable("the service has no list of this name")
+    kind = wanted.kind or infos[wanted.name].category
     if kind not in KINDS:
-        said = clean(infos[one.name].category) or "nothing"
-        raise NotForTheDoor(
-            f"the service calls its entries {said!r}, which cannot be matched at the door; "
-            "if they are senders, domains or networks, say so in lists.kinds"
+        category = clean(infos[wanted.name].category) or "none"
+        raise NotMatchable(
+            f"its category at the service is {category!r}, which cannot be matched at MAIL or RCPT; "
+            "if its entries are senders, domains or networks, set lists.kinds"
         )
     return kind
 
 
-async def _fetch(client: ListClient, directory: Path, one: Wanted, kind: str | None) -> None:
+async def _fetch(client: ListClient, directory: Path, wanted: Wanted, kind: str | None) -> None:
     async def read() -> TableMaker:
         maker = TableMaker(kind or SENDER)
         if kind is not None:
-            async with aclosing(client.entry_chunks(one.name, one.tenant)) as chunks:
+            async with aclosing(client.entry_chunks(wanted.name, wanted.tenant)) as chunks:
                 async for chunk in chunks:
                     for entry in chunk:
                         maker.add(entry.entry)
@@ -130,30 +130,30 @@ async def _fetch(client: ListClient, directory: Path, one: Wanted, kind: str | N
                         raise ListsMalformed(f"the list has more than {table.MAX_ENTRIES:,} entries")
         return maker
 
-    path, old = directory / one.file_name, _old(directory / one.file_name)
+    path, old = directory / wanted.file_name, _about(directory / wanted.file_name)
     if kind is None and old is not None and old.count:
-        raise NotForTheDoor("the service has no such list any more; its last copy stays in force")
-    about, body = (await reading_again(read)).finish(one.name, one.tenant)
+        raise NotMatchable("the service no longer has this list; keeping its last copy")
+    about, body = (await with_rereads(read)).finish(wanted.name, wanted.tenant)
     if about == old:
         os.utime(path)
     else:
-        _place(path, [table.head(about), *body])
+        _replace(path, [table.head(about), *body])
 
 
-def _old(path: Path) -> table.About | None:
+def _about(path: Path) -> table.About | None:
     try:
         return table.Table.open(path).about
     except (BadTable, OSError):
         return None
 
 
-def _place(path: Path, parts: Iterable[bytes]) -> None:
-    """Written, fsynced, renamed, and the directory fsynced: after a power cut it is the old one or the new."""
+def _replace(path: Path, parts: Iterable[bytes]) -> None:
+    """Write, fsync, rename, and fsync the directory: after a power cut there is the old file or the new one."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
         with unfinished.open("xb") as file:
             os.fchmod(file.fileno(), 0o600)
-            if os.geteuid() == 0:  # what root made must be the daemon's to read
+            if os.geteuid() == 0:  # the daemon must be able to read files that root creates
                 owner = path.parent.stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)
             for part in parts:
@@ -173,8 +173,8 @@ def _place(path: Path, parts: Iterable[bytes]) -> None:
 
 
 @contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """One refresh at a time; the other waits."""
+def _exclusive(directory: Path) -> Iterator[None]:
+    """Only one refresh at a time; another one waits."""
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -187,7 +187,7 @@ def _alone(directory: Path) -> Iterator[None]:
 
 
 def dump(job: Job) -> bytes:
-    """What the program reads. It holds the key: for a pipe, not for a command line."""
+    """The program's input. It contains the key, so it is sent through a pipe and not on the command line."""
     settings = job.settings
     return json.dumps(
         {
@@ -196,8 +196,8 @@ def dump(job: Job) -> bytes:
             "ca_file": str(job.ca_file) if job.ca_file else None,
             "patience_s": settings.retry.patience_s,
             "directory": str(job.directory),
-            "wanted": [[one.name, one.tenant, one.kind] for one in job.wanted],
-            "due": [[one.name, one.tenant, one.kind] for one in job.due],
+            "wanted": [[wanted.name, wanted.tenant, wanted.kind] for wanted in job.wanted],
+            "due": [[wanted.name, wanted.tenant, wanted.kind] for wanted in job.due],
         }
     ).encode()
 
@@ -213,19 +213,19 @@ def _load(text: str) -> Job:
         ListSettings(given["url"], given["api_key"], tls, retry=retry),
         Path(given["ca_file"]) if given["ca_file"] else None,
         Path(given["directory"]),
-        tuple(Wanted(*one) for one in given["wanted"]),
-        tuple(Wanted(*one) for one in given["due"]),
+        tuple(Wanted(*fields) for fields in given["wanted"]),
+        tuple(Wanted(*fields) for fields in given["due"]),
     )
 
 
 def main() -> int:
-    """Exit code 0: the copies are fresh, 1: some are not (`refresh.json` has it), or there is no place for them."""
+    """Exit code 0: the copies are fresh; 1: some are not (see `refresh.json`), or they cannot be stored."""
     logging.disable(logging.WARNING)
-    with suppress(OSError):  # not everybody may
+    with suppress(OSError):  # may be forbidden
         os.nice(_LOWER_PRIORITY)
     try:
         return 1 if asyncio.run(refresh(_load(sys.stdin.read()))) else 0
-    except OSError as exc:  # ssl.SSLError is one
+    except OSError as exc:  # includes ssl.SSLError
         print(exc.strerror or type(exc).__name__, file=sys.stderr)
         return 1
 

@@ -1,11 +1,11 @@
-"""Entries in files, as people keep them: plain text, CSV, JSON lines, JSON, YAML.
+"""Files of entries: plain text, CSV, JSON lines, JSON, YAML.
 
-An entry is one string, with a comment or without. Without one (`None`) the comment that the list
-has is kept; an empty one is a wish for no comment. What is not understood is an error with file
-and line, all of them at once: a line skipped in silence is an address that nobody blocks.
+An entry is a string, with or without a comment. Without one (`None`), the comment in the list is
+kept; an empty comment removes it. Anything that cannot be parsed is an error with file and line, and
+all errors are reported together: a silently skipped line would be an address that nobody blocks.
 
-Plain text is one entry a line, its comment behind ` # `; empty lines and lines that begin with #
-are skipped, and a line that begins with { is a JSON object, for what text cannot say.
+Plain text has one entry per line, with the comment after ` # `. Empty lines and lines that start with
+# are skipped. A line that starts with { is a JSON object, for entries that plain text cannot express.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASTRAL = re.compile("([\U00010000-\U0010ffff])")
 
 
 class InputError(BridgeError):
-    """A file of entries cannot be used; the text has one line per mistake."""
+    """A file of entries cannot be used; the text has one line for each mistake."""
 
 
 class Format(StrEnum):
@@ -56,7 +56,7 @@ _HEADER = {Format.CSV: "entry,comment\r\n"}
 
 
 def format_of(path: Path) -> Format:
-    """By the name's end; anything else is plain text."""
+    """The format by the suffix of the name; plain text for any other suffix."""
     return SUFFIXES.get(path.suffix.lower(), Format.TEXT)
 
 
@@ -65,12 +65,12 @@ def read_file(path: Path, kind: Format | None = None) -> dict[str, str | None]:
     try:
         raw = path.read_bytes()
     except OSError as exc:
-        raise InputError(f"{path}: cannot be read: {exc.strerror}") from exc
+        raise InputError(f"{path}: cannot read the file: {exc.strerror}") from exc
     return read(raw, kind or format_of(path), str(path))
 
 
 def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
-    """Entry -> comment, in order; of one that is there twice the last counts. Raises InputError."""
+    """Entry -> comment, in order; if an entry appears twice, the last one wins. Raises InputError."""
     try:
         text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as exc:
@@ -176,7 +176,7 @@ def _items(value: Any, line_of: Callable[[tuple[str | int, ...]], int], mistakes
     if value is None:
         return
     if not isinstance(value, list):
-        mistakes.add(1, "must be a list of entries, each a text or an object of `entry` and `comment`")
+        mistakes.add(1, "must be a list of entries, each a string or an object with `entry` and `comment`")
         return
     for i, item in enumerate(value):
         yield from _item(line_of((*above, i)), item, mistakes)
@@ -187,17 +187,17 @@ def _item(line: int, item: Any, mistakes: _Mistakes) -> Iterator[Row]:
         yield line, item, None
         return
     if not isinstance(item, dict) or not isinstance(item.get("entry"), str):
-        mistakes.add(line, "an entry must be a text, or an object with `entry` as a text (a number needs quotes)")
+        mistakes.add(line, "an entry must be a string, or an object whose `entry` is a string (quote numbers)")
         return
     comment = item.get("comment")
     if comment is not None and not isinstance(comment, str):
-        mistakes.add(line, "a comment must be a text (a number needs quotes)")
+        mistakes.add(line, "a comment must be a string (quote numbers)")
         return
-    yield line, item["entry"], comment  # other fields are somebody else's
+    yield line, item["entry"], comment  # other fields are ignored
 
 
 def _csv_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
-    """With a first row that names the columns `entry` and `comment`, or without: then they are the first two."""
+    """A first row may name the columns `entry` and `comment`; without it, they are the first two."""
     first = text.partition("\n")[0]
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, delimiter=";" if _semicolons(first) else ",")
     at, comment_at, named = 0, 1, False
@@ -211,7 +211,7 @@ def _csv_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
             if not any(cells) or (not named and cells[0].startswith("#")):
                 continue
             if len(cells) <= at:
-                mistakes.add(reader.line_num, "this row has no entry")
+                mistakes.add(reader.line_num, "the row has no entry")
                 continue
             yield reader.line_num, cells[at], cells[comment_at] if 0 <= comment_at < len(cells) else None
     except csv.Error as exc:
@@ -223,37 +223,41 @@ def _semicolons(first: str) -> bool:
 
 
 def header(kind: Format) -> str:
-    """What stands before the first entry."""
+    """The text before the first entry."""
     return _HEADER.get(kind, "")
 
 
 def show(entries: Iterable[ListEntry], kind: Format) -> str:
-    """Entries as `read` takes them, one or several lines; JSON itself is written as JSON lines."""
+    """Entries in a format that `read` accepts; JSON is written as JSON lines."""
     match kind:
         case Format.TEXT:
-            return "".join([_text_line(one) for one in entries])
+            return "".join([_text_line(entry) for entry in entries])
         case Format.CSV:
             target = io.StringIO()
-            csv.writer(target).writerows((one.entry, one.comment) for one in entries)
+            csv.writer(target).writerows((entry.entry, entry.comment) for entry in entries)
             return target.getvalue().encode("utf-8", "replace").decode()
         case Format.JSONL | Format.JSON:
-            return "".join([json.dumps(one.to_dict()) + "\n" for one in entries])
+            return "".join([json.dumps(entry.to_dict()) + "\n" for entry in entries])
         case Format.YAML:
-            return "".join([f"- {{entry: {_quoted(one.entry)}, comment: {_quoted(one.comment)}}}\n" for one in entries])
+            return "".join([_yaml_line(entry) for entry in entries])
         case _:
             assert_never(kind)
 
 
+def _yaml_line(entry: ListEntry) -> str:
+    return f"- {{entry: {_quoted(entry.entry)}, comment: {_quoted(entry.comment)}}}\n"
+
+
 def _quoted(text: str) -> str:
-    """A YAML string in ASCII: as in JSON, but what JSON writes as two surrogates is one escape."""
+    """A YAML string in ASCII: like JSON, except that YAML has one escape where JSON writes two surrogates."""
     parts = _ASTRAL.split(text.encode("utf-8", "replace").decode())
     shown = [f"\\U{ord(part):08x}" if i % 2 else json.dumps(part)[1:-1] for i, part in enumerate(parts)]
     return f'"{"".join(shown)}"'
 
 
-def _text_line(one: ListEntry) -> str:
-    entry, comment = one.entry, one.comment
+def _text_line(item: ListEntry) -> str:
+    entry, comment = item.entry, item.comment
     plain = entry.isprintable() and comment.isprintable() and entry == entry.strip() and comment == comment.strip()
     if not plain or not entry or entry[0] in "#{" or _COMMENT.search(entry):
-        return json.dumps(one.to_dict()) + "\n"
+        return json.dumps(item.to_dict()) + "\n"
     return f"{entry}  # {comment}\n" if comment else f"{entry}\n"

@@ -1,7 +1,7 @@
-"""The stream of `listEntries`: bytes in, entries out, one chunk in memory.
+"""Parses the stream of `listEntries`: bytes in, entries out, one chunk in memory.
 
-Lines are bounded, blank ones are skipped, unknown fields are ignored. What is no entry is an
-error and never skipped: an incomplete block list is a hole in somebody's protection.
+Lines are limited in length, blank lines are skipped, unknown fields are ignored. A line that is not
+an entry is an error and never skipped: an incomplete block list is a gap in the protection.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ MAX_LINE = 1024 * 1024
 
 
 class EntryReader:
-    """Feed it chunks; it gives back the entries they complete."""
+    """Takes chunks and returns the entries that they complete."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -25,11 +25,12 @@ class EntryReader:
         """Raises ListsMalformed."""
         *lines, self._rest = (self._rest + chunk).split(b"\n")
         if len(self._rest) > MAX_LINE:
-            raise ListsMalformed(f"line {self._lines + len(lines) + 1} of the entries does not end")
+            number = self._lines + len(lines) + 1
+            raise ListsMalformed(f"line {number} of the entries is longer than {MAX_LINE} bytes")
         return self._read(lines)
 
     def end(self) -> list[ListEntry]:
-        """The last line, if it had no line end. Raises ListsMalformed."""
+        """The last line, if it was not terminated. Raises ListsMalformed."""
         last, self._rest = self._rest, b""
         return self._read([last])
 

@@ -1,7 +1,7 @@
-"""One or many lists to be made equal to files: planned together, then applied one by one.
+"""Plans the synchronisation of one or more lists with files: all planned first, then applied one by one.
 
-Nothing is changed before every file was read and every difference is known, so a mistake in the
-last file costs nothing. What happened to each list is kept in its plan, at every moment.
+Nothing is changed until every file has been read and every difference is known, so a mistake in the
+last file does no harm. The plan of each list always records what has happened to it.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from bridge.api.lists import ListFileInfo
 from bridge.lists.batches import Progress
 from bridge.lists.client import ListClient
 from bridge.lists.errors import ListNotFound, ListsError, clean
-from bridge.lists.sync import Applied, Difference, Wanted, apply, difference
+from bridge.lists.sync import Applied, Difference, WantedEntries, apply, difference
 from bridge.lists.tree import Target
 
 
 class State(StrEnum):
     PLANNED = "planned"  # nothing done yet
     UNCHANGED = "unchanged"  # there was nothing to do
-    RUNNING = "running"  # begun; what stays so was interrupted
+    RUNNING = "running"  # started; if it stays in this state, it was interrupted
     DONE = "done"
-    DIFFERENT = "different"  # all was done, and yet the list is not as the file: see `problem`
+    DIFFERENT = "different"  # all was done, but the list still differs from the file: see `problem`
     FAILED = "failed"
 
 
 @dataclass(slots=True)
 class Plan:
     target: Target
-    wanted: Wanted
+    wanted: WantedEntries
     change: Difference
     prune: bool
     state: State = State.PLANNED
@@ -48,7 +48,7 @@ class Plan:
 
     @property
     def changes(self) -> int:
-        """Additions and updates, which the service does not tell apart."""
+        """Additions and updates; the service does not distinguish them."""
         return len(self.change.additions) + len(self.change.updates)
 
     @property
@@ -57,7 +57,7 @@ class Plan:
 
     @property
     def left(self) -> int:
-        """What is certainly not done."""
+        """The number of changes that were certainly not made."""
         done = self.applied.added.confirmed + self.applied.deleted.confirmed
         return self.changes + self.deletions - done - self.uncertain - len(self.applied.added.refused)
 
@@ -84,18 +84,17 @@ class Plan:
     def entries_as_data(self) -> dict[str, Any]:
         """The difference itself, for a dry run's `--json`."""
         return {
-            "add": [one.to_dict() for one in self.change.additions],
-            "update": [one.to_dict() for one in self.change.updates],
+            "add": [entry.to_dict() for entry in self.change.additions],
+            "update": [entry.to_dict() for entry in self.change.updates],
             "delete": self.change.deletions if self.prune else [],
         }
 
     def lines(self, limit: int | None = None) -> Iterator[str]:
-        """The difference for people: `+` added, `~` another comment, `-` deleted; at most `limit` of each."""
-        gone = self.change.deletions if self.prune else []
+        """The difference as text: `+` added, `~` new comment, `-` deleted; at most `limit` of each."""
         for sign, names in (
-            ("+", [one.entry for one in self.change.additions]),
-            ("~", [one.entry for one in self.change.updates]),
-            ("-", gone),
+            ("+", [entry.entry for entry in self.change.additions]),
+            ("~", [entry.entry for entry in self.change.updates]),
+            ("-", self.change.deletions if self.prune else []),
         ):
             for name in names[:limit]:
                 yield f"{sign} {clean(name)}"
@@ -104,7 +103,7 @@ class Plan:
 
 
 async def available(client: ListClient, targets: Iterable[Target]) -> dict[Target, ListFileInfo]:
-    """What the service says about each list. Raises ListNotFound with all that it does not have."""
+    """The service's information about each list. Raises ListNotFound, naming all lists it does not have."""
     scopes: dict[str | None, dict[str, ListFileInfo]] = {}
     found, unknown = {}, []
     for target in targets:
@@ -113,7 +112,7 @@ async def available(client: ListClient, targets: Iterable[Target]) -> dict[Targe
         info = scopes[target.tenant].get(target.name)
         if info is None:
             names = ", ".join(sorted(scopes[target.tenant])) or "none"
-            unknown.append(f"there is no list {clean(str(target))}; the lists there are {clean(names)}")
+            unknown.append(f"there is no list {clean(str(target))}; available lists: {clean(names)}")
         else:
             found[target] = info
     if unknown:
@@ -122,9 +121,15 @@ async def available(client: ListClient, targets: Iterable[Target]) -> dict[Targe
 
 
 async def make(
-    client: ListClient, target: Target, wanted: Wanted, max_size: int, *, prune: bool, progress: Progress | None = None
+    client: ListClient,
+    target: Target,
+    wanted: WantedEntries,
+    max_size: int,
+    *,
+    prune: bool,
+    progress: Progress | None = None,
 ) -> Plan:
-    """Raises ListsError, also when the list would be larger than it may be."""
+    """Raises ListsError, also if the list would exceed its maximum size."""
     change = await difference(client, target.name, wanted, target.tenant, progress)
     change.check_fits(max_size, prune=prune)
     return Plan(target, wanted, change, prune)
@@ -133,7 +138,7 @@ async def make(
 async def carry_out(
     client: ListClient, plan: Plan, *, verify: bool, keep_going: bool = False, progress: Progress | None = None
 ) -> None:
-    """Apply one plan and look at the result. Raises ListsError, with the plan saying how far it came."""
+    """Apply one plan and verify the result. Raises ListsError; the plan then records how far it got."""
     if plan.is_empty:
         plan.state = State.UNCHANGED
         return
@@ -143,9 +148,9 @@ async def carry_out(
     try:
         await apply(client, name, plan.change, tenant, **how, applied=applied, progress=progress)
         refused = applied.added.refused
-        wanted = (
-            {one: comment for one, comment in plan.wanted.items() if one not in refused} if refused else plan.wanted
-        )
+        wanted = plan.wanted
+        if refused:
+            wanted = {entry: comment for entry, comment in wanted.items() if entry not in refused}
         left = await difference(client, name, wanted, tenant) if verify else None
     except ListsError as exc:
         plan.state, plan.problem = State.FAILED, str(exc)
@@ -154,12 +159,12 @@ async def carry_out(
     if left is not None and not left.is_empty(prune=plan.prune):
         plan.state, plan.problem = State.DIFFERENT, _still_different(left, prune=plan.prune)
     elif refused:
-        plan.state, plan.problem = State.DIFFERENT, f"{len(refused):,} entries were refused and left out"
+        plan.state, plan.problem = State.DIFFERENT, f"{len(refused):,} entries were refused and skipped"
 
 
 def _still_different(left: Difference, *, prune: bool) -> str:
-    names = [one.entry for one in [*left.additions, *left.updates]] + (left.deletions if prune else [])
+    names = [entry.entry for entry in [*left.additions, *left.updates]] + (left.deletions if prune else [])
     return (
-        f"{len(names):,} entries still differ, for example {clean(names[0])!r}: the file has one entry in two "
-        "spellings, or somebody else changed the list meanwhile"
+        f"{len(names):,} entries still differ, for example {clean(names[0])!r}: the file has the same entry in two "
+        "spellings, or the list was changed by someone else in the meantime"
     )

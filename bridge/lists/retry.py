@@ -1,9 +1,9 @@
-"""How long to wait before a request is sent again, and when to stop trying.
+"""Retries: how long to wait before a request is sent again, and when to give up.
 
-Every operation of the List API is idempotent, so all may be repeated. The wait doubles, with full
-jitter, so that many clients do not come back in step; a Retry-After counts more. Patience is a
-time and not a number of attempts: that is what an operator can reason about. Knows the clock and
-chance, nothing of HTTP.
+Every operation of the List API is idempotent, so all can be retried. The delay doubles each time,
+with full jitter so that many clients do not return in step; a Retry-After takes precedence. The limit
+is a time, not a number of attempts, because that is easier for an operator to reason about. Knows
+the clock and random numbers, nothing about HTTP.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import time
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 
-_dice = random.Random()  # noqa: S311 - nothing secret
+_dice = random.Random()  # noqa: S311 - not used for secrets
 
 
 @dataclass(frozen=True, slots=True)
 class RetrySettings:
-    patience_s: float = 60.0  # from the first failure of a request to giving it up
+    patience_s: float = 60.0  # from the first failure of a request until it is given up
     first_delay_s: float = 0.5
     max_delay_s: float = 15.0
 
 
 class Patience:
-    """One request's: `delay` says how long to wait now, None that it is over."""
+    """The patience with one request: `delay` says how long to wait before the next attempt."""
 
     def __init__(self, settings: RetrySettings) -> None:
         self._settings = settings
@@ -33,7 +33,7 @@ class Patience:
         self._until: float | None = None
 
     def delay(self, now: float, retry_after_s: float | None = None) -> float | None:
-        """`now` is any monotonic clock, always the same one."""
+        """Seconds to wait, or None to give up. `now` is the time of any monotonic clock, always the same."""
         if self._until is None:
             self._until = now + self._settings.patience_s
         ceiling = min(self._settings.max_delay_s, self._settings.first_delay_s * 2.0 ** min(self._failures, 30))
@@ -46,7 +46,7 @@ class Patience:
 
 
 def parse_retry_after(value: str | None, now: float | None = None) -> float | None:
-    """Seconds to wait from a Retry-After header: a number, or a date. None when it is neither."""
+    """The seconds in a Retry-After header, which is a number or a date; None if it is neither."""
     if not value:
         return None
     if value.strip().isascii() and value.strip().isdigit() and len(value) < 10:

@@ -1,9 +1,9 @@
-"""A list made equal to a file: first the difference, then only what differs.
+"""Synchronises a list with a file: computes the difference, then changes only what differs.
 
-Nothing is remembered between runs. A run that was killed is resumed by running again: the
-difference is then what is left, and every request may be repeated. Entries are compared exactly
-as written, because only the service knows which spellings are one entry; what is deleted goes
-first, so that a changed spelling is replaced and a full list gets room.
+No state is kept between runs. To resume a run that was killed, run it again: the difference is then
+what remains, and every request can be repeated. Entries are compared exactly as written, because
+only the service knows which spellings are the same entry. Deletions come first, so that a changed
+spelling is replaced and a full list has room.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import ListFull, ListsUnavailable
 
 T = TypeVar("T")
-Wanted = Mapping[str, str | None]  # entry -> its comment; None: whatever comment the list has
+WantedEntries = Mapping[str, str | None]  # entry -> its comment; None: keep the comment in the list
 
-_READS = 3  # a stream that is cut is read again from its start, this often
+_READS = 3  # attempts to read a whole list, each from the start
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """What to do so that the list has the wanted entries and comments, and no others."""
+    """The changes after which the list has exactly the wanted entries and comments."""
 
     additions: list[ListEntry]
-    updates: list[ListEntry]  # there, with another comment
+    updates: list[ListEntry]  # in the list, but with another comment
     deletions: list[str]
-    size: int  # of the list now
+    size: int  # of the list before the changes
 
     @property
     def share_deleted(self) -> float:
@@ -41,57 +41,60 @@ class Difference:
         return not (self.additions or self.updates or (prune and self.deletions))
 
     def check_fits(self, max_size: int, *, prune: bool) -> None:
-        """Raises ListFull, before anything is changed, when the list would be larger than it may."""
+        """Raises ListFull, before anything is changed, if the list would exceed its maximum size."""
         after = self.size + len(self.additions) - (len(self.deletions) if prune else 0)
         if 0 < max_size < after and self.additions:
-            raise ListFull(f"the list would have {after:,} entries, its maxSize is {max_size:,}")
+            raise ListFull(f"the list would have {after:,} entries, but its maxSize is {max_size:,}")
 
 
 @dataclass(slots=True)
 class Applied:
-    """How far it came."""
+    """How far the changes have been made."""
 
     deleted: Tally = field(default_factory=Tally)
-    added: Tally = field(default_factory=Tally)  # and updated: to the service it is one thing
+    added: Tally = field(default_factory=Tally)  # includes updates: the service does not distinguish them
 
 
 async def difference(
-    client: ListClient, name: str, wanted: Wanted, tenant: str | None = None, progress: Progress | None = None
+    client: ListClient, name: str, wanted: WantedEntries, tenant: str | None = None, progress: Progress | None = None
 ) -> Difference:
-    """Stream the list and compare. Memory: the file's entries and the difference. Raises ListsError."""
+    """Stream the list and compare. Holds the wanted entries and the difference in memory. Raises ListsError."""
 
     async def read() -> Difference:
         async with aclosing(client.entry_chunks(name, tenant)) as chunks:
             return await _compare(chunks, wanted, progress)
 
-    return await reading_again(read)
+    return await with_rereads(read)
 
 
-async def reading_again(read: Callable[[], Awaitable[T]]) -> T:
-    """`read` a whole list; when its stream is cut in the middle, from the start again, a few times."""
+async def with_rereads(read: Callable[[], Awaitable[T]]) -> T:
+    """`read` a whole list; if its stream is cut off in the middle, start over, at most three times in all."""
     for _ in range(_READS - 1):
         try:
             return await read()
         except ListsUnavailable as exc:
-            if not exc.received:  # it has been tried long enough already
+            if not exc.received:  # the client has used up its patience already
                 raise
     return await read()
 
 
-async def _compare(chunks: AsyncIterator[list[ListEntry]], wanted: Wanted, progress: Progress | None) -> Difference:
+async def _compare(
+    chunks: AsyncIterator[list[ListEntry]], wanted: WantedEntries, progress: Progress | None
+) -> Difference:
     missing = dict(wanted)
     updates: dict[str, ListEntry] = {}
     deletions: dict[str, None] = {}
     size = 0
     async for chunk in chunks:
-        for one in chunk:
-            if one.entry not in wanted:
-                deletions[one.entry] = None
+        for present in chunk:
+            entry = present.entry
+            if entry not in wanted:
+                deletions[entry] = None
                 continue
-            missing.pop(one.entry, None)
-            comment = wanted[one.entry]
-            if comment is not None and comment != one.comment:
-                updates[one.entry] = ListEntry(one.entry, comment)
+            missing.pop(entry, None)
+            comment = wanted[entry]
+            if comment is not None and comment != present.comment:
+                updates[entry] = ListEntry(entry, comment)
         size += len(chunk)
         if progress is not None:
             progress(len(chunk))
@@ -110,7 +113,7 @@ async def apply(
     applied: Applied | None = None,
     progress: Progress | None = None,
 ) -> Applied:
-    """Delete (only with `prune`), then add and update. `applied` is right even when this raises ListsError."""
+    """Delete (only with `prune`), then add and update. `applied` is correct even if this raises ListsError."""
     applied = Applied() if applied is None else applied
     if prune:
         await client.delete(name, change.deletions, tenant, tally=applied.deleted, progress=progress)

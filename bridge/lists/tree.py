@@ -1,13 +1,13 @@
-"""A directory of files as many lists: where each file belongs.
+"""A directory with files for many lists: which list and tenant each file belongs to.
 
     lists/
-      blocked-senders.txt                              the deployment's list
+      blocked-senders.txt                              a deployment-global list
       0b8e4567-e89b-12d3-a456-426614174000/            one tenant's lists
         allowed-domains.csv
 
-A file is named after its list; the ending says its format. Hidden files and files with another
-ending (a README) are left alone and reported. A directory that is no tenant is an error: a typing
-mistake in a tenant's UUID must not leave that tenant without its lists.
+A file is named after its list; the suffix determines the format. Hidden files are ignored; files
+with another suffix (a README) are ignored and reported. A directory whose name is not a UUID is an
+error: a typo in a tenant's UUID must not leave that tenant without its lists.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from bridge.lists.files import SUFFIXES, InputError
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One list of one scope, and the file it shall be equal to."""
+    """One list of one scope, and its file."""
 
     name: str
-    tenant: str | None  # None: the deployment
+    tenant: str | None  # None: the deployment-global scope
     path: Path
 
     def __str__(self) -> str:
@@ -38,7 +38,7 @@ class Tree:
 
 
 def find(directory: Path) -> Tree:
-    """Every list in `directory`, in the order of names. Raises InputError with all that is wrong."""
+    """Every list in `directory`, ordered by name. Raises InputError with all mistakes."""
     mistakes: list[str] = []
     tree = Tree([], [])
     try:
@@ -49,15 +49,16 @@ def find(directory: Path) -> Tree:
             try:
                 tenant = str(UUID(child.name))
             except ValueError:
-                mistakes.append(f"{child}: a directory is named after its tenant, which is a UUID")
+                mistakes.append(f"{child}: the name of a directory must be the UUID of a tenant")
                 continue
             _gather(child, tenant, tree)
-            mistakes += [f"{below}: too deep: nobody's list" for below in sorted(child.iterdir()) if below.is_dir()]
+            below = [path for path in sorted(child.iterdir()) if path.is_dir()]
+            mistakes += [f"{path}: a tenant's directory must not contain directories" for path in below]
     except OSError as exc:
-        raise InputError(f"{directory}: cannot be read: {exc.strerror}") from exc
-    mistakes += _doubles(tree.targets)
+        raise InputError(f"{directory}: cannot read the directory: {exc.strerror}") from exc
+    mistakes += _duplicates(tree.targets)
     if not tree.targets and not mistakes:
-        mistakes.append(f"{directory}: holds no lists; name a file after its list, for example blocked-senders.txt")
+        mistakes.append(f"{directory}: no lists found; name each file after its list, for example blocked-senders.txt")
     if mistakes:
         raise InputError("\n".join(mistakes))
     return tree
@@ -73,7 +74,7 @@ def _gather(directory: Path, tenant: str | None, tree: Tree) -> None:
             tree.ignored.append(path)
 
 
-def _doubles(targets: list[Target]) -> list[str]:
+def _duplicates(targets: list[Target]) -> list[str]:
     seen: dict[tuple[str, str | None], Path] = {}
     mistakes = []
     for target in targets:

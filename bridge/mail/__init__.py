@@ -1,1 +1,1 @@
-"""The vocabulary of a mail: session, envelope, message, transaction, reply. Imports nothing of ours."""
+"""The vocabulary of a mail: session, envelope, message, transaction, reply. Knows no protocol and no network."""

@@ -1,4 +1,4 @@
-"""Action: what we do with a mail, after policy has had its say."""
+"""Action: what we do with a mail; the policy chooses it."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from enum import StrEnum
 
 
 class Action(StrEnum):
-    RELAY = "relay"  # hand it on; the next hop's reply is ours
+    RELAY = "relay"  # hand it on; the client reads the next hop's reply
     REJECT = "reject"  # 5xx
-    DISCARD = "discard"  # 250, and nothing more
-    QUARANTINE = "quarantine"  # into our store, then 250
-    HOLD = "hold"  # milter: into the mail server's own hold queue
+    DISCARD = "discard"  # 250, then drop it
+    QUARANTINE = "quarantine"  # store it, then 250
+    HOLD = "hold"  # milter: put it into the mail server's hold queue
     TEMPFAIL = "tempfail"  # 4xx

@@ -1,7 +1,7 @@
-"""Envelope: who sent it, to whom, with which ESMTP parameters, exactly as it came.
+"""Envelope: sender, recipients and their ESMTP parameters, exactly as received.
 
-Addresses carry no angle brackets; the null sender is "". They are text, but only text that
-encodes to the very bytes the client sent (`intake.address` refuses the rest).
+Addresses carry no angle brackets; the null sender is "". They are text that encodes to exactly the
+bytes the client sent (`intake.smtp.paths` refuses anything else).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from bridge.runtime.value import value
 
 @value
 class Recipient:
-    """One accepted RCPT: the address and its parameters (NOTIFY=..., ORCPT=...) in their own case."""
+    """One accepted RCPT: the address and its parameters (NOTIFY=..., ORCPT=...) in their original case."""
 
     address: str
     params: tuple[str, ...] = ()

@@ -1,11 +1,11 @@
 """Message: the raw bytes of one mail, in memory while small, in an unlinked file when large.
 
-Content is kept exactly as it came (CRLF line ends, dots unstuffed). All mail in processing
-draws on one `Spool`, which counts bytes against one limit wherever they lie: the limit is what
-keeps a burst of large mail from ending in the kernel's out-of-memory killer.
+Content is kept exactly as received (CRLF line ends, dots unstuffed). All mail in processing uses one
+`Spool`, which counts bytes in memory and on disk against one limit: without it, a burst of large mail
+would end with the kernel's out-of-memory killer.
 
-Writes to the file go to the page cache, in blocks of at most a few hundred KiB, from the event
-loop: cheaper than a thread per block.
+The event loop itself writes to the file, in blocks of at most a few hundred KiB that go to the page
+cache: that is cheaper than a thread per block.
 """
 
 from __future__ import annotations
@@ -13,35 +13,73 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Protocol
 
 from bridge.errors import Saturated
 
 BLOCK = 256 * 1024
 _SMALL = 4096
-_NEARLY = 0.75
-HEAD_LIMIT = 1024 * 1024  # more head than this is treated as if it ended here
+_SPILL_EARLY = 0.75  # of the memory limit, while more content is to come
+HEAD_LIMIT = 1024 * 1024  # a longer header section is treated as if it ended here
 
 
-class Spool:
-    """The one account of all bytes in processing."""
+class ByteAccount(Protocol):
+    """Counts the bytes in processing: of this process, or of all workers together."""
 
-    def __init__(self, limit: int, memory_per_mail: int = BLOCK, directory: str | None = None) -> None:
-        self.limit = limit
-        self.memory_per_mail = memory_per_mail
-        self.directory = directory
+    @property
+    def in_use(self) -> int: ...
+
+    def take(self, count: int, limit: int) -> bool:
+        """Count `count` bytes more; False, and no change, if that would pass the limit."""
+
+    def give_back(self, count: int) -> None: ...
+
+
+class OwnBytes:
+    """The bytes in processing of a single process."""
+
+    def __init__(self) -> None:
         self.in_use = 0
 
-    def take(self, count: int) -> None:
-        if self.in_use + count > self.limit:
-            raise Saturated("bytes in processing are at their limit")
+    def take(self, count: int, limit: int) -> bool:
+        if self.in_use + count > limit:
+            return False
         self.in_use += count
+        return True
 
     def give_back(self, count: int) -> None:
         self.in_use -= count
 
 
+class Spool:
+    """The one account of all bytes in processing."""
+
+    def __init__(
+        self,
+        limit: int,
+        memory_per_mail: int = BLOCK,
+        directory: str | None = None,
+        account: ByteAccount | None = None,
+    ) -> None:
+        self.limit = limit
+        self.memory_per_mail = memory_per_mail
+        self.directory = directory
+        self._account = OwnBytes() if account is None else account
+
+    @property
+    def in_use(self) -> int:
+        return self._account.in_use
+
+    def take(self, count: int) -> None:
+        if not self._account.take(count, self.limit):
+            raise Saturated("bytes in processing are at their limit")
+
+    def give_back(self, count: int) -> None:
+        self._account.give_back(count)
+
+
 class Message:
-    """Grows by `write`, is read by `chunks` as often as needed, ends with `close`."""
+    """`write` appends, `chunks` reads as often as needed, `close` releases everything."""
 
     __slots__ = ("_chunks", "_file", "_head", "_skip", "_spool", "_written")
 
@@ -50,7 +88,7 @@ class Message:
         self._chunks: list[bytes] = []
         self._file: int | None = None
         self._written = 0
-        self._head: bytes | None = None  # stands for the first _skip bytes, see replace_head
+        self._head: bytes | None = None  # replaces the first _skip bytes, see replace_head
         self._skip = 0
 
     @property
@@ -58,10 +96,10 @@ class Message:
         return self._written - self._skip + len(self._head or b"")
 
     def write(self, chunk: bytes, is_last: bool = True) -> None:
-        """Append. Raises Saturated over the common limit, OSError when the disk is full.
+        """Append. Raises Saturated above the common limit, OSError when the disk is full.
 
-        What has nearly reached the limit for memory, and is not the last, goes to the file at once: hundreds of mails
-        may come at the same time, and all of them would wait in memory for a little more.
+        A mail that has nearly reached its memory limit, and is not complete, is moved to the file early: hundreds of
+        mails may arrive at the same time, and all of them would wait in memory just below the limit.
         """
         self._spool.take(len(chunk))
         self._written += len(chunk)
@@ -69,10 +107,10 @@ class Message:
             _write_all(self._file, chunk)
             return
         if self._chunks and len(chunk) < _SMALL and len(self._chunks[-1]) < _SMALL:
-            self._chunks[-1] += chunk  # a client that sends byte by byte must not cost an object for each
+            self._chunks[-1] += chunk  # a client that sends single bytes must not cost an object for each
         else:
             self._chunks.append(chunk)
-        if self._written > self._spool.memory_per_mail * (1 if is_last else _NEARLY):
+        if self._written > self._spool.memory_per_mail * (1 if is_last else _SPILL_EARLY):
             self._spill()
 
     def _spill(self) -> None:
@@ -82,7 +120,7 @@ class Message:
         self._chunks = []
 
     def chunks(self) -> Iterator[bytes]:
-        """The content from its start, in pieces of at most a few hundred KiB."""
+        """The content from its start, in chunks of at most a few hundred KiB."""
         if self._head:
             yield self._head
         yield from self._raw(self._skip)
@@ -101,12 +139,12 @@ class Message:
                 offset = 0
 
     def head(self) -> bytes:
-        """The header section, up to and with the CRLF that ends its last field (no blank line)."""
+        """The header section, including the CRLF of its last field but not the blank line."""
         if self._head is not None:
             return self._head
         first = self._chunks[0] if self._chunks else b""
         end = first.find(b"\r\n\r\n")
-        if end > 0 and not first.startswith(b"\r\n"):  # nearly every mail
+        if end > 0 and not first.startswith(b"\r\n"):  # the usual case
             return first[: end + 2]
         head = b""
         for chunk in self._raw(0):
@@ -122,13 +160,13 @@ class Message:
         return head
 
     def replace_head(self, head: bytes) -> None:
-        """From now on the content reads as if `head` had come in place of `self.head()`."""
+        """From now on the content reads as if `head` had been received instead of `self.head()`."""
         if self._head is None:
             self._skip = len(self.head())
         self._head = head
 
     def close(self) -> None:
-        """Give back memory, file and account. Reading after this yields nothing."""
+        """Release memory, file and the spool's bytes. Reading after this yields nothing."""
         self._spool.give_back(self._written)
         self._written = self._skip = 0
         self._chunks = []
@@ -141,7 +179,7 @@ class Message:
 def _open_unlinked(directory: str | None) -> int:
     try:
         return os.open(directory or tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
-    except OSError:  # not every file system has O_TMPFILE
+    except OSError:  # not every file system supports O_TMPFILE
         fd, path = tempfile.mkstemp(dir=directory)
         os.unlink(path)
         return fd

@@ -1,7 +1,7 @@
 """Reply: what the client reads. A code, an enhanced status, one or more lines of text.
 
-The enhanced status must agree with the code in its first digit; that rule lives here, so that a
-`451 5.x.x` cannot be built anywhere.
+The first digits of enhanced status and code must agree; that is enforced here, so that a `451 5.x.x`
+cannot be built anywhere.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ class Reply:
     """One SMTP reply, e.g. Reply(451, "4.3.2", "Try again later")."""
 
     code: int
-    status: str  # enhanced status code (RFC 3463), "" where there is none
+    status: str  # enhanced status code (RFC 3463), or ""
     text: str  # lines separated by "\n"
-    _wire: bytes = field(default=b"", init=False, repr=False, compare=False)  # made once: most replies are constants
+    is_foreign: bool = field(default=False, compare=False)  # another server's own words: passed on without our id
+    _wire: bytes = field(default=b"", init=False, repr=False, compare=False)  # built once: most replies are constants
 
     def __post_init__(self) -> None:
         if not 200 <= self.code <= 599:
@@ -45,7 +46,7 @@ class Reply:
         return [prefix + _UNPRINTABLE.sub("?", line) for line in self.text.split("\n")]
 
     def to_bytes(self) -> bytes:
-        """As it goes over the wire, CRLF included."""
+        """As sent to the client, with CRLF."""
         if not self._wire:
             if self._is_plain():
                 wire = f"{self}\r\n"
@@ -61,24 +62,25 @@ class Reply:
         return f"{self.code} " + " / ".join(self.lines())
 
     def _is_plain(self) -> bool:
-        """One line, nothing in it to be replaced: nearly every reply."""
+        """One line without characters to replace: nearly every reply."""
         return self.text.isascii() and self.text.isprintable()
 
     @classmethod
     def from_lines(cls, code: int, lines: list[str]) -> Reply:
-        """Build from another server's reply lines (without their codes)."""
+        """Build from another server's reply lines, without their codes."""
         match = _ENHANCED.match(lines[0]) if lines else None
         if match is None or match.group(1)[0] != str(code)[0]:
-            return cls(code, "", "\n".join(lines))
+            return cls(code, "", "\n".join(lines), is_foreign=True)
         status = match.group(1)
-        return cls(code, status, "\n".join(line.removeprefix(status).lstrip(" ") for line in lines))
+        text = "\n".join(line.removeprefix(status).lstrip(" ") for line in lines)
+        return cls(code, status, text, is_foreign=True)
 
 
 def weightiest(replies: Iterable[Reply]) -> Reply | None:
-    """The refusal that speaks for several recipients: none is lost if the client heeds it.
+    """The one refusal that a client reads for several recipients, chosen so that no recipient loses the mail.
 
-    A temporary one wins, since a mail that is tried again reaches whom it still can; else the
-    first. A reply that neither accepts nor refuses (3xx) is in doubt, hence temporary.
+    A temporary refusal wins, because the mail is then sent again and reaches all recipients it can; otherwise
+    the first refusal. A reply that neither accepts nor refuses (3xx) leaves doubt and counts as temporary.
     """
     refusals = [reply for reply in replies if not reply.is_success]
     for reply in refusals:

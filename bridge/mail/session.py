@@ -1,8 +1,8 @@
-"""Session: one client connection, and what is known of the client behind it.
+"""Session: one client connection, and what is known about the client behind it.
 
-The connection's peer is usually our own mail server. The stranger who sent the mail is the
-`Client`: the peer itself, or what a trusted peer told us by XFORWARD, XCLIENT, PROXY, a header field
-or milter macros. Only the `Client` goes to the scanner.
+The connection's peer is usually our own mail server. The host that sent the mail to it is the `Client`:
+the peer itself, or the host that a trusted peer named by XFORWARD, XCLIENT, PROXY, a header field or
+milter macros. The scanner sees only the `Client`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from bridge.runtime.value import value
 
 @value
 class Client:
-    """The sending host as seen at the border. None: not known, and never guessed."""
+    """The sending host as the border mail server saw it. None: unknown, and never guessed."""
 
     address: str | None = None  # a bare IPv4 or IPv6 address
     port: int | None = None
@@ -30,10 +30,10 @@ class Session:
 
     id: str
     listener: str
-    peer: str  # the connection's other end, for the log: an address, or "unix"
+    peer: str  # the other end of the connection, for the log: an address, or "unix"
     client: Client = Client()
     tls: str | None = None  # the TLS version between the peer and us
-    helo: str | None = None  # what the peer itself said
+    helo: str | None = None  # the peer's own HELO
     esmtp: bool = True
-    is_told: bool = False  # the client is a trusted peer's word, not the peer itself
-    in_header: bool = False  # that word is in the mail's head: before the content nobody knows the client
+    is_told: bool = False  # a trusted peer named the client; it is not the peer itself
+    in_header: bool = False  # the client is named in the mail's header, so it is unknown before the content

@@ -1,4 +1,4 @@
-"""Trace: the names by which a mail is known to those who follow requests over several programs (W3C Trace Context)."""
+"""Trace: the ids under which tracing systems follow one mail through several programs (W3C Trace Context)."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from time import monotonic, time_ns
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """One mail's: hexadecimal, as in the header, and the two clocks at its beginning."""
+    """The ids of one mail in hexadecimal, as in the header, and both clocks at its start."""
 
     trace_id: str
     mail_id: str  # the span of the whole mail
-    scan_id: str  # the span of its scan: what the scanner does is part of that
+    scan_id: str  # the span of its scan, the parent of the scanner's own spans
     began_ns: int  # since 1970
     began_at: float  # monotonic
 
@@ -24,5 +24,5 @@ class Trace:
 
 
 def new_trace() -> Trace:
-    chance = os.urandom(32).hex()
-    return Trace(chance[:32], chance[32:48], chance[48:], time_ns(), monotonic())
+    drawn = os.urandom(32).hex()
+    return Trace(drawn[:32], drawn[32:48], drawn[48:], time_ns(), monotonic())

@@ -1,4 +1,4 @@
-"""Transaction: one mail on its way: session, envelope, message, and how long there is for it."""
+"""Transaction: one mail in processing: session, envelope, message and deadline."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _numbers = itertools.count(int.from_bytes(os.urandom(2)))
 
 @value
 class Transaction:
-    """One mail, complete, and the moments that bound it (monotonic clock, seconds)."""
+    """One complete mail, with the time of its arrival and its deadline (monotonic clock, seconds)."""
 
     id: str
     session: Session
     envelope: Envelope
     message: Message
-    received_at: float  # when the last byte had come
+    received_at: float  # when the last byte arrived
     deadline: float  # when the client must have its reply
-    each: bool = False  # the client reads one reply for each recipient (LMTP, PRDR)
+    is_per_recipient: bool = False  # the client reads one reply for each recipient (LMTP, PRDR)
 
 
 def new_id() -> str:
@@ -33,7 +33,7 @@ def new_id() -> str:
 
 
 def _draw_process() -> None:
-    """The part of an id that tells processes apart, forked ones too."""
+    """Draw the part of an id that differs between processes, including forked ones."""
     global _process
     _process = f"{int.from_bytes(os.urandom(2)):04X}"
 

@@ -1,8 +1,8 @@
-"""Whether a sender or a client is on a list, whatever holds the entries.
+"""Whether a sender or a client is on a list, independent of how the entries are stored.
 
-A domain, also one of a sender list (`@example.org`), matches its subdomains; a network is looked up
-once for each prefix length in use. So a look-up costs the same in a list of ten entries and of a
-million. What strangers wrote is brought into the entries' spelling first; what has none matches
+A domain matches its subdomains, also in a sender list (`@example.org`). A network needs one lookup
+for each prefix length in use. So a lookup takes as long in a list of ten entries as in one of a
+million. Remote input is first converted to the spelling of entries; what cannot be converted matches
 nothing.
 """
 
@@ -20,9 +20,9 @@ Length = tuple[int, int]  # IP version and prefix length
 
 
 def address(text: str) -> str:
-    """A stranger's address in the entries' spelling; "" when it has none (the null sender, a bare name).
+    """An address in the spelling of entries; "" if it has none (the null sender, a name without a domain).
 
-    A local part that no entry could have (quoted, with odd characters) must not hide its domain.
+    The domain must match even if no entry could have this local part (quoted, with odd characters).
     """
     local, at, host = text.rpartition("@")
     try:
@@ -36,10 +36,10 @@ def address(text: str) -> str:
 
 
 def find_address(category: str, words: Container[str], text: str) -> str | None:
-    """The entry of a `sender` or `domain` list that this address is on; `text` is from `address`."""
+    """The entry of a `sender` or `domain` list that matches this address; `text` comes from `address`."""
     if not text:
         return None
-    names = upwards(text.rpartition("@")[2])
+    names = domain_and_parents(text.rpartition("@")[2])
     if category == DOMAIN:
         return next((name for name in names if name in words), None)
     if text in words:
@@ -48,25 +48,25 @@ def find_address(category: str, words: Container[str], text: str) -> str | None:
 
 
 def find_network(lengths: Iterable[Length], has: Callable[[int, int, int], bool], client: str) -> str | None:
-    """The entry of a `network` list that this address is in; `has` knows version, length and number."""
+    """The entry of a `network` list that contains this address; `has` takes version, length and first address."""
     ip = _ip(client)
-    number, bits, of = int(ip), ip.max_prefixlen, ip.version
+    number, bits = int(ip), ip.max_prefixlen
     for version, length in lengths:
-        if version == of:
+        if version == ip.version:
             first = number >> (bits - length) << (bits - length)
             if has(version, length, first):
                 return f"{type(ip)(first)}/{length}"
     return None
 
 
-@lru_cache(1024)  # a client that comes again, or stays
+@lru_cache(1024)  # the same clients connect again and again
 def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
-    """IPv4 in IPv6's clothes is IPv4. Raises ValueError."""
+    """Parse an address; an IPv4-mapped IPv6 address becomes IPv4. Raises ValueError."""
     ip = ipaddress.ip_address(text)
     return ip.ipv4_mapped or ip if isinstance(ip, ipaddress.IPv6Address) else ip
 
 
-def upwards(name: str) -> Iterator[str]:
+def domain_and_parents(name: str) -> Iterator[str]:
     """a.b.c, b.c, c"""
     while name:
         yield name

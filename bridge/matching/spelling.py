@@ -1,8 +1,8 @@
-"""What an entry of a list is, by the list's category, in its one spelling.
+"""The canonical spelling of an entry, depending on the category of its list.
 
-An entry that could never match would be a silent hole in somebody's protection, so it is refused
-when it is added. The spelling is normalised the same way on the way in and when a mail is matched:
-`User@Example.ORG` and `user@example.org` are one sender.
+An entry that can never match would be an unnoticed gap in the protection, so it is refused when it
+is added. Entries and mail are normalised the same way: `User@Example.ORG` and `user@example.org` are
+the same sender.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 
 def normalise(category: str, entry: str) -> str:
-    """The entry's one spelling. Raises ValueError with what it should have been."""
+    """The canonical spelling of an entry. Raises ValueError, with an example of a valid entry."""
     if _CONTROL.search(entry):
-        raise ValueError("an entry has no control characters")
+        raise ValueError("an entry must not contain control characters")
     normaliser = _NORMALISERS.get(category)
     return normaliser(entry.strip()) if normaliser else entry
 
@@ -48,7 +48,7 @@ def domain(text: str) -> str:
 
 
 def address(text: str) -> str:
-    """An e-mail address with its domain in lower-case ASCII, its local part in lower case."""
+    """An e-mail address, with its domain in lower-case ASCII and its local part in lower case."""
     local, at, host = text.rpartition("@")
     if not at or not _LOCAL.fullmatch(local):
         raise ValueError("not an address, for example user@example.org")
@@ -56,7 +56,7 @@ def address(text: str) -> str:
 
 
 def _sender(text: str) -> str:
-    """An address, or `@domain` for all of a domain's."""
+    """An address, or `@domain` for all addresses of a domain."""
     text = text.strip("<>")
     if text.startswith(("@", "*@")):
         return "@" + domain(text.partition("@")[2])
@@ -70,9 +70,9 @@ def _domain(text: str) -> str:
 
 
 def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
-    """A network, or an address as the network of itself. Raises ValueError."""
+    """A network; a single address becomes a network of one. Raises ValueError."""
     try:
-        if "%" in text:  # a zone means nothing elsewhere
+        if "%" in text:  # an IPv6 zone is meaningless on another machine
             raise ValueError
         return ipaddress.ip_network(text.strip(), strict=False)
     except ValueError:
@@ -80,17 +80,17 @@ def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
 
 
 def _url(text: str) -> str:
-    """The host of a URL: lists match hosts, not paths. An IPv6 address is one with and without brackets."""
+    """The host of a URL: lists match hosts, not paths. An IPv6 address may have brackets or not."""
     try:
         parts = urlsplit(text if "//" in text else f"//{text}")
-        host, _ = parts.hostname or "", parts.port  # a port that is no number raises: what is before it is no host
+        host, _ = parts.hostname or "", parts.port  # `port` raises if it is not a number; then there is no host either
     except ValueError:
         host = ""
     return _ip(text) or _ip(host) or domain(re.sub(r"^(\*\.|\.)", "", host))
 
 
 def _ip(text: str) -> str | None:
-    """An IP address in its usual form; one with a zone means nothing elsewhere."""
+    """An IP address in canonical form; None for anything else, and for an IPv6 address with a zone."""
     try:
         return None if "%" in text else str(ipaddress.ip_address(text))
     except ValueError:
@@ -100,7 +100,7 @@ def _ip(text: str) -> str | None:
 def _attachment(text: str) -> str:
     digest = text.lower().removeprefix("sha256:")
     if not _SHA256.fullmatch(digest):
-        raise ValueError("not a SHA-256 in 64 hex digits")
+        raise ValueError("not a SHA-256 digest of 64 hex digits")
     return digest
 
 

@@ -1,14 +1,15 @@
-"""A list as one file that is searched where it lies: the local copy of a list.
+"""The local copy of a list: one file that is searched in place.
 
-Mapped into memory, so that a million entries are there at once, cost nothing twice when several
-processes look at them, and no Python object each. An entry is kept as 16 bytes of BLAKE2b of its one
-spelling: nobody can find another text with the same ones, and which entry matched is known from
-what was looked for. An index by the first bits leads to a handful of them.
+The file is mapped into memory: a million entries are available immediately, several processes share
+the memory, and no entry needs a Python object. An entry is stored as the 16-byte BLAKE2b digest of its
+canonical spelling. Nobody can find another text with the same digest, and the caller knows which
+entry matched, because it knows what it looked up. An index by the first bits narrows a lookup down to a
+few digests.
 
     magic, a line of JSON (what it is, CRC-32 of the rest), padding to 8 bytes,
     2^bits + 1 offsets of 4 bytes, the digests of each bucket one after the other
 
-Whatever does not fit together (a cut file, a flipped bit) is a `BadTable`, never half a list.
+Any inconsistency (a truncated file, a flipped bit) raises `BadTable`; a partial list is never used.
 """
 
 from __future__ import annotations
@@ -26,32 +27,32 @@ from bridge.matching import spelling
 from bridge.matching.match import NETWORK, Length
 
 MAGIC = b"scanbridge list 1\n"
-MAX_ENTRIES = 20_000_000  # 360 MB; a stream that does not end must
+MAX_ENTRIES = 20_000_000  # 360 MB; bounds an endless stream
 _WIDTH = 16
 _PER_BUCKET = 4
 _MAX_HEAD = 64 * 1024
 
 
 class BadTable(Exception):
-    """The file is not a whole table."""
+    """The file is not a complete table."""
 
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What a table says of itself."""
+    """A table's description of itself."""
 
     name: str
     tenant: str | None
     category: str
     count: int  # entries
-    skipped: int  # what the service had and cannot be matched
-    lengths: tuple[Length, ...]  # of networks: the prefix lengths in use
+    skipped: int  # entries of the service that cannot be matched
+    lengths: tuple[Length, ...]  # for networks: the prefix lengths in use
     bits: int
     crc: int
 
 
 class Table:
-    """One list, ready to be asked. `open` raises BadTable and OSError."""
+    """One list, ready for lookups. `open` raises BadTable and OSError."""
 
     def __init__(self, memory: mmap.mmap, about: About, start: int) -> None:
         self._memory = memory
@@ -62,7 +63,7 @@ class Table:
 
     @classmethod
     def open(cls, path: Path) -> Table:
-        """Maps the file and checks all of it: some 20 ms for a million entries."""
+        """Map the file and verify all of it: about 20 ms for a million entries."""
         with path.open("rb") as file:
             try:
                 memory = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -86,7 +87,7 @@ class Table:
         first, end = struct.unpack_from("<II", self._memory, self._index + 4 * bucket)
         start, stop = self._digests + _WIDTH * first, self._digests + _WIDTH * end
         found = self._memory.find(digest, start, stop)
-        while found >= 0 and (found - start) % _WIDTH:  # across two digests: not one
+        while found >= 0 and (found - start) % _WIDTH:  # a match that spans two digests is not a match
             found = self._memory.find(digest, found + 1, stop)
         return found >= 0
 
@@ -102,22 +103,22 @@ def _read_head(memory: mmap.mmap) -> tuple[About, int]:
         if not (0 <= about.bits <= 32 and about.count >= 0):
             raise ValueError
     except (ValueError, TypeError, KeyError):
-        raise BadTable("its head cannot be read") from None
+        raise BadTable("its header cannot be read") from None
     return about, _aligned(end + 1)
 
 
 class TableMaker:
-    """Takes entries as the service has them, in any order, and writes the table."""
+    """Takes the service's entries in any order and builds the table."""
 
     def __init__(self, category: str) -> None:
         self._category = category
-        self._heaps = [bytearray() for _ in range(256)]  # by the first byte: sorted one after the other
+        self._heaps = [bytearray() for _ in range(256)]  # digests by first byte, so that each heap is sorted alone
         self._lengths: set[Length] = set()
         self.skipped = 0
         self.added = 0
 
     def add(self, entry: str) -> None:
-        """One that has no meaning in a list of this kind is counted and left out."""
+        """Add an entry; one that is invalid in a list of this kind is counted and skipped."""
         try:
             digest = self._digest(entry)
         except ValueError:
@@ -134,7 +135,7 @@ class TableMaker:
         return _of_network(network.version, network.prefixlen, int(network.network_address))
 
     def finish(self, name: str, tenant: str | None) -> tuple[About, list[bytes]]:
-        """What goes behind `head(about)`. Nothing can be added afterwards."""
+        """The content of the file after `head(about)`. Nothing can be added after this call."""
         heaps = [_sorted(heap) for heap in self._heaps]
         self._heaps = []
         count = sum(map(len, heaps)) // _WIDTH
@@ -148,7 +149,7 @@ class TableMaker:
 
 
 def head(about: About) -> bytes:
-    """What stands in front of the body that `finish` made."""
+    """The start of the file, before the body that `finish` returns."""
     raw = MAGIC + json.dumps(asdict(about)).encode("ascii") + b"\n"
     return raw.ljust(_aligned(len(raw)), b"\0")
 
@@ -160,7 +161,7 @@ def _sorted(heap: bytearray) -> bytes:
 
 
 def _offsets(heaps: list[bytes], bits: int) -> bytes:
-    """Where each bucket begins, and where the last one ends."""
+    """The start of each bucket, and the end of the last one."""
     counts = array("I", bytes(4 * (2**bits + 1)))
     for heap in heaps:
         for i in range(0, len(heap), _WIDTH):

@@ -1,12 +1,12 @@
-"""The quarantine's index: what is known of its mail, in the state database, where people can search it.
+"""The quarantine's index: its records in the state database, for searching.
 
-What the store has is the truth. Nothing is in here that cannot be read from it again, so an index
-that is missing is made, one that is damaged is set aside and made anew, and one that fails costs
-nobody a mail: its error is IndexFailed, and whoever adds to it goes on.
+The store is the truth. Everything in the index can be read from the store again, so a missing index is
+created, a damaged one is set aside and rebuilt, and a failing one never costs a mail: it raises
+IndexFailed, and storing the mail goes on.
 
-Readers and writers are several processes (the daemon, and people at the command line), on several
-machines if the database is PostgreSQL; `place` tells apart whose mail lies where. One connection for
-each process, opened when first needed.
+Several processes read and write it (the daemon and the command line), on several machines if the
+database is PostgreSQL; the column `place` separates their mail. Each process has one connection, opened
+on first use.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import StoreError
 from bridge.quarantine import record
-from bridge.quarantine.record import Item, Kept
+from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import MEMORY, Database, DatabaseNewer, DatabaseUnusable
 
-BUSY_S = 0.5  # a mail's reply waits for this, so it is short; what was missed is repaired later
-AWAY_S = 5.0  # a server that failed is left alone for so long
+BUSY_S = 0.5  # short, because a mail's reply waits for it; missing records are added later
+AWAY_S = 5.0  # a database server that failed is not tried again for this long
 VERSION_TABLE = "quarantine_schema"
-_LOCK = 0x5CA7B12E  # writers follow each other in PostgreSQL, as they do in SQLite
+_LOCK = 0x5CA7B12E  # an advisory lock that serialises writers in PostgreSQL, as SQLite does by itself
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
 metadata = MetaData()
@@ -75,7 +75,7 @@ tags = Table("quarantine_tag", metadata, *(Column(name, Text, primary_key=True) 
 
 
 def _create(connection: Connection) -> None:
-    """`place` is new in version 2; before it there were SQLite files only, and their rows are taken over."""
+    """Version 2 adds `place`. Version 1 had SQLite files only; their rows are copied."""
     old = [table.name for table in metadata.sorted_tables if connection.dialect.has_table(connection, table.name)]
     for name in old:
         connection.execute(text(f"ALTER TABLE {name} RENAME TO {name}_1"))
@@ -87,20 +87,20 @@ def _create(connection: Connection) -> None:
         connection.execute(text(f"INSERT INTO {name} (place, {columns}) SELECT '', {columns} FROM {name}_1"))  # noqa: S608  fixed names
         connection.execute(text(f"DROP TABLE {name}_1"))
     if connection.dialect.name == "sqlite":
-        connection.execute(text("PRAGMA user_version=2"))  # where version 1 looks: it leaves the file alone
+        connection.execute(text("PRAGMA user_version=2"))  # version 1 checks this, and then leaves the file alone
 
 
-# Number n brings a database from version n to n + 1. Never change one that was released: add one.
+# Step n migrates a database from version n to n + 1. Never change a released step; add one.
 MIGRATIONS: list[database.Step] = [_create]
 
 
 class IndexFailed(StoreError):
-    """The index cannot be used now; the mail is not touched by that."""
+    """The index cannot be used now. Stored mail is not affected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to look for; everything that is given must hold. Texts without `*` match anywhere, but tags whole."""
+    """A search; all given fields must match. Text without `*` matches anywhere, except that a tag matches whole."""
 
     recipient: str = ""
     sender: str | None = None  # "": the null sender
@@ -110,13 +110,13 @@ class Query:
     decision: str = ""
     listener: str = ""
     state: str = ""
-    since: float | None = None  # seconds since 1970
+    since: float | None = None  # Unix time
     until: float | None = None
-    limit: int = 0  # 0: all
+    limit: int = 0  # 0: no limit
 
 
 class Index:
-    """Of the mail in one place; in memory when there is no database."""
+    """The index of one store; in memory if there is no database."""
 
     def __init__(self, where: Database | None, place: str = "", busy_s: float = BUSY_S) -> None:
         self._database = where or Database(MEMORY)
@@ -125,16 +125,16 @@ class Index:
         self._busy_s = busy_s
         self._lock = threading.Lock()
         self._engine: Engine | None = None
-        self._end: Any = None
-        self._identity: tuple[int, ...] = ()  # of the open file, and of the process that opened it
+        self._finalizer: Any = None
+        self._identity: tuple[int, ...] = ()  # device and inode of the open file, and our process id
         self._away_until = 0.0
 
-    def put(self, items: Iterable[Item]) -> None:
-        """Add, or replace what is known of them. Raises IndexFailed."""
+    def put(self, stored_records: Iterable[StoredRecord]) -> None:
+        """Add or replace records. Raises IndexFailed."""
         with self._transaction(writes=True) as connection:
-            for item in items:
-                self._delete(connection, item.id)
-                self._insert(connection, item)
+            for stored in stored_records:
+                self._delete(connection, stored.id)
+                self._insert(connection, stored)
 
     def remove(self, ids: Iterable[str]) -> None:
         """Raises IndexFailed."""
@@ -143,37 +143,37 @@ class Index:
                 self._delete(connection, mail_id)
 
     def known(self) -> dict[str, int]:
-        """The ids, each with the size of its .releases. Raises IndexFailed."""
+        """All ids, with the size of their .releases. Raises IndexFailed."""
         sql = select(mails.c.id, func.length(mails.c.releases)).where(mails.c.place == self._place)
         with self._transaction() as connection:
             return {row[0]: row[1] for row in connection.execute(sql)}
 
-    def search(self, query: Query) -> list[Kept]:
+    def search(self, query: Query) -> list[MailRecord]:
         """Newest first. Raises IndexFailed."""
         sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
         sql = sql.where(mails.c.place == self._place, *_conditions(query))
         sql = sql.order_by(mails.c.kept_at.desc(), mails.c.id.desc()).limit(query.limit or None)
         with self._transaction() as connection:
             rows = connection.execute(sql).all()
-        return [record.read(*row) for row in rows]
+        return [record.read(StoredRecord(*row)) for row in rows]
 
     def check(self) -> None:
-        """Look at every page. Raises IndexFailed; a damaged file has then been set aside."""
+        """Check a SQLite file for damage. Raises IndexFailed after setting a damaged file aside."""
         with self._transaction() as connection:
-            word = "ok"
+            result = "ok"
             if self._database.is_sqlite:
-                word = str(connection.execute(text("PRAGMA quick_check(1)")).scalar())
-        if word != "ok":
+                result = str(connection.execute(text("PRAGMA quick_check(1)")).scalar())
+        if result != "ok":
             with self._lock:
                 self._set_aside()
-            raise IndexFailed(f"state database: {word}")
+            raise IndexFailed(f"state database: {result}")
 
     def close(self) -> None:
         if self._engine is not None:
-            # What another process opened is not ours to close.
+            # After a fork, the parent's connection must not be closed here.
             self._engine.dispose(close=self._identity[-1:] in ((), (os.getpid(),)))
             self._engine = None
-            self._end.detach()
+            self._finalizer.detach()
 
     @contextmanager
     def _transaction(self, *, writes: bool = False) -> Iterator[Connection]:
@@ -181,7 +181,7 @@ class Index:
             raise IndexFailed("state database: busy")
         try:
             if time.monotonic() < self._away_until:
-                raise IndexFailed("state database: it failed a moment ago")
+                raise IndexFailed("state database: not tried again yet after a failure")
             engine = self._open()
             with database.writing(engine, _LOCK) if writes else engine.begin() as connection:
                 yield connection
@@ -197,8 +197,8 @@ class Index:
             self._lock.release()
 
     def _open(self) -> Engine:
-        """A new one in a new process, or when the file is not the same any more."""
-        identity = (*_file(self._path), os.getpid())
+        """Opens the database again in a new process, or if the file was replaced."""
+        identity = (*_file_identity(self._path), os.getpid())
         if self._engine is not None:
             if identity == self._identity:
                 return self._engine
@@ -206,12 +206,12 @@ class Index:
         if self._path is not None:
             database.make_private(self._path)
             durable_files.give_to_owner(self._path)
-        self._identity = (*_file(self._path), os.getpid())
-        # What a power cut takes is read from the store again.
+        self._identity = (*_file_identity(self._path), os.getpid())
+        # synchronous=NORMAL: rows lost in a power cut are read from the store again.
         self._engine = self._database.engine(
             wait_s=self._busy_s, connections=1, synchronous="NORMAL", statement_s=10 * self._busy_s
         )
-        self._end = weakref.finalize(self, self._engine.dispose)
+        self._finalizer = weakref.finalize(self, self._engine.dispose)
         try:
             with database.writing(self._engine, _LOCK) as connection:
                 database.migrate(connection, MIGRATIONS, VERSION_TABLE)
@@ -221,24 +221,24 @@ class Index:
         return self._engine
 
     def _set_aside(self) -> None:
-        """Keep a damaged file for whoever wants to look, unless another process already did."""
-        if self._path is None or not _file(self._path) or self._identity[:2] != _file(self._path):
+        """Rename a damaged file to `.damaged`, for inspection, unless another process has done so."""
+        if self._path is None or not _file_identity(self._path) or self._identity[:2] != _file_identity(self._path):
             return
         self.close()
-        for end in ("-wal", "-shm", ""):
-            part = self._path.with_name(self._path.name + end)
+        for suffix in ("-wal", "-shm", ""):
+            part = self._path.with_name(self._path.name + suffix)
             try:
-                part.replace(self._path.with_name(f"{self._path.name}.damaged{end}"))
-            except OSError:  # not there, or nothing we could do about it
+                part.replace(self._path.with_name(f"{self._path.name}.damaged{suffix}"))
+            except OSError:  # it does not exist, or cannot be renamed
                 pass
 
     def _delete(self, connection: Connection, mail_id: str) -> None:
         for table in (mails, recipients, tags):
             connection.execute(delete(table).where(table.c.place == self._place, table.c.id == mail_id))
 
-    def _insert(self, connection: Connection, item: Item) -> None:
-        mail = record.read(item.id, item.about, item.releases, item.kept_at)
-        key = {"place": self._place, "id": item.id}
+    def _insert(self, connection: Connection, stored: StoredRecord) -> None:
+        mail = record.read(stored)
+        key = {"place": self._place, "id": stored.id}
         connection.execute(
             insert(mails),
             {
@@ -250,8 +250,8 @@ class Index:
                 "tenant": _text(mail.tenant),
                 "decision": _text(mail.decision),
                 "state": mail.state,
-                "about": item.about,
-                "releases": item.releases,
+                "about": stored.metadata,
+                "releases": stored.releases,
             },
         )
         for table, column, values in (
@@ -264,24 +264,24 @@ class Index:
                 )
 
 
-def _file(path: Path | None) -> tuple[int, ...]:
+def _file_identity(path: Path | None) -> tuple[int, ...]:
     try:
-        found = path.stat() if path is not None else None
+        status = path.stat() if path is not None else None
     except OSError:
-        found = None
-    return (found.st_dev, found.st_ino) if found is not None else ()
+        status = None
+    return (status.st_dev, status.st_ino) if status is not None else ()
 
 
 def _text(value: str) -> str:
-    """As it is searched for: in lower case, and without what a database cannot hold."""
+    """Normalised for searching: lower case, without NUL and lone surrogates, which databases refuse."""
     return value.lower().replace("\0", "").encode("utf-8", "replace").decode()
 
 
 def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
     if query.recipient:
-        yield _of_one(recipients, recipients.c.address.like(_pattern(query.recipient), escape="\\"))
+        yield _any_row(recipients, recipients.c.address.like(_pattern(query.recipient), escape="\\"))
     if query.tag:
-        yield _of_one(tags, tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\"))
+        yield _any_row(tags, tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\"))
     if query.sender is not None:
         yield mails.c.sender.like(_pattern(query.sender, whole=not query.sender), escape="\\")
     if query.subject:
@@ -295,13 +295,13 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
         yield mails.c.kept_at < query.until
 
 
-def _of_one(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool]:
-    """One of the mail's recipients, or of its tags, is so."""
+def _any_row(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool]:
+    """Whether any of the mail's recipients, or tags, matches."""
     return mails.c.id.in_(select(table.c.id).where(table.c.place == mails.c.place, condition))
 
 
 def _pattern(wanted: str, whole: bool = False) -> str:
-    """For LIKE: `*` stands for anything; without one the text may stand anywhere."""
+    """A LIKE pattern: `*` matches anything; text without `*` matches anywhere, unless `whole`."""
     pattern = _text(wanted)
     for special in "\\%_":
         pattern = pattern.replace(special, "\\" + special)

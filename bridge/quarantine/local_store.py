@@ -1,9 +1,9 @@
-"""A directory of kept mail, mode 0700, files mode 0600.
+"""A store in a local directory (mode 0700, files mode 0600).
 
-Files are written under temporary names and fsynced, then renamed, the metadata last, and the
-directory is fsynced. Writers share a lock on the directory that `clean` must have alone, so that a
-new process cannot take the half-written mail of one that is still finishing for a leftover. Who
-releases or removes a mail locks its `.eml`; the kernel ends that lock with the process, however it ends.
+Files are written under temporary names and fsynced, then renamed, the metadata last, and the directory
+is fsynced. Writers share a lock on the directory that `clean` needs exclusively, so that a new process
+does not mistake a mail that another process is still writing for a leftover. Releasing or removing a
+mail locks its `.eml`; the kernel ends that lock with the process, even if it crashes.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from pathlib import Path
 
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.message import BLOCK
-from bridge.quarantine.record import Item
-from bridge.quarantine.store import Content, InUse, Listed, NotKept, is_id, leftovers
-from bridge.quarantine.usage import Stock, take_stock
+from bridge.quarantine.record import StoredRecord
+from bridge.quarantine.store import Content, ListedMail, MailLocked, MailNotFound, is_id, leftovers
+from bridge.quarantine.usage import Usage, measure
 from bridge.runtime import durable_files
 
-TEMPORARY = ".tmp-"  # prefix of files that are not whole yet
+TEMPORARY = ".tmp-"  # prefix of files that are still being written
 
 
-class Directory:
-    """A store on this machine."""
+class LocalStore:
+    """See `store.Store`."""
 
     recount_s = 60.0
 
@@ -33,45 +33,45 @@ class Directory:
         self.name = str(path)
         self._path = path
 
-    async def keep(self, mail_id: str, content: Content, about: bytes, deadline: float) -> None:
+    async def keep(self, mail_id: str, content: Content, metadata: bytes, deadline: float) -> None:
         try:
-            await durable_files.in_thread(lambda stop: self._keep(mail_id, content, about, stop), deadline)
+            await durable_files.in_thread(lambda stop: self._keep(mail_id, content, metadata, stop), deadline)
         except durable_files.Stopped as exc:
             raise StoreError("quarantine: deadline passed") from exc
         except OSError as exc:
             raise _store_error(exc) from exc
 
-    def listing(self) -> dict[str, Listed]:
-        found: dict[str, float] = {}
-        acted: dict[str, int] = {}
-        with _translated(of_a_mail=False), os.scandir(self._path) as entries:
+    def listing(self) -> dict[str, ListedMail]:
+        kept_at: dict[str, float] = {}
+        releases_size: dict[str, int] = {}
+        with _translated(is_mail_named=False), os.scandir(self._path) as entries:
             for entry in entries:
                 stem, _, suffix = entry.name.rpartition(".")
                 if not is_id(stem) or suffix not in ("json", "releases"):
                     continue
                 try:
-                    about = entry.stat(follow_symlinks=False)
-                except FileNotFoundError:  # removed meanwhile
+                    status = entry.stat(follow_symlinks=False)
+                except FileNotFoundError:  # removed in the meantime
                     continue
                 if suffix == "json":
-                    found[stem] = about.st_mtime
+                    kept_at[stem] = status.st_mtime
                 else:
-                    acted[stem] = about.st_size
-        return {mail_id: Listed(kept_at, acted.get(mail_id, 0)) for mail_id, kept_at in found.items()}
+                    releases_size[stem] = status.st_size
+        return {mail_id: ListedMail(at, releases_size.get(mail_id, 0)) for mail_id, at in kept_at.items()}
 
-    def stock(self) -> Stock:
-        with _translated(of_a_mail=False):
-            return take_stock(self._path)
+    def usage(self) -> Usage:
+        with _translated(is_mail_named=False):
+            return measure(self._path)
 
-    def read(self, mail_id: str) -> Item:
+    def read(self, mail_id: str) -> StoredRecord:
         path = self._file(mail_id, ".json")
         with _translated():
-            about, kept_at = path.read_bytes(), path.stat().st_mtime
+            metadata, kept_at = path.read_bytes(), path.stat().st_mtime
             try:
                 releases = path.with_suffix(".releases").read_bytes()
             except FileNotFoundError:
                 releases = b""
-        return Item(mail_id, about, releases, kept_at)
+        return StoredRecord(mail_id, metadata, releases, kept_at)
 
     def chunks(self, mail_id: str) -> Iterator[bytes]:
         with _translated(), self._file(mail_id, ".eml").open("rb") as file:
@@ -79,7 +79,7 @@ class Directory:
                 yield block
 
     @contextmanager
-    def claim(self, mail_id: str) -> Iterator[None]:
+    def lock(self, mail_id: str) -> Iterator[None]:
         path = self._file(mail_id, ".eml")
         with _translated():
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -87,25 +87,25 @@ class Directory:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
-                raise InUse("somebody is releasing or removing it right now") from exc
+                raise MailLocked from exc
             if not path.with_suffix(".json").exists() or os.fstat(fd).st_nlink == 0:
-                raise NotKept("no such mail")
+                raise MailNotFound
             yield
         finally:
             os.close(fd)
 
-    def note(self, mail_id: str, releases: bytes) -> None:
+    def write_releases(self, mail_id: str, releases: bytes) -> None:
         path = self._file(mail_id, ".releases")
-        new = path.with_name(TEMPORARY + path.name)
+        temporary = path.with_name(TEMPORARY + path.name)
         try:
-            with _locked(self._path, fcntl.LOCK_SH) as directory_fd:
-                durable_files.remove(new)  # a crash may have left one, and nobody else can be writing it
-                durable_files.write(new, [releases], lambda: None)
-                durable_files.give_to_owner(new)
-                new.rename(path)
+            with _directory_locked(self._path, fcntl.LOCK_SH) as directory_fd:
+                durable_files.remove(temporary)  # a crash may have left one; the mail's lock rules out other writers
+                durable_files.write(temporary, [releases], lambda: None)
+                durable_files.give_to_owner(temporary)
+                temporary.rename(path)
                 os.fsync(directory_fd)
         except OSError as exc:
-            durable_files.remove(new)
+            durable_files.remove(temporary)
             raise _store_error(exc) from exc
 
     def remove(self, mail_id: str) -> None:
@@ -115,10 +115,10 @@ class Directory:
             durable_files.sync_directory(self._path)
 
     def clean(self) -> int:
-        """Makes the directory, too. Removes nothing while another process is writing."""
+        """Also creates the directory. Removes nothing while another process is writing."""
         try:
             durable_files.make_directory(self._path)
-            with _locked(self._path, fcntl.LOCK_EX | fcntl.LOCK_NB):
+            with _directory_locked(self._path, fcntl.LOCK_EX | fcntl.LOCK_NB):
                 return self._remove_leftovers()
         except BlockingIOError:
             return 0
@@ -130,25 +130,25 @@ class Directory:
 
     def _file(self, mail_id: str, suffix: str) -> Path:
         if not is_id(mail_id):
-            raise NotKept("no such mail")
+            raise MailNotFound
         return self._path / f"{mail_id}{suffix}"
 
-    def _keep(self, mail_id: str, content: Content, about: bytes, stop: durable_files.Stop) -> None:
+    def _keep(self, mail_id: str, content: Content, metadata: bytes, stop: durable_files.Stop) -> None:
         durable_files.make_directory(self._path)
-        mail, known = self._file(mail_id, ".eml"), self._file(mail_id, ".json")
-        new_mail, new_known = mail.with_name(TEMPORARY + mail.name), known.with_name(TEMPORARY + known.name)
-        with _locked(self._path, fcntl.LOCK_SH) as directory_fd:
-            ours: list[Path] = []  # what to remove if a step fails; never an earlier mail of this name
+        eml, json = self._file(mail_id, ".eml"), self._file(mail_id, ".json")
+        temporary_eml, temporary_json = eml.with_name(TEMPORARY + eml.name), json.with_name(TEMPORARY + json.name)
+        with _directory_locked(self._path, fcntl.LOCK_SH) as directory_fd:
+            ours: list[Path] = []  # to remove if a step fails; never an older mail with this id
             try:
-                durable_files.write(new_mail, content.chunks(), stop.check)
-                ours.append(new_mail)
-                durable_files.write(new_known, [about], stop.check)
-                ours.append(new_known)
+                durable_files.write(temporary_eml, content.chunks(), stop.check)
+                ours.append(temporary_eml)
+                durable_files.write(temporary_json, [metadata], stop.check)
+                ours.append(temporary_json)
                 stop.check()
-                new_mail.rename(mail)
-                ours.append(mail)
-                new_known.rename(known)
-                ours.append(known)
+                temporary_eml.rename(eml)
+                ours.append(eml)
+                temporary_json.rename(json)
+                ours.append(json)
                 os.fsync(directory_fd)
             except BaseException:
                 for path in reversed(ours):
@@ -164,7 +164,7 @@ class Directory:
 
 
 @contextmanager
-def _locked(directory: Path, how: int) -> Iterator[int]:
+def _directory_locked(directory: Path, how: int) -> Iterator[int]:
     fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, how)
@@ -174,15 +174,16 @@ def _locked(directory: Path, how: int) -> Iterator[int]:
 
 
 @contextmanager
-def _translated(of_a_mail: bool = True) -> Iterator[None]:
+def _translated(is_mail_named: bool = True) -> Iterator[None]:
+    """Turns OSError into StoreError; a missing file into MailNotFound, if the caller named a mail."""
     try:
         yield
     except OSError as exc:
-        if of_a_mail and isinstance(exc, FileNotFoundError):
-            raise NotKept("no such mail") from exc
+        if is_mail_named and isinstance(exc, FileNotFoundError):
+            raise MailNotFound from exc
         raise _store_error(exc) from exc
 
 
 def _store_error(exc: OSError) -> StoreError:
-    kind = StoreFull if exc.errno in durable_files.FULL else StoreError
-    return kind(f"quarantine: {exc}")
+    error_class = StoreFull if exc.errno in durable_files.FULL else StoreError
+    return error_class(f"quarantine: {exc}")

@@ -1,8 +1,9 @@
-"""Who may release or remove a mail right now, when the store itself has no locks.
+"""Locks on single mails, for a store that has none of its own.
 
-A claim ends with the process that holds it, however that ends: the kernel takes back a lock on a
-file, and PostgreSQL one of a lost connection. Machines that share a bucket must share a PostgreSQL
-database: a file's lock is known to its own machine alone.
+A lock ends with the process that holds it, even if that crashes: the kernel releases a file lock, and
+PostgreSQL an advisory lock when its connection ends. Machines that share object storage must share a
+PostgreSQL database: a file lock is visible on its own machine only. If this is wrong, two people
+release the same mail twice.
 """
 
 from __future__ import annotations
@@ -17,25 +18,24 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-from sqlalchemy import Engine, func, select
+from sqlalchemy import Connection, Engine, func, select
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import StoreError
-from bridge.quarantine.store import InUse
+from bridge.quarantine.store import MailLocked
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseUnusable
 
-_TAKEN = "somebody is releasing or removing it right now"
 _FLOCK = "hhqqi4x"  # struct flock: type, whence, start, length, process
 
 
-class Claims(Protocol):
+class Locks(Protocol):
     def hold(self, name: str) -> AbstractContextManager[None]:
-        """For us alone. Raises InUse or StoreError."""
+        """Exclusive until the block ends. Raises MailLocked or StoreError."""
 
 
-class FileClaims:
-    """One file; the lock is on the byte that the name's hash says, so nothing has to be tidied up."""
+class FileLocks:
+    """Locks one byte of one file, at an offset given by the name's hash, so there is nothing to clean up."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -52,14 +52,14 @@ class FileClaims:
                 lock = struct.pack(_FLOCK, fcntl.F_WRLCK, os.SEEK_SET, _number(name) & 0x3FFF_FFFF_FFFF_FFFF, 1, 0)
                 fcntl.fcntl(fd, fcntl.F_OFD_SETLK, lock)
             except (BlockingIOError, PermissionError) as exc:  # POSIX allows either
-                raise InUse(_TAKEN) from exc
+                raise MailLocked from exc
             yield
         finally:
             os.close(fd)
 
 
-class ServerClaims:
-    """Advisory locks of PostgreSQL, for all machines that use the same database."""
+class PostgresLocks:
+    """PostgreSQL advisory locks, for all machines that use the same database."""
 
     def __init__(self, where: Database) -> None:
         self._database = where
@@ -68,27 +68,29 @@ class ServerClaims:
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
         number = _number(name)
-        try:
-            if self._engine is None:
-                self._engine = self._database.engine(wait_s=5.0, connections=1)
-                weakref.finalize(self, self._engine.dispose)
-            connection = self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
-        except (SQLAlchemyError, DatabaseUnusable) as exc:
-            raise StoreError(f"state database: {database.reason(exc)}") from exc
-        with connection:
+        with self._connect() as connection:
             try:
-                taken = bool(connection.execute(select(func.pg_try_advisory_lock(number))).scalar())
+                is_ours = bool(connection.execute(select(func.pg_try_advisory_lock(number))).scalar())
             except SQLAlchemyError as exc:
                 raise StoreError(f"state database: {database.reason(exc)}") from exc
-            if not taken:
-                raise InUse(_TAKEN)
+            if not is_ours:
+                raise MailLocked
             try:
                 yield
             finally:
                 try:
                     connection.execute(select(func.pg_advisory_unlock(number)))
-                except SQLAlchemyError:  # the connection is gone, and the lock with it
+                except SQLAlchemyError:  # the connection is lost, and the lock with it
                     pass
+
+    def _connect(self) -> Connection:
+        try:
+            if self._engine is None:
+                self._engine = self._database.engine(wait_s=5.0, connections=1)
+                weakref.finalize(self, self._engine.dispose)
+            return self._engine.connect().execution_options(isolation_level="AUTOCOMMIT")
+        except (SQLAlchemyError, DatabaseUnusable) as exc:
+            raise StoreError(f"state database: {database.reason(exc)}") from exc
 
 
 def _number(name: str) -> int:

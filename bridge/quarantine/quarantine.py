@@ -1,8 +1,9 @@
-"""Quarantine: mail kept in a store, and an index to find it by.
+"""Quarantine: mail in a store, and an index to search it.
 
-The client reads 250 for a quarantined mail, so this is the only copy. The store (a directory, or a
-bucket) has the mail and what is known of it, for good, before `keep` returns. The index comes after
-it and is only for searching: when it fails the mail is kept all the same, and `sync` adds what it missed.
+The client reads 250 for a quarantined mail, so this is the only copy. `keep` returns once the store (a
+directory or object storage) has durably stored the mail and its metadata. The index is updated
+afterwards and serves searches only: if it fails, the mail is stored all the same, and `sync` adds the
+missing records later.
 """
 
 from __future__ import annotations
@@ -17,108 +18,108 @@ from pathlib import Path
 from typing import TypeVar
 
 from bridge.errors import StoreError
+from bridge.mail.address import domain_of
 from bridge.mail.transaction import Transaction
 from bridge.quarantine import record
 from bridge.quarantine.index import Index, IndexFailed, Query
-from bridge.quarantine.local_store import Directory
-from bridge.quarantine.locks import Claims, FileClaims, ServerClaims
-from bridge.quarantine.record import Item, Kept, Release
-from bridge.quarantine.s3_store import Bucket, BucketSettings
-from bridge.quarantine.space import Space
-from bridge.quarantine.store import Content, InUse, NotKept, Store
-from bridge.quarantine.usage import Stock
+from bridge.quarantine.local_store import LocalStore
+from bridge.quarantine.locks import FileLocks, Locks, PostgresLocks
+from bridge.quarantine.record import MailRecord, ReleaseAttempt, StoredRecord
+from bridge.quarantine.s3_store import S3Settings, S3Store
+from bridge.quarantine.store import Content, MailLocked, MailNotFound, Store
+from bridge.quarantine.usage import Quota, Usage
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
 
-__all__ = ["InUse", "NotKept", "Place", "Quarantine", "Query"]
+__all__ = ["MailLocked", "MailNotFound", "Quarantine", "QuarantineSettings", "Query"]
 
 log = logging.getLogger("bridge.quarantine")
 T = TypeVar("T")
 
-_BATCH = 50  # mails read into the index in one transaction
-_AT_START = 1000  # mails read into it before the first client is served: some tenths of a second
+_BATCH = 50  # records added to the index per transaction
+_AT_START = 1000  # records added before the first client is served; takes some tenths of a second
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where quarantined mail lies, how much of it, and what it is told apart by."""
+class QuarantineSettings:
+    """Where quarantined mail is stored and indexed, and how much of it."""
 
-    directory: Path  # of the mail; with a bucket, only of what people did
-    index: Database | None = None  # None: mail can be kept, and is searched one by one
+    directory: Path  # of the mail; with S3, only of the log of operators' actions
+    index: Database | None = None  # None: each search reads every record
     max_size: int | None = None  # bytes
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
-    bucket: BucketSettings | None = None
-    owner: str = ""  # whose mail it is, where several machines share the index but not the mail
+    s3: S3Settings | None = None
+    owner: str = ""  # separates the records of machines that share the index but not the store
 
 
 class Quarantine:
-    """Mail in one place."""
+    """One store with its index."""
 
-    def __init__(self, place: Place | Path) -> None:
-        self._place = place if isinstance(place, Place) else Place(place)
-        self._store = _store(self._place)
-        name = self._place.bucket.name if self._place.bucket is not None else self._place.owner
-        self._index = Index(self._place.index, name) if self._place.index is not None else None
-        self._index_failing = False
-        self._space = Space(lambda: self._store.stock().size_bytes, self._place.max_size, self._store.recount_s)
+    def __init__(self, settings: QuarantineSettings | Path) -> None:
+        self._settings = settings if isinstance(settings, QuarantineSettings) else QuarantineSettings(settings)
+        self._store = _store(self._settings)
+        place = self._settings.s3.name if self._settings.s3 is not None else self._settings.owner
+        self._index = Index(self._settings.index, place) if self._settings.index is not None else None
+        self._is_index_failing = False
+        self._quota = Quota(lambda: self._store.usage().size_bytes, self._settings.max_size, self._store.recount_s)
 
     @property
     def is_remote(self) -> bool:
-        """Whether the store is reached over the network, which may be slow, or down when we start."""
-        return self._place.bucket is not None
+        """Whether the store is reached over the network, and so may be slow, or down when we start."""
+        return self._settings.s3 is not None
 
     async def keep(self, tx: Transaction, head: bytes, facts: dict[str, object]) -> None:
-        """Keep the mail for good. Raises StoreFull or StoreError; then nothing of it is left."""
-        about = record.write(tx, head, facts, self._tenant(tx))
+        """Durably store the mail. Raises StoreFull or StoreError after removing what was written."""
+        metadata = record.write(tx, head, facts, self._tenant(tx))
         content = Content(head, tx.message)
-        size, used = content.size + len(about), False
-        if self._space.is_limited:
-            await _in_thread(lambda stop: self._space.take(size), tx.deadline)
+        size, is_stored = content.size + len(metadata), False
+        if self._quota.is_limited:
+            await _in_thread(lambda stop: self._quota.reserve(size), tx.deadline)
         try:
-            await self._store.keep(tx.id, content, about, tx.deadline)
-            used = True
+            await self._store.keep(tx.id, content, metadata, tx.deadline)
+            is_stored = True
         finally:
-            self._space.settle(size, used=used)
+            self._quota.settle(size, is_stored=is_stored)
         if self._index is not None:
-            item = Item(tx.id, about, b"", time.time())
-            await durable_files.in_thread(lambda stop: self._tell_index([tx.id], [item]), math.inf)
+            stored = StoredRecord(tx.id, metadata, b"", time.time())
+            await durable_files.in_thread(lambda stop: self._update_index(tx.id, stored), math.inf)
 
     async def purge(self, older_than_s: float) -> int:
-        """Remove mail kept longer ago than this; how many. Raises StoreError."""
+        """Remove mail older than this; return how many. Raises StoreError."""
         return await _in_thread(lambda stop: len(self.purge_now(older_than_s)), math.inf)
 
-    async def stock(self) -> Stock:
-        """What is kept, counted now. Raises StoreError."""
-        return await _in_thread(lambda stop: self._store.stock(), math.inf)
+    async def usage(self) -> Usage:
+        """Count what is stored. Raises StoreError."""
+        return await _in_thread(lambda stop: self._store.usage(), math.inf)
 
     async def reconcile(self) -> int:
-        """What `clean` does, for a store that may be slow; how many. Raises StoreError."""
+        """Like `clean`, but in a thread and at half speed, for a slow store. Raises StoreError."""
 
         def work(stop: durable_files.Stop) -> int:
-            left = self._store.clean()
-            self._repair(gently=True)
-            return left
+            removed = self._store.clean()
+            self._repair_index(gently=True)
+            return removed
 
         return await _in_thread(work, math.inf)
 
     def clean(self) -> int:
-        """For start-up: make the store ready, remove leftovers, see to the index; how many. Raises StoreError."""
-        left = self._store.clean()
-        self._repair(_AT_START)
+        """At start: prepare the store, remove leftovers, repair the index; return how many. Raises StoreError."""
+        removed = self._store.clean()
+        self._repair_index(_AT_START)
         if self._index is not None:
-            self._index.close()  # whoever forks after this opens it again
-        return left
+            self._index.close()  # a database connection must not be shared across fork
+        return removed
 
     async def close(self) -> None:
         await self._store.close()
         if self._index is not None:
             self._index.close()
 
-    # For people: search, read, claim, remove. These block; the daemon calls none of them.
+    # For the command line: search, read, lock, remove. These block; the daemon calls none of them.
 
-    def search(self, query: Query) -> list[Kept]:
-        """Newest first, and complete, whatever has become of the index. Raises StoreError."""
+    def search(self, query: Query) -> list[MailRecord]:
+        """Newest first, and complete even if the index fails. Raises StoreError."""
         for index in (self._index, Index(None)):
             if index is None:
                 continue
@@ -126,126 +127,124 @@ class Quarantine:
                 self.sync(index)
                 return index.search(query)
             except IndexFailed as exc:
-                log.warning("%s; reading every mail instead", exc)
-        raise StoreError("quarantine: it cannot be searched")
+                log.warning("%s; reading every record instead", exc)
+        raise StoreError("quarantine: the index cannot be searched")
 
-    def read(self, mail_id: str) -> Kept:
-        """Raises NotKept or StoreError."""
-        item = self._store.read(mail_id)
-        return record.read(item.id, item.about, item.releases, item.kept_at)
+    def read(self, mail_id: str) -> MailRecord:
+        """Raises MailNotFound or StoreError."""
+        return record.read(self._store.read(mail_id))
 
-    def item(self, mail_id: str) -> Item:
-        """As it is stored. Raises NotKept or StoreError."""
+    def read_stored(self, mail_id: str) -> StoredRecord:
+        """The record's files. Raises MailNotFound or StoreError."""
         return self._store.read(mail_id)
 
     def chunks(self, mail_id: str) -> Iterator[bytes]:
-        """The mail itself. Raises NotKept or StoreError, also in the middle."""
+        """The mail itself. Raises MailNotFound or StoreError, possibly after some chunks."""
         return self._store.chunks(mail_id)
 
-    def claim(self, mail_id: str) -> AbstractContextManager[None]:
-        """The mail for us alone. Raises NotKept, InUse or StoreError."""
-        return self._store.claim(mail_id)
+    def lock(self, mail_id: str) -> AbstractContextManager[None]:
+        """Exclusive access to the mail. Raises MailNotFound, MailLocked or StoreError."""
+        return self._store.lock(mail_id)
 
-    def note_releases(self, mail_id: str, releases: tuple[Release, ...]) -> None:
-        """Write down for good who sent it on. The caller holds the claim. Raises StoreError."""
-        self._store.note(mail_id, record.write_releases(releases))
-        self._look_again(mail_id)
+    def write_releases(self, mail_id: str, releases: tuple[ReleaseAttempt, ...]) -> None:
+        """Durably record the attempts to release the mail. The caller holds the lock. Raises StoreError."""
+        self._store.write_releases(mail_id, record.write_releases(releases))
+        self._refresh_index(mail_id)
 
     def remove(self, mail_id: str) -> None:
-        """For good. Raises NotKept, InUse or StoreError."""
-        with self.claim(mail_id):
+        """Durably remove the mail. Raises MailNotFound, MailLocked or StoreError."""
+        with self.lock(mail_id):
             self._store.remove(mail_id)
-        self._look_again(mail_id)
+        self._refresh_index(mail_id)
 
     def purge_now(self, older_than_s: float) -> list[str]:
-        """Remove mail kept longer ago than this, unless it is being released; which. Raises StoreError."""
+        """Remove mail older than this, unless it is being released; return the ids. Raises StoreError."""
         oldest = time.time() - older_than_s
         removed: list[str] = []
-        for mail_id in [one for one, listed in self._store.listing().items() if listed.kept_at < oldest]:
+        for mail_id in [mail_id for mail_id, listed in self._store.listing().items() if listed.kept_at < oldest]:
             try:
-                with self.claim(mail_id):
+                with self.lock(mail_id):
                     self._store.remove(mail_id)
                 removed.append(mail_id)
-            except (NotKept, InUse):
+            except (MailNotFound, MailLocked):
                 pass
-        self._space.recount()
-        self._repair(gently=True)
+        self._quota.recount()
+        self._repair_index(gently=True)
         return removed
 
     def sync(self, index: Index, at_most: int | None = None, *, gently: bool = False) -> None:
-        """Bring the index to what the store says. Raises StoreError, of which IndexFailed is one."""
-        known = index.known()  # before the store: what is added meanwhile must not look removed
-        there = self._store.listing()
-        index.remove(known.keys() - there.keys())
-        missing = [one for one, listed in there.items() if known.get(one) != listed.releases_size][:at_most]
+        """Make the index match the store. Raises StoreError; IndexFailed is one.
+
+        `gently` sleeps half of the time: this may run for minutes while mail is processed.
+        """
+        indexed = index.known()  # before listing the store: a mail added in between must not look removed
+        listed = self._store.listing()
+        index.remove(indexed.keys() - listed.keys())
+        missing = [mail_id for mail_id, mail in listed.items() if indexed.get(mail_id) != mail.releases_size]
+        missing = missing[:at_most]
         for start in range(0, len(missing), _BATCH):
             began = time.monotonic()
-            index.put([item for item in map(self._item_or_none, missing[start : start + _BATCH]) if item is not None])
+            stored = map(self._stored_or_none, missing[start : start + _BATCH])
+            index.put([each for each in stored if each is not None])
             if gently:
                 time.sleep(time.monotonic() - began)
 
     # Private.
 
-    def _item_or_none(self, mail_id: str) -> Item | None:
+    def _stored_or_none(self, mail_id: str) -> StoredRecord | None:
         try:
             return self._store.read(mail_id)
-        except StoreError:  # removed meanwhile, or unreadable
+        except StoreError:  # removed in the meantime, or unreadable
             return None
 
-    def _look_again(self, mail_id: str) -> None:
+    def _refresh_index(self, mail_id: str) -> None:
         if self._index is not None:
-            item = self._item_or_none(mail_id)
-            self._tell_index([mail_id], [item] if item is not None else [])
+            self._update_index(mail_id, self._stored_or_none(mail_id))
 
-    def _tell_index(self, ids: list[str], items: list[Item]) -> None:
-        """What has become of these. Never raises: the mail's fate is sealed."""
+    def _update_index(self, mail_id: str, stored: StoredRecord | None) -> None:
+        """Add or replace the record, or remove it if None. Never raises: the store has already changed."""
         assert self._index is not None
         try:
-            if gone := set(ids) - {item.id for item in items}:
-                self._index.remove(gone)
-            if items:
-                self._index.put(items)
-            self._index_failing = False
+            if stored is None:
+                self._index.remove([mail_id])
+            else:
+                self._index.put([stored])
+            self._is_index_failing = False
         except StoreError as exc:
             self._on_index_error(exc)
 
-    def _repair(self, at_most: int | None = None, *, gently: bool = False) -> None:
-        """Twice: a damaged index is set aside by the first try, and made anew by the second.
-
-        `gently` leaves the processor to mail half of the time; this may run beside it for minutes.
-        """
+    def _repair_index(self, at_most: int | None = None, *, gently: bool = False) -> None:
+        """Tries twice: the first try sets a damaged index aside, the second rebuilds it."""
         if self._index is None:
             return
-        for last in (False, True):
+        for is_last_try in (False, True):
             try:
                 self._index.check()
                 self.sync(self._index, at_most, gently=gently)
-                self._index_failing = False
+                self._is_index_failing = False
                 return
             except StoreError as exc:
-                if last:
+                if is_last_try:
                     self._on_index_error(exc)
 
     def _on_index_error(self, exc: Exception) -> None:
-        if not self._index_failing:
-            log.warning("%s; mail is kept all the same, and the index is repaired later", exc)
-        self._index_failing = True
+        if not self._is_index_failing:
+            log.warning("%s; mail is stored all the same, and the index is repaired later", exc)
+        self._is_index_failing = True
 
     def _tenant(self, tx: Transaction) -> str | None:
         """By the first recipient's domain, as for the scan."""
-        domain = tx.envelope.recipients[0].address.rpartition("@")[2].lower() if tx.envelope.recipients else ""
-        return self._place.tenant_by_domain.get(domain, self._place.default_tenant)
+        domain = domain_of(tx.envelope.recipients[0].address) if tx.envelope.recipients else ""
+        return self._settings.tenant_by_domain.get(domain, self._settings.default_tenant)
 
 
-def _store(place: Place) -> Store:
-    if place.bucket is None:
-        return Directory(place.directory)
-    shared = place.index is not None and not place.index.is_sqlite
-    claims: Claims = FileClaims(place.directory / "claims.lock")
-    if shared:
-        assert place.index is not None
-        claims = ServerClaims(place.index)
-    return Bucket(place.bucket, claims)
+def _store(settings: QuarantineSettings) -> Store:
+    if settings.s3 is None:
+        return LocalStore(settings.directory)
+    locks: Locks = FileLocks(settings.directory / "claims.lock")
+    if settings.index is not None and not settings.index.is_sqlite:
+        locks = PostgresLocks(settings.index)
+    return S3Store(settings.s3, locks)
 
 
 async def _in_thread(work: Callable[[durable_files.Stop], T], deadline: float) -> T:

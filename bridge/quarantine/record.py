@@ -1,8 +1,8 @@
-"""Kept: one quarantined mail as the store tells it, `<id>.json` and, once somebody acted, `<id>.releases`.
+"""The record of one quarantined mail: its `<id>.json` and, once it was released, its `<id>.releases`.
 
-These are the truth and outlive our versions, so reading them forgives: an unknown key is
-ignored, a missing one has a default, and a file that is no JSON at all gives a mail of which only
-the id and the time are known. It can then still be seen, exported, and released to a named address.
+These files are the truth and outlive our versions, so reading them is lenient: an unknown key is
+ignored, a missing key has a default, and of a file that is not JSON only the id and the time are known.
+Such a mail can still be listed, exported, and released to a named address.
 """
 
 from __future__ import annotations
@@ -17,33 +17,34 @@ from datetime import UTC, datetime
 from typing import Any
 
 from bridge.mail.envelope import Envelope, Recipient
+from bridge.mail.header_fields import FOLDED
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
 
 log = logging.getLogger("bridge.quarantine")
 
-ID = re.compile(r"[0-9A-Za-z]{1,64}")  # what a mail's id looks like; no path can be made of it
+ID = re.compile(r"[0-9A-Za-z]{1,64}")  # a mail's id; cannot form a path
 
 KEPT, INTERRUPTED, RELEASED = "kept", "interrupted", "released"
 STATES = (KEPT, INTERRUPTED, RELEASED)
 
 _MAX_SUBJECT = 200
-_SUBJECT = re.compile(rb"^subject:([^\r\n]*(?:\r\n[ \t][^\r\n]*)*)", re.IGNORECASE | re.MULTILINE)
+_SUBJECT = re.compile(rb"^subject:(%b)" % FOLDED, re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One mail's files, but the mail itself."""
+class StoredRecord:
+    """A record as it is stored."""
 
     id: str
-    about: bytes  # the .json
+    metadata: bytes  # the .json
     releases: bytes
-    kept_at: float  # the time of the .json, for when its content is damaged
+    kept_at: float  # Unix time of the .json, used if its content is damaged
 
 
 @dataclass(frozen=True, slots=True)
-class Release:
-    """One time somebody sent the mail on. An empty `reply`: it began, and nobody knows how it ended."""
+class ReleaseAttempt:
+    """One attempt to send the mail on. An empty `reply` means that it began and its result is unknown."""
 
     at: str  # ISO 8601, UTC
     by: str
@@ -56,8 +57,8 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """What a person searches by, and what a release needs."""
+class MailRecord:
+    """What operators search by, and what a release needs."""
 
     id: str
     time: datetime
@@ -67,10 +68,10 @@ class Kept:
     session: str = ""
     subject: str = ""
     tenant: str = ""
-    facts: dict[str, Any] = field(default_factory=dict)  # reason; decision, verdict, tags, ggrid if there was a scan
-    size: int = 0  # of the mail as it came
-    head_size: int = 0  # the .eml starts with this many bytes of ours
-    releases: tuple[Release, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # reason; after a scan also decision, verdict, tags, ggrid
+    size: int = 0  # of the mail as received
+    head_size: int = 0  # bytes that we added at the start of the .eml
+    releases: tuple[ReleaseAttempt, ...] = ()
     is_damaged: bool = False  # the .json could not be read
 
     @property
@@ -84,12 +85,12 @@ class Kept:
 
     @property
     def state(self) -> str:
-        if any(release.is_done for release in self.releases):
+        if any(attempt.is_done for attempt in self.releases):
             return RELEASED
         return INTERRUPTED if self.releases and not self.releases[-1].reply else KEPT
 
     def to_dict(self) -> dict[str, Any]:
-        """For machines: the .json's keys, and what became of it."""
+        """For `--json`: the keys of the .json, the state and the releases."""
         return {
             "id": self.id,
             "time": self.time.isoformat(timespec="milliseconds"),
@@ -105,15 +106,15 @@ class Kept:
             "size": self.size,
             "decision": self.decision,
             "facts": self.facts,
-            "releases": [asdict(release) for release in self.releases],
+            "releases": [asdict(attempt) for attempt in self.releases],
             "damaged": self.is_damaged,
         }
 
 
 def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | None) -> bytes:
-    """What a person searches by, and what a release needs: the whole envelope, and the size of our head."""
+    """The content of a new .json."""
     client, envelope = tx.session.client, tx.envelope
-    about = {
+    metadata = {
         "id": tx.id,
         "time": datetime.now(UTC).isoformat(timespec="milliseconds"),
         "sender": envelope.sender,
@@ -127,44 +128,44 @@ def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | 
         "listener": tx.session.listener,
         "session": tx.session.id,
         "size": tx.message.size,
-        "head_size": len(head),  # the .eml starts with this many bytes of ours
+        "head_size": len(head),
         "facts": facts,
     }
-    return json.dumps(about, indent=1, default=str).encode("ascii") + b"\n"
+    return json.dumps(metadata, indent=1, default=str).encode("ascii") + b"\n"
 
 
 def subject(head: bytes) -> str:
-    """The Subject field as a person reads it, cut short."""
+    """The decoded Subject field, truncated."""
     match = _SUBJECT.search(head)
     if match is None:
         return ""
     raw = re.sub(rb"\r\n[ \t]", b" ", match.group(1)[: 4 * _MAX_SUBJECT]).decode("utf-8", "replace")
     try:
         raw = str(email.header.make_header(email.header.decode_header(raw)))
-    except Exception:  # a stranger's encoding must not cost his mail: shown as it came
+    except Exception:  # an odd encoding must not cost the mail: the subject is shown undecoded
         log.debug("a subject could not be decoded", exc_info=True)
     return " ".join(raw.split())[:_MAX_SUBJECT]
 
 
-def read(mail_id: str, about: bytes, releases: bytes, kept_at: float) -> Kept:
-    """From the files' contents; `kept_at` stands in when the .json does not tell the time."""
-    history = read_releases(releases)
+def read(stored: StoredRecord) -> MailRecord:
+    """Never raises: a damaged record has only its id and time."""
+    releases = read_releases(stored.releases)
     try:
-        return _read(mail_id, json.loads(about), history)
+        return _read(stored.id, json.loads(stored.metadata), releases)
     except (ValueError, TypeError, KeyError, AttributeError):
-        return Kept(mail_id, datetime.fromtimestamp(kept_at, UTC), releases=history, is_damaged=True)
+        return MailRecord(stored.id, datetime.fromtimestamp(stored.kept_at, UTC), releases=releases, is_damaged=True)
 
 
-def _read(mail_id: str, data: dict[str, Any], history: tuple[Release, ...]) -> Kept:
+def _read(mail_id: str, data: dict[str, Any], releases: tuple[ReleaseAttempt, ...]) -> MailRecord:
     params = data.get("recipient_parameters") or [[] for _ in data["recipients"]]
-    people = [
+    recipients = [
         Recipient(str(address), tuple(map(str, own)))
         for address, own in zip(data["recipients"], params, strict=True)
     ]  # fmt: skip
-    return Kept(
+    return MailRecord(
         id=mail_id,
         time=datetime.fromisoformat(data["time"]).astimezone(UTC),
-        envelope=Envelope(str(data["sender"]), tuple(people), tuple(map(str, data.get("mail_parameters", [])))),
+        envelope=Envelope(str(data["sender"]), tuple(recipients), tuple(map(str, data.get("mail_parameters", [])))),
         client=Client(address=data.get("remote_address"), helo=data.get("helo")),
         listener=str(data.get("listener") or ""),
         session=str(data.get("session") or ""),
@@ -173,21 +174,21 @@ def _read(mail_id: str, data: dict[str, Any], history: tuple[Release, ...]) -> K
         facts=dict(data.get("facts") or {}),
         size=int(data.get("size") or 0),
         head_size=int(data.get("head_size") or 0),
-        releases=history,
+        releases=releases,
     )
 
 
-def read_releases(content: bytes) -> tuple[Release, ...]:
+def read_releases(content: bytes) -> tuple[ReleaseAttempt, ...]:
     if not content:
         return ()
     try:
         return tuple(
-            Release(str(one["at"]), str(one["by"]), tuple(map(str, one["to"])), str(one["reply"]))
-            for one in json.loads(content)
+            ReleaseAttempt(str(entry["at"]), str(entry["by"]), tuple(map(str, entry["to"])), str(entry["reply"]))
+            for entry in json.loads(content)
         )
     except (ValueError, TypeError, KeyError):
-        return (Release("", "unknown", ()),)  # somebody began; whatever it said, it is not lost sight of
+        return (ReleaseAttempt("", "unknown", ()),)  # damaged, but there was an attempt: shown as interrupted
 
 
-def write_releases(releases: Iterable[Release]) -> bytes:
-    return json.dumps([asdict(release) for release in releases], indent=1).encode("ascii") + b"\n"
+def write_releases(releases: Iterable[ReleaseAttempt]) -> bytes:
+    return json.dumps([asdict(attempt) for attempt in releases], indent=1).encode("ascii") + b"\n"

@@ -1,15 +1,17 @@
-"""Release: a quarantined mail goes on to the next hop after all, because somebody said so.
+"""Release: an operator sends a quarantined mail on to the next hop after all.
 
-It goes straight to the next hop, which stands behind the scanner, so it is not scanned again; should
-the next hop send it through the bridge once more, its mark says so (`mark`). Its bytes are those that
-came in; in front stand the header fields it was kept with, and that mark. Sender, recipients, their
+It goes straight to the next hop, which is behind the scanner, so it is not scanned again; if the next hop
+sends it through the bridge once more, its token tells the bridge so (`release_token`). The bytes are those
+that came in, preceded by the header fields it was stored with and the token. Sender, recipients, their
 parameters and the client's address are the original ones, unless other recipients are named.
 
-Once only: who releases a mail holds its claim, a lock that the kernel takes back from a dead
-process, and writes down the attempt before the first byte goes out and the answer after it. A mail
-that was released is released again only on demand. A crash in between leaves the attempt without
-an answer, shown as `interrupted`: the mail may have arrived or not, and can be released again. A
-duplicate is possible then, a loss is not: the mail stays in the quarantine until its time is over.
+A mail is released only once. The releasing process locks it, and records the attempt before the first
+byte is sent and the answer afterwards. A released mail is released again only with `again`. A crash in
+between leaves an attempt without an answer, shown as `interrupted`: the mail may or may not have arrived,
+and can be released again. That can cause a duplicate but never a loss, because the mail stays in the
+quarantine until it expires.
+
+Knows a next hop only by what it needs of it (`NextHop`); the caller brings one.
 """
 
 from __future__ import annotations
@@ -23,55 +25,70 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Protocol
 
-from bridge.errors import NextHopError, StoreError
+from bridge.errors import StoreError
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
+from bridge.mail.next_hop import NextHopError
+from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
-from bridge.quarantine.record import RELEASED, Kept
-from bridge.quarantine.record import Release as Attempt
-from bridge.quarantine.release_token import Marks
-from bridge.relay.relay import Delivered, Relay
+from bridge.quarantine.record import RELEASED, MailRecord, ReleaseAttempt
+from bridge.quarantine.release_token import ReleaseTokens
 from bridge.runtime import durable_files
 
 log = logging.getLogger("scanbridge.quarantine")
 
-MAX_ATTEMPTS = 100  # remembered for one mail
+MAX_ATTEMPTS = 100  # recorded per mail
 _ACTIONS = "actions.log"
 
 
 class AlreadyReleased(StoreError):
-    """Somebody else released it before; the text says who and when."""
+    """The mail was released before; the text says by whom and when."""
+
+
+class Delivery(Protocol):
+    """A mail that the next hop accepted."""
+
+    @property
+    def reply(self) -> Reply: ...
+
+
+class NextHop(Protocol):
+    """Where released mail goes; `bridge.relay.relay.Relay` is one."""
+
+    async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivery:
+        """Raises NextHopError."""
 
 
 @dataclass(frozen=True, slots=True)
-class Order:
-    """Who wants what."""
+class ReleaseRequest:
+    """Who releases mail, to whom, and how."""
 
     by: str  # login name
-    to: tuple[str, ...] = ()  # in place of the original recipients
+    to: tuple[str, ...] = ()  # instead of the original recipients
     again: bool = False  # even if it was released before
-    marks: Marks | None = None  # None: it carries none
+    tokens: ReleaseTokens | None = None  # None: without a token
     timeout_s: float = 300.0
 
 
-async def release(quarantine: Quarantine, mail_id: str, relay: Relay, order: Order) -> Delivered:
-    """Hand it on. Raises NotKept, InUse, AlreadyReleased, StoreError or NextHopError."""
-    with quarantine.claim(mail_id):
+async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, request: ReleaseRequest) -> Delivery:
+    """Send the mail on. Raises MailNotFound, MailLocked, AlreadyReleased, StoreError or NextHopError."""
+    with quarantine.lock(mail_id):
         mail = quarantine.read(mail_id)
-        if mail.state == RELEASED and not order.again:
-            last = next(one for one in reversed(mail.releases) if one.is_done)
+        if mail.state == RELEASED and not request.again:
+            last = next(attempt for attempt in reversed(mail.releases) if attempt.is_done)
             raise AlreadyReleased(f"{last.by} released it at {last.at}")
-        envelope = _envelope(mail, order)
+        envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
             _fetch(quarantine, mail_id, message)
-            return await _send(quarantine, mail, envelope, message, relay, order)
+            return await _send(quarantine, mail, envelope, message, next_hop, request)
 
 
 def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
-    """The whole mail, before anything is noted or sent."""
+    """Read the whole mail before anything is recorded or sent."""
     try:
         for chunk in quarantine.chunks(mail_id):
             message.write(chunk)
@@ -80,42 +97,47 @@ def _fetch(quarantine: Quarantine, mail_id: str, message: Message) -> None:
 
 
 async def _send(
-    quarantine: Quarantine, mail: Kept, envelope: Envelope, message: Message, relay: Relay, order: Order
-) -> Delivered:  # fmt: skip
-    """The attempt is written down before the first byte goes out, and the answer after the last."""
+    quarantine: Quarantine,
+    mail: MailRecord,
+    envelope: Envelope,
+    message: Message,
+    next_hop: NextHop,
+    request: ReleaseRequest,
+) -> Delivery:
+    """Record the attempt, send, and record the answer."""
     now = datetime.now(UTC)
-    attempt = Attempt(now.isoformat(timespec="milliseconds"), order.by, envelope.addresses)
-    before = mail.releases[1 - MAX_ATTEMPTS :]
-    quarantine.note_releases(mail.id, (*before, attempt))
+    attempt = ReleaseAttempt(now.isoformat(timespec="milliseconds"), request.by, envelope.addresses)
+    earlier = mail.releases[1 - MAX_ATTEMPTS :]
+    quarantine.write_releases(mail.id, (*earlier, attempt))
     session = Session(mail.session, mail.listener, "quarantine", mail.client)
-    head = order.marks.field(message, envelope.addresses, now) if order.marks is not None else b""
+    head = request.tokens.field(message, envelope.addresses, now) if request.tokens is not None else b""
     begin = asyncio.get_running_loop().time()
-    tx = Transaction(mail.id, session, envelope, message, begin, begin + order.timeout_s)
+    tx = Transaction(mail.id, session, envelope, message, begin, begin + request.timeout_s)
     try:
-        delivered = await relay.deliver(tx, head, tx.deadline)
+        delivery = await next_hop.deliver(tx, head, tx.deadline)
     except NextHopError as exc:
-        quarantine.note_releases(mail.id, (*before, replace(attempt, reply=str(exc.reply))))
+        quarantine.write_releases(mail.id, (*earlier, replace(attempt, reply=str(exc.reply))))
         raise
     try:
-        quarantine.note_releases(mail.id, (*before, replace(attempt, reply=str(delivered.reply))))
+        quarantine.write_releases(mail.id, (*earlier, replace(attempt, reply=str(delivery.reply))))
     except StoreError as exc:
-        raise StoreError(f"it was delivered ({delivered.reply}), but that could not be written down: {exc}") from exc
-    return delivered
+        raise StoreError(f"it was delivered ({delivery.reply}), but that could not be recorded: {exc}") from exc
+    return delivery
 
 
-def _envelope(mail: Kept, order: Order) -> Envelope:
+def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
     envelope = mail.envelope
-    if order.to:
-        envelope = replace(envelope, recipients=tuple(Recipient(address) for address in order.to))
+    if request.to:
+        envelope = replace(envelope, recipients=tuple(Recipient(address) for address in request.to))
     if not envelope.recipients:
-        raise StoreError("its recipients are not known; name one")
+        raise StoreError("its recipients are unknown; name one")
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope
 
 
-def record(directory: Path, action: str, mail_id: str, by: str, **facts: object) -> None:
-    """One line for what a person did, in the log and in `actions.log` beside the mail. Raises OSError."""
+def log_action(directory: Path, action: str, mail_id: str, by: str, **facts: object) -> None:
+    """Write one line about an operator's action to the log and to `actions.log`. Raises OSError."""
     now = datetime.now(UTC).isoformat(timespec="milliseconds")
     line: dict[str, object] = {"time": now, "action": action, "id": mail_id, "by": by, **facts}
     log.info("%s", json.dumps(line))

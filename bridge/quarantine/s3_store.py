@@ -1,13 +1,13 @@
-"""A bucket of kept mail: S3-compatible object storage, through obstore.
+"""A store in S3-compatible object storage, through obstore.
 
-Each object is one PUT, never a multipart upload: the server has it whole or not at all, a crash
-leaves nothing hidden behind, and mail is small (50 MiB at most). `keep` awaits the server's word and
-runs on obstore's own threads, not on the event loop; it ends with the mail's deadline. What failed or
-ran out of time is removed behind the scenes; what cannot be removed then has no `.json`, or no `.eml`,
-and `clean` finds it a day later: before that it may be another machine's, not finished yet.
+Each object is one PUT, never a multipart upload: the server has all of it or nothing, a crash leaves no
+hidden parts behind, and mail is small (50 MiB at most). `keep` awaits the server's confirmation, until
+the mail's deadline; the transfer runs on obstore's own threads, not on the event loop. Whatever failed
+or timed out is removed in the background. If that fails as well, its `.json` or `.eml` is missing, and
+`clean` finds it a day later; earlier it could be a mail that another machine is still writing.
 
-Knows no lock but `Claims`. Never says a key: only the status and the code of an answer are repeated.
-obstore starts threads that no fork survives, so it is touched when first needed and not before.
+Has no locks except `Locks`. Never logs a secret: of an error response only the status and the error code
+are repeated. obstore starts threads, which do not survive a fork, so it is imported on first use.
 """
 
 from __future__ import annotations
@@ -26,32 +26,32 @@ from typing import TYPE_CHECKING, Any
 
 from bridge.errors import StoreError, StoreFull
 from bridge.mail.message import BLOCK
-from bridge.quarantine.locks import Claims
-from bridge.quarantine.record import Item
-from bridge.quarantine.store import Content, Listed, NotKept, is_id, leftovers
-from bridge.quarantine.usage import Stock
+from bridge.quarantine.locks import Locks
+from bridge.quarantine.record import StoredRecord
+from bridge.quarantine.store import Content, ListedMail, MailNotFound, is_id, leftovers
+from bridge.quarantine.usage import Usage
 from bridge.runtime import durable_files
 
 if TYPE_CHECKING:
-    from obstore.store import S3Store
+    from obstore.store import S3Store as ObstoreS3
 
 log = logging.getLogger("bridge.quarantine")
 
-LEFTOVER_AGE_S = 86400.0  # no mail is written for so long, and no two clocks differ by so much
-_TIDY_S = 10.0  # for removing what failed, while nobody waits
+LEFTOVER_AGE_S = 86400.0  # longer than any mail takes to write, and than clocks differ
+_CLEAN_UP_S = 10.0  # for removing a failed mail in the background
 _CONNECT_S = 5
-_REQUEST_S = 60  # for the largest mail, when no deadline is nearer
+_REQUEST_S = 60  # for the largest mail, if the deadline is not earlier
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w{1,64})</Code>")
 _FULL = re.compile(r"StorageFull|InsufficientStorage|QuotaExceeded|InsufficientCapacity", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
-class BucketSettings:
-    """Without keys they come from the environment, as the tools of AWS do it."""
+class S3Settings:
+    """Without keys, obstore takes them from the environment, as the AWS tools do."""
 
     bucket: str
-    endpoint: str | None = None  # None: Amazon's own
+    endpoint: str | None = None  # None: Amazon
     region: str = "us-east-1"
     prefix: str = ""
     access_key: str | None = field(default=None, repr=False)
@@ -66,95 +66,99 @@ class BucketSettings:
         return f"s3://{self.bucket}/{self.prefix}{where}"
 
 
-class Bucket:
-    """A store that several machines can share."""
+class S3Store:
+    """See `store.Store`. Several machines can share it."""
 
     recount_s = 600.0
 
-    def __init__(self, settings: BucketSettings, claims: Claims) -> None:
+    def __init__(self, settings: S3Settings, locks: Locks) -> None:
         self.name = settings.name
         self._settings = settings
-        self._claims = claims
-        self._tidying: set[asyncio.Task[None]] = set()
+        self._locks = locks
+        self._cleaning_up: set[asyncio.Task[None]] = set()
 
-    async def keep(self, mail_id: str, content: Content, about: bytes, deadline: float) -> None:
+    async def keep(self, mail_id: str, content: Content, metadata: bytes, deadline: float) -> None:
         import obstore
 
         data = await _whole(content, deadline)
         try:
             async with asyncio.timeout(deadline - asyncio.get_running_loop().time()):
                 with _translated():
-                    await obstore.put_async(self._store, f"{mail_id}.eml", data, use_multipart=False)
-                    await obstore.put_async(self._store, f"{mail_id}.json", about, use_multipart=False)
+                    await obstore.put_async(self._bucket, f"{mail_id}.eml", data, use_multipart=False)
+                    await obstore.put_async(self._bucket, f"{mail_id}.json", metadata, use_multipart=False)
         except BaseException as exc:
-            self._later(self._tidy(mail_id))
+            self._in_background(self._clean_up(mail_id))
             if isinstance(exc, TimeoutError):
                 raise StoreError(f"quarantine: {self.name}: deadline passed") from exc
             raise
 
-    def listing(self) -> dict[str, Listed]:
-        times: dict[str, float] = {}
-        acted: dict[str, int] = {}
+    def listing(self) -> dict[str, ListedMail]:
+        kept_at: dict[str, float] = {}
+        releases_size: dict[str, int] = {}
         mails: set[str] = set()
         for name, size, changed_at in self._objects():
             stem, _, suffix = name.rpartition(".")
             if suffix == "json":
-                times[stem] = changed_at
+                kept_at[stem] = changed_at
             elif suffix == "releases":
-                acted[stem] = size
+                releases_size[stem] = size
             elif suffix == "eml":
                 mails.add(stem)
-        return {one: Listed(at, acted.get(one, 0)) for one, at in times.items() if one in mails and is_id(one)}
+        return {
+            mail_id: ListedMail(at, releases_size.get(mail_id, 0))
+            for mail_id, at in kept_at.items()
+            if mail_id in mails and is_id(mail_id)
+        }
 
-    def stock(self) -> Stock:
+    def usage(self) -> Usage:
         mails, total, oldest = 0, 0, None
         for name, size, changed_at in self._objects():
             total += size
             if name.endswith(".json"):
                 mails += 1
                 oldest = changed_at if oldest is None else min(oldest, changed_at)
-        return Stock(mails, total, oldest)
+        return Usage(mails, total, oldest)
 
-    def read(self, mail_id: str) -> Item:
+    def read(self, mail_id: str) -> StoredRecord:
         import obstore
 
         with _translated():
-            answer = obstore.get(self._store, _name(mail_id, ".json"))
-            about, kept_at = bytes(answer.bytes()), answer.meta["last_modified"].timestamp()
+            answer = obstore.get(self._bucket, _name(mail_id, ".json"))
+            metadata, kept_at = bytes(answer.bytes()), answer.meta["last_modified"].timestamp()
         try:
             with _translated():
-                releases = bytes(obstore.get(self._store, _name(mail_id, ".releases")).bytes())
-        except NotKept:
+                releases = bytes(obstore.get(self._bucket, _name(mail_id, ".releases")).bytes())
+        except MailNotFound:
             releases = b""
-        return Item(mail_id, about, releases, kept_at)
+        return StoredRecord(mail_id, metadata, releases, kept_at)
 
     def chunks(self, mail_id: str) -> Iterator[bytes]:
         import obstore
 
         with _translated():
-            answer = obstore.get(self._store, _name(mail_id, ".eml"))
+            answer = obstore.get(self._bucket, _name(mail_id, ".eml"))
             missing = answer.meta["size"]
             for chunk in answer.stream(min_chunk_size=BLOCK):
                 missing -= len(chunk)
                 yield bytes(chunk)
         if missing:
-            raise StoreError(f"quarantine: {self.name}: the mail came back short")
+            raise StoreError(f"quarantine: {self.name}: the mail is incomplete")
 
     @contextmanager
-    def claim(self, mail_id: str) -> Iterator[None]:
+    def lock(self, mail_id: str) -> Iterator[None]:
         import obstore
 
         name = _name(mail_id, ".json")
-        with self._claims.hold(f"{self.name} {mail_id}"):
+        with self._locks.hold(f"{self.name} {mail_id}"):
             with _translated():
-                obstore.head(self._store, name)
+                obstore.head(self._bucket, name)
             yield
 
-    def note(self, mail_id: str, releases: bytes) -> None:
+    def write_releases(self, mail_id: str, releases: bytes) -> None:
         import obstore
 
         with _translated():
-            obstore.put(self._store, _name(mail_id, ".releases"), releases, use_multipart=False)
+            obstore.put(self._bucket, _name(mail_id, ".releases"), releases, use_multipart=False)
 
     def remove(self, mail_id: str) -> None:
         import obstore
@@ -162,8 +166,8 @@ class Bucket:
         for suffix in (".json", ".eml", ".releases"):  # the .json first: without it the others are leftovers
             try:
                 with _translated():
-                    obstore.delete(self._store, _name(mail_id, suffix))
-            except NotKept:  # some servers say so
+                    obstore.delete(self._bucket, _name(mail_id, suffix))
+            except MailNotFound:  # some servers report a missing object
                 pass
 
     def clean(self) -> int:
@@ -174,60 +178,60 @@ class Bucket:
         old = [name for name in leftovers(set(objects)) if objects[name] <= before]
         for name in old:
             with _translated():
-                obstore.delete(self._store, name)
+                obstore.delete(self._bucket, name)
         return len(old)
 
     async def close(self) -> None:
-        """Wait for what is being removed."""
-        while self._tidying:
-            await asyncio.wait(self._tidying)
+        """Wait until failed mails are removed."""
+        while self._cleaning_up:
+            await asyncio.wait(self._cleaning_up)
 
     @functools.cached_property
-    def _store(self) -> S3Store:
+    def _bucket(self) -> ObstoreS3:
         return _open(self._settings)
 
     def _objects(self) -> Iterator[tuple[str, int, float]]:
-        """Name, size, time; those directly in our place, not below it."""
+        """Name, size and time of the objects directly under our prefix, not deeper."""
         import obstore
 
         with _translated():
-            for batch in obstore.list(self._store, chunk_size=1000):
-                for one in batch:
-                    if "/" not in one["path"]:
-                        yield one["path"], one["size"], one["last_modified"].timestamp()
+            for batch in obstore.list(self._bucket, chunk_size=1000):
+                for entry in batch:
+                    if "/" not in entry["path"]:
+                        yield entry["path"], entry["size"], entry["last_modified"].timestamp()
 
-    async def _tidy(self, mail_id: str) -> None:
+    async def _clean_up(self, mail_id: str) -> None:
         import obstore
 
         try:
-            async with asyncio.timeout(_TIDY_S):
+            async with asyncio.timeout(_CLEAN_UP_S):
                 for suffix in (".json", ".eml"):
                     with _translated():
-                        await obstore.delete_async(self._store, f"{mail_id}{suffix}")
-        except (NotKept, StoreError, TimeoutError) as exc:
-            log.debug("%s: what is left of mail %s is removed later: %s", self.name, mail_id, exc)
+                        await obstore.delete_async(self._bucket, f"{mail_id}{suffix}")
+        except (MailNotFound, StoreError, TimeoutError) as exc:
+            log.debug("%s: leftovers of mail %s could not be removed yet: %s", self.name, mail_id, exc)
 
-    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+    def _in_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.get_running_loop().create_task(work)
-        self._tidying.add(task)
-        task.add_done_callback(self._tidying.discard)
+        self._cleaning_up.add(task)
+        task.add_done_callback(self._cleaning_up.discard)
 
 
-def probe(settings: BucketSettings) -> None:
-    """Write an object and remove it: the keys, the bucket, the rights. Raises StoreError."""
+def probe(settings: S3Settings) -> None:
+    """Write and remove an object, to check keys, bucket and permissions. Raises StoreError."""
     import obstore
 
-    store, name = _open(settings), f"probe-{secrets.token_hex(8)}"
+    bucket, name = _open(settings), f"probe-{secrets.token_hex(8)}"
     try:
         with _translated():
-            obstore.put(store, name, b"x", use_multipart=False)
-            obstore.delete(store, name)
-    except NotKept:
-        raise StoreError("quarantine: object storage: what was written is not there") from None
+            obstore.put(bucket, name, b"x", use_multipart=False)
+            obstore.delete(bucket, name)
+    except MailNotFound:
+        raise StoreError("quarantine: object storage: an object that was just written is missing") from None
 
 
-def _open(settings: BucketSettings) -> S3Store:
-    from obstore.store import S3Store
+def _open(settings: S3Settings) -> ObstoreS3:
+    from obstore.store import S3Store as ObstoreS3
 
     options: dict[str, Any] = {"allow_http": settings.allow_http, "connect_timeout": f"{_CONNECT_S}s"}
     options["timeout"] = f"{_REQUEST_S}s"
@@ -239,11 +243,11 @@ def _open(settings: BucketSettings) -> S3Store:
     if settings.endpoint is not None:
         keys["endpoint"] = settings.endpoint
     with _translated():
-        return S3Store(
+        return ObstoreS3(
             settings.bucket,
             prefix=settings.prefix or None,
             region=settings.region,
-            disable_bulk_delete=True,  # not every server knows that request
+            disable_bulk_delete=True,  # not every server has that request
             client_options=options,  # type: ignore[arg-type]
             retry_config={"max_retries": 2, "retry_timeout": timedelta(seconds=_CONNECT_S)},
             **keys,
@@ -251,7 +255,7 @@ def _open(settings: BucketSettings) -> S3Store:
 
 
 async def _whole(content: Content, deadline: float) -> bytearray:
-    """A large one lies in a file, and is read in a thread."""
+    """The content in memory. A large mail is in a spool file, so it is read in a thread."""
     if content.size <= BLOCK:
         return _join(content)
     try:
@@ -261,36 +265,36 @@ async def _whole(content: Content, deadline: float) -> bytearray:
 
 
 def _join(content: Content) -> bytearray:
-    """In one piece, copied once."""
+    """Copies each byte once."""
     data = bytearray(content.size)
     at = 0
     for chunk in content.chunks():
         data[at : at + len(chunk)] = chunk
         at += len(chunk)
     if at != len(data):
-        raise StoreError("quarantine: the mail is not what it was")
+        raise StoreError("quarantine: the spooled mail has the wrong size")
     return data
 
 
 def _name(mail_id: str, suffix: str) -> str:
     if not is_id(mail_id):
-        raise NotKept("no such mail")
+        raise MailNotFound
     return mail_id + suffix
 
 
 @contextmanager
 def _translated() -> Iterator[None]:
-    """obstore's errors hold whole answers and addresses; ours hold what an operator needs."""
+    """Turns obstore's errors, which hold whole responses and URLs, into StoreError with what an operator needs."""
     from obstore.exceptions import BaseError
 
     try:
         yield
     except FileNotFoundError as exc:
         if "NoSuchBucket" in str(exc):
-            raise StoreError("quarantine: there is no such bucket (quarantine.s3.bucket)") from exc
-        raise NotKept("no such mail") from exc
+            raise StoreError("quarantine: the bucket does not exist (quarantine.s3.bucket)") from exc
+        raise MailNotFound from exc
     except (BaseError, OSError, ValueError) as exc:
-        if isinstance(exc, TimeoutError):  # the caller's own
+        if isinstance(exc, TimeoutError):  # from the caller's asyncio.timeout
             raise
         text = str(exc)
         status, code = _STATUS.search(text), _CODE.search(text)
@@ -302,5 +306,5 @@ def _translated() -> Iterator[None]:
 def _kind(text: str, exc: Exception) -> str:
     for words in ("error sending request", "timed out", "connect"):
         if words in text.lower():
-            return "it cannot be reached, or does not answer"
+            return "unreachable, or not answering"
     return type(exc).__name__

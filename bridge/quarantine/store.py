@@ -1,9 +1,9 @@
-"""What the quarantine asks of the place where its mail lies: a directory here, or a bucket somewhere.
+"""The store interface: what the quarantine needs from the place that holds its mail.
 
-A mail is three things under one id: `.eml` (the mail), `.json` (what is known of it) and, once
-somebody has sent it on, `.releases`. The `.json` is written last and removed first, so a `.eml` that
-has one is whole, and anything that has no other half is a leftover, whose mail the client was never
-promised and will send again.
+A mail is up to three objects with one id: `.eml` (the mail), `.json` (its metadata) and, once it was
+released, `.releases`. The `.json` is written last and removed first. So an `.eml` with a `.json` is
+complete, and any object without its counterpart is a leftover: its client was never told 250, and will
+send the mail again.
 
 Only `keep` is called from the event loop; everything else blocks and belongs in a thread.
 """
@@ -18,21 +18,27 @@ from typing import Protocol
 from bridge.errors import StoreError
 from bridge.mail.message import Message
 from bridge.quarantine import record
-from bridge.quarantine.record import Item
-from bridge.quarantine.usage import Stock
+from bridge.quarantine.record import StoredRecord
+from bridge.quarantine.usage import Usage
 
 
-class NotKept(StoreError):
-    """There is no such mail, or not any more."""
+class MailNotFound(StoreError):
+    """There is no such mail, or it was removed."""
+
+    def __init__(self, text: str = "no such mail") -> None:
+        super().__init__(text)
 
 
-class InUse(StoreError):
-    """Somebody is releasing or removing it right now."""
+class MailLocked(StoreError):
+    """The mail is being released or removed by another process."""
+
+    def __init__(self, text: str = "it is being released or removed by another process") -> None:
+        super().__init__(text)
 
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """A mail as it is kept: our header fields, and what came in."""
+    """A mail as it is stored: the header fields we add, then the mail as received."""
 
     head: bytes
     message: Message
@@ -47,46 +53,48 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Listed:
-    """A whole mail in the store."""
+class ListedMail:
+    """A complete mail in the store."""
 
-    kept_at: float  # seconds since 1970
+    kept_at: float  # Unix time
     releases_size: int = 0
 
 
 class Store(Protocol):
-    """Every method may raise StoreError; those that name a mail, NotKept too."""
+    """Every method may raise StoreError; those that take an id, MailNotFound as well."""
 
-    name: str  # where it is, for people
-    recount_s: float  # how often `stock` may be asked
+    name: str  # shown to operators
+    recount_s: float  # how often `usage` may be called for the quota
 
-    async def keep(self, mail_id: str, content: Content, about: bytes, deadline: float) -> None:
-        """Both, for good; or, when it raises, nothing. Raises StoreFull too."""
+    async def keep(self, mail_id: str, content: Content, metadata: bytes, deadline: float) -> None:
+        """Durably store mail and metadata, or neither. Raises StoreFull as well."""
 
-    def listing(self) -> dict[str, Listed]:
-        """Every whole mail."""
+    def listing(self) -> dict[str, ListedMail]:
+        """All complete mails, by id."""
 
-    def stock(self) -> Stock:
-        """How much is in it."""
+    def usage(self) -> Usage:
+        """Count what is stored."""
 
-    def read(self, mail_id: str) -> Item: ...
+    def read(self, mail_id: str) -> StoredRecord:
+        """Everything but the mail itself."""
 
     def chunks(self, mail_id: str) -> Iterator[bytes]:
-        """The mail, byte for byte; raises in the middle when that fails, and never just ends."""
+        """The mail's bytes. Raises if it cannot be read to the end; never just stops early."""
 
-    def claim(self, mail_id: str) -> AbstractContextManager[None]:
-        """The mail for us alone, until the block or our process ends. Raises InUse."""
+    def lock(self, mail_id: str) -> AbstractContextManager[None]:
+        """Exclusive access to the mail until the block, or our process, ends. Raises MailLocked."""
 
-    def note(self, mail_id: str, releases: bytes) -> None:
-        """Write down for good who sent it on. The caller holds the claim."""
+    def write_releases(self, mail_id: str, releases: bytes) -> None:
+        """Durably replace the `.releases`. The caller holds the lock."""
 
     def remove(self, mail_id: str) -> None:
-        """For good. The caller holds the claim."""
+        """Durably remove the mail. The caller holds the lock."""
 
     def clean(self) -> int:
-        """Remove leftovers; how many."""
+        """Remove leftovers; return how many."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """Wait for work in the background."""
 
 
 def is_id(mail_id: str) -> bool:
@@ -94,11 +102,11 @@ def is_id(mail_id: str) -> bool:
 
 
 def leftovers(names: set[str]) -> list[str]:
-    """What has no other half."""
-    other = {"eml": "json", "json": "eml", "releases": "json"}
+    """The names whose counterpart is missing."""
+    counterparts = {"eml": "json", "json": "eml", "releases": "json"}
     found = []
     for name in names:
         stem, _, suffix = name.rpartition(".")
-        if is_id(stem) and suffix in other and f"{stem}.{other[suffix]}" not in names:
+        if is_id(stem) and suffix in counterparts and f"{stem}.{counterparts[suffix]}" not in names:
             found.append(name)
     return found

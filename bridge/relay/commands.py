@@ -1,17 +1,16 @@
-"""Commands for one mail: what its envelope becomes, given what the next hop announced.
+"""The commands for one mail: its envelope in the terms that the next hop announced.
 
-An envelope goes on exactly as it came, or is refused before a byte is sent. What is left out
-when the next hop does not announce the extension, because the mail arrives just the same:
+An envelope is sent exactly as it came, or refused before a byte is sent. If the next hop does not announce
+the extension, these are left out, because the mail arrives all the same:
 
-- DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it would by itself (RFC 3461 5.2.2);
-- AUTH=: it is a statement about the sender that only helps where it is understood;
+- DSN's RET, ENVID, NOTIFY, ORCPT: the next hop then reports as it does by default (RFC 3461 5.2.2);
+- AUTH=: a statement about the sender that helps only where it is understood;
 - BODY=8BITMIME, if the content has no 8-bit byte after all.
 
-Refused: NOTIFY=SUCCESS without DSN (550 5.3.3: nobody would send the report that the sender waits
-for), SMTPUTF8 (550 5.6.7), 8-bit content declared as such (554 5.6.3; we do not convert, the bytes would
-not be the sender's any more), any other parameter (555 5.5.4). 8-bit content that nobody declared goes
-on as it is. A mail server in front can do better, if it is not told that we have the extension
-(`hide_extensions`).
+Refused: NOTIFY=SUCCESS without DSN (550 5.3.3: the sender would wait for a report that never comes),
+SMTPUTF8 (550 5.6.7), content declared as 8-bit (554 5.6.3; we do not convert, because that would change the
+sender's bytes), any other parameter (555 5.5.4). 8-bit content that was not declared is sent as it is. A mail
+server in front can find a better way if we do not announce the extension to it (`hide_extensions`).
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
@@ -35,18 +34,18 @@ XFORWARD_COMMAND = 512  # bytes, CRLF included
 XFORWARD_VALUE = 255
 UNAVAILABLE = "[UNAVAILABLE]"
 
-# Parameters that may be left out, and the extension that carries them.
+# Parameters that may be left out, and the extension they belong to.
 _OPTIONAL = {"RET": "DSN", "ENVID": "DSN", "NOTIFY": "DSN", "ORCPT": "DSN", "AUTH": "AUTH"}
-_PLAIN = re.compile(r"[!-*,-<>-~]*")  # xtext that stands for itself (RFC 3461: not "+", not "=")
+_PLAIN = re.compile(r"[!-*,-<>-~]*")  # needs no xtext encoding (RFC 3461: neither "+" nor "=")
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the next hop said to EHLO or LHLO."""
+    """What the next hop announced after EHLO or LHLO."""
 
-    announced: tuple[str, ...] = ()  # its lines, as they came
+    announced: tuple[str, ...] = ()  # its lines, unchanged
     names: frozenset[str] = frozenset()
-    xforward: tuple[str, ...] = ()  # the attributes it takes
+    xforward: tuple[str, ...] = ()  # the attributes it accepts
 
     @classmethod
     def parse(cls, ehlo: Reply) -> Capabilities:
@@ -62,8 +61,8 @@ class Commands:
 
     wire: bytes
     count: int
-    ahead: int  # how many come before MAIL; the mail does not depend on XFORWARD being heeded
-    reset: bool  # the first of them is RSET
+    before_mail: int  # commands before MAIL: RSET and XFORWARD
+    has_reset: bool  # the first one is RSET
 
 
 def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset: bool) -> Commands:
@@ -72,7 +71,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
     lines = ["RSET"] if reset else []
     if capabilities.xforward:
         lines += xforward(tx.session.client, capabilities.xforward)
-    ahead = len(lines)
+    before_mail = len(lines)
     lines.append(_mail(names, tx, head))
     for recipient in tx.envelope.recipients:
         line = f"RCPT TO:<{recipient.address}>"
@@ -80,7 +79,7 @@ def for_mail(capabilities: Capabilities, tx: Transaction, head: bytes, *, reset:
             line += _carried(param, names)
         lines.append(line)
     lines.append("DATA")
-    return Commands(_encoded(lines, names), len(lines), ahead, reset)
+    return Commands(_encoded(lines, names), len(lines), before_mail, reset)
 
 
 def _mail(names: frozenset[str], tx: Transaction, head: bytes) -> str:
@@ -119,7 +118,7 @@ def _carried(param: str, names: frozenset[str]) -> str:
 
 def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
     text = "\r\n".join(lines) + "\r\n"
-    # The intake lets no line end into an address. If one came here it would be a command.
+    # The intake accepts no line end in an address; here it would start another command.
     if not len(lines) == text.count("\r") == text.count("\n") or "\0" in text:
         raise NextHopError(BAD_ADDRESS)
     if not text.isascii() and "SMTPUTF8" not in names:
@@ -131,10 +130,10 @@ def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
 
 
 def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:
-    """The XFORWARD commands, without CRLF, for those attributes of the client that the next hop takes.
+    """The XFORWARD commands, without CRLF, for the client attributes that the next hop accepts.
 
-    What is not known is said to be so: silence would leave the next hop with our own address. Two
-    commands, as smtp(8) sends them: a value the next hop dislikes costs its own command's values only.
+    Unknown attributes are sent as such; otherwise the next hop would use our own address. There are two
+    commands, as with Postfix's smtp(8): if a value is refused, only the values of its command are lost.
     """
     known = {
         "NAME": client.name,
@@ -147,10 +146,10 @@ def xforward(client: Client, attributes: tuple[str, ...]) -> list[str]:
     }
     commands: list[str] = []
     command = ""
-    for name, said in known.items():
+    for name, known_value in known.items():
         if name not in attributes:
             continue
-        word = f" {name}={_xtext(said)}"
+        word = f" {name}={_xtext(known_value)}"
         if command and (name == "PROTO" or len(command) + len(word) > XFORWARD_COMMAND - 2):
             commands.append(command)
             command = ""
@@ -168,7 +167,7 @@ def _xtext(value: str | None) -> str:
     if not value:
         return UNAVAILABLE
     if not _PLAIN.fullmatch(value):
-        encoded = value.encode("utf-8", "replace")  # a name for a log: never worth failing a mail
+        encoded = value.encode("utf-8", "replace")  # used in logs only: never a reason to fail a mail
         value = "".join(chr(b) if 33 <= b <= 126 and b not in b"+=" else f"+{b:02X}" for b in encoded)
-    # Half a host name would be another host's.
+    # A truncated host name would name another host.
     return value if len(value) <= XFORWARD_VALUE else UNAVAILABLE

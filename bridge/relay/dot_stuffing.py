@@ -1,21 +1,21 @@
-"""Content as SMTP carries it: dots stuffed, ended by a line with a dot, in blocks worth a write.
+"""Content in SMTP form: dots stuffed, ended by a line with a single dot, in blocks worth a write.
 
-The bytes between are not looked at: a leading dot is found by one `replace` over a whole chunk,
-never line by line. If this is wrong a mail is changed, cut short, or split in two.
+Leading dots are found by one `replace` over a whole chunk, never line by line. If this is wrong, a mail is
+changed, cut short, or split in two.
 
-Content that does not end in CRLF gets one: SMTP cannot say "the last line has no end". It is the
-only byte that is ever added.
+Content that does not end in CRLF gets one, because SMTP cannot express a last line without an end. Nothing
+else is ever added.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-BLOCK = 128 * 1024  # small chunks are joined up to this before they are written
+BLOCK = 128 * 1024  # bytes; smaller chunks are joined before they are written
 
 
 class DotStuffer:
-    """Doubles the dot at each line start, also where a chunk ends in the middle of CRLF and dot."""
+    """Doubles the dot at each line start, even if a chunk ends inside CRLF and dot."""
 
     __slots__ = ("_tail",)
 
@@ -35,12 +35,12 @@ class DotStuffer:
         return stuffed
 
     def end(self) -> bytes:
-        """The end of data, on a line of its own."""
+        """The final dot, after a line end if one is missing."""
         return b".\r\n" if self._tail == b"\r\n" else b"\r\n.\r\n"
 
 
 def blocks(chunks: Iterable[bytes]) -> Iterator[bytes]:
-    """The stuffed content in blocks; the last one, and only it, holds the final dot."""
+    """The stuffed content in blocks; only the last one holds the final dot."""
     stuffer = DotStuffer()
     parts: list[bytes] = []
     size = 0

@@ -1,11 +1,10 @@
 """Opening a connection to the next hop: greeting, EHLO, STARTTLS, within one time limit.
 
-Whatever fails here fails before the mail is named, so it is never the mail's fault: every error
-is a 451, even where the next hop says 554 in its greeting. Which error it was stands in the
-exception's text, for the log.
+Whatever fails here fails before the mail is mentioned, so it is never the mail's fault: every error becomes
+a 451, even if the greeting was a 554. The exception's text, for the log, says what happened.
 
-STARTTLS: `none` never; `opportunistic` if offered, with any certificate, and in the clear if the
-handshake fails; `required` with a verified certificate for the next hop's name, or not at all.
+STARTTLS: `none` never; `opportunistic` if offered, with any certificate, and in plaintext if the handshake
+fails; `required` with a verified certificate for the next hop's name, or no connection at all.
 """
 
 from __future__ import annotations
@@ -17,10 +16,10 @@ import ssl
 from dataclasses import dataclass
 from typing import Literal
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
-from bridge.relay.connection import Connection
+from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
 
@@ -31,12 +30,12 @@ TlsMode = Literal["none", "opportunistic", "required"]
 
 @dataclass(frozen=True, slots=True)
 class RelaySettings:
-    """One SMTP or LMTP next hop, and how we treat it."""
+    """One SMTP or LMTP next hop."""
 
     next_hop: NextHop
     hostname: str  # our name in EHLO
     tls: TlsMode = "opportunistic"
-    tls_context: ssl.SSLContext | None = None  # for `required`; the system's certificates when None
+    tls_context: ssl.SSLContext | None = None  # for `required`; None: the system's certificates
     connect_timeout_s: float = 10.0  # connect, greeting, EHLO and TLS together
     timeout_s: float = 60.0  # each reply
     max_idle_s: float = 20.0
@@ -44,14 +43,14 @@ class RelaySettings:
 
 
 class CannotConnect(NextHopError):
-    """There is no connection to this next hop, so another one may safely have the mail."""
+    """This next hop cannot be connected to, so the mail may safely go to another."""
 
 
 class _TlsFailed(Exception):
-    """No encryption could be had; the text says why."""
+    """TLS could not be started; the text says why."""
 
 
-async def open_connection(settings: RelaySettings, until: float) -> Connection:
+async def open_connection(settings: RelaySettings, until: float) -> NextHopConnection:
     """A connection ready for MAIL. Raises NextHopError."""
     limit = min(asyncio.get_running_loop().time() + settings.connect_timeout_s, until)
     try:
@@ -64,17 +63,17 @@ async def open_connection(settings: RelaySettings, until: float) -> Connection:
         raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {str(exc) or 'timed out'}") from exc
 
 
-async def _open(settings: RelaySettings) -> Connection:
+async def _open(settings: RelaySettings) -> NextHopConnection:
     try:
         return await _dialogue(settings, settings.tls)
     except _TlsFailed as exc:
         if settings.tls == "required":
             raise CannotConnect(UNTRUSTED, f"{settings.next_hop}: {exc}") from exc
-        log.warning("next hop %s: %s; going on without TLS", settings.next_hop, exc)
+        log.warning("next hop %s: %s; continuing without TLS", settings.next_hop, exc)
         return await _dialogue(settings, "none")
 
 
-async def _dialogue(settings: RelaySettings, tls: TlsMode) -> Connection:
+async def _dialogue(settings: RelaySettings, tls: TlsMode) -> NextHopConnection:
     conn = await _connect(settings)
     try:
         greeting = await _answer(conn, settings)
@@ -89,22 +88,22 @@ async def _dialogue(settings: RelaySettings, tls: TlsMode) -> Connection:
     return conn
 
 
-async def _connect(settings: RelaySettings) -> Connection:
+async def _connect(settings: RelaySettings) -> NextHopConnection:
     loop = asyncio.get_running_loop()
     address = settings.next_hop.address
     if address.path:
-        return (await loop.create_unix_connection(Connection, address.path))[1]
-    return (await loop.create_connection(Connection, address.host, address.port))[1]
+        return (await loop.create_unix_connection(NextHopConnection, address.path))[1]
+    return (await loop.create_connection(NextHopConnection, address.host, address.port))[1]
 
 
-async def _answer(conn: Connection, settings: RelaySettings) -> Reply:
+async def _answer(conn: NextHopConnection, settings: RelaySettings) -> Reply:
     replies = await conn.replies(1, settings.connect_timeout_s)
     if not replies:
         raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {conn.ended} before mail")
     return replies[0]
 
 
-async def _hello(conn: Connection, settings: RelaySettings) -> Capabilities:
+async def _hello(conn: NextHopConnection, settings: RelaySettings) -> Capabilities:
     smtp = settings.next_hop.protocol == "smtp"
     name = settings.hostname.encode()
     conn.send(b"%s %s\r\n" % (b"EHLO" if smtp else b"LHLO", name), 1)
@@ -119,8 +118,8 @@ async def _hello(conn: Connection, settings: RelaySettings) -> Capabilities:
     raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
 
 
-async def _secure(conn: Connection, settings: RelaySettings, tls: TlsMode) -> bool:
-    """Start TLS if there is any; whether it is on."""
+async def _secure(conn: NextHopConnection, settings: RelaySettings, tls: TlsMode) -> bool:
+    """Start TLS if it is offered; return whether it is on."""
     refusal = "STARTTLS not offered"
     if "STARTTLS" in conn.capabilities.names:
         conn.expect_tls(True)
@@ -136,12 +135,12 @@ async def _secure(conn: Connection, settings: RelaySettings, tls: TlsMode) -> bo
     return False
 
 
-async def _handshake(conn: Connection, settings: RelaySettings, tls: TlsMode) -> None:
+async def _handshake(conn: NextHopConnection, settings: RelaySettings, tls: TlsMode) -> None:
     context = _unverified() if tls == "opportunistic" else settings.tls_context or _verified()
     try:
         await conn.start_tls(context, settings.next_hop.address.host or "localhost")
     except OSError as exc:
-        raise _TlsFailed(f"TLS handshake: {str(exc) or 'cut off'}") from exc
+        raise _TlsFailed(f"TLS handshake: {str(exc) or 'connection closed'}") from exc
 
 
 @functools.cache
@@ -155,4 +154,4 @@ def _unverified() -> ssl.SSLContext:
 
 @functools.cache
 def _verified() -> ssl.SSLContext:
-    return ssl.create_default_context()  # reads the system's certificates: slow, hence once
+    return ssl.create_default_context()  # cached: reading the system's certificates is slow

@@ -1,9 +1,9 @@
 """A Maildir as the next hop: for the embedded default, and where no mail server follows.
 
-One file for all recipients, in `new`, named in the Maildir way. In front of the mail stand
-Return-Path (the envelope's sender) and one X-Original-To for each recipient; Delivered-To is left
-to mail servers, whose loop detection reads it. The content keeps its CRLF line ends: a Maildir
-usually has LF, and every reader takes both, but these bytes are the sender's (DKIM, attachments).
+All recipients share one file in `new`, with a standard Maildir name. The mail is preceded by Return-Path (the
+envelope sender) and one X-Original-To per recipient; Delivered-To is left to mail servers, whose loop
+detection reads it. The content keeps its CRLF line ends: Maildirs usually have LF, and readers accept both,
+but these are the sender's bytes (DKIM, attachments).
 
 250 means: written, fsynced, renamed into `new`, directory fsynced.
 """
@@ -16,12 +16,12 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from bridge.errors import NextHopError
 from bridge.mail.envelope import Envelope
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.relay.answers import Delivered
 from bridge.relay.commands import BAD_ADDRESS
-from bridge.relay.relay import Delivered
 from bridge.relay.replies import LATE
 from bridge.runtime import durable_files
 
@@ -30,14 +30,14 @@ FAILED = Reply(451, "4.3.0", "The mail could not be delivered, try again later")
 
 
 class Maildir:
-    """Same shape as `relay.SmtpRelay`."""
+    """See `relay.Relay`."""
 
     def __init__(self, path: Path, hostname: str) -> None:
         self._path = path
         self._hostname = hostname.replace("/", r"\057").replace(":", r"\072")
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        top = _trace(tx.envelope) + head
+        top = _trace_fields(tx.envelope) + head
         try:
             await durable_files.in_thread(lambda stop: self._store(tx, top, stop), deadline)
         except durable_files.Stopped as exc:
@@ -48,42 +48,42 @@ class Maildir:
         return Delivered(reply, tx.id, (reply,) * len(tx.envelope.recipients))
 
     async def probe(self) -> tuple[str, ...]:
-        """Whether mail can be written there. Raises NextHopError."""
+        """Check that mail can be written. Raises NextHopError."""
         try:
-            await durable_files.in_thread(self._try, math.inf)
+            await durable_files.in_thread(self._probe, math.inf)
         except OSError as exc:
             raise NextHopError(FULL if exc.errno in durable_files.FULL else FAILED, f"maildir: {exc}") from exc
         return ("MAILDIR",)
 
     async def close(self) -> None:
-        """Nothing is held between two mails."""
+        """Nothing is open between mails."""
 
     def _store(self, tx: Transaction, top: bytes, stop: durable_files.Stop) -> None:
-        self._make()
+        self._make_directories()
         name = f"{int(time.time())}.{tx.id}.{self._hostname}"
         temporary, final = self._path / "tmp" / name, self._path / "new" / name
-        durable_files.write(temporary, _all(top, tx), stop.check)
+        durable_files.write(temporary, _content(top, tx), stop.check)
         try:
             stop.check()
             temporary.rename(final)
             durable_files.sync_directory(final.parent)
-        except BaseException:  # nothing was promised: it comes again
+        except BaseException:  # the client is not told 250, so it sends the mail again
             durable_files.remove(temporary)
             durable_files.remove(final)
             raise
 
-    def _make(self) -> None:
-        for part in (self._path, self._path / "tmp", self._path / "new", self._path / "cur"):
-            durable_files.make_directory(part)
+    def _make_directories(self) -> None:
+        for directory in (self._path, self._path / "tmp", self._path / "new", self._path / "cur"):
+            durable_files.make_directory(directory)
 
-    def _try(self, stop: durable_files.Stop) -> None:
-        self._make()
-        trial = self._path / "tmp" / f"{int(time.time())}.probe-{os.getpid()}.{self._hostname}"
-        durable_files.write(trial, [b"\r\n"], stop.check)
-        trial.unlink()
+    def _probe(self, stop: durable_files.Stop) -> None:
+        self._make_directories()
+        probe = self._path / "tmp" / f"{int(time.time())}.probe-{os.getpid()}.{self._hostname}"
+        durable_files.write(probe, [b"\r\n"], stop.check)
+        probe.unlink()
 
 
-def _trace(envelope: Envelope) -> bytes:
+def _trace_fields(envelope: Envelope) -> bytes:
     fields = [f"Return-Path: <{envelope.sender}>"]
     fields += [f"X-Original-To: {address}" for address in envelope.addresses]
     text = "\r\n".join(fields) + "\r\n"
@@ -92,6 +92,6 @@ def _trace(envelope: Envelope) -> bytes:
     return text.encode("utf-8", "replace")
 
 
-def _all(top: bytes, tx: Transaction) -> Iterator[bytes]:
+def _content(top: bytes, tx: Transaction) -> Iterator[bytes]:
     yield top
     yield from tx.message.chunks()

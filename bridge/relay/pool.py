@@ -1,11 +1,10 @@
 """Connections to one next hop, kept for the next mail.
 
-A slot is the right to hold one connection; there are `max_connections` of them. A connection in
-use, an idle one, and one being opened each hold a slot. Who finds none waits in line until his
-deadline. Every change of state is in a plain function below, with no await inside: that is what
-makes it right.
+A slot is the right to hold one connection; there are `max_connections` of them. A connection in use, an
+idle one, and one being opened each hold a slot. Callers queue for a slot until their deadline. Every change
+of state happens in a plain function without an await, so no other task can see it half done.
 
-The last one used is the first one reused, so that the others can grow old and go.
+The connection used last is reused first, so that the others become old and are closed.
 """
 
 from __future__ import annotations
@@ -13,35 +12,35 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-from bridge.errors import NextHopError
-from bridge.relay.connection import Connection
+from bridge.mail.next_hop import NextHopError
+from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.replies import CLOSING, LATE
 
-# Servers slow a client down that has made many errors, and then hang up (Postfix: from 10 on, at 20);
-# one mail's refusals must not be the next one's delay.
+# Servers delay a client after many errors, and then hang up (Postfix: after 10 and 20); refusals of one
+# mail must not delay the next.
 MAX_ERRORS = 5
 
 
 class Pool:
-    """Take a connection, give it back, whatever has become of it."""
+    """Callers take a connection and give it back, in whatever state it is."""
 
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
         self._slots = settings.max_connections
-        self._idle: list[Connection] = []  # oldest first
-        self._line: deque[asyncio.Future[Connection | None]] = deque()  # None: a slot, open one yourself
+        self._idle: list[NextHopConnection] = []  # oldest first
+        self._queue: deque[asyncio.Future[NextHopConnection | None]] = deque()  # None: a free slot, to open one
         self._sweeper: asyncio.TimerHandle | None = None
         self._closed = False
         self.certificate: bytes | None = None  # of the last connection with TLS, as DER
 
     @property
     def connections(self) -> tuple[int, int]:
-        """Those in use or being opened, and those that rest."""
+        """How many are in use or being opened, and how many are idle."""
         idle = len(self._idle)
         return self._settings.max_connections - self._slots - idle, idle
 
-    async def take(self, until: float) -> Connection:
+    async def take(self, until: float) -> NextHopConnection:
         """A connection ready for MAIL. Raises NextHopError."""
         conn = self._reuse()
         if conn is not None:
@@ -51,28 +50,28 @@ class Pool:
         if self._slots > 0:
             self._slots -= 1
         else:
-            conn = await self._stand_in_line(until)
+            conn = await self._wait_in_queue(until)
             if conn is not None:
                 return conn
         return await self._open(until)
 
-    async def renew(self, conn: Connection, until: float) -> Connection:
-        """A fresh connection in place of one that turned out to be dead. Raises NextHopError."""
+    async def renew(self, conn: NextHopConnection, until: float) -> NextHopConnection:
+        """A new connection instead of one that turned out to be dead. Raises NextHopError."""
         conn.abort()
         return await self._open(until)
 
-    def give_back(self, conn: Connection) -> None:
-        """The mail is done with it. A connection that ended only gives back its slot."""
+    def give_back(self, conn: NextHopConnection) -> None:
+        """The mail is done. A connection that has ended only frees its slot."""
         if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS):
             conn.quit()
         if conn.ended is not None:
             self._pass_on(None)
             return
-        conn.rest()
+        conn.become_idle()
         self._pass_on(conn)
 
     def close(self) -> None:
-        """Close the idle ones; those in use are closed when they come back."""
+        """Close idle connections now, and the others when they are given back."""
         self._closed = True
         if self._sweeper is not None:
             self._sweeper.cancel()
@@ -81,8 +80,8 @@ class Pool:
         self._slots += len(self._idle)
         self._idle.clear()
 
-    async def _open(self, until: float) -> Connection:
-        """The caller holds a slot; it is passed on if this fails."""
+    async def _open(self, until: float) -> NextHopConnection:
+        """Open a connection. The caller holds a slot, which is passed on if this fails."""
         try:
             conn = await open_connection(self._settings, until)
             self.certificate = conn.certificate or self.certificate
@@ -91,31 +90,31 @@ class Pool:
             self._pass_on(None)
             raise
 
-    async def _stand_in_line(self, until: float) -> Connection | None:
-        waiter: asyncio.Future[Connection | None] = asyncio.get_running_loop().create_future()
-        self._line.append(waiter)
+    async def _wait_in_queue(self, until: float) -> NextHopConnection | None:
+        waiter: asyncio.Future[NextHopConnection | None] = asyncio.get_running_loop().create_future()
+        self._queue.append(waiter)
         try:
             async with asyncio.timeout_at(until):
                 return await waiter
         except BaseException as exc:
-            if waiter.done() and not waiter.cancelled():  # served and cancelled in the same breath
+            if waiter.done() and not waiter.cancelled():  # served and cancelled in the same turn
                 self._return_unused(waiter.result())
-            elif waiter in self._line:
-                self._line.remove(waiter)
+            elif waiter in self._queue:
+                self._queue.remove(waiter)
             if isinstance(exc, TimeoutError):
-                raise NextHopError(LATE, "every connection to the next hop was in use") from exc
+                raise NextHopError(LATE, "all connections to the next hop are in use (max_connections)") from exc
             raise
 
-    def _return_unused(self, served: Connection | None) -> None:
+    def _return_unused(self, served: NextHopConnection | None) -> None:
         if served is None:
             self._pass_on(None)
         else:
             self.give_back(served)
 
-    def _pass_on(self, conn: Connection | None) -> None:
-        """To the first in line; else the connection rests, or the slot is free."""
-        while self._line:
-            waiter = self._line.popleft()
+    def _pass_on(self, conn: NextHopConnection | None) -> None:
+        """Give a connection or slot to the first in the queue; otherwise it is idle, or free."""
+        while self._queue:
+            waiter = self._queue.popleft()
             if not waiter.done():
                 waiter.set_result(conn)
                 return
@@ -126,7 +125,7 @@ class Pool:
         if self._sweeper is None:
             self._sweep_at(conn.idle_since + self._settings.max_idle_s)
 
-    def _reuse(self) -> Connection | None:
+    def _reuse(self) -> NextHopConnection | None:
         while self._idle:
             conn = self._idle.pop()
             if conn.ended is None:
@@ -138,7 +137,7 @@ class Pool:
         self._sweeper = asyncio.get_running_loop().call_at(when, self._sweep)
 
     def _sweep(self) -> None:
-        """Close what has been idle too long, and forget what the peer closed."""
+        """Close connections that were idle too long, and drop those that the peer closed."""
         self._sweeper = None
         oldest = asyncio.get_running_loop().time() - self._settings.max_idle_s
         kept = []

@@ -1,24 +1,15 @@
-"""Relay: hands one mail to the next hop over SMTP or LMTP, and brings back its answer.
+"""Relay: hands one mail to the next hop over SMTP or LMTP, and returns its answer.
 
-There is no queue behind this: the client's 250 is the next hop's 250. A client that reads one
-reply for each recipient (`Transaction.each`: LMTP, PRDR) gets each one's own: the mail goes to those
-the next hop accepts, the others have their refusal. For a client that reads one reply for all, the
-whole mail is handed over or nothing of it:
+There is no queue behind this: the client's 250 is the next hop's 250. `answers` decides what the
+next hop's replies mean; this file sends, waits, and carries those decisions out.
 
-- If some recipients are refused, none gets the mail: it stops before the final dot, and the
-  weightiest refusal (`weightiest`: 4xx before 5xx) is the answer for all.
-- LMTP answers for each recipient after the dot, when it is too late for that. If they differ, a
-  4xx wins here too: the mail comes again, and those who have it get it twice rather than one of
-  them never.
+- Before the final dot, a cancelled or failed relay drops the connection, so the next hop has no mail.
+- Once the dot is written the mail may be delivered. The answer is then awaited (up to `timeout_s`,
+  whatever the deadline) even if the caller is cancelled, and is logged if nobody reads it.
+- An idle connection may be dead without our knowing. If a reused one is lost before MAIL is answered,
+  the mail is tried once more on a new connection.
 
-For both:
-
-- Before the dot a cancelled or failed relay drops the connection, so the next hop has no mail.
-  Once the dot is written it cannot be taken back: whatever becomes of the caller, the answer is
-  awaited (up to `timeout_s`, deadline or not) and, if nobody is left to hear it, logged.
-
-A connection that lay idle may be dead without our knowing; if it fails before MAIL is answered,
-the mail is tried once more on a fresh one.
+If this is wrong, a mail is lost, or delivered after its client was told that it was not.
 """
 
 from __future__ import annotations
@@ -27,65 +18,61 @@ import asyncio
 import itertools
 import logging
 import math
-from collections.abc import Mapping
 from time import monotonic
-from typing import Protocol
+from typing import Protocol, assert_never
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
-from bridge.relay import commands, dot_stuffing, replies
+from bridge.relay import answers, commands, dot_stuffing, replies
+from bridge.relay.answers import (
+    AnsweredPerRecipient,
+    ContentDecision,
+    Delivered,
+    DotAnswers,
+    Lost,
+    RefusedForAll,
+    RefusedRecipients,
+    SendContent,
+    Stale,
+)
 from bridge.relay.commands import Commands
-from bridge.relay.connection import Connection, End
+from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.pool import Pool
-from bridge.runtime.value import value
 
 __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
 log = logging.getLogger("bridge.relay")
 
-Refused = Mapping[int, Reply]  # the answers to those, by their number, whom the next hop refused at RCPT
-
-_NOBODY: Refused = {}
-_NOT_RESET = Reply(250, "", "RSET was refused")  # out of place: what MAIL is told then says nothing of this mail
-
-
-@value
-class Delivered:
-    """The mail is the next hop's now."""
-
-    reply: Reply
-    queue_id: str = ""  # the next hop's own, where its reply shows one
-    replies: tuple[Reply, ...] = ()  # one for each recipient, in their order
-
 
 class Mixed(NextHopError):
-    """Not every recipient has the mail, and their answers differ. `reply` speaks for all, `replies` for each."""
+    """Not every recipient has the mail. `reply` speaks for all of them, `replies` for each."""
 
     def __init__(self, each: tuple[Reply, ...], queue_id: str = "") -> None:
         reply = weightiest(each)
         assert reply is not None
-        self.accepted = sum(one.is_success for one in each)
+        accepted = [own for own in each if own.is_success]
+        self.accepted = len(accepted)
         super().__init__(reply, f"{self.accepted} of {len(each)} recipients have it; {reply}")
         self.replies = each
-        self.queue_id = queue_id or next((replies.queue_id(one) for one in each if one.is_success), "")
+        self.queue_id = queue_id or (replies.queue_id(accepted[0]) if accepted else "")
 
 
 class Relay(Protocol):
-    """A next hop, whatever its kind."""
+    """A next hop of any kind."""
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        """Hand on `head` and the message. Raises NextHopError; the mail is then not handed on, or in doubt."""
+        """Send `head` and the message. Raises NextHopError: the mail is not delivered, or that is unknown."""
 
     async def probe(self) -> tuple[str, ...]:
-        """What the next hop offers. Raises NextHopError."""
+        """The extensions that the next hop offers. Raises NextHopError."""
 
     async def close(self) -> None:
-        """Let what is on its way arrive, then let go of everything."""
+        """Wait for outstanding answers, then close all connections."""
 
 
-class _Stale(Exception):
+class _StaleConnection(Exception):
     """A reused connection was dead before MAIL was answered."""
 
 
@@ -94,10 +81,10 @@ class SmtpRelay:
 
     def __init__(self, settings: RelaySettings) -> None:
         self._settings = settings
-        self._lmtp = settings.next_hop.protocol == "lmtp"
+        self._is_lmtp = settings.next_hop.protocol == "lmtp"
         self.pool = Pool(settings)
-        self._finishing: set[Connection] = set()  # the dot is written, the answer is not here yet
-        self._late: set[asyncio.Task[None]] = set()  # those of them that nobody awaits any more
+        self._finishing: set[NextHopConnection] = set()  # the dot is written, the answer is outstanding
+        self._orphaned: set[asyncio.Task[None]] = set()  # await such an answer after the caller was cancelled
         self._all_finished = asyncio.Event()
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
@@ -105,11 +92,11 @@ class SmtpRelay:
             raise NextHopError(replies.LATE)
         conn = await self.pool.take(deadline)
         try:
-            refused = await self._hand_over(conn, tx, head, deadline)
-        except _Stale:
+            expected = await self._hand_over(conn, tx, head, deadline)
+        except _StaleConnection:
             conn = await self.pool.renew(conn, deadline)
-            refused = await self._hand_over(conn, tx, head, deadline)
-        return await self._finish(conn, tx, refused)
+            expected = await self._hand_over(conn, tx, head, deadline)
+        return await self._finish(conn, tx.id, expected)
 
     async def probe(self) -> tuple[str, ...]:
         conn = await open_connection(self._settings, math.inf)
@@ -123,96 +110,93 @@ class SmtpRelay:
     async def close(self) -> None:
         self.pool.close()
         try:
-            await self._answers()
-        finally:  # also when whoever closes us has no more time
+            await self._wait_until_finished()
+        finally:  # also if the time for closing is over
             for conn in list(self._finishing):
                 conn.abort()
-            await asyncio.gather(*self._late)
+            await asyncio.gather(*self._orphaned)
 
-    async def _answers(self) -> None:
-        """Of those that have the dot."""
+    async def _wait_until_finished(self) -> None:
         if not self._finishing:
             return
         self._all_finished.clear()
         try:
-            # A little longer than the answer itself may take, so that its own timer ends first.
+            # A little longer than one answer may take, so that the connection's own timer fires first.
             async with asyncio.timeout(self._settings.timeout_s + 1.0):
                 await self._all_finished.wait()
         except TimeoutError:
-            log.warning("%d mails were still without the next hop's answer", len(self._finishing))
+            log.warning("relay closed while %d mails had no answer from the next hop", len(self._finishing))
 
-    # Before the dot.
+    # Up to the dot.
 
-    async def _hand_over(self, conn: Connection, tx: Transaction, head: bytes, deadline: float) -> Refused:
-        """Everything up to and with the dot. If it fails the connection is back in the pool, or dropped."""
+    async def _hand_over(
+        self, conn: NextHopConnection, tx: Transaction, head: bytes, deadline: float
+    ) -> DotAnswers:  # fmt: skip
+        """Send everything including the dot. If that fails, the connection is back in the pool, or dropped."""
         try:
             batch = commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
             conn.needs_reset = False
-            refused = await self._envelope(conn, batch, tx.each, deadline)
-            await self._content(conn, tx, head, self._expected(tx, refused), deadline)
-            return refused
-        except _Stale:
+            refused = await self._envelope(conn, batch, tx.is_per_recipient, deadline)
+            expected = DotAnswers(len(tx.envelope.recipients), refused, self._is_lmtp, tx.is_per_recipient)
+            await self._content(conn, tx, head, expected.count, deadline)
+            return expected
+        except _StaleConnection:
             raise
         except NextHopError:
             self.pool.give_back(conn)
             raise
-        except BaseException:  # cancelled, most of all
+        except BaseException:  # mostly cancellation
             conn.abort()
             self.pool.give_back(conn)
             raise
 
-    async def _envelope(self, conn: Connection, batch: Commands, each: bool, deadline: float) -> Refused:
+    async def _envelope(
+        self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
+    ) -> RefusedRecipients:  # fmt: skip
+        """Send the commands up to DATA; return the recipients that must not be counted on."""
         if "PIPELINING" in conn.capabilities.names:
             conn.send(batch.wire, batch.count)
-            answers = await conn.replies(batch.count, self._settings.timeout_s, deadline)
+            received = await conn.replies(batch.count, self._settings.timeout_s, deadline)
         else:
-            answers = await self._step_by_step(conn, batch, each, deadline)
-        if not conn.reused and any(answer.code >= 400 for answer in answers[: batch.ahead]):
-            log.warning("next hop %s refused XFORWARD; the mail goes on without", self._settings.next_hop)
-        refusal = judge(answers, batch)
-        complete = len(answers) == batch.count
-        if refusal is None and complete:
-            return _NOBODY
-        if conn.reused and conn.ended is End.LOST and _before_mail_was_answered(answers, batch):
-            raise _Stale
-        if refusal is None:
-            raise _failure(conn)
-        own = apart(answers, batch) if each else None
-        if own is not None and complete and answers[-1].code == 354 and any(one.is_success for one in own):
-            return {number: one for number, one in enumerate(own) if not one.is_success}
-        if refusal.code < 400 or (complete and answers[-1].code < 400):
-            conn.abort()  # it awaits content, or who knows what: only hanging up stops it
-        conn.needs_reset = True
-        if own is None:
-            raise NextHopError(replies.passed_on(refusal))
-        rest = replies.passed_on(answers[-1]) if complete else _failure(conn).reply
-        raise Mixed(tuple(rest if one.is_success else one for one in own))
+            received = await self._step_by_step(conn, batch, is_per_recipient, deadline)
+        if not conn.reused and any(reply.code >= 400 for reply in received[: batch.before_mail]):
+            log.warning("next hop %s refused XFORWARD; sending the mail without it", self._settings.next_hop)
+        decision = answers.after_envelope(
+            batch, received, is_per_recipient=is_per_recipient, is_reused=conn.reused, lost=_lost(conn)
+        )
+        match decision:
+            case SendContent(refused):
+                return refused
+            case Stale():
+                raise _StaleConnection
+            case Lost():
+                raise decision.error()
+            case RefusedForAll(reply, must_hang_up):
+                _leave_open(conn, must_hang_up)
+                raise NextHopError(reply)
+            case AnsweredPerRecipient(each, must_hang_up):
+                _leave_open(conn, must_hang_up)
+                raise Mixed(each)
+            case _:
+                assert_never(decision)
 
-    async def _step_by_step(self, conn: Connection, batch: Commands, each: bool, deadline: float) -> list[Reply]:
-        """One command at a time; DATA is not said if it would have to be taken back."""
-        answers: list[Reply] = []
-        for number, line in enumerate(batch.wire.splitlines(keepends=True)):
-            if number == batch.count - 1 and judge(answers, batch) is not None:
-                own = apart(answers, batch) if each else None
-                if own is None or not any(one.is_success for one in own):
-                    break
+    async def _step_by_step(
+        self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float
+    ) -> list[Reply]:  # fmt: skip
+        """One command at a time, for a next hop without PIPELINING."""
+        received: list[Reply] = []
+        for line in batch.wire.splitlines(keepends=True):
+            if answers.is_settled(batch, received, is_per_recipient=is_per_recipient):
+                break
             conn.send(line, 1)
-            answer = await conn.replies(1, self._settings.timeout_s, deadline)
-            if not answer:
+            reply = await conn.replies(1, self._settings.timeout_s, deadline)
+            if not reply:
                 break
-            answers += answer
-            if not answer[0].is_success and (
-                number == batch.ahead or (number > batch.ahead and answer[0].is_temporary and not each)
-            ):
-                break
-        return answers
-
-    def _expected(self, tx: Transaction, refused: Refused) -> int:
-        """How many answers the dot gets."""
-        return len(tx.envelope.recipients) - len(refused) if self._lmtp else 1
+            received += reply
+        return received
 
     async def _content(
-        self, conn: Connection, tx: Transaction, head: bytes, expected: int, deadline: float
+        self, conn: NextHopConnection, tx: Transaction, head: bytes, expected_replies: int, deadline: float
     ) -> None:  # fmt: skip
         timeout_s = self._settings.timeout_s
         block = b""
@@ -220,112 +204,72 @@ class SmtpRelay:
             if block:
                 conn.send(block, 0)
                 await conn.drain(timeout_s, deadline)
-                if conn.ended is not None:
-                    raise _failure(conn)
+                if (lost := _lost(conn)) is not None:
+                    raise lost.error()
             block = following
-        # No await between here and the caller's: from this write on the mail may be delivered.
-        conn.send(block, expected)
+        # From this write on the mail may be delivered: no await between here and `_finish`.
+        conn.send(block, expected_replies)
         self._finishing.add(conn)
 
     # After the dot. Nothing here needs the message, which the caller may close.
 
-    async def _finish(self, conn: Connection, tx: Transaction, refused: Refused) -> Delivered:
+    async def _finish(self, conn: NextHopConnection, mail_id: str, expected: DotAnswers) -> Delivered:
         try:
-            answers = await conn.replies(self._expected(tx, refused), self._settings.timeout_s)
+            received = await conn.replies(expected.count, self._settings.timeout_s)
         except asyncio.CancelledError:
-            task = asyncio.create_task(self._finish_late(conn, tx, refused))
-            self._late.add(task)
-            task.add_done_callback(self._late.discard)
+            task = asyncio.create_task(self._finish_without_client(conn, mail_id, expected))
+            self._orphaned.add(task)
+            task.add_done_callback(self._orphaned.discard)
             raise
-        return self._conclude(conn, answers, tx, refused)
+        return self._conclude(conn, expected, received)
 
-    async def _finish_late(self, conn: Connection, tx: Transaction, refused: Refused) -> None:
-        answers = await conn.replies(self._expected(tx, refused), self._settings.timeout_s)
+    async def _finish_without_client(self, conn: NextHopConnection, mail_id: str, expected: DotAnswers) -> None:
+        received = await conn.replies(expected.count, self._settings.timeout_s)
         try:
-            delivered = self._conclude(conn, answers, tx, refused)
+            delivered = self._conclude(conn, expected, received)
         except NextHopError as exc:
-            log.warning("%s: the client is gone, and the next hop did not take the mail: %s", tx.id, exc)
+            log.warning("%s: client disconnected, and the next hop did not accept the mail: %s", mail_id, exc)
         else:
-            log.info("%s: the client is gone, the next hop took the mail: %s", tx.id, delivered.reply)
+            log.info("%s: client disconnected, but the next hop accepted the mail: %s", mail_id, delivered.reply)
 
-    def _conclude(self, conn: Connection, answers: list[Reply], tx: Transaction, refused: Refused) -> Delivered:
+    def _conclude(self, conn: NextHopConnection, expected: DotAnswers, received: list[Reply]) -> Delivered:
+        """Give the connection back, and return or raise what the answers mean."""
         self._finishing.discard(conn)
         if not self._finishing:
             self._all_finished.set()
-        refusal = weightiest(answers)
-        if refusal is not None and refusal.code < 400:
-            conn.abort()
-        if refusal is None:
+        try:
+            return _carry_out(conn, received, answers.after_content(expected, received, _lost(conn)))
+        finally:
+            self.pool.give_back(conn)
+
+
+def _carry_out(conn: NextHopConnection, received: list[Reply], decision: ContentDecision) -> Delivered:
+    match decision:
+        case Delivered():
             conn.errors = 0
-        self.pool.give_back(conn)
-        complete = len(answers) == self._expected(tx, refused)
-        if refusal is None and complete and not refused:
-            each = tuple(answers) if self._lmtp else (answers[0],) * len(tx.envelope.recipients)
-            return Delivered(answers[0], replies.queue_id(answers[0]), each)
-        if tx.each or (complete and len(answers) > 1):
-            raise _mixed(self._own(conn, answers, tx, refused))
-        if not complete and (refusal is None or not refusal.is_temporary):
-            raise _failure(conn)
-        assert refusal is not None
-        raise NextHopError(replies.passed_on(refusal))
-
-    def _own(
-        self, conn: Connection, answers: list[Reply], tx: Transaction, refused: Refused
-    ) -> tuple[Reply, ...]:  # fmt: skip
-        """What became of each recipient: refused at RCPT, answered after the dot, or left without an answer."""
-        own = [_for_one(answer) for answer in answers]
-        own += [_failure(conn).reply] * (self._expected(tx, refused) - len(own))
-        recipients = len(tx.envelope.recipients)
-        rest = iter(own if self._lmtp else own * recipients)
-        return tuple(refused.get(number) or next(rest) for number in range(recipients))
+            return decision
+        case Lost():
+            raise decision.error()
+        case RefusedForAll(reply, must_hang_up):
+            if must_hang_up:
+                conn.abort()
+            raise NextHopError(reply)
+        case AnsweredPerRecipient(each, must_hang_up):
+            if must_hang_up:
+                conn.abort()
+            if all(reply.is_success for reply in received):  # the refusals came at RCPT
+                conn.errors = 0
+            raise Mixed(each)
+        case _:
+            assert_never(decision)
 
 
-def _mixed(own: tuple[Reply, ...]) -> NextHopError:
-    return Mixed(own) if len(set(own)) > 1 else NextHopError(own[0])
+def _leave_open(conn: NextHopConnection, must_hang_up: bool) -> None:
+    """The refused mail is still open at the next hop: the next one starts with RSET, unless we hang up."""
+    conn.needs_reset = True
+    if must_hang_up:
+        conn.abort()
 
 
-def _for_one(answer: Reply) -> Reply:
-    return answer if answer.is_success else replies.passed_on(answer)
-
-
-def judge(answers: list[Reply], batch: Commands) -> Reply | None:
-    """The refusal among the replies up to DATA that speaks for the mail, if there is one.
-
-    That of MAIL before those of RCPT before that of DATA, since one refusal causes the next.
-    """
-    if answers and batch.reset and not answers[0].is_success:
-        return _NOT_RESET if answers[0].code != 421 else answers[0]
-    if len(answers) <= batch.ahead:
-        return answers[-1] if answers and answers[-1].code == 421 else None
-    mail = answers[batch.ahead]
-    if not mail.is_success:
-        return mail
-    refusal = weightiest(answers[batch.ahead + 1 : batch.count - 1])
-    if len(answers) < batch.count - 1:  # a 5xx is not the whole truth while a 4xx may follow
-        return refusal if refusal is not None and refusal.is_temporary else None
-    if refusal is None and len(answers) == batch.count and answers[-1].code != 354:
-        return answers[-1]
-    return refusal
-
-
-def apart(answers: list[Reply], batch: Commands) -> tuple[Reply, ...] | None:
-    """Each recipient's own answer to RCPT; None when there is one for all, or doubt."""
-    own = answers[batch.ahead + 1 : batch.count - 1]
-    if judge(answers[: batch.ahead + 1], batch) is not None or len(answers) < batch.count - 1:
-        return None
-    if any(300 <= one.code < 400 for one in own):
-        return None
-    return tuple(map(_for_one, own))
-
-
-def _before_mail_was_answered(answers: list[Reply], batch: Commands) -> bool:
-    answered = len(answers) - (1 if answers and answers[-1].code == 421 else 0)
-    return answered <= batch.ahead
-
-
-def _failure(conn: Connection) -> NextHopError:
-    """What a connection's end means before the mail was answered."""
-    if conn.unasked is not None and conn.unasked.code >= 400:  # it refused in the middle of the content
-        return NextHopError(replies.passed_on(conn.unasked))
-    ended = conn.ended or End.LOST
-    return NextHopError(replies.LATE if ended is End.LATE else replies.LOST, f"next hop: {ended.value}")
+def _lost(conn: NextHopConnection) -> Lost | None:
+    return Lost(conn.ended, conn.unasked) if conn.ended is not None else None

@@ -1,9 +1,9 @@
-"""Replies of the next hop: read from the wire, and made fit for our own client.
+"""Replies of the next hop: parsed, and made safe for our own client.
 
-The next hop's answer becomes ours, so two things are settled here and nowhere else: what counts
-as a reply at all (bounded, well formed), and which replies may reach a client as they are. A 421
-or 521 would hang up the client for what is this mail's trouble alone, and a success that no
-command asked for must never look like one: both become a 451.
+The next hop's answer becomes ours, so two things are decided here and nowhere else: what counts as a reply
+(bounded and well formed), and which replies may reach a client unchanged. A 421 or 521 would make the client
+disconnect over a problem of this mail alone, and a success that answers no command must never look like
+success: both become a 451.
 """
 
 from __future__ import annotations
@@ -11,13 +11,14 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 
 from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
 
 LINE_LIMIT = 4096  # RFC 5321 4.5.3.1.5 says 512; real servers exceed that
 REPLY_LIMIT = 64 * 1024
-_SHORT = 80  # bytes; a longer line is not worth remembering
+_SHORT = 80  # bytes; longer lines are not cached
 
 UNREACHABLE = Reply(451, "4.4.1", "The next mail server cannot be reached, try again later")
 LOST = Reply(451, "4.4.2", "The next mail server did not answer, try again later")
@@ -34,7 +35,7 @@ _QUEUE_ID = re.compile(
 
 
 class ReplyReader:
-    """Cuts bytes into replies. Knows no commands, so it cannot tell which reply answers what."""
+    """Splits bytes into replies. Knows no commands, so it cannot tell what a reply answers."""
 
     __slots__ = ("_code", "_lines", "_rest", "_size")
 
@@ -42,14 +43,14 @@ class ReplyReader:
         self.clear()
 
     def clear(self) -> None:
-        """Forget what has come of an unfinished reply."""
+        """Discard an incomplete reply."""
         self._rest = b""
         self._code = b""
         self._lines: list[str] = []
         self._size = 0
 
     def feed(self, data: bytes) -> Iterator[Reply]:
-        """The replies that `data` completes. Raises ProtocolError at the first thing that is none."""
+        """The replies that `data` completes. Raises ProtocolError at the first malformed line."""
         lines = (self._rest + data).split(b"\n")
         self._rest = lines.pop()
         for line in lines:
@@ -59,14 +60,14 @@ class ReplyReader:
             reply = self._take(line.removesuffix(b"\r"))
             if reply is not None:
                 yield reply
-        if len(self._rest) > LINE_LIMIT + 1:  # a longest line and its CR may wait for its LF
-            raise ProtocolError("the next hop sent an endless reply line")
+        if len(self._rest) > LINE_LIMIT + 1:  # a line of maximum length and its CR may wait for the LF
+            raise ProtocolError("the next hop sent a reply line that is too long")
 
     def _take(self, line: bytes) -> Reply | None:
         code, separator, text = _split(line)
         self._size += len(line)
         if (self._lines and code != self._code) or self._size > REPLY_LIMIT:
-            raise ProtocolError("the next hop sent a reply of mixed codes or without end")
+            raise ProtocolError("the next hop sent a reply with different codes, or one that is too long")
         self._code = code
         self._lines.append(text)
         if separator == b"-":
@@ -78,27 +79,27 @@ class ReplyReader:
 def _split(line: bytes) -> tuple[bytes, bytes | None, str]:
     match = _LINE.fullmatch(line) if len(line) <= LINE_LIMIT else None
     if match is None:
-        raise ProtocolError("the next hop sent a line that is no SMTP reply")
+        raise ProtocolError("the next hop sent a line that is not an SMTP reply")
     code, separator, text = match.groups()
     return code, separator, text.decode("utf-8", "replace") if text else ""
 
 
-@functools.lru_cache(256)  # "250 2.1.5 Ok" comes with every mail, and parsing it was a third of our time
+@functools.lru_cache(256)  # the same few lines come with every mail; parsing them took a third of the relay's time
 def _single(line: bytes) -> Reply:
     code, _, text = _split(line.removesuffix(b"\r"))
     return Reply.from_lines(int(code), [text])
 
 
 def passed_on(refusal: Reply) -> Reply:
-    """What our client reads when the next hop says `refusal`."""
+    """The reply that our client reads if the next hop answers `refusal`."""
     if refusal.code < 400:
         return OUT_OF_PLACE
     if refusal.code in (421, 521):
-        return Reply(451, "4" + refusal.status[1:] if refusal.status else "", refusal.text)
+        return replace(refusal, code=451, status="4" + refusal.status[1:] if refusal.status else "")
     return refusal
 
 
 def queue_id(reply: Reply) -> str:
-    """The next hop's own id for the mail, where its reply shows one."""
+    """The next hop's own id for the mail, if its reply shows one."""
     match = _QUEUE_ID.search(reply.text)
     return (match.group(1) or match.group(2)) if match else ""

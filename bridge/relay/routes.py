@@ -1,15 +1,14 @@
-"""Several next hops: one after the other when one is down, and different ones for different domains.
+"""Several next hops: a fallback when one is down, and different ones for different domains.
 
-`Failover` hands a mail to the first next hop that can be connected to. Only a failed connection
-moves it on to the next: once a server has heard MAIL, its word is the answer. A next hop that was
-down is left alone for `SHUN_S`, then one mail tries it again; when all are down all are tried, so
-nothing is refused untried.
+`Failover` gives a mail to the first next hop that can be connected to. Only a failed connection moves the
+mail to the next one: once a server has received MAIL, its answer is final. A next hop that was down is skipped
+for `SHUN_S`; then a single mail tries it again. If all are down, all are tried, so nothing is refused untried.
 
-`Routes` sends each recipient to the next hop of his domain. A mail for several of them is handed
-over to all at once if the client reads a reply for each recipient (`Transaction.each`). Else it goes
-to one after the other, and the first failure is the answer for the whole mail: a 4xx brings it
-again, and who has it then gets it twice; a 5xx goes back to the sender. Nobody is left out in
-silence. The SMTP intake avoids the duplicates: it has recipients of different next hops come apart.
+`Routes` sends each recipient to the next hop of its domain. A mail for several next hops goes to all of them
+at the same time if the client reads one reply per recipient (`Transaction.is_per_recipient`). Otherwise it goes to one
+after the other, and the first failure is the reply for the whole mail: after a 4xx the client sends the mail
+again, and some recipients get it twice; a 5xx goes back to the sender. No recipient is dropped silently. The
+SMTP intake avoids such duplicates: it accepts recipients of one next hop at a time.
 """
 
 from __future__ import annotations
@@ -19,12 +18,14 @@ import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from bridge.errors import NextHopError
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Recipient
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.relay.answers import Delivered
 from bridge.relay.handshake import CannotConnect
-from bridge.relay.relay import Delivered, Mixed, Relay
+from bridge.relay.relay import Mixed, Relay
 from bridge.relay.replies import LATE
 
 log = logging.getLogger("bridge.relay")
@@ -41,7 +42,7 @@ class _Hop:
 
 
 class Failover:
-    """Next hops in the order of preference; each has its own connections."""
+    """Next hops in order of preference; each has its own connections."""
 
     def __init__(self, hops: Sequence[tuple[str, Relay]], shun_s: float = SHUN_S) -> None:
         assert hops
@@ -61,7 +62,7 @@ class Failover:
         raise last
 
     async def probe(self) -> tuple[str, ...]:
-        """What the first one offers; every one must answer. Raises NextHopError."""
+        """What the first next hop offers; all of them must answer. Raises NextHopError."""
         offers = [await hop.relay.probe() for hop in self._hops]
         return offers[0]
 
@@ -69,39 +70,39 @@ class Failover:
         await asyncio.gather(*(hop.relay.close() for hop in self._hops))
 
     def _in_order(self) -> list[_Hop]:
-        """Those that are up, or due for another try, in their order; then the others."""
+        """Next hops that are up or due for another try, in order of preference; then the others."""
         now = asyncio.get_running_loop().time()
         return sorted(self._hops, key=lambda hop: hop.down and now < hop.retry_at)
 
     async def _try(self, hop: _Hop, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        if hop.down:  # this mail is the trial; until it is over the others go elsewhere
+        if hop.down:  # this mail tries it again; until it is done, other mails skip this next hop
             hop.retry_at = asyncio.get_running_loop().time() + self._shun_s
         try:
             delivered = await hop.relay.deliver(tx, head, deadline)
         except CannotConnect as exc:
             if not hop.down:
-                log.warning("next hop %s is left alone for %g s: %s", hop.name, self._shun_s, exc)
+                log.warning("next hop %s is down, skipping it for %g s: %s", hop.name, self._shun_s, exc)
             hop.down = True
             hop.retry_at = asyncio.get_running_loop().time() + self._shun_s
             raise
         except NextHopError as exc:
-            if exc.reply is not LATE:  # which may mean that there never was a connection
-                self._is_up(hop)
+            if exc.reply is not LATE:  # LATE may mean that there never was a connection
+                self._mark_up(hop)
             raise
-        self._is_up(hop)
+        self._mark_up(hop)
         return delivered
 
-    def _is_up(self, hop: _Hop) -> None:
+    def _mark_up(self, hop: _Hop) -> None:
         if hop.down:
-            log.info("next hop %s is back", hop.name)
+            log.info("next hop %s is up again", hop.name)
         hop.down = False
 
 
 class Routes:
-    """A relay for each recipient domain that has one, and one for all others."""
+    """A relay for each recipient domain that has its own, and a default for the others."""
 
     def __init__(self, by_domain: Mapping[str, Relay], default: Relay) -> None:
-        self._by_domain = dict(by_domain)  # by domains in lower case
+        self._by_domain = dict(by_domain)  # domains in lower case
         self._default = default
         self._relays = list(dict.fromkeys([default, *by_domain.values()]))
 
@@ -109,8 +110,8 @@ class Routes:
         groups = self._groups(tx.envelope.recipients)
         if len(groups) == 1:
             return await next(iter(groups)).deliver(tx, head, deadline)
-        if tx.each:
-            return await _at_once(groups, tx, head, deadline)
+        if tx.is_per_recipient:
+            return await _to_all(groups, tx, head, deadline)
         done: list[Delivered] = []
         each: dict[int, Reply] = {}
         for relay, numbers in groups.items():
@@ -118,15 +119,15 @@ class Routes:
                 delivered = await relay.deliver(_part(tx, numbers), head, deadline)
             except NextHopError as exc:
                 if done:
-                    log.warning("%s: %d of its recipients have it, and then: %s", tx.id, len(each), exc)
+                    log.warning("%s: %d recipients have the mail, then a next hop failed: %s", tx.id, len(each), exc)
                 raise
             done.append(delivered)
             each.update(zip(numbers, delivered.replies, strict=True))
-        ids = ",".join(one.queue_id for one in done if one.queue_id)
+        ids = ",".join(delivered.queue_id for delivered in done if delivered.queue_id)
         return Delivered(done[0].reply, ids, tuple(each[number] for number in sorted(each)))
 
     async def probe(self) -> tuple[str, ...]:
-        """What the default next hop offers; every one must answer. Raises NextHopError."""
+        """What the default next hop offers; all of them must answer. Raises NextHopError."""
         offers = [await relay.probe() for relay in self._relays]
         return offers[0]
 
@@ -134,7 +135,7 @@ class Routes:
         await asyncio.gather(*(relay.close() for relay in self._relays))
 
     def _relay(self, address: str) -> Relay:
-        return self._by_domain.get(address.rpartition("@")[2].lower(), self._default)
+        return self._by_domain.get(domain_of(address), self._default)
 
     def _groups(self, recipients: tuple[Recipient, ...]) -> dict[Relay, list[int]]:
         groups: dict[Relay, list[int]] = {}
@@ -144,13 +145,13 @@ class Routes:
 
 
 def _part(tx: Transaction, numbers: list[int]) -> Transaction:
-    """The same mail for these recipients only."""
+    """The same mail, with these recipients only."""
     recipients = tuple(tx.envelope.recipients[number] for number in numbers)
     return replace(tx, envelope=replace(tx.envelope, recipients=recipients))
 
 
-async def _at_once(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, deadline: float) -> Delivered:
-    """Each recipient gets his own next hop's answer, whatever the others said."""
+async def _to_all(groups: dict[Relay, list[int]], tx: Transaction, head: bytes, deadline: float) -> Delivered:
+    """Deliver to all next hops at the same time; each recipient gets its own next hop's answer."""
     async with asyncio.TaskGroup() as tasks:
         running = [
             (numbers, tasks.create_task(_answers(relay, _part(tx, numbers), head, deadline)))
@@ -163,18 +164,18 @@ async def _at_once(groups: dict[Relay, list[int]], tx: Transaction, head: bytes,
         each.update(zip(numbers, own, strict=True))
         ids += [queue_id] if queue_id else []
     own = tuple(each[number] for number in sorted(each))
-    if all(one.is_success for one in own):
+    if all(reply.is_success for reply in own):
         return Delivered(own[0], ",".join(ids), own)
     raise Mixed(own, ",".join(ids))
 
 
 async def _answers(relay: Relay, part: Transaction, head: bytes, deadline: float) -> tuple[tuple[Reply, ...], str]:
-    """What each recipient of this part is told, and the next hop's id."""
+    """The reply for each recipient of this part, and the next hop's queue id."""
     try:
         delivered = await relay.deliver(part, head, deadline)
     except Mixed as exc:
         return exc.replies, exc.queue_id
     except NextHopError as exc:
-        log.warning("%s: not handed on to %d of its recipients: %s", part.id, len(part.envelope.recipients), exc)
+        log.warning("%s: not delivered to %d recipients: %s", part.id, len(part.envelope.recipients), exc)
         return (exc.reply,) * len(part.envelope.recipients), ""
     return delivered.replies, delivered.queue_id

@@ -24,12 +24,13 @@ class ConnectionTimer:
         self._interval_s = interval_s
         self._open: set[TimedConnection] = set()
         self._is_scheduled = False
+        self.next_tick_at = 0.0  # on the event loop's clock
 
     def add(self, connection: TimedConnection) -> None:
         self._open.add(connection)
         if not self._is_scheduled:
             self._is_scheduled = True
-            self._loop.call_later(self._interval_s, self._tick)
+            self._schedule()
 
     def discard(self, connection: TimedConnection) -> None:
         self._open.discard(connection)
@@ -37,6 +38,10 @@ class ConnectionTimer:
     def _tick(self) -> None:
         self._is_scheduled = bool(self._open)
         if self._is_scheduled:
-            self._loop.call_later(self._interval_s, self._tick)
+            self._schedule()
         for connection in tuple(self._open):
             connection.check_deadlines()
+
+    def _schedule(self) -> None:
+        self.next_tick_at = self._loop.time() + self._interval_s
+        self._loop.call_at(self.next_tick_at, self._tick)

@@ -1,11 +1,11 @@
-"""Files that are still there after a power cut, written in a thread.
+"""Files that survive a power cut, written in a thread.
 
-A 250 may rest on such a file, so each step is checked: written, fsynced, renamed, the directory
-fsynced; and when one fails nothing is left behind.
+A 250 may depend on such a file, so every step is checked: write, fsync, rename, fsync the directory. If a step
+fails, nothing is left behind.
 
-A thread cannot be cancelled, and the message it reads is closed as soon as its caller has ended.
-`in_thread` therefore tells the work to stop and waits until it has: a thread that read on from a
-closed message would find it short, and keep half a mail.
+A thread cannot be cancelled, and the message it reads is closed as soon as its caller has ended. So
+`in_thread` tells the work to stop and waits until it has: a thread that went on reading from a closed message
+would find it short and store half a mail.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})  # no blocks or inod
 
 
 class Stopped(Exception):
-    """The caller does not want it any more."""
+    """The caller was cancelled, or the deadline passed."""
 
 
 class Stop:
-    """Asked between two steps: go on? Not once the file has its final name."""
+    """Checked between two steps, until the file has its final name."""
 
     def __init__(self, deadline: float) -> None:
         self._deadline = deadline
@@ -49,7 +49,7 @@ class Stop:
             raise Stopped
 
     def run(self, work: Callable[[Stop], T]) -> T:
-        """The thread's side. Work that was told to stop before it began never begins."""
+        """Called in the thread. Work that was stopped before it began never begins."""
         with self._beginning:
             self.check()
             self.has_begun = self.is_running = True
@@ -60,7 +60,7 @@ class Stop:
 
 
 async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
-    """Run `work`; end only when it has ended. Raises Stopped past the deadline, OSError when there is no thread."""
+    """Run `work`, and return only when it has ended. Raises Stopped past the deadline, OSError without a thread."""
     stop = Stop(deadline)
     job = asyncio.ensure_future(asyncio.to_thread(stop.run, work))
     try:
@@ -70,27 +70,27 @@ async def in_thread(work: Callable[[Stop], T], deadline: float) -> T:
         while not job.done():
             try:
                 await asyncio.wait([job])
-            except asyncio.CancelledError:  # told again; the thread is what it waits for
+            except asyncio.CancelledError:  # cancelled again; still waiting for the thread
                 pass
         if not job.cancelled():
-            job.exception()  # seen: the caller hears of the cancellation alone
+            job.exception()  # retrieved, so that asyncio does not log it; the caller gets CancelledError
         raise
     except RuntimeError as exc:
         if stop.has_begun and not stop.is_running:
-            raise  # the work's own
+            raise  # raised by the work itself
         await _abandon(stop)
-        raise OSError(errno.EAGAIN, f"no thread for it: {exc}") from exc
+        raise OSError(errno.EAGAIN, f"no thread available: {exc}") from exc
 
 
 async def _abandon(stop: Stop) -> None:
-    """Where no thread can be started, the work is in the pool's queue all the same: the next thread would find it."""
+    """If no thread can be started, the work is in the pool's queue all the same, and a later thread would run it."""
     stop.set()
-    while stop.is_running:  # noqa: ASYNC110 - a thread has it, and this hardly ever happens
+    while stop.is_running:  # noqa: ASYNC110 - a thread is running it, and this is very rare
         await asyncio.sleep(_POLL_S)
 
 
 def make_directory(path: Path) -> None:
-    """The directory, for us alone, and known to its parent for good."""
+    """Create the directory with mode 0700, durably."""
     if path.is_dir():
         return
     path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -98,7 +98,7 @@ def make_directory(path: Path) -> None:
 
 
 def write(path: Path, chunks: Iterable[bytes], check: Callable[[], None]) -> None:
-    """A new file, fsynced. Raises OSError, or whatever `check` raises; then there is no file."""
+    """Write and fsync a new file. Raises OSError, or whatever `check` raises, after removing the file."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         try:
@@ -116,7 +116,7 @@ def write(path: Path, chunks: Iterable[bytes], check: Callable[[], None]) -> Non
 
 
 def sync_directory(path: Path) -> None:
-    """Make the names in it last."""
+    """Make the directory's entries durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(fd)
@@ -125,14 +125,14 @@ def sync_directory(path: Path) -> None:
 
 
 def give_to_owner(path: Path) -> None:
-    """A file that root made belongs to whom its directory belongs to: the daemon must be able to read it."""
+    """Give a file that root created to the owner of its directory, so that the daemon can read it."""
     if os.geteuid() == 0:
         owner = path.parent.stat()
         os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
 
 
 def remove(path: Path) -> None:
-    """Remove a file if it is there. Never raises: this runs while another error is on its way."""
+    """Remove a file if it exists. Never raises: this runs while another error is being handled."""
     try:
         path.unlink(missing_ok=True)
     except OSError:

@@ -1,4 +1,7 @@
-"""What an answer of the scanner means: a decision, or one of a few named errors."""
+"""What an HTTP answer of the scanner means: a decision, or one of a few named errors.
+
+Pure functions. If this is wrong, a mail that the scanner wanted stopped is delivered, or wanted mail is refused.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,13 @@ MAX_RETRY_AFTER_S = 60.0
 
 
 def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
-    """The decision in an answer. Raises ScanError, Saturated; a token that the scanner repeats is not in their text."""
+    """The decision in an answer. Raises ScanError or Saturated; the token is masked in their text."""
     if answer.status == 200:
         if answer.early:
-            raise ScanMalformed(f"{url}: a decision before the mail was there")
+            raise ScanMalformed(f"{url}: the decision arrived before the mail was sent completely")
         encoding = answer.headers.get(b"content-encoding")
         if encoding is not None and encoding.lower() != b"identity":
-            raise ScanMalformed(f"{url}: a compressed answer was not asked for")
+            raise ScanMalformed(f"{url}: the answer is compressed, which was not requested")
         try:
             return AnalysisResult.from_json(answer.body)
         except (ValueError, RecursionError) as exc:
@@ -40,7 +43,7 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
 
 
 def read_status(url: str, answer: Answer) -> QueueStatus:
-    """What the service says of itself. Raises ScanError."""
+    """The status that the service reports. Raises ScanError."""
     if answer.status in (401, 403):
         raise ScanRefused(f"{url}: the token is refused ({answer.status})")
     if answer.status != 200:
@@ -52,21 +55,23 @@ def read_status(url: str, answer: Answer) -> QueueStatus:
 
 
 def _seen(answer: Answer, token: str) -> str:
-    """How an answer begins that is none: often a proxy's own page."""
+    """The start of an answer that cannot be read: often a proxy's own page."""
     kind = answer.headers.get(b"content-type", b"no content type")
-    said = (text.replace(token.encode(), b"***") for text in (kind, answer.body))  # before half a token is cut off
+    said = (
+        text.replace(token.encode(), b"***") for text in (kind, answer.body)
+    )  # masked before the text is cut in the middle of a token
     return ", ".join(repr(text[:80].decode("utf-8", "replace")) for text in said)
 
 
 def _failure(answer: Answer) -> Failure:
     try:
         return Failure.from_json(answer.body)
-    except RecursionError:  # brackets without end
+    except RecursionError:  # deeply nested brackets
         return Failure("")
 
 
 def _retry_after(answer: Answer) -> float | None:
-    """Seconds; a date is taken as one second, since nobody's clock is trusted here."""
+    """Seconds. A date counts as one second, because the clocks may differ."""
     value = answer.headers.get(b"retry-after")
     if value is None:
         return None

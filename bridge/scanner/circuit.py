@@ -1,16 +1,16 @@
 """Circuit: may this host get a mail now?
 
-A host that fails is left alone for a while, then one mail tries it: a probe. The whole theory is the
-table below; there is no I/O, and the clock is passed in.
+A host that fails gets no mail for a while, then a single one: a probe. The whole theory is the table
+below; there is no I/O, and the clock is passed in.
 
     closed      mail goes to the host
-    open        no mail, until the pause is over or the host's status answers
-    half open   one mail at a time may try; its end decides
+    open        no mail, until the pause is over or the host answers a status request
+    half open   one mail at a time may try; its result decides
 
-A host that cannot be connected to opens its circuit at once: that costs the mail nothing, for another
-host can take it. Other failures may be the mail's own fault, so it takes several in a row. The pause
-doubles with each probe that fails, up to the status interval: together with the status, which ends
-the pause, a host that is back gets mail within two of those intervals.
+A failed connection opens the circuit immediately: that costs the mail nothing, because another host
+can take it. Other failures may be caused by the mail itself, so it takes several in a row. The pause
+doubles with each failed probe, up to the status interval. Since an answered status request also ends
+the pause, a host that has recovered gets mail within two of those intervals.
 """
 
 from __future__ import annotations
@@ -26,14 +26,13 @@ class State(StrEnum):
 
 class Event(StrEnum):
     SUCCESS = "success"  # a decision
-    ALIVE = "alive"  # no decision, but for a reason: 413, 401, 429
-    FAILURE = "failure"  # 5xx, nonsense, reset
-    UNREACHABLE = "unreachable"  # no connection, for a mail or for the status
-    STATUS = "status"  # its status was answered
+    ALIVE = "alive"  # no decision, but a proper answer: 413, 401, 429
+    FAILURE = "failure"  # 5xx, an unreadable answer, a reset
+    UNREACHABLE = "unreachable"  # no connection, for a mail or a status request
+    STATUS = "status"  # a status request was answered
 
 
-_CLOSED, _SUCCESS = State.CLOSED, Event.SUCCESS  # nearly every mail's; an enumeration takes its time to find them
-_COUNT = "count"  # a failure more: closed until there are too many
+_COUNT = "count"  # one more failure: closed until there are too many
 
 TABLE: dict[tuple[State, Event], State | str] = {
     (State.CLOSED, Event.SUCCESS): State.CLOSED,
@@ -41,7 +40,7 @@ TABLE: dict[tuple[State, Event], State | str] = {
     (State.CLOSED, Event.FAILURE): _COUNT,
     (State.CLOSED, Event.UNREACHABLE): State.OPEN,
     (State.CLOSED, Event.STATUS): State.CLOSED,
-    (State.OPEN, Event.SUCCESS): State.HALF_OPEN,  # a mail from before it opened
+    (State.OPEN, Event.SUCCESS): State.HALF_OPEN,  # a mail sent before it opened
     (State.OPEN, Event.ALIVE): State.OPEN,
     (State.OPEN, Event.FAILURE): State.OPEN,
     (State.OPEN, Event.UNREACHABLE): State.OPEN,
@@ -54,12 +53,12 @@ TABLE: dict[tuple[State, Event], State | str] = {
 }
 
 FAILURES_TO_OPEN = 3
-MEMORY_S = 60.0  # a failure longer ago than this is no part of a row
+MEMORY_S = 60.0  # an older failure does not count as consecutive
 FIRST_PAUSE_S = 0.25
 
 
 class Circuit:
-    """One per host. A mail asks `admits`, says `begin`, feeds what it learned, and a probe says `release`."""
+    """One per host. For each mail: `admits`, `begin`, `feed` with the result; after a probe `release`."""
 
     def __init__(self, longest_pause_s: float) -> None:
         self.state = State.CLOSED
@@ -77,20 +76,20 @@ class Circuit:
         return not self._probing and (self.state is State.HALF_OPEN or now >= self._until)
 
     def begin(self) -> bool:
-        """A mail goes to this host, which was found to admit one. Whether it is the probe."""
-        if self.state is _CLOSED:
+        """A mail is about to be sent to this host, after `admits`. Returns whether it is the probe."""
+        if self.state is State.CLOSED:
             return False
         self.state = State.HALF_OPEN
         self._probing = True
         return True
 
     def release(self) -> None:
-        """The probe has ended, whatever it told; if nothing (the client went away), the next one may try."""
+        """The probe has ended. If it had no result (the client went away), the next mail is the probe."""
         self._probing = False
 
     def feed(self, event: Event, now: float) -> None:
-        """Something was learned of the host."""
-        if event is _SUCCESS and self.state is _CLOSED:  # nearly every mail
+        """Apply one event to the state."""
+        if event is Event.SUCCESS and self.state is State.CLOSED:  # the usual case: no table lookup
             self._failures = 0
             return
         before, after = self.state, TABLE[self.state, event]

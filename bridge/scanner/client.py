@@ -1,10 +1,10 @@
 """Scanner: the scanning service as seen from us.
 
 `submit` turns one mail into one decision, or into one of a few named errors, within one total
-deadline. A host that cannot be reached is passed over; a request that was sent whole is never
-sent again elsewhere (unless the operator allows it), because the mail may have been scanned. The
-service's own word (status, 429, 503) is remembered here, so that admission can refuse before a mail
-travels, and a circuit per host remembers who failed.
+deadline. If a host cannot be reached, the next one is tried; a request that was sent completely is
+not sent to another host (unless the operator allows it), because the mail may have been scanned. What
+the service reports about its load (status, 429, 503) is stored here, so that admission can refuse mail
+before its content is sent; a circuit per host records failures.
 """
 
 from __future__ import annotations
@@ -34,26 +34,24 @@ from bridge.runtime.value import value
 from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
-from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, DeadlinePassed, HttpConnection, LateAnswer
+from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, DeadlinePassed, LateAnswer, ScannerConnection
 
-__all__ = ["Host", "LateScan", "Scanner", "ScannerSettings"]
+__all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
 
 log = logging.getLogger(__name__)
 
-# Our own, not the module's: whoever seeds or watches that one is not disturbed by us.
+# Our own generator, so that code which seeds the module's is not affected.
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
-# Asked for each mail, and an enumeration takes its time to find a member.
-_RED, _CLOSED, _SUCCESS = QueueStatus.RED, State.CLOSED, Event.SUCCESS
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
 class Request(Protocol):
-    """What a host is asked."""
+    """An HTTP request, not yet bound to a host."""
 
     def to(self, host: Host) -> Iterable[bytes]:
-        """Its bytes, made anew for each try."""
+        """Its bytes, created again for each attempt."""
 
 
 class Scanner:
@@ -65,7 +63,7 @@ class Scanner:
 
     @cached_property
     def _loop(self) -> asyncio.AbstractEventLoop:
-        """Asyncio's own word for it is a system call each time."""
+        """Python 3.11: get_running_loop makes a system call (getpid) each time."""
         return asyncio.get_running_loop()
 
     @property
@@ -73,18 +71,18 @@ class Scanner:
         return sum(host.in_flight for host in self.hosts)
 
     def is_saturated(self) -> bool:
-        """Whether every host that can serve has said that it has no room. Asked twice per mail: mostly quick."""
+        """Whether every available host has reported that it has no room. Called twice per mail."""
         full = False
         for host in self.hosts:
-            if host.status is _RED or (host.saturated_until and host.saturated_until > self._loop.time()):
+            if host.status is QueueStatus.RED or (host.saturated_until and host.saturated_until > self._loop.time()):
                 full = True
-            elif host.circuit.state is _CLOSED:
+            elif host.circuit.state is State.CLOSED:
                 return False
         return full
 
     def is_yellow(self) -> bool:
-        """Whether every host asks for less."""
-        for host in self.hosts:  # noqa: SIM110 - asked for each mail, and a generator takes its time
+        """Whether every host reports YELLOW or RED."""
+        for host in self.hosts:  # noqa: SIM110 - called for each mail; a generator would be slower
             if host.status not in _PRESSED:
                 return False
         return True
@@ -97,12 +95,10 @@ class Scanner:
         keep_late: bool = False,
         header: bytes = b"",
     ) -> AnalysisResult:
-        """One mail to one host, with a `header` of the caller's. `deadline` is on the event loop's clock.
+        """Send one mail to one host, with the caller's `header`. `deadline` is on the event loop's clock.
 
-        Raises ScanError, Saturated.
-
-        With `keep_late`, a ScanTimeout may carry the scan that goes on: whoever catches it must await
-        or abandon that.
+        Raises ScanError, Saturated. With `keep_late` also ScanGoesOn, a ScanTimeout that carries the running
+        scan: its catcher must await or abandon the scan.
         """
         problem: ScanError | Saturated | None = None
         loop = self._loop
@@ -129,11 +125,11 @@ class Scanner:
                 problem = exc
             finally:
                 host.end(is_probe)
-        raise problem or ScanUnavailable("every scanner host has failed just now")
+        raise problem or ScanUnavailable("every scanner host failed recently")
 
     def _by_preference(self) -> list[Host]:
-        """Those whose circuit admits a mail: with room, then a probe, then the least busy, then the quickest."""
-        if len(self.hosts) == 1 and self.hosts[0].circuit.state is _CLOSED:
+        """Hosts whose circuit admits a mail: with room first, then probes, then the least busy, then the fastest."""
+        if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
             return self.hosts
         now = self._loop.time()
         hosts = [host for host in self.hosts if host.circuit.admits(now)]
@@ -151,7 +147,7 @@ class Scanner:
         return hosts
 
     async def _exchange(self, host: Host, request: Request, deadline: float, fresh: bool = False) -> Answer:
-        """Over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
+        """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
         loop = self._loop
         now = loop.time()
         if now >= deadline:
@@ -170,7 +166,7 @@ class Scanner:
             raise ScanMalformed(f"{host.url}: the answer is too large") from exc
         except DeadlinePassed:
             raise
-        except BaseException:  # cancelled in the middle: this connection is of no use any more
+        except BaseException:  # cancelled midway: the connection cannot be used again
             connection.close()
             raise
         else:
@@ -178,11 +174,11 @@ class Scanner:
             return answer
         finally:
             connection.forget(waiting)
-            del waiting  # it holds the error, whose traceback holds this frame
-        # Most likely the server had closed the connection before it read us: once more.
+            del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
+        # Most likely the server closed the idle connection before it read the request: try once more.
         return await self._exchange(host, request, deadline, fresh=True)
 
-    async def _connect(self, host: Host, deadline: float) -> HttpConnection:
+    async def _connect(self, host: Host, deadline: float) -> ScannerConnection:
         loop = self._loop
         limit = loop.time() + self._settings.connect_timeout_s
         try:
@@ -198,7 +194,7 @@ class Scanner:
             raise _NotReached(exc.strerror or type(exc).__name__) from exc
 
     async def status(self, host: Host, timeout_s: float) -> QueueStatus:
-        """Ask one host how it is. Raises ScanError."""
+        """Request the status of one host. Raises ScanError."""
         loop = self._loop
         try:
             answer = await self._exchange(host, _STATUS, loop.time() + timeout_s)
@@ -218,7 +214,7 @@ class Scanner:
         return status
 
     async def watch(self) -> None:
-        """Poll the status of every host for ever, each at its own pace."""
+        """Poll the status of every host until cancelled, each with its own jitter."""
         await asyncio.gather(*(self._watch(host) for host in self.hosts))
 
     async def _watch(self, host: Host) -> None:
@@ -238,13 +234,15 @@ class Scanner:
             await asyncio.sleep(interval * _dice.uniform(0.8, 1.2))
 
     def _free_slots_of(self, host: Host) -> None:
-        """A frozen host would keep the slots of its late scans from the others for as long as a scan may take.
+        """Give up the late scans of a frozen host: they would occupy slots for as long as a scan may take.
 
-        A single host keeps them: with its slots free, more mail would only wait for it in vain, where it now
-        hears at MAIL that there is no room.
+        Not while all hosts are silent: with free slots, more mail would wait for them in vain, while now it is
+        refused at MAIL.
         """
         if host.awaited and host.is_lost and not all(other.silent for other in self.hosts):
-            log.warning("scanner %s is silent: %d late scans are given up", host.url, len(host.awaited))
+            log.warning(
+                "scanner %s does not answer status requests: giving up %d late scans", host.url, len(host.awaited)
+            )
             host.give_up_late()
 
     def close(self) -> None:
@@ -253,7 +251,7 @@ class Scanner:
 
 
 class LateScan:
-    """A scan that goes on after the deadline of its mail. It must be awaited or abandoned."""
+    """A scan that continues after the deadline of its mail. It must be awaited or abandoned."""
 
     def __init__(self, host: Host, late: LateAnswer) -> None:
         self._host = host
@@ -262,7 +260,7 @@ class LateScan:
         host.awaited.add(late.connection)
 
     async def result(self) -> AnalysisResult:
-        """The decision, when it comes. Raises ScanError, Saturated."""
+        """Wait for the decision. Raises ScanError, Saturated."""
         late, host, loop = self._late, self._host, asyncio.get_running_loop()
         assert late is not None
         try:
@@ -278,7 +276,7 @@ class LateScan:
             self._end()
 
     def abandon(self) -> None:
-        """Nobody wants it any more. Harmless when it is over."""
+        """Give the scan up. Does nothing when it has ended."""
         if self._late is not None:
             self._late.abandon()
             self._end()
@@ -290,27 +288,37 @@ class LateScan:
             self._host.in_flight -= 1
 
 
+class ScanGoesOn(ScanTimeout):
+    """The deadline passed, but the scanner has the whole mail: `scan` must be awaited or abandoned."""
+
+    def __init__(self, text: str, scan: LateScan) -> None:
+        super().__init__(text)
+        self.scan = scan
+
+
 class _NotReached(Exception):
-    """The request did not get to this host: another may be asked."""
+    """The request did not reach this host: another one may be tried."""
 
 
 def _lost(host: Host, exc: ConnectionLost) -> _NotReached | ScanUnavailable:
-    """What a lost connection means: only if nothing was read at the other end may another host be asked."""
+    """What a lost connection means: another host may be tried only if this one has not read the request."""
     if not exc.sent_whole and not exc.answered:
         return _NotReached(str(exc))
     return ScanUnavailable(f"{host.url}: {exc}")
 
 
 def _give_up(host: Host, late: LateAnswer | None, keep_late: bool) -> Never:
-    """The deadline has passed."""
-    if late is not None and not keep_late:
+    """The deadline has passed: keep waiting in the background if the caller wants that and it is possible."""
+    text = "no answer before the deadline"
+    if late is not None and keep_late:
+        raise ScanGoesOn(text, LateScan(host, late)) from None
+    if late is not None:
         late.abandon()
-        late = None
-    raise ScanTimeout("no answer before the deadline", LateScan(host, late) if late else None) from None
+    raise ScanTimeout(text) from None
 
 
 def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
-    """The decision in an answer, or the error it means; the host's circuit learns what is no failure."""
+    """The decision in an answer, or the error it means. Tells the circuit about everything but failures."""
     try:
         result = read_result(host.url, answer, host.token)
     except (MessageTooLarge, ScanRefused):
@@ -320,17 +328,17 @@ def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
         host.learn(Event.ALIVE, now)
         host.saturated_until = now + (exc.retry_after_s or 0.0)
         raise
-    host.learn(_SUCCESS, now)
+    host.learn(Event.SUCCESS, now)
     return result
 
 
 @value
 class _Submission:
-    """One mail as a request. Its bytes are made when they are sent: in memory they would wait for the scanner too."""
+    """One mail as a request. Its bytes are created while they are sent, so that they do not wait in memory."""
 
     request: AnalysisRequest
     message: Message
-    header: bytes  # of the caller's
+    header: bytes  # the caller's: traceparent
 
     def to(self, host: Host) -> Iterator[bytes]:
         boundary = next(_boundaries)
@@ -348,7 +356,7 @@ class _Submission:
 
 
 def _draw() -> Iterator[bytes]:
-    """Boundaries: random, so no sender can put one into a mail. Drawn by the hundred: it is a system call."""
+    """Random boundaries, which no sender can put into a mail. Drawn by the hundred, because each is a system call."""
     while True:
         drawn = os.urandom(100 * 18).hex().encode("ascii")
         yield from (drawn[start : start + 36] for start in range(0, len(drawn), 36))
@@ -366,7 +374,7 @@ _STATUS = _Status()
 
 
 def _parameters(request: AnalysisRequest) -> bytes:
-    """Strict JSON: bytes of a HELO that are no UTF-8 came as lone surrogates, which many readers refuse."""
+    """Strict JSON: non-UTF-8 bytes of a HELO are lone surrogates here, which many parsers refuse."""
     text = request.to_json()
     if text.find(b"\\ud") < 0:
         return text

@@ -1,4 +1,7 @@
-"""One host of the scanner: its idle connections, how busy and how quick it is, what is known of its health."""
+"""One host of the scanner: its idle connections, its load and latency, and its health as far as we know it.
+
+Decides nothing about mail; `client.py` chooses among hosts by what is recorded here.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ from urllib.parse import urlsplit
 
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, QueueStatus
 from bridge.scanner.circuit import Circuit, Event, State
-from bridge.scanner.http import HttpConnection, Watch
+from bridge.scanner.http import ScannerConnection, SharedByConnections
 
 log = logging.getLogger(__name__)
 
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
-_LOST_AFTER = 3  # statuses in a row that did not come
-_LATENCY_MEMORY_S = 10.0  # then a slow host is worth another try
+_LOST_AFTER = 3  # consecutive status requests without an answer
+_LATENCY_MEMORY_S = 10.0  # after that a slow host gets another try
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,7 @@ class ScannerSettings:
     tls: ssl.SSLContext | None = None
     connect_timeout_s: float = 5.0
     status_interval_s: float = 5.0
-    resubmit: bool = False  # a mail that was sent whole may be given to another host
+    resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
 
 
 class Host:
@@ -44,18 +47,18 @@ class Host:
         self.port = parts.port or (443 if parts.scheme == "https" else 80)
         self.tls = settings.tls if parts.scheme == "https" else None
         self.in_flight = 0
-        self.status: QueueStatus | None = None  # None: not known
-        self.unanswered = 0  # so often in a row its status was asked and did not come
-        self._has_status = False  # but it has come before
-        self.awaited: set[HttpConnection] = set()  # late answers are to come over these
+        self.status: QueueStatus | None = None  # None: unknown
+        self.unanswered = 0  # consecutive status requests without an answer
+        self._has_status = False  # it has answered a status request before
+        self.awaited: set[ScannerConnection] = set()  # connections that a late answer is expected on
         self.saturated_until = 0.0
         self.certificate: bytes | None = None  # of the last connection, as DER
-        self.date = b""  # what time it said it was, with its last status
+        self.date = b""  # the Date field of its last status answer
         self.circuit = Circuit(settings.status_interval_s)
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
-        self._idle: list[HttpConnection] = []
-        self._watch: Watch | None = None
+        self._idle: list[ScannerConnection] = []
+        self._shared: SharedByConnections | None = None
         self._closed = False
         host = f"[{self.name}]" if ":" in self.name else self.name
         common = f"Host: {host}:{self.port}\r\nAuthorization: Bearer {settings.token}\r\nAccept: application/json\r\n"
@@ -65,7 +68,7 @@ class Host:
         )
 
     def begin(self) -> bool:
-        """A mail is given to it: whether as a probe. `end` follows in any case."""
+        """A mail is about to be sent; returns whether it is the circuit's probe. The caller must call `end`."""
         self.in_flight += 1
         return self.circuit.begin()
 
@@ -75,7 +78,7 @@ class Host:
             self.circuit.release()
 
     def learn(self, event: Event, now: float) -> None:
-        """For the circuit; what it makes of it is worth a line when it opens or closes."""
+        """Feed the circuit; log when it opens or closes."""
         before = self.circuit.state
         self.circuit.feed(event, now)
         after = self.circuit.state
@@ -89,16 +92,16 @@ class Host:
 
     @property
     def is_lost(self) -> bool:
-        """Frozen, most likely: it told its status once, and now it does not any more."""
+        """Most likely frozen: it used to answer status requests and has stopped."""
         return self._has_status and self.unanswered >= _LOST_AFTER
 
     def answered(self) -> None:
-        """Its status has come, whatever it says."""
+        """A status request was answered, with whatever status."""
         self.unanswered = 0
         self._has_status = True
 
     def give_up_late(self) -> None:
-        """Nobody waits any more for the scans whose deadline has passed: they end as lost."""
+        """Close the connections of scans whose deadline has passed; they end with ConnectionLost."""
         for connection in list(self.awaited):
             connection.close()
 
@@ -106,15 +109,15 @@ class Host:
         return self.status is QueueStatus.RED or self.saturated_until > now
 
     def took(self, seconds: float, now: float) -> None:
-        """It answered a mail."""
+        """Record the latency of one answered mail."""
         self._latency_s = seconds if now - self._latency_at > _LATENCY_MEMORY_S else (3 * self._latency_s + seconds) / 4
         self._latency_at = now
 
     def slowness(self, now: float) -> int:
-        """Comparable between hosts, in steps of a factor of two: hosts about as quick share the mail."""
+        """Comparable between hosts, in powers of two, so that hosts of similar speed share the mail."""
         return -1000 if now - self._latency_at > _LATENCY_MEMORY_S else frexp(self._latency_s)[1]
 
-    def take_idle(self, now: float) -> HttpConnection | None:
+    def take_idle(self, now: float) -> ScannerConnection | None:
         while self._idle:
             connection = self._idle.pop()
             if connection.reusable and now - connection.idle_since < _MAX_IDLE_S:
@@ -122,37 +125,37 @@ class Host:
             connection.close()
         return None
 
-    def give_back(self, connection: HttpConnection, now: float) -> None:
+    def give_back(self, connection: ScannerConnection, now: float) -> None:
         if connection.reusable and not self._closed:
             connection.idle_since = now
             self._idle.append(connection)
         else:
             connection.close()
 
-    async def connect(self) -> HttpConnection:
+    async def connect(self) -> ScannerConnection:
         loop = asyncio.get_running_loop()
-        watch = self._watch = self._watch or Watch()
+        shared = self._shared = self._shared or SharedByConnections()
         transport, connection = await loop.create_connection(
-            lambda: HttpConnection(_MAX_ANSWER, watch),
+            lambda: ScannerConnection(_MAX_ANSWER, shared),
             self.name,
             self.port,
             ssl=self.tls,
             server_hostname=self.name if self.tls else None,
         )
-        _notice_death(transport.get_extra_info("socket"))
+        _enable_keepalive(transport.get_extra_info("socket"))
         if self.tls is not None:
             self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         return connection
 
     def close(self) -> None:
-        """A mail that is still under way may end; its connection is not kept."""
+        """Close idle connections. Mail in progress may finish; its connection is closed afterwards."""
         self._closed = True
         while self._idle:
             self._idle.pop().close()
 
 
-def _notice_death(sock: socket.socket) -> None:
-    """A machine that vanished without a word is found out in a minute: a late scan may wait much longer than that."""
+def _enable_keepalive(sock: socket.socket) -> None:
+    """Detect a vanished machine within a minute: a late scan may wait much longer than that."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 30), (socket.TCP_KEEPINTVL, 10), (socket.TCP_KEEPCNT, 3)):
         sock.setsockopt(socket.IPPROTO_TCP, option, value)

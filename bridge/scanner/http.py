@@ -1,13 +1,14 @@
 """One HTTP/1.1 connection to the scanner: a request with a streamed body, a bounded answer.
 
-Written by hand on httptools, because every mail passes here and general clients cost many times
-more (docs/decisions/0001-http-client.md), and because the bridge needs to know what they hide:
-whether the request was sent whole, and an answer that comes while we still send (413).
-Redirects are answers like any other, environment proxies do not exist, compressed answers are
-refused, and nothing is read beyond the limit.
+Written by hand on httptools: every mail passes here, general clients cost many times more
+(docs/decisions/0001-http-client.md), and they hide what the bridge must know: whether the request was
+sent completely, and an answer that arrives while we are still sending (413). Redirects are treated as
+ordinary answers, proxy variables of the environment are ignored, compressed answers are refused, and
+nothing is read beyond the limit.
 
-The deadline is the connection's matter: when it passes after the request was sent whole, the
-waiter is freed, but the connection goes on waiting, and whoever wants the answer can have it later.
+The connection enforces the deadline. If the deadline passes after the request was sent completely,
+the caller is released, but the connection keeps waiting, and the answer can still be collected later.
+If this is wrong, a mail gets another mail's decision.
 """
 
 from __future__ import annotations
@@ -19,30 +20,31 @@ from typing import Any, cast
 
 import httptools
 
+from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.value import value
 from bridge.runtime.write_batch import Writes
 
 _MAX_HEAD = 64 * 1024
-_TIMER_S = 0.002  # uvloop counts in milliseconds
-_LOOK_S = 1.0
-_JOIN_BELOW = 64 * 1024  # head and body of a small mail leave in one write
+_TIMER_S = 0.002  # uvloop's timers have a resolution of a millisecond
+_CHECK_INTERVAL_S = 1.0
+_JOIN_BELOW = 64 * 1024  # head and body of a small mail are sent in one write
 
 
 class AnswerTooLarge(Exception):
-    """The answer is over the limit; the rest was not read."""
+    """The answer is above the limit; the rest was not read."""
 
 
 class ConnectionLost(Exception):
-    """The connection ended before the answer did. `sent_whole`: the request had left us by then."""
+    """The connection ended before the answer was complete. `sent_whole`: the whole request had been sent by then."""
 
     def __init__(self, text: str, *, sent_whole: bool, answered: bool) -> None:
         super().__init__(text)
         self.sent_whole = sent_whole
-        self.answered = answered  # some bytes of an answer had come
+        self.answered = answered  # part of an answer had arrived
 
 
 class DeadlinePassed(Exception):
-    """No answer in time. `late` is the answer that may still come; None: the request was not sent whole."""
+    """No answer in time. `late` is the answer that may still arrive; None: the request was not sent completely."""
 
     def __init__(self, late: LateAnswer | None) -> None:
         super().__init__("no answer before the deadline")
@@ -52,63 +54,42 @@ class DeadlinePassed(Exception):
 @value
 class Answer:
     status: int
-    headers: dict[bytes, bytes]  # names in small letters; the last of equal ones
+    headers: dict[bytes, bytes]  # names in lower case; of repeated fields the last
     body: bytes
-    early: bool = False  # it came before the request had left us
+    early: bool = False  # it arrived before the request was sent completely
 
 
-class Watch:
-    """All connections, looked at once a second: a timer for each would cost half a KiB while it waits.
+class SharedByConnections:
+    """What all connections to one host share: a timer and a batch of writes.
 
-    Only one whose deadline comes before the next look has a timer of its own.
+    The timer checks all connections once a second: a timer for each would cost half a KiB while it waits. Only a
+    connection whose deadline lies before the next check has its own timer.
     """
 
     def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._open: set[HttpConnection] = set()
-        self._is_set = False
-        self.next_look = 0.0  # on the event loop's clock
-        self.writes = Writes(self._loop)  # of all connections, too
-
-    def add(self, connection: HttpConnection) -> None:
-        self._open.add(connection)
-        if not self._is_set:
-            self._set()
-
-    def discard(self, connection: HttpConnection) -> None:
-        self._open.discard(connection)
-
-    def _set(self) -> None:
-        self._is_set = True
-        self.next_look = self._loop.time() + _LOOK_S
-        self._loop.call_at(self.next_look, self._look)
-
-    def _look(self) -> None:
-        self._is_set = False
-        if self._open:
-            self._set()
-            for connection in self._open:
-                connection.look_ahead()
+        loop = asyncio.get_running_loop()
+        self.timer = ConnectionTimer(loop, _CHECK_INTERVAL_S)
+        self.writes = Writes(loop)
 
 
-class HttpConnection(asyncio.Protocol):
-    """`ask` one request after another, each when the one before has its answer; `reusable`: there may be a next.
+class ScannerConnection(asyncio.Protocol):
+    """Sends one request after another with `ask`, each after the previous answer, while `reusable` is true.
 
-    No coroutine of ours waits here: thousands of mails may wait for the scanner, and each would keep its frame.
+    No coroutine of ours waits here: thousands of mails may wait for the scanner, and each would keep a frame.
     """
 
     __slots__ = (
         *("_answer", "_body", "_body_bytes", "_deadline", "_head_complete", "_headers", "_is_paused", "_loop", "_lost"),
-        *("_max_answer", "_parser", "_received", "_sent_whole", "_timer", "_transport", "_unsent", "_watch"),
+        *("_max_answer", "_parser", "_received", "_sent_whole", "_shared", "_timer", "_transport", "_unsent"),
         *("idle_since", "reusable"),
     )
 
-    def __init__(self, max_answer: int, watch: Watch | None = None) -> None:
+    def __init__(self, max_answer: int, shared: SharedByConnections | None = None) -> None:
         self._loop = asyncio.get_running_loop()
         self._max_answer = max_answer
-        self._watch = watch or Watch()
+        self._shared = shared or SharedByConnections()
         self._transport: asyncio.Transport | None = None
-        self._unsent: Iterator[bytes] | None = None  # of a request that the transport takes in parts
+        self._unsent: Iterator[bytes] | None = None  # the rest of a request that the transport accepts in parts
         self._is_paused = False
         self._answer: asyncio.Future[Answer] | None = None
         self._timer: asyncio.TimerHandle | None = None  # at the deadline or before it
@@ -120,17 +101,18 @@ class HttpConnection(asyncio.Protocol):
         self._begin()
 
     def _begin(self) -> None:
-        self._parser: Any = None  # made when an answer comes; it refers to us
-        self._headers: Any = None  # these two, too
+        self._parser: Any = None  # created when an answer arrives; it refers to us
+        self._headers: Any = None  # created with it, like the body
         self._body: Any = None
         self._head_complete = False
         self._received = 0
         self._body_bytes = 0
 
     def ask(self, request: Iterable[bytes], deadline: float) -> asyncio.Future[Answer]:
-        """Send what `request` gives. `deadline` is on the event loop's clock. Whoever asks says `forget` in the end.
+        """Send the chunks of `request`. `deadline` is on the event loop's clock. The caller must `forget` the future.
 
-        The answer is one, or ConnectionLost, AnswerTooLarge, DeadlinePassed, or what `request` raised.
+        The future's result is the answer; its exception ConnectionLost, AnswerTooLarge, DeadlinePassed, or whatever
+        `request` raised.
         """
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self._lost:
@@ -141,22 +123,22 @@ class HttpConnection(asyncio.Protocol):
         self.reusable = False
         self._answer = answer
         self._deadline = deadline
-        self.look_ahead()
+        self.check_deadlines()
         self._unsent = iter(request)
-        self._watch.writes.add(self._send_on)
+        self._shared.writes.add(self._send_on)
         return answer
 
     def forget(self, answer: asyncio.Future[Answer]) -> None:
-        """Nobody waits for this any more; whatever comes now was not asked for."""
+        """The caller no longer waits for this answer; data that arrives now closes the connection."""
         if self._answer is answer:
             self._answer = self._unsent = self._parser = self._headers = self._body = None
             self._deadline = math.inf
         if answer.done() and not answer.cancelled():
-            answer.exception()  # when its waiter was cancelled, nobody else will look at it
+            answer.exception()  # mark it as retrieved: if the caller was cancelled, nothing else will
 
     def _send_on(self) -> None:
-        """As much as the transport takes; `resume_writing` goes on with the rest."""
-        if self._unsent is None or self._answer is None or self._answer.done():  # it was given up in this very turn
+        """Write as much as the transport accepts; `resume_writing` continues with the rest."""
+        if self._unsent is None or self._answer is None or self._answer.done():  # cancelled since it was scheduled
             return
         assert self._transport is not None
         pending: list[bytes] = []
@@ -174,13 +156,13 @@ class HttpConnection(asyncio.Protocol):
         except Exception as exc:  # the spool cannot be read
             return self._fail(exc)
         self._transport.write(b"".join(pending))
-        self._unsent = None  # nothing of it is kept while the scanner works
+        self._unsent = None  # releases the message while the scanner works
         self._sent_whole = True
 
-    def look_ahead(self) -> None:
-        """See to it that we wake up at the deadline, if nobody looks here before it."""
+    def check_deadlines(self) -> None:
+        """Start a timer if the deadline lies before the shared timer's next check."""
         deadline = self._deadline
-        if deadline > self._watch.next_look:
+        if deadline > self._shared.timer.next_tick_at:
             return
         if self._timer is not None and self._timer.when() > deadline:
             self._timer.cancel()
@@ -193,12 +175,12 @@ class HttpConnection(asyncio.Protocol):
         if self._answer is None or self._answer.done():
             return
         if self._loop.time() < self._deadline - _TIMER_S:
-            self.look_ahead()
+            self.check_deadlines()
         else:
             self._expire()
 
     def _expire(self) -> None:
-        """The deadline has passed."""
+        """Release the caller; if the request was sent completely, keep waiting for its answer."""
         self._deadline = math.inf
         waiting = self._answer
         if waiting is None or waiting.done():
@@ -215,22 +197,22 @@ class HttpConnection(asyncio.Protocol):
         if self._transport is not None:
             self._transport.abort()
 
-    # asyncio's side
+    # Called by asyncio.
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)
-        self._watch.add(self)
+        self._shared.timer.add(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
         self.reusable = False
-        self._watch.discard(self)
+        self._shared.timer.discard(self)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self._unsent = None
         self._fail(self._lost_error("connection lost"))
-        self._parser = None  # or only the collector would find us
+        self._parser = None  # breaks the reference cycle, so that no garbage collection is needed
 
     def pause_writing(self) -> None:
         self._is_paused = True
@@ -239,13 +221,13 @@ class HttpConnection(asyncio.Protocol):
         self._is_paused = False
         if self._unsent is None or self._answer is None:
             return
-        if self._answer.done():  # it has heard enough: an early 413, or a lost connection
+        if self._answer.done():  # an early 413, or a lost connection
             self._unsent = None
         else:
             self._send_on()
 
     def data_received(self, data: bytes) -> None:
-        if self._answer is None:  # nobody asked
+        if self._answer is None:  # there was no request
             self.close()
             return
         self._received += len(data)
@@ -256,11 +238,11 @@ class HttpConnection(asyncio.Protocol):
             self._parser = httptools.HttpResponseParser(self)
         try:
             self._parser.feed_data(data)
-        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # the second is no kind of the first
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade):  # not related by inheritance
             self._fail(self._lost_error("the answer is not HTTP"))
 
     def eof_received(self) -> bool:
-        """An answer that gives no length ends with the connection."""
+        """An answer without a length ends with the connection."""
         lengths = {b"content-length", b"transfer-encoding"}
         if self._answer is not None and self._head_complete and not self._headers.keys() & lengths:
             self._complete()
@@ -276,10 +258,10 @@ class HttpConnection(asyncio.Protocol):
         if not self._lost:
             self.close()
 
-    # httptools' side
+    # Called by httptools.
 
     def on_message_begin(self) -> None:
-        if self._answer is None or self._answer.done():  # a second answer to one request: whose would the next be?
+        if self._answer is None or self._answer.done():  # a second answer: the next request would get the wrong one
             self.close()
         self._headers, self._body = {}, []
 
@@ -311,9 +293,9 @@ class HttpConnection(asyncio.Protocol):
 
 
 class LateAnswer:
-    """The answer to a request whose deadline has passed. Await it or abandon it: the connection waits until then."""
+    """The answer to a request whose deadline has passed. The connection waits until it is awaited or abandoned."""
 
-    def __init__(self, connection: HttpConnection, answer: asyncio.Future[Answer]) -> None:
+    def __init__(self, connection: ScannerConnection, answer: asyncio.Future[Answer]) -> None:
         self.connection = connection
         self._answer = answer
 
@@ -328,11 +310,11 @@ class LateAnswer:
             self.connection.forget(self._answer)
 
     def abandon(self) -> None:
-        """A connection whose answer nobody reads must not serve another mail."""
+        """Close the connection: its unread answer must not be taken for another mail's."""
         self.connection.close()
 
 
 def _seen(answer: asyncio.Future[Answer]) -> None:
-    """When a late answer is abandoned, nobody else looks at the error that ends it."""
+    """Mark the error of an abandoned late answer as retrieved; asyncio would log it otherwise."""
     if not answer.cancelled():
         answer.exception()

@@ -1,9 +1,8 @@
-"""The service as an ASGI application: which path leads where, and what starts and ends with it."""
+"""The service as an ASGI application: its routes, its components, and their start and stop order."""
 
 from __future__ import annotations
 
 import json
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
@@ -23,51 +22,55 @@ from bridge.service import openapi
 from bridge.service.analysis.engines import engines_of
 from bridge.service.analysis.pipeline import Pipeline
 from bridge.service.auth import StaticTokens
-from bridge.service.core_nodes import RemoteCore
+from bridge.service.core_nodes import CoreNodes
 from bridge.service.health import Health
 from bridge.service.keys import KeyRing
 from bridge.service.lists.endpoint import ListsApi
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import ListStore
-from bridge.service.metrics import Metrics
-from bridge.service.queue import AnalysisQueue, Core
+from bridge.service.metrics import ServiceMetrics
+from bridge.service.queue import AnalysisBackend, AnalysisQueue
 from bridge.service.scanning.admission import Admission
-from bridge.service.scanning.endpoint import Status, SubmitEmail, queue_status
-from bridge.service.scanning.records import Records
-from bridge.service.settings import ServiceConfig
+from bridge.service.scanning.endpoint import StatusEndpoint, SubmitEmailEndpoint, queue_status
+from bridge.service.scanning.records import RecordWriter
+from bridge.service.settings import ServiceConfig, Timings
 from bridge.service.store import Store
 
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
-log = logging.getLogger("bridge.service")
 
-
-def create_app(config: ServiceConfig) -> Starlette:
-    """Build it; nothing runs before the lifespan begins."""
+def create_app(config: ServiceConfig, timings: Timings) -> Starlette:
+    """Build the application; nothing runs until its lifespan starts."""
     guard = config.guard
     tokens = StaticTokens(config.abby.staticApiTokens)
-    admission = Admission(guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold)
+    admission = Admission(
+        guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold, timings.throttle_max_s
+    )
     store = Store(config.database_url)
     keys = KeyRing(store)
     lists = ListStore(store, config.lists)
     follower = ListFollower(store, lists, keys)
-    records = Records(store, config.records.retention)
+    records = RecordWriter(store, config.records.retention)
     engines = engines_of(config.analyzers)
-    metrics = Metrics(engine.name for engine in engines)
-    core: Core
+    metrics = ServiceMetrics(engine.name for engine in engines)
+    backend: AnalysisBackend
     if config.abby.serviceProviders.core.hosts:
-        core = RemoteCore(config)
+        backend = CoreNodes(config, timings)
     else:
-        core = AnalysisQueue(Pipeline(config, follower, records, engines, metrics), guard.mainWorkerCount)
+        backend = AnalysisQueue(Pipeline(config, follower, records, engines, metrics), guard.mainWorkerCount)
     metrics.gauge("in_processing", "submitEmail requests in processing.", lambda: admission.in_processing)
-    metrics.gauge("queue_waiting", "Analyses that wait for a worker.", lambda: core.waiting)
-    metrics.gauge("records_dropped", "Analysis records lost because the database was away.", lambda: records.dropped)
-    metrics.gauge("lists_current", "1 while the lists in memory follow the database.", lambda: follower.current)
-    state = partial(queue_status, admission, core)
-    submit = SubmitEmail(
+    metrics.gauge("queue_waiting", "Analyses waiting for a worker.", lambda: backend.waiting)
+    metrics.gauge(
+        "records_dropped",
+        "Analysis records lost because the database was unavailable.",
+        lambda: records.dropped,
+    )
+    metrics.gauge("lists_current", "1 while the lists in memory are up to date.", lambda: follower.current)
+    status = partial(queue_status, admission, backend)
+    submit = SubmitEmailEndpoint(
         tokens,
         admission,
-        core,
+        backend,
         Spool(guard.maxGuardRequestsInProcessing * MAX_MESSAGE_BYTES),
         metrics,
         enabled=guard.scanSources.restApi is not None,
@@ -76,34 +79,36 @@ def create_app(config: ServiceConfig) -> Starlette:
     app = Starlette(
         routes=[
             Route(SUBMIT_PATH, submit, methods=["POST"]),
-            Route(STATUS_PATH, Status(tokens, state), methods=["POST"]),
+            Route(STATUS_PATH, StatusEndpoint(tokens, status), methods=["POST"]),
             *_list_routes(ListsApi(lists, keys, follower)),
-            *_health_routes(Health(tokens, follower, metrics, state)),
+            *_health_routes(Health(tokens, follower, metrics, status)),
             *_document_routes(),
         ],
-        lifespan=_lifespan(store, [follower, records, core]),
-        exception_handlers={HTTPException: _http_error, Exception: _our_error},
+        lifespan=_lifespan(store, [follower, records, backend]),
+        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )
-    app.router.redirect_slashes = False  # a path is right or 404; no client of ours follows redirects
+    app.router.redirect_slashes = False  # a path is exact or 404; none of our clients follows redirects
     return app
 
 
-class _Part(Protocol):
+class _Component(Protocol):
     async def start(self) -> None: ...
 
     async def stop(self) -> None: ...
 
 
-def _lifespan(store: Store, parts: Sequence[_Part]) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Start in order, stop in reverse, also when a start fails half way."""
+def _lifespan(
+    store: Store, components: Sequence[_Component]
+) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
+    """Start in order, stop in reverse order, even if one fails to start."""
 
     @asynccontextmanager
     async def lifespan(_app: Starlette) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            stack.callback(store.close)  # the first part opens it
-            for part in parts:
-                stack.push_async_callback(part.stop)
-                await part.start()
+            stack.callback(store.close)  # the first component opens it
+            for component in components:
+                stack.push_async_callback(component.stop)
+                await component.start()
             yield
 
     return lifespan
@@ -125,14 +130,14 @@ def _health_routes(health: Health) -> list[Route]:
 
 
 def _document_routes() -> list[Route]:
-    described = json.dumps(openapi.document()).encode()
-    readable = openapi.page()
+    openapi_json = json.dumps(openapi.document()).encode()
+    html = openapi.page()
 
     async def document(_request: Request) -> Response:
-        return Response(described, media_type="application/json")
+        return Response(openapi_json, media_type="application/json")
 
     async def page(_request: Request) -> Response:
-        return HTMLResponse(readable, headers={"Content-Security-Policy": PAGE_POLICY})
+        return HTMLResponse(html, headers={"Content-Security-Policy": PAGE_POLICY})
 
     return [Route("/openapi.json", document, methods=["GET"]), Route("/docs", page, methods=["GET"])]
 
@@ -146,5 +151,5 @@ def _http_error(_request: Request, exc: Exception) -> Response:
     return JSONResponse(failure.to_dict(), exc.status_code, exc.headers)
 
 
-def _our_error(_request: Request, exc: Exception) -> Response:
-    return JSONResponse(Failure("internal", "an error of the service").to_dict(), 500)
+def _internal_error(_request: Request, exc: Exception) -> Response:
+    return JSONResponse(Failure("internal", "an internal error of the service").to_dict(), 500)

@@ -1,7 +1,7 @@
-"""Who is asking? Static bearer tokens for scanning, API keys for lists; never the one for the other.
+"""Authentication: static bearer tokens for scanning, API keys for lists, and neither works for the other.
 
 Secrets are compared as SHA-256 digests with `hmac.compare_digest`, against every candidate, so
-neither the time taken nor the length of a guess says anything.
+neither the response time nor the length of a guess reveals anything.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 
 from starlette.types import Scope
 
-from bridge.service.responses import Refused, header
+from bridge.service.requests import header
+from bridge.service.responses import Refused
 from bridge.service.settings import StaticApiToken
 
 CHALLENGE_BEARER = 'Bearer realm="scanning"'
@@ -29,14 +30,14 @@ class StaticTokens:
         self._known = [(digest(t.secret), t.name, frozenset(t.permissions)) for t in tokens]
 
     def check(self, scope: Scope, permission: str) -> str:
-        """The name of the token's user. Raises Refused with 401 or 403."""
+        """Return the name of the token's user. Raises Refused with 401 or 403."""
         given = digest(credentials(scope, "bearer", CHALLENGE_BEARER))
         found = None
         for known, name, permissions in self._known:
             if hmac.compare_digest(known, given):
                 found = (name, permissions)
         if found is None:
-            raise Refused(401, "unauthorized", "the token is not known", challenge=CHALLENGE_BEARER)
+            raise Refused(401, "unauthorized", "unknown token", challenge=CHALLENGE_BEARER)
         name, permissions = found
         if permissions and permission not in permissions:
             raise Refused(403, "forbidden", f"the token lacks the permission `{permission}`")
@@ -44,7 +45,7 @@ class StaticTokens:
 
 
 def credentials(scope: Scope, scheme: str, challenge: str) -> str:
-    """What stands behind the scheme in `Authorization`. Raises Refused with 401."""
+    """The credentials after the scheme in `Authorization`. Raises Refused with 401."""
     given = header(scope, b"authorization").decode("utf-8", "surrogateescape")
     name, _, secret = given.strip().partition(" ")
     secret = secret.strip()

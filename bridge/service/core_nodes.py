@@ -1,9 +1,9 @@
-"""Core nodes: scans passed on to other instances of the service (`serviceProviders.core.hosts`).
+"""Core nodes: scans forwarded to other instances of the service (`serviceProviders.core.hosts`).
 
 The API process keeps tokens, limits and the upload; the analysis happens on a node. The least busy
-node is asked first. One that cannot be reached, or fails, is left out and asked for its status
-every few seconds until it answers again; its mail goes to the next node, which does no harm, for
-an analysis changes nothing. All nodes share one published configuration, tokens included.
+node is asked first. A node that fails or cannot be reached is excluded and probed every few seconds
+until it answers again; its mail goes to the next node. That is safe, because an analysis changes
+nothing. All nodes share one published configuration, tokens included.
 """
 
 from __future__ import annotations
@@ -19,12 +19,11 @@ import httpx2
 
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
-from bridge.service.analysis.pipeline import Job
+from bridge.service.analysis.job import AnalysisJob
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import RETRY_AFTER_S
-from bridge.service.settings import Permission, ServiceConfig
+from bridge.service.settings import Permission, ServiceConfig, Timings
 
-PROBE_EVERY_S = 2.0
 STATUS_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 60.0
@@ -34,22 +33,23 @@ log = logging.getLogger("bridge.service")
 
 
 @dataclass(slots=True, eq=False)
-class Node:
+class CoreNode:
     url: str
     busy: int = 0
     alive: bool = True
 
 
 class NodeFailed(Exception):
-    """This node gave no answer we can use; another may."""
+    """This node gave no usable answer; another node may."""
 
 
-class RemoteCore:
-    """Looks like the queue of a core in this process, and asks the nodes."""
+class CoreNodes:
+    """An `AnalysisBackend` that forwards each job to a node."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, timings: Timings) -> None:
         core = config.abby.serviceProviders.core
-        self.nodes = [Node(url) for url in core.hosts]
+        self.nodes = [CoreNode(url) for url in core.hosts]
+        self._probe_interval_s = timings.probe_interval_s
         self._authorization = f"Bearer {_token(config)}"
         timeout = httpx2.Timeout(
             core.longRequestTimeout / 1000, connect=CONNECT_TIMEOUT_S, write=WRITE_TIMEOUT_S, pool=None
@@ -60,7 +60,7 @@ class RemoteCore:
         self._probe: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        self._probe = asyncio.create_task(self._probe_for_ever(), name="core-probe")
+        self._probe = asyncio.create_task(self._probe_excluded(), name="core-probe")
 
     async def stop(self) -> None:
         if self._probe is not None:
@@ -70,25 +70,25 @@ class RemoteCore:
 
     @property
     def ready(self) -> bool:
-        return True  # the nodes have lists of their own
+        return True  # each node loads the lists itself
 
     @property
     def waiting(self) -> int:
         return 0
 
-    def try_now(self, _job: Job) -> AnalysisResult | None:
+    def try_now(self, _job: AnalysisJob) -> AnalysisResult | None:
         return None
 
-    def submit(self, job: Job) -> asyncio.Future[AnalysisResult]:
+    def submit(self, job: AnalysisJob) -> asyncio.Future[AnalysisResult]:
         return asyncio.create_task(self._submit(job))
 
     async def status(self) -> QueueStatus:
-        """The best that a node says: one that is GREEN takes the next mail."""
-        found = await asyncio.gather(*(self._status(node) for node in self.nodes))
-        order = [QueueStatus.GREEN, QueueStatus.YELLOW]
-        return next((one for one in order if one in found), QueueStatus.RED)
+        """The best status of any node: one GREEN node is enough for the next mail."""
+        statuses = await asyncio.gather(*(self._status(node) for node in self.nodes))
+        best_first = [QueueStatus.GREEN, QueueStatus.YELLOW]
+        return next((status for status in best_first if status in statuses), QueueStatus.RED)
 
-    async def _submit(self, job: Job) -> AnalysisResult:
+    async def _submit(self, job: AnalysisJob) -> AnalysisResult:
         full = False
         for node in by_preference(self.nodes):
             node.busy += 1
@@ -107,8 +107,8 @@ class RemoteCore:
             raise Refused(503, "saturated", "all core nodes are at their limit", retry_after_s=RETRY_AFTER_S)
         raise Refused(502, "core_unavailable", "no core node answered")
 
-    async def _ask(self, node: Node, job: Job) -> AnalysisResult | None:
-        """The node's answer; None when it has no room now. Raises NodeFailed."""
+    async def _ask(self, node: CoreNode, job: AnalysisJob) -> AnalysisResult | None:
+        """The node's answer; None if the node is at its limit. Raises NodeFailed."""
         boundary = secrets.token_hex(16)
         head, tail = _frame(job, boundary)
         headers = {
@@ -124,7 +124,7 @@ class RemoteCore:
         try:
             return AnalysisResult.from_json(body)
         except ValueError:
-            raise NodeFailed("an answer that is none") from None
+            raise NodeFailed("malformed answer") from None
 
     async def _post(
         self, url: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes
@@ -135,13 +135,13 @@ class RemoteCore:
                 async for piece in response.aiter_bytes():
                     body += piece
                     if len(body) > MAX_ANSWER:
-                        raise NodeFailed("an answer without end")
+                        raise NodeFailed(f"answer larger than {MAX_ANSWER} bytes")
                 return response.status_code, bytes(body)
         except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
             raise NodeFailed(type(exc).__name__) from exc
 
-    async def _status(self, node: Node) -> QueueStatus | None:
-        """What the node says of itself; None, and left out, when it says nothing."""
+    async def _status(self, node: CoreNode) -> QueueStatus | None:
+        """The node's own status; None if it does not answer, and the node is then excluded."""
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
                 status, body = await self._post(node.url + STATUS_PATH, {"Authorization": self._authorization}, b"")
@@ -154,27 +154,27 @@ class RemoteCore:
         _mark(node, alive=True)
         return found
 
-    async def _probe_for_ever(self) -> None:
+    async def _probe_excluded(self) -> None:
         while True:
-            await asyncio.sleep(PROBE_EVERY_S)
+            await asyncio.sleep(self._probe_interval_s)
             await asyncio.gather(*(self._status(node) for node in self.nodes if not node.alive))
 
 
-def by_preference(nodes: Sequence[Node]) -> list[Node]:
-    """The least busy first; dead ones last, which is better than nothing."""
+def by_preference(nodes: Sequence[CoreNode]) -> list[CoreNode]:
+    """The least busy first; excluded nodes last, as a final attempt."""
     return sorted(nodes, key=lambda node: (not node.alive, node.busy))
 
 
-def _mark(node: Node, *, alive: bool, why: str = "") -> None:
+def _mark(node: CoreNode, *, alive: bool, why: str = "") -> None:
     if node.alive and not alive:
-        log.warning("core=%s is left out: %s", node.url, why)
+        log.warning("core=%s excluded: %s", node.url, why)
     elif alive and not node.alive:
-        log.info("core=%s is back", node.url)
+        log.info("core=%s answers again", node.url)
     node.alive = alive
 
 
-def _frame(job: Job, boundary: str) -> tuple[bytes, bytes]:
-    """What stands before and behind the mail."""
+def _frame(job: AnalysisJob, boundary: str) -> tuple[bytes, bytes]:
+    """The parts of the multipart body before and after the mail."""
     line = b"--" + boundary.encode() + b"\r\n"
     head = (
         line
@@ -187,7 +187,7 @@ def _frame(job: Job, boundary: str) -> tuple[bytes, bytes]:
     return head, b"\r\n--" + boundary.encode() + b"--\r\n"
 
 
-async def _stream(head: bytes, job: Job, tail: bytes) -> AsyncIterator[bytes]:
+async def _stream(head: bytes, job: AnalysisJob, tail: bytes) -> AsyncIterator[bytes]:
     yield head
     for chunk in job.mail.chunks():
         yield chunk
@@ -198,7 +198,10 @@ def _token(config: ServiceConfig) -> str:
     for token in config.abby.staticApiTokens:
         if not token.permissions or {Permission.SCAN, Permission.STATUS} <= set(token.permissions):
             return token.secret
-    raise ConfigError("abby.staticApiTokens: core hosts need a token that may scan and ask the status")
+    raise ConfigError(
+        "abby.staticApiTokens: core hosts need a token with the permissions scan and status; add one, or remove "
+        "abby.serviceProviders.core.hosts"
+    )
 
 
 def _trust(config: ServiceConfig) -> ssl.SSLContext:
@@ -206,4 +209,7 @@ def _trust(config: ServiceConfig) -> ssl.SSLContext:
     try:
         return ssl.create_default_context(cafile=str(config.directory / ca_file) if ca_file else None)
     except (OSError, ssl.SSLError) as exc:
-        raise ConfigError(f"abby.serviceProviders.core.caFile: {ca_file} cannot be used") from exc
+        raise ConfigError(
+            f"abby.serviceProviders.core.caFile: cannot load certificates from {ca_file}: "
+            f"{exc.strerror or type(exc).__name__}"
+        ) from exc

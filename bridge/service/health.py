@@ -1,8 +1,8 @@
-"""For operators: /livez, /readyz and /metrics.
+"""Endpoints for operators: /livez, /readyz and /metrics.
 
-/livez says that the event loop turns. /readyz says that a scan sent now would be served: the lists
-are current and the queue is not stuck. /metrics is open to this machine; others need a token with
-the permission `metrics`.
+/livez answers as long as the event loop runs. /readyz answers 200 if a scan sent now would be
+served: the lists are current and the queue is not stuck. /metrics is open to clients on this machine;
+others need a token with the permission `metrics`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from starlette.types import Scope
 from bridge.api.scanning import QueueStatus
 from bridge.service.auth import StaticTokens
 from bridge.service.lists.follow import ListFollower
-from bridge.service.metrics import Metrics
+from bridge.service.metrics import ServiceMetrics
 from bridge.service.responses import Refused
 from bridge.service.settings import Permission
 
@@ -27,11 +27,11 @@ class Health:
         self,
         tokens: StaticTokens,
         follower: ListFollower,
-        metrics: Metrics,
-        state: Callable[[], Awaitable[QueueStatus]],
+        metrics: ServiceMetrics,
+        status: Callable[[], Awaitable[QueueStatus]],
     ) -> None:
         self._tokens = tokens
-        self._state = state
+        self._status = status
         self._follower = follower
         self._metrics = metrics
 
@@ -42,7 +42,7 @@ class Health:
         problems = []
         if not self._follower.current:
             problems.append("lists")
-        if await self._state() is QueueStatus.RED:
+        if await self._status() is QueueStatus.RED:
             problems.append("queue")
         if problems:
             return JSONResponse({"error": "not_ready", "message": f"not ready: {', '.join(problems)}"}, 503)
@@ -61,7 +61,7 @@ class Health:
 
 def _is_local(scope: Scope) -> bool:
     client = scope.get("client")
-    if client is None:  # a unix socket
+    if client is None:  # a Unix socket
         return True
     try:
         return ipaddress.ip_address(client[0]).is_loopback

@@ -1,7 +1,7 @@
-"""API keys of the List API: made here, kept as hashes, checked in memory.
+"""API keys of the List API: created here, stored as hashes, checked in memory.
 
 A key is 32 random bytes, so a plain SHA-256 is a sufficient hash: there is nothing to guess. The
-key itself is shown once, when it is made. Revoked keys keep their row, for the record.
+key itself is shown only once, when it is created. The row of a revoked key stays, as a record.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from bridge.service.auth import credentials, digest
 from bridge.service.responses import Refused, storage_unavailable
 from bridge.service.store import STORAGE_ERRORS, Store, api_key
 
-LOOK_EVERY_S = 0.2
+REFRESH_INTERVAL_S = 0.2  # at most this often for unknown keys
 CHALLENGE = f'{AUTH_SCHEME} realm="lists"'
 
 
 class KeyExists(BridgeError):
-    """A key of this name is in use."""
+    """There is already an active key of this name."""
 
 
 class NoSuchKey(BridgeError):
-    """No key of this name is in use."""
+    """There is no active key of this name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,29 +45,29 @@ class KeyRing:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._valid: tuple[bytes, ...] | None = None  # not known yet
-        self._looking: asyncio.Task[None] | None = None
-        self._looked_at = float("-inf")
+        self._valid: tuple[bytes, ...] | None = None  # None: not loaded yet
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at = float("-inf")
 
     def refresh(self) -> None:
         with self._store.reading() as connection:
             query = select(api_key.c.digest).where(api_key.c.revoked_at.is_(None))
-            self._valid = tuple(bytes.fromhex(one) for one in connection.execute(query).scalars())
+            self._valid = tuple(bytes.fromhex(known) for known in connection.execute(query).scalars())
 
     async def check(self, scope: Scope) -> None:
-        """Raises Refused, with 401 unless the request carries a key that is in use.
+        """Raises Refused with 401 unless the request carries an active key.
 
-        A key made a moment ago works at once: before one is called unknown, the database is asked,
-        for all who wait together and a few times a second at most.
+        A new key works immediately: before a key is rejected as unknown, the keys are read from the
+        database again, once for all waiting requests and a few times a second at most.
         """
         given = digest(credentials(scope, AUTH_SCHEME, CHALLENGE))
         if self._knows(given):
             return
-        if self._looking is None or self._looking.done():
-            self._looking = asyncio.create_task(self._look_again())
-        await asyncio.shield(self._looking)
+        if self._refreshing is None or self._refreshing.done():
+            self._refreshing = asyncio.create_task(self._refresh_soon())
+        await asyncio.shield(self._refreshing)
         if not self._knows(given):
-            raise Refused(401, "unauthorized", "the API key is not known", challenge=CHALLENGE)
+            raise Refused(401, "unauthorized", "unknown API key", challenge=CHALLENGE)
 
     def _knows(self, given: bytes) -> bool:
         if self._valid is None:
@@ -77,26 +77,26 @@ class KeyRing:
             found |= hmac.compare_digest(known, given)
         return found
 
-    async def _look_again(self) -> None:
+    async def _refresh_soon(self) -> None:
         loop = asyncio.get_running_loop()
-        await asyncio.sleep(self._looked_at + LOOK_EVERY_S - loop.time())
-        self._looked_at = loop.time()
+        await asyncio.sleep(self._refreshed_at + REFRESH_INTERVAL_S - loop.time())
+        self._refreshed_at = loop.time()
         try:
             await asyncio.to_thread(self.refresh)
-        except STORAGE_ERRORS:  # what is known stays
+        except STORAGE_ERRORS:  # keep the keys that are already in memory
             pass
 
     def create(self, name: str) -> str:
-        """Make a key and return it, for the only time. Raises KeyExists."""
+        """Create a key and return it; it cannot be shown again. Raises KeyExists."""
         key = secrets.token_hex(32)
         with self._store.writing() as connection:
             if connection.execute(select(api_key.c.name).where(_in_use(name))).first() is not None:
-                raise KeyExists(f"there is a key named {name}; revoke it first, or take another name")
+                raise KeyExists(f"there is already a key named {name}; revoke it first, or choose another name")
             connection.execute(insert(api_key).values(digest=digest(key).hex(), name=name, created_at=_now()))
         return key
 
     def adopt(self, name: str, key: str) -> None:
-        """Have this key in use under this name, and no other. One that was revoked stays so: raises NoSuchKey."""
+        """Make this key the only active one of this name. Raises NoSuchKey if it was revoked before."""
         own = digest(key).hex()
         with self._store.writing() as connection:
             known = connection.execute(select(api_key.c.revoked_at).where(api_key.c.digest == own)).first()
@@ -117,7 +117,7 @@ class KeyRing:
         with self._store.writing() as connection:
             done = connection.execute(update(api_key).where(_in_use(name)).values(revoked_at=_now()))
             if not done.rowcount:
-                raise NoSuchKey(f"there is no key named {name} in use")
+                raise NoSuchKey(f"there is no active key named {name}")
 
 
 def _in_use(name: str):  # type: ignore[no-untyped-def]

@@ -1,7 +1,7 @@
 """The service's metrics: every name, its labels and its meaning, in one place.
 
-Each service has its own registry, so two in one process never mix. Label values are closed sets:
-decisions, names from the configuration, HTTP status codes.
+Each service has its own registry, so that two services in one process do not share counts. Label
+values are closed sets: decisions, names from the configuration, HTTP status codes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from bridge.api.scanning import Decision
 
-# A scan's time, from its head to its answer: the same steps the bridge uses for waits.
+# Duration of a scan, from the request's head to its answer; the bridge uses the same buckets for waits.
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 45, 60, 90, 120, 300)
 
 
-class Metrics:
+class ServiceMetrics:
     def __init__(self, engines: Iterable[str] = ()) -> None:
         self.registry = CollectorRegistry()
         self._decisions = Counter(
@@ -27,11 +27,11 @@ class Metrics:
             registry=self.registry,
         )  # fmt: skip
         self._failures = Counter(
-            "scanservice_analyzer_failures", "Analyses an analyzer could not do: no answer, or its limit.",
+            "scanservice_analyzer_failures", "Mails without an analyzer's answer: it failed or reached a limit.",
             ["analyzer"], registry=self.registry,
         )  # fmt: skip
         self._seconds = Histogram(
-            "scanservice_scan_seconds", "Time from the head of a request to its answer.", buckets=BUCKETS,
+            "scanservice_scan_seconds", "Time from a request's head to its answer.", buckets=BUCKETS,
             registry=self.registry,
         )  # fmt: skip
         for decision in Decision:
@@ -40,10 +40,10 @@ class Metrics:
             self._refused.labels(str(status))
         for name in ("mime", *engines):
             self._failures.labels(name)
-        self._known = {str(d): self._decisions.labels(str(d)) for d in Decision}
+        self._known = {str(decision): self._decisions.labels(str(decision)) for decision in Decision}
 
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A number that is asked for when somebody looks."""
+        """A gauge whose value is computed at each scrape."""
         Gauge(f"scanservice_{name}", text, registry=self.registry).set_function(value)
 
     def decided(self, decision: Decision) -> None:

@@ -1,8 +1,8 @@
-"""The OpenAPI 3.1 description of both interfaces, and a page to read it.
+"""The OpenAPI 3.1 description of both interfaces, and an HTML page generated from it.
 
-Built from the constants the code itself uses, so limits and paths cannot differ from it.
-`python -m bridge.service.openapi` prints the document that ships as docs/openapi.json. The page is
-plain HTML made here: it loads nothing from anywhere.
+Built from the constants that the code itself uses, so limits and paths cannot diverge from it.
+`python -m bridge.service.openapi` prints the document that ships as docs/reference/openapi.json. The
+page is plain HTML and loads nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -18,37 +18,37 @@ from bridge.matching.spelling import MAX_COMMENT, MAX_ENTRY
 
 Json = dict[str, Any]
 
-# Every value of `error`, with the status it comes with. Stable: a client may switch on them.
+# Every value of `error`, with its HTTP status. The values are stable: clients may depend on them.
 ERRORS: dict[str, tuple[int, str]] = {
     "bad_request": (400, "The request is not valid HTTP."),
     "invalid_multipart": (400, "The body of submitEmail is not well-formed multipart/form-data."),
     "missing_part": (400, "`parameters` or `email` is missing."),
-    "duplicate_part": (400, "`parameters` or `email` is there twice."),
-    "invalid_parameters": (400, "`parameters` is not a MessageAnalysisRequest."),
-    "parameters_too_large": (400, "`parameters` is over 1 MiB."),
-    "invalid_request": (400, "The body of a List API call is not what the operation takes."),
-    "too_many_entries": (400, f"More than {MAX_ENTRIES_PER_REQUEST} entries in one request."),
-    "unauthorized": (401, "No credentials, the wrong scheme, or unknown ones."),
-    "forbidden": (403, "The token lacks the permission."),
+    "duplicate_part": (400, "`parameters` or `email` appears twice."),
+    "invalid_parameters": (400, "`parameters` is not a valid MessageAnalysisRequest."),
+    "parameters_too_large": (400, "`parameters` is larger than 1 MiB."),
+    "invalid_request": (400, "The body of the List API call is not valid for this operation."),
+    "too_many_entries": (400, f"The request has more than {MAX_ENTRIES_PER_REQUEST} entries."),
+    "unauthorized": (401, "The credentials are missing or unknown, or their scheme is wrong."),
+    "forbidden": (403, "The token lacks the required permission."),
     "scan_source_disabled": (403, "guard.scanSources.restApi is not configured."),
     "not_found": (404, "There is no such path."),
     "list_not_found": (404, "There is no list of this name."),
-    "method_not_allowed": (405, "The path takes another method."),
-    "upload_timeout": (408, "The upload stopped or is too slow."),
-    "invalid_entry": (409, "An entry is none for a list of this category: it could never match."),
+    "method_not_allowed": (405, "The path does not support this method."),
+    "upload_timeout": (408, "The upload stalled or is too slow."),
+    "invalid_entry": (409, "An entry could never match in a list of this category."),
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
-    "payload_too_large": (413, "The e-mail is over 50 MiB, or the List API request over 8 MiB."),
-    "not_multipart": (415, "submitEmail takes multipart/form-data."),
-    "parameters_not_json": (415, "The part `parameters` must say that it is application/json."),
-    "not_json": (415, "The List API takes application/json."),
-    "head_too_large": (431, "The request's head is over 64 KiB."),
-    "internal": (500, "An error of the service."),
+    "payload_too_large": (413, "The mail is larger than 50 MiB, or the List API request is larger than 8 MiB."),
+    "not_multipart": (415, "submitEmail requires multipart/form-data."),
+    "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
+    "not_json": (415, "The List API requires application/json."),
+    "head_too_large": (431, "The request line and header fields are larger than 64 KiB."),
+    "internal": (500, "An internal error of the service."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
     "saturated": (503, "maxGuardRequestsInProcessing is reached; see Retry-After."),
-    "storage_unavailable": (503, "The lists cannot be reached now, or not yet; see Retry-After."),
-    "not_ready": (503, "/readyz: not ready to serve."),
+    "storage_unavailable": (503, "The lists are not available at the moment; see Retry-After."),
+    "not_ready": (503, "/readyz: the service is not ready."),
     "analysis_timeout": (504, "The analysis took longer than longRequestTimeout."),
-    "storage_full": (507, "The mail cannot be stored for the analysis."),
+    "storage_full": (507, "The mail cannot be stored for analysis."),
 }
 
 
@@ -58,9 +58,9 @@ def document() -> Json:
         "info": {
             "title": "Message Scanning and List Management",
             "version": "1.1.0",
-            "summary": "Scan a mail, manage lists.",
-            "description": "The Email Scanning API takes a raw mail over HTTP and answers with a decision. "
-            "The List API manages lists of one tenant, or of the deployment when `tenantUid` is absent.",
+            "summary": "Scan mail and manage lists.",
+            "description": "The Email Scanning API accepts a raw mail over HTTP and returns a decision. "
+            "The List API manages the lists of one tenant, or the deployment-global lists if `tenantUid` is absent.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "paths": {
@@ -70,18 +70,18 @@ def document() -> Json:
             DELETE_PATH: {"post": _delete()},
             GET_LISTS_PATH: {"post": _get_lists()},
             LIST_ENTRIES_PATH: {"post": _list_entries()},
-            "/livez": {"get": _health("livez", "Whether the process lives.")},
-            "/readyz": {"get": _health("readyz", "Whether a scan sent now would be served.", 503)},
+            "/livez": {"get": _health("livez", "Check that the process is alive.")},
+            "/readyz": {"get": _health("readyz", "Check that a scan sent now would be served.", 503)},
             "/metrics": {"get": _metrics()},
         },
         "components": {
             "securitySchemes": {
-                "token": {"type": "http", "scheme": "bearer", "description": "A token of `abby.staticApiTokens`."},
+                "token": {"type": "http", "scheme": "bearer", "description": "A token from `abby.staticApiTokens`."},
                 "apikey": {
                     "type": "apiKey",
                     "in": "header",
                     "name": "Authorization",
-                    "description": "`apikey <API_KEY>`, made by `scanbridge service apikey create`.",
+                    "description": "`apikey <API_KEY>`, with a key from `scanbridge service apikey create`.",
                 },
             },
             "schemas": _schemas(),
@@ -98,7 +98,7 @@ def _submit() -> Json:
             "email": {
                 "type": "string",
                 "format": "binary",
-                "description": f"The raw mail, at most {MAX_MESSAGE_BYTES} bytes.",
+                "description": f"The raw mail; at most {MAX_MESSAGE_BYTES} bytes.",
             },
         },
     }
@@ -110,7 +110,8 @@ def _submit() -> Json:
         "security": [{"token": []}],
         "requestBody": {"required": True, "content": {"multipart/form-data": {"schema": form, "encoding": encoding}}},
         "responses": _responses(
-            _json_answer("The analysis.", "MessageAnalysisResult"), 400, 401, 403, 408, 413, 415, 502, 503, 504, 507
+            _json_response("The result of the analysis.", "MessageAnalysisResult"),
+            *(400, 401, 403, 408, 413, 415, 502, 503, 504, 507),
         ),
     }
 
@@ -119,9 +120,9 @@ def _status() -> Json:
     return {
         "operationId": "status",
         "tags": ["Email Scanning API"],
-        "summary": "The state of the analysis queue.",
+        "summary": "Get the status of the analysis queue.",
         "security": [{"token": []}],
-        "responses": _responses(_json_answer("The status.", "SystemStatus"), 401, 403),
+        "responses": _responses(_json_response("The status of the queue.", "SystemStatus"), 401, 403),
     }
 
 
@@ -139,39 +140,39 @@ def _list_operation(name: str, summary: str, body: Json, success: Json, *statuse
 def _add() -> Json:
     entry = {"type": "array", "maxItems": MAX_ENTRIES_PER_REQUEST, "items": _ref("ListEntry")}
     body = _body(["listName", "entries"], {"listName": _ref("ListName"), "entries": entry, "tenantUid": _ref("Tenant")})
-    success = _json_answer("How many were added or updated.", "ModifiedEntries")
+    success = _json_response("The number of entries added or updated.", "ModifiedEntries")
     return _list_operation("addEntries", "Add or update entries.", body, success, 404, 409)
 
 
 def _delete() -> Json:
     entry = {"type": "array", "maxItems": MAX_ENTRIES_PER_REQUEST, "items": {"type": "string"}}
     body = _body(["listName", "entries"], {"listName": _ref("ListName"), "entries": entry, "tenantUid": _ref("Tenant")})
-    success = _json_answer("How many were deleted.", "ModifiedEntries")
-    return _list_operation("deleteEntries", "Delete entries; absent ones are ignored.", body, success, 404)
+    success = _json_response("The number of entries deleted.", "ModifiedEntries")
+    return _list_operation("deleteEntries", "Delete entries; unknown entries are ignored.", body, success, 404)
 
 
 def _get_lists() -> Json:
-    success = _json_answer("All lists of the scope.", "Lists")
-    return _list_operation("getLists", "The lists of a scope.", _body([], {"tenantUid": _ref("Tenant")}), success)
+    success = _json_response("All lists of the scope.", "Lists")
+    return _list_operation("getLists", "Get the lists of a scope.", _body([], {"tenantUid": _ref("Tenant")}), success)
 
 
 def _list_entries() -> Json:
     body = _body(["listName"], {"listName": _ref("ListName"), "tenantUid": _ref("Tenant")})
     stream = {"description": "One JSON object per line (PublicListsEntry).", "content": {NDJSON: {}}}
-    return _list_operation("listEntries", "All entries of one list, as a stream.", body, stream, 404)
+    return _list_operation("listEntries", "Stream all entries of one list.", body, stream, 404)
 
 
 def _health(name: str, summary: str, *statuses: int) -> Json:
-    success = _json_answer("Yes.", "Health")
+    success = _json_response("The check passed.", "Health")
     return {"operationId": name, "tags": ["Operation"], "summary": summary, "responses": _responses(success, *statuses)}
 
 
 def _metrics() -> Json:
-    text = {"description": "Prometheus text format.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    text = {"description": "Metrics in Prometheus text format.", "content": {"text/plain": {"schema": _TEXT}}}
     return {
         "operationId": "metrics",
         "tags": ["Operation"],
-        "summary": "Metrics; from other machines with a token that has the permission `metrics`.",
+        "summary": "Get the metrics. Clients on other machines need a token with the permission `metrics`.",
         "security": [{}, {"token": []}],
         "responses": _responses(text, 401, 403),
     }
@@ -192,16 +193,16 @@ def _schemas() -> Json:
 def _scanning_schemas() -> Json:
     address = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}, {"type": "null"}]}
     border = {
-        "envelopeFrom": {"type": "string", "description": "Empty for the null sender."},
+        "envelopeFrom": {"type": "string", "description": "The envelope sender; empty for the null sender."},
         "envelopeRecipients": {"type": "array", "minItems": 1, "items": _TEXT},
-        "remoteAddress": {**address, "description": "IP address of the sending mail server."},
-        "senderHelo": {"type": ["string", "null"], "description": "Its HELO or EHLO."},
+        "remoteAddress": {**address, "description": "The IP address of the sending mail server."},
+        "senderHelo": {"type": ["string", "null"], "description": "The HELO or EHLO name of the sending mail server."},
     }
     result = {
         "ggrid": {"type": "string", "format": "uuid"},
         "created": {"type": "string", "format": "date-time"},
         "completed": {"type": "string", "format": "date-time"},
-        "decision": {"enum": [str(one) for one in Decision]},
+        "decision": {"enum": [str(decision) for decision in Decision]},
         "verdict": _TEXT,
         "tags": {"type": "array", "items": _TEXT},
     }
@@ -209,7 +210,7 @@ def _scanning_schemas() -> Json:
         "borderMtaData": _object(["envelopeFrom", "envelopeRecipients"], border),
         "tenantUid": {"type": ["string", "null"], "format": "uuid", "pattern": _UUID},
     }
-    status = {"messageQueueStatus": {"enum": [str(one) for one in QueueStatus]}}
+    status = {"messageQueueStatus": {"enum": [str(status) for status in QueueStatus]}}
     return {
         "MessageAnalysisRequest": _object(["borderMtaData"], request),
         "MessageAnalysisResult": _object(list(result), result),
@@ -223,16 +224,16 @@ def _list_schemas() -> Json:
             "type": "string",
             "minLength": 1,
             "maxLength": MAX_ENTRY,
-            "description": "What it may be depends on the list's category: a sender (user@example.org, "
-            "@example.org), a domain, a network (192.0.2.0/24), a url's host, an attachment's SHA-256.",
+            "description": "The format depends on the list's category: a sender (user@example.org or "
+            "@example.org), a domain, a network (192.0.2.0/24), the host of a URL, or the SHA-256 of an attachment.",
         },
         "comment": {"type": "string", "maxLength": MAX_COMMENT, "pattern": "^[^\\u0000]*$"},
     }
     info = {"displayName": _TEXT, "category": _TEXT, "description": _TEXT, "maxSize": {"type": "integer"}}
     tenant = {"type": "string", "format": "uuid", "pattern": _UUID}
     return {
-        "Tenant": {**tenant, "description": "Absent: the deployment's own lists."},
-        "ListName": {"type": "string", "description": "A list of `getLists`, for instance blocked-senders."},
+        "Tenant": {**tenant, "description": "The tenant; omit it for the deployment-global lists."},
+        "ListName": {"type": "string", "description": "A name from `getLists`, for example blocked-senders."},
         "ListEntry": {**_object(["entry"], entry), "additionalProperties": False},
         "PublicListsEntry": _object(["entry", "comment"], {"entry": _TEXT, "comment": _TEXT}),
         "ModifiedEntries": _object(["modifiedEntries"], {"modifiedEntries": {"type": "integer", "minimum": 0}}),
@@ -256,19 +257,20 @@ def _ref(name: str) -> Json:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _json_answer(description: str, schema: str) -> Json:
+def _json_response(description: str, schema: str) -> Json:
     return {"description": description, "content": {"application/json": {"schema": _ref(schema)}}}
 
 
 def _responses(success: Json, *statuses: int) -> Json:
     found: Json = {"200": success}
     for status in sorted(statuses):
-        words = [name for name, (code, _) in ERRORS.items() if code == status]
-        answer = _json_answer(", ".join(f"`{word}`" for word in words), "Error")
+        names = [name for name, (code, _) in ERRORS.items() if code == status]
+        response = _json_response(", ".join(f"`{name}`" for name in names), "Error")
         if status == 503:
-            answer["headers"] = {"Retry-After": {"schema": {"type": "integer"}, "description": "Seconds."}}
-        found[str(status)] = answer
-    found["default"] = _json_answer("Any other outcome.", "Error")
+            retry_after = {"schema": {"type": "integer"}, "description": "Seconds to wait before the next attempt."}
+            response["headers"] = {"Retry-After": retry_after}
+        found[str(status)] = response
+    found["default"] = _json_response("Any other error.", "Error")
     return found
 
 
@@ -281,15 +283,18 @@ STYLE = (
 
 
 def page() -> str:
-    """The document as HTML, without scripts and without anything to load."""
+    """The document as HTML, without scripts or external resources."""
     api = document()
     parts = [f"<h1>{escape(api['info']['title'])}</h1><p>{escape(api['info']['description'])}</p>"]
-    parts.append('<p>As a document for machines: <a href="/openapi.json">openapi.json</a></p>')
+    parts.append('<p>Machine-readable: <a href="/openapi.json">openapi.json</a></p>')
     for path, methods in api["paths"].items():
         for method, operation in methods.items():
             parts.append(_operation(path, method, operation))
     parts.append("<h2>Errors</h2><table><tr><th>error<th>status<th>meaning</tr>")
-    parts += [f"<tr><td><code>{e}</code><td>{code}<td>{escape(what)}</tr>" for e, (code, what) in ERRORS.items()]
+    parts += [
+        f"<tr><td><code>{error}</code><td>{status}<td>{escape(meaning)}</tr>"
+        for error, (status, meaning) in ERRORS.items()
+    ]
     parts.append("</table><h2>Schemas</h2>")
     for name, schema in api["components"]["schemas"].items():
         parts.append(f'<h3 id="{name}">{name}</h3><pre>{escape(json.dumps(schema, indent=2))}</pre>')
@@ -300,16 +305,18 @@ def page() -> str:
 
 def _operation(path: str, method: str, operation: Json) -> str:
     rows = "".join(
-        f"<tr><td>{status}<td>{escape(answer['description'])}</tr>" for status, answer in operation["responses"].items()
+        f"<tr><td>{status}<td>{escape(response['description'])}</tr>"
+        for status, response in operation["responses"].items()
     )
-    body = operation.get("requestBody", {}).get("content", {})
-    shown = "".join(
-        f"<p>Body: <code>{kind}</code></p><pre>{escape(json.dumps(b, indent=2))}</pre>" for kind, b in body.items()
+    content = operation.get("requestBody", {}).get("content", {})
+    body = "".join(
+        f"<p>Body: <code>{kind}</code></p><pre>{escape(json.dumps(schema, indent=2))}</pre>"
+        for kind, schema in content.items()
     )
-    security = ", ".join(name for one in operation.get("security", []) for name in one) or "none"
+    security = ", ".join(name for scheme in operation.get("security", []) for name in scheme) or "none"
     return (
         f"<h2><code>{method.upper()} {path}</code></h2><p>{escape(operation['summary'])} "
-        f"Authentication: {security}.</p>{shown}<table>{rows}</table>"
+        f"Authentication: {security}.</p>{body}<table>{rows}</table>"
     )
 
 

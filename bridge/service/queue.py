@@ -1,7 +1,8 @@
-"""The analysis queue: `mainWorkerCount` workers take jobs in the order they came.
+"""The analysis queue: `mainWorkerCount` workers process jobs in order of arrival.
 
-A job whose analysis takes microseconds is done at once when a worker is free: handing it to a
-task and back would cost more than the analysis. A caller that goes away takes its job with it.
+If a worker is free, a job whose analysis takes microseconds runs immediately in the caller:
+handing it to a task and back would cost more than the analysis. If the caller goes away, its job is
+cancelled.
 """
 
 from __future__ import annotations
@@ -12,13 +13,14 @@ from contextlib import suppress
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
-from bridge.service.analysis.pipeline import Job, Pipeline
+from bridge.service.analysis.job import AnalysisJob
+from bridge.service.analysis.pipeline import Pipeline
 
 log = logging.getLogger("bridge.service")
 
 
-class Core(Protocol):
-    """Where analyses happen: the queue in this process, or nodes elsewhere (`core`)."""
+class AnalysisBackend(Protocol):
+    """Where analyses run: the queue in this process, or other instances (`core_nodes`)."""
 
     @property
     def ready(self) -> bool: ...
@@ -30,9 +32,9 @@ class Core(Protocol):
 
     async def stop(self) -> None: ...
 
-    def try_now(self, job: Job, /) -> AnalysisResult | None: ...
+    def try_now(self, job: AnalysisJob, /) -> AnalysisResult | None: ...
 
-    def submit(self, job: Job, /) -> asyncio.Future[AnalysisResult]: ...
+    def submit(self, job: AnalysisJob, /) -> asyncio.Future[AnalysisResult]: ...
 
     async def status(self) -> QueueStatus: ...
 
@@ -41,7 +43,7 @@ class AnalysisQueue:
     def __init__(self, pipeline: Pipeline, workers: int) -> None:
         self._pipeline = pipeline
         self._count = workers
-        self._jobs: asyncio.Queue[tuple[Job, asyncio.Future[AnalysisResult]]] = asyncio.Queue()
+        self._jobs: asyncio.Queue[tuple[AnalysisJob, asyncio.Future[AnalysisResult]]] = asyncio.Queue()
         self._workers: list[asyncio.Task[None]] = []
         self.busy = 0
 
@@ -65,16 +67,16 @@ class AnalysisQueue:
         await self._pipeline.stop()
 
     async def status(self) -> QueueStatus:
-        return QueueStatus.GREEN if self.ready else QueueStatus.RED  # the rest admission says
+        return QueueStatus.GREEN if self.ready else QueueStatus.RED  # load is reported by admission
 
-    def try_now(self, job: Job) -> AnalysisResult | None:
-        """The result, if a worker is free and the analysis is short."""
+    def try_now(self, job: AnalysisJob) -> AnalysisResult | None:
+        """The result if a worker is free and the analysis is short, else None."""
         if self.busy >= self._count or self.waiting:
             return None
         return self._pipeline.analyze_now(job)
 
-    def submit(self, job: Job) -> asyncio.Future[AnalysisResult]:
-        """Queue a job. Cancelling the future cancels the job, wherever it is."""
+    def submit(self, job: AnalysisJob) -> asyncio.Future[AnalysisResult]:
+        """Queue a job. Cancelling the future cancels the job, whether it waits or runs."""
         future: asyncio.Future[AnalysisResult] = asyncio.get_running_loop().create_future()
         self._jobs.put_nowait((job, future))  # bounded by admission
         return future
@@ -90,7 +92,7 @@ class AnalysisQueue:
             finally:
                 self.busy -= 1
 
-    async def _run(self, job: Job, future: asyncio.Future[AnalysisResult]) -> None:
+    async def _run(self, job: AnalysisJob, future: asyncio.Future[AnalysisResult]) -> None:
         task = asyncio.create_task(self._pipeline.analyze(job))
         future.add_done_callback(lambda f: task.cancel() if f.cancelled() else None)
         with suppress(asyncio.CancelledError):

@@ -1,9 +1,9 @@
-"""What the service sends back: JSON, and refusals that the client gets to read.
+"""Responses: JSON, and refusals that reach the client.
 
-A refusal often comes before the client has sent its whole body, and many clients read only after
-they have sent. Closing at once would reset the connection and destroy the answer on its way. So
-the answer goes out first, then what the client still sends is read and thrown away, within
-bounds, and only then the connection ends.
+The service often refuses a request before the client has sent its whole body, and many clients
+read only after they have sent everything. Closing the connection immediately would reset it, and the
+client would lose the response. So the response goes out first, the rest of the body is read and
+discarded, within bounds, and only then does the connection close.
 """
 
 from __future__ import annotations
@@ -15,14 +15,15 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from bridge.api.failure import Failure
+from bridge.service.requests import header
 
 DRAIN_BYTES = 256 * 1024 * 1024
 DRAIN_S = 30.0
-KEEP_ALIVE_BYTES = 1024 * 1024  # a body up to this is read to its end, and the connection lives on
+KEEP_ALIVE_BYTES = 1024 * 1024  # a body up to this size is read to its end, and the connection stays open
 
 
 class Refused(Exception):
-    """A request we answer with an Error object."""
+    """The request is answered with an Error object."""
 
     def __init__(
         self,
@@ -36,7 +37,7 @@ class Refused(Exception):
         super().__init__(error)
         self.status = status
         self.failure = Failure(error, message)
-        self.before_body = False  # True: nothing of the body was asked for yet
+        self.before_body = False  # True: none of the body has been requested yet
         self.headers: list[tuple[bytes, bytes]] = []
         if retry_after_s is not None:
             self.headers.append((b"retry-after", str(retry_after_s).encode()))
@@ -45,7 +46,7 @@ class Refused(Exception):
 
 
 def storage_unavailable() -> Refused:
-    return Refused(503, "storage_unavailable", "the lists cannot be reached now", retry_after_s=5)
+    return Refused(503, "storage_unavailable", "the lists are not available at the moment", retry_after_s=5)
 
 
 async def send_json(send: Send, status: int, value: Any, headers: list[tuple[bytes, bytes]] | None = None) -> None:
@@ -53,7 +54,7 @@ async def send_json(send: Send, status: int, value: Any, headers: list[tuple[byt
 
 
 async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -> None:
-    """Answer a request whose body may still be coming."""
+    """Answer a request whose body may not have arrived completely."""
     body = json.dumps(refused.failure.to_dict()).encode()
     length = header(scope, b"content-length")
     small = length.isdigit() and int(length) <= KEEP_ALIVE_BYTES
@@ -61,7 +62,7 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -
         await _send(send, refused.status, body, refused.headers, more=False)
         return
     await _send(send, refused.status, body, [*refused.headers, (b"connection", b"close")], more=True)
-    if not (refused.before_body and header(scope, b"expect")):  # who waits for 100 Continue sends nothing now
+    if not (refused.before_body and header(scope, b"expect")):  # a client waiting for 100 Continue sends no body
         await _drain(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 
@@ -83,10 +84,3 @@ async def _drain(receive: Receive) -> None:
                     return
     except TimeoutError:
         return
-
-
-def header(scope: Scope, name: bytes) -> bytes:
-    for key, value in scope["headers"]:
-        if key == name:
-            return bytes(value)
-    return b""

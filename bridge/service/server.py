@@ -1,7 +1,7 @@
 """The scanning service on listening sockets, in the running event loop.
 
-Joins what the service's configuration says (address, TLS, application) with the generic HTTP
-server. `scanbridge service` and the daemon's embedded service start it in the same way.
+Combines the service's configuration (address, TLS, application) with the generic HTTP server.
+`scanbridge service` and the daemon's embedded service both start it this way.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from bridge.runtime.endpoints import Address
 from bridge.runtime.http_server import DRAIN_S, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
 from bridge.runtime.tls import server_context
-from bridge.service.settings import ServiceConfig, Tls
+from bridge.service.settings import ServiceConfig, Timings, Tls
 
 
 class ServiceServer:
     """The scanning service, from `start` to `stop`."""
 
-    def __init__(self) -> None:
+    def __init__(self, timings: Timings | None = None) -> None:
+        self._timings = timings or Timings()
         self._lifespan: AbstractAsyncContextManager[Any] | None = None
         self._http: HttpServer | None = None
 
@@ -32,13 +33,13 @@ class ServiceServer:
         return self._http.addresses if self._http else []
 
     async def start(self, config: ServiceConfig, sockets: Sequence[socket.socket] | None = None) -> None:
-        """Raises CannotListen, ConfigError, or what the store raises when its database cannot be reached."""
+        """Raises CannotListen, ConfigError, or StoreUnavailable if the database cannot be used."""
         from bridge.service.app import create_app  # slow to import; a daemon without this service does not need it
 
         bound = list(sockets) if sockets is not None else [bind(config.listen)]
         try:
             tls = tls_context(config.tls, config.directory)
-            app = create_app(config)
+            app = create_app(config, self._timings)
             self._lifespan = app.router.lifespan_context(app)
             await self._lifespan.__aenter__()
         except BaseException:
@@ -59,7 +60,7 @@ class ServiceServer:
 
 
 def tls_context(tls: Tls | None, directory: Path) -> ssl.SSLContext | None:
-    """Server-side TLS, 1.2 and later. Raises CannotListen when the files cannot be used."""
+    """Server-side TLS, 1.2 and later. Raises CannotListen if the files cannot be used."""
     if tls is None:
         return None
     context = server_context()

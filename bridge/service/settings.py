@@ -1,15 +1,16 @@
-"""The service's configuration, in the shape an operator of the original knows.
+"""The service's configuration, in the form that operators of the original service know.
 
-`guard` and `abby` keep their documented camelCase keys, what is ours stands beside them.
-`docs/service.md` explains every key. Secrets are `SecretStr`, so no dump or traceback shows one.
-If this file is wrong, a service starts with limits or tokens nobody asked for: so every model
-refuses unknown keys, and every mistake is reported at once with its line.
+`guard` and `abby` keep their documented camelCase keys; our own keys are at the top level.
+`docs/operate/service.md` explains every key. Secrets are `SecretStr`, so no dump or traceback shows one.
+If this file is wrong, a service starts with limits or tokens that nobody configured. So every model
+refuses unknown keys, and all mistakes are reported together, each with its line.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
@@ -34,7 +35,15 @@ from bridge.runtime.endpoints import Address
 from bridge.runtime.units import Duration, Size
 
 KiB, MiB = 1024, 1024**2
-SHORT_TOKEN = 16  # below it, whoever starts the service is warned: it can be guessed
+SHORT_TOKEN = 16  # a shorter token can be guessed, so the service logs a warning at start
+
+
+@dataclass(frozen=True, slots=True)
+class Timings:
+    """Times that no configuration key changes; tests shorten them."""
+
+    throttle_max_s: float = 5.0  # the delay of a request that takes the last slot
+    probe_interval_s: float = 2.0  # between two probes of an excluded core node
 
 
 class Section(BaseModel):
@@ -56,21 +65,24 @@ class Tls(Section):
 
 class ScanSources(Section):
     restApi: dict[str, None] | None = Field(  # noqa: N815
-        None, max_length=0, description="Present (as an empty map): submitEmail is served."
+        None, max_length=0, description="Enables submitEmail when present (as an empty map)."
     )
 
 
 class Guard(Section):
     scanSources: ScanSources = Field(ScanSources(), description="Where mail may come from.")  # noqa: N815
-    mainWorkerCount: int = Field(DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Analyses at once.")  # noqa: N815
+    mainWorkerCount: int = Field(DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Concurrent analyses.")  # noqa: N815
     maxGuardRequestsInProcessing: int = Field(  # noqa: N815
         DEFAULT_IN_PROCESSING,
         ge=1,
         le=10_000,
-        description="Requests in processing; at it, 503. Default: mainWorkerCount.",
+        description="Limit on requests in processing; the next one gets 503. Default: mainWorkerCount.",
     )
     guardRequestThrottleThreshold: int = Field(  # noqa: N815
-        DEFAULT_IN_PROCESSING, ge=1, le=10_000, description="Where the linear delay starts. Default: mainWorkerCount."
+        DEFAULT_IN_PROCESSING,
+        ge=1,
+        le=10_000,
+        description="Requests in processing at which the linear delay starts. Default: mainWorkerCount.",
     )
 
     @model_validator(mode="before")
@@ -83,17 +95,17 @@ class Guard(Section):
 
 
 class Core(Section):
-    hosts: list[str] = Field([], description="Base addresses of core nodes; empty: the core is this process.")
+    hosts: list[str] = Field([], description="Base URLs of core nodes; if empty, this process analyzes mail itself.")
     longRequestTimeout: int = Field(  # noqa: N815
-        3_600_000, ge=1000, description="Longest wait for one analysis, in milliseconds."
+        3_600_000, ge=1000, description="Maximum time for one analysis, in milliseconds."
     )
-    caFile: str | None = Field(None, description="Certificates to trust for the hosts, in place of the system's.")  # noqa: N815
+    caFile: str | None = Field(None, description="CA certificates for the hosts, instead of the system's.")  # noqa: N815
 
     @field_validator("hosts")
     @classmethod
     def _hosts(cls, hosts: list[str]) -> list[str]:
         for host in hosts:
-            _check_url(host, "a core host is https://host:9785, or http://host:port on loopback", https=True)
+            _check_url(host, "a core host must be https://host:9785, or http://host:port on loopback", https=True)
         return [host.rstrip("/") for host in hosts]
 
 
@@ -102,7 +114,7 @@ class ServiceProviders(Section):
 
 
 class Permission:
-    """What a static token may do; the values are ours."""
+    """What a static token may do. The API description names no values; these are ours."""
 
     SCAN = "scan"
     STATUS = "status"
@@ -111,33 +123,34 @@ class Permission:
 
 class StaticApiToken(Section):
     name: str = Field(min_length=1, max_length=100, description="Name of the token's user, for the log.")
-    token: SecretStr | None = Field(None, description="The secret itself; 64 hex digits are recommended.")
+    token: SecretStr | None = Field(None, description="The secret itself; we recommend 64 hex digits.")
     token_file: str | None = Field(
         None,
         exclude=True,
-        description="Or the file that holds it: in $CREDENTIALS_DIRECTORY if it is there, else relative to this file.",
+        description="Or its file: in $CREDENTIALS_DIRECTORY if it exists there, else relative to this configuration.",
     )
     permissions: list[Literal["scan", "status", "metrics"]] = Field(
-        [], description="What it may do: scan, status, metrics. Empty: no limit."
+        [], description="What the token may do: scan, status, metrics. Empty: everything."
     )
 
     @model_validator(mode="before")
     @classmethod
     def _read(cls, value: Any, info: ValidationInfo) -> Any:
-        """Replace `token_file` by what the file holds, so that the rest of the service sees tokens only."""
+        """Replace `token_file` with the file's content, so that the rest of the service sees only tokens."""
         if not isinstance(value, dict):
             return value
         if (value.get("token") is None) == (value.get("token_file") is None):
-            raise ValueError("give either token or token_file")
+            raise ValueError("set either token or token_file")
         if value.get("token_file") is None:
             return value
         name = value["token_file"]
-        place = Path((info.context or {}).get("directory", Path())) / str(name)
-        credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or place.parent) / str(name)
+        beside_config = Path((info.context or {}).get("directory", Path())) / str(name)
+        credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / str(name)
         try:
-            text = (credential if credential.exists() else place).read_text(encoding="utf-8").strip()
+            text = (credential if credential.exists() else beside_config).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as exc:
-            raise ValueError(f"token_file {name} cannot be read") from exc
+            reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+            raise ValueError(f"cannot read token_file {name}: {reason}") from exc
         return {**value, "token": text}
 
     @field_validator("token")
@@ -145,7 +158,7 @@ class StaticApiToken(Section):
     def _strong(cls, token: SecretStr | None) -> SecretStr | None:
         if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token.get_secret_value()):
             raise ValueError(
-                "a token is up to 512 printable characters without spaces; make one with `scanbridge service token`"
+                "a token is up to 512 printable characters without spaces; create one with `scanbridge service token`"
             )
         return token
 
@@ -161,10 +174,10 @@ class Abby(Section):
     @field_validator("staticApiTokens")
     @classmethod
     def _names(cls, tokens: list[StaticApiToken]) -> list[StaticApiToken]:
-        if len({t.name for t in tokens}) != len(tokens):
+        if len({token.name for token in tokens}) != len(tokens):
             raise ValueError("two tokens have the same name")
-        if len({t.secret for t in tokens}) != len(tokens):
-            raise ValueError("two names share one token")
+        if len({token.secret for token in tokens}) != len(tokens):
+            raise ValueError("two names share the same token")
         return tokens
 
 
@@ -176,69 +189,69 @@ class ListDefinition(Section):
     displayName: str = Field("", max_length=200)  # noqa: N815
     category: str = Field(
         pattern=r"^[a-z][a-z0-9-]{0,31}$",
-        description="What its entries are compared with: sender, domain, network, url or attachment. "
-        "A list of any other category is kept and served, but no mail is matched against it.",
+        description="What the entries are compared with: sender, domain, network, url or attachment. "
+        "A list of any other category is stored and served, but no mail is matched against it.",
     )
     description: str = Field("", max_length=1000)
-    maxSize: int = Field(100_000, ge=1, le=10_000_000, description="Largest number of entries per scope.")  # noqa: N815
+    maxSize: int = Field(100_000, ge=1, le=10_000_000, description="Maximum number of entries per scope.")  # noqa: N815
 
 
-class Bounded(Section):
-    """What every analyzer has."""
+class AnalyzerSection(Section):
+    """Keys that every analyzer has."""
 
-    required: bool = Field(True, description="Without its answer no mail is delivered: undecided.")
-    timeout: Duration = Field(30.0, description="Longest wait for its answer.")
+    required: bool = Field(True, description="If true, a mail without this analyzer's answer is undecided.")
+    timeout: Duration = Field(30.0, description="Maximum time to wait for its answer.")
 
 
-class ClamAv(Bounded):
+class ClamAv(AnalyzerSection):
     address: AddressField = Field(description="clamd's socket: host:port or unix:/path.")
     max_size: Size = Field(50 * MiB, description="clamd's StreamMaxLength; larger mail is not sent: a limit.")
 
 
-class Rspamd(Bounded):
+class Rspamd(AnalyzerSection):
     url: str = Field(description="rspamd's normal worker, for example http://127.0.0.1:11333.")
     max_size: Size = Field(50 * MiB, description="Larger mail is not sent: a limit.")
 
     @field_validator("url")
     @classmethod
     def _url(cls, url: str) -> str:
-        _check_url(url, "rspamd's url is http://host:port", https=False)
+        _check_url(url, "rspamd's url must be http://host:port", https=False)
         return url.rstrip("/")
 
 
-class Mime(Bounded):
+class Mime(AnalyzerSection):
     timeout: Duration = 20.0
-    max_parts: int = Field(2000, ge=1, description="MIME parts of one mail.")
-    max_depth: int = Field(30, ge=1, description="MIME nesting.")
+    max_parts: int = Field(2000, ge=1, description="MIME parts in one mail.")
+    max_depth: int = Field(30, ge=1, description="Levels of MIME nesting.")
     max_header_size: Size = Field(256 * KiB, description="Header section of the mail or of one part.")
-    max_archive_depth: int = Field(4, ge=0, description="Archives within archives.")
+    max_archive_depth: int = Field(4, ge=0, description="Levels of archives within archives.")
     max_archive_members: int = Field(10_000, ge=1, description="Members of all archives together.")
     max_extracted_size: Size = Field(256 * MiB, description="Bytes unpacked from all archives together.")
 
 
-class Urls(Bounded):
+class Urls(AnalyzerSection):
     timeout: Duration = 20.0
-    max_urls: int = Field(1000, ge=1, description="Hosts looked up in lists; the rest is not looked at.")
+    max_urls: int = Field(1000, ge=1, description="Hosts looked up in lists; further hosts are not checked.")
 
 
-class HeadersAnalyzer(Bounded):
+class HeadersAnalyzer(AnalyzerSection):
     timeout: Duration = 20.0
 
 
-class Authentication(Bounded):
+class Authentication(AnalyzerSection):
     required: bool = False
     timeout: Duration = 10.0
-    dns: bool = Field(False, description="Whether DNS may be asked. Without: no SPF, DKIM, DMARC.")
-    nameservers: list[AddressField] = Field([], description="Ask these in place of the system's.")
+    dns: bool = Field(False, description="Allows DNS queries. Without them there is no SPF, DKIM or DMARC.")
+    nameservers: list[AddressField] = Field([], description="Query these instead of the system's.")
 
 
-class Plugin(Bounded):
-    """An analyzer of one's own, found as an entry point of this name."""
+class Plugin(AnalyzerSection):
+    """A custom analyzer, found as an entry point of this name."""
 
-    options: dict[str, Any] = Field({}, description="Handed to the analyzer's factory.")
+    options: dict[str, Any] = Field({}, description="Passed to the analyzer's factory.")
     memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
-    processes: int = Field(2, ge=1, le=64, description="Mails it looks at at once, unless it is asynchronous.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not shown to it: a limit.")
+    processes: int = Field(2, ge=1, le=64, description="Mails analyzed concurrently, unless it is asynchronous.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it: a limit.")
 
 
 class Analyzers(Section):
@@ -249,41 +262,41 @@ class Analyzers(Section):
     clamav: ClamAv | None = None
     rspamd: Rspamd | None = None
     plugins: dict[str, Plugin] = {}
-    processes: int = Field(2, ge=1, le=64, description="Processes that look into large mail and archives.")
+    processes: int = Field(2, ge=1, le=64, description="Processes that inspect large mail and archives.")
     process_memory: Size = Field(1024 * MiB, description="Address space of each such process.")
 
 
-class Rule(Section):
-    """One row of the decisions table: all conditions given must hold."""
+class DecisionRule(Section):
+    """One row of the decision table: all given conditions must hold."""
 
     tags: list[str] = Field([], description="At least one tag matches one of these patterns (`*` is a wildcard).")
-    score: float | None = Field(None, description="The sum of scores is at least this.")
+    score: float | None = Field(None, description="The sum of all scores is at least this.")
     verdict: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$", description="The verdict to report.")
     decision: Decision
 
     @model_validator(mode="after")
-    def _has_condition(self) -> Rule:
+    def _has_condition(self) -> DecisionRule:
         if not self.tags and self.score is None:
             raise ValueError("a rule needs tags, a score, or both")
         return self
 
 
 DEFAULT_RULES = [
-    Rule(tags=["malware:*"], verdict="malware", decision=Decision.QUARANTINE),
-    Rule(tags=["list:blocked-*"], verdict="blocked", decision=Decision.BOUNCE),
-    Rule(tags=["spam:gtube", "rspamd:reject"], verdict="spam", decision=Decision.BOUNCE),
-    Rule(tags=["incomplete"], verdict="incomplete", decision=Decision.UNDECIDED),
-    Rule(tags=["list:allowed-*"], verdict="allowed", decision=Decision.DELIVER),
-    Rule(tags=["rspamd:soft-reject"], verdict="deferred", decision=Decision.UNDECIDED),
-    Rule(score=15.0, verdict="spam", decision=Decision.BOUNCE),
-    Rule(score=8.0, verdict="suspicious", decision=Decision.QUARANTINE),
+    DecisionRule(tags=["malware:*"], verdict="malware", decision=Decision.QUARANTINE),
+    DecisionRule(tags=["list:blocked-*"], verdict="blocked", decision=Decision.BOUNCE),
+    DecisionRule(tags=["spam:gtube", "rspamd:reject"], verdict="spam", decision=Decision.BOUNCE),
+    DecisionRule(tags=["incomplete"], verdict="incomplete", decision=Decision.UNDECIDED),
+    DecisionRule(tags=["list:allowed-*"], verdict="allowed", decision=Decision.DELIVER),
+    DecisionRule(tags=["rspamd:soft-reject"], verdict="deferred", decision=Decision.UNDECIDED),
+    DecisionRule(score=15.0, verdict="spam", decision=Decision.BOUNCE),
+    DecisionRule(score=8.0, verdict="suspicious", decision=Decision.QUARANTINE),
 ]
 
 
 class Decisions(Section):
-    rules: list[Rule] = Field(DEFAULT_RULES, description="First match wins.")
-    scores: dict[str, float] = Field({}, description="Scores of tags that differ from the default.")
-    otherwise: Decision = Field(Decision.DELIVER, description="When no rule matches (verdict `clean`).")
+    rules: list[DecisionRule] = Field(DEFAULT_RULES, description="The first match wins.")
+    scores: dict[str, float] = Field({}, description="Scores of tags, where they differ from the default.")
+    otherwise: Decision = Field(Decision.DELIVER, description="Decision when no rule matches (verdict `clean`).")
 
 
 class Records(Section):
@@ -291,7 +304,7 @@ class Records(Section):
 
 
 class ServiceConfig(Section):
-    """Everything `scanbridge service` needs to know."""
+    """The whole configuration of `scanbridge service`."""
 
     listen: AddressField = Field(Address("127.0.0.1", 9081), description="host:port, [IPv6]:port or unix:/path.")
     tls: Tls | None = None
@@ -302,27 +315,27 @@ class ServiceConfig(Section):
     analyzers: Analyzers = Analyzers()
     decisions: Decisions = Decisions()
     records: Records = Records()
-    log_scans: bool = Field(True, description="One line in the log per analysis.")
+    log_scans: bool = Field(True, description="Log one line per analysis.")
     _directory: Path = PrivateAttr(default=Path())
 
     @field_validator("listen")
     @classmethod
     def _not_systemd(cls, address: Address) -> Address:
         if address.systemd:
-            raise ValueError("the service listens at host:port, [IPv6]:port or unix:/path")
+            raise ValueError("the service can only listen on host:port, [IPv6]:port or unix:/path")
         return address
 
     @field_validator("database")
     @classmethod
     def _known_database(cls, url: SecretStr) -> SecretStr:
         if not re.match(r"(sqlite|postgresql)(\+[a-z0-9_]+)?://", url.get_secret_value()):
-            raise ValueError("a database is sqlite:///file or postgresql://user:password@host/name")
+            raise ValueError("a database must be sqlite:///file or postgresql://user:password@host/name")
         return url
 
     @field_validator("lists")
     @classmethod
     def _list_names(cls, lists: list[ListDefinition]) -> list[ListDefinition]:
-        if len({one.name for one in lists}) != len(lists):
+        if len({definition.name for definition in lists}) != len(lists):
             raise ValueError("two lists have the same name")
         return lists
 
@@ -333,7 +346,7 @@ class ServiceConfig(Section):
 
     @property
     def directory(self) -> Path:
-        """Where relative file names start."""
+        """The directory that relative file names are relative to."""
         return self._directory
 
     @property
@@ -342,7 +355,7 @@ class ServiceConfig(Section):
 
     @property
     def database_url(self) -> str:
-        """The URL with a relative SQLite file placed in $STATE_DIRECTORY, else beside the configuration."""
+        """The URL; a relative SQLite file is placed in $STATE_DIRECTORY, else next to the configuration."""
         url = self.database.get_secret_value()
         if url.startswith("sqlite:///") and not url.startswith("sqlite:////") and url != "sqlite:///:memory:":
             state = Path(os.environ.get("STATE_DIRECTORY", "").partition(":")[0] or self.directory).absolute()
@@ -355,13 +368,13 @@ def load(path: Path) -> ServiceConfig:
 
 
 def embedded(state_dir: Path, listen: str, token: str) -> ServiceConfig:
-    """What runs beside the bridge when no file is given."""
+    """The configuration of the embedded service, which has no file."""
     return ServiceConfig(
         listen=Address.parse(listen),
         guard=Guard(scanSources=ScanSources(restApi={})),
         abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=SecretStr(token))]),
         database=SecretStr(embedded_database(state_dir)),
-        log_scans=False,  # the bridge has its own line per mail
+        log_scans=False,  # the bridge already logs one line per mail
     )
 
 
@@ -378,6 +391,6 @@ def _check_url(url: str, rule: str, *, https: bool) -> None:
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
         raise ValueError(rule)
     if parts.username or parts.password:
-        raise ValueError("a URL here must not hold a user name or password")
+        raise ValueError("a URL here must not contain a user name or password")
     if https and parts.scheme == "http" and not Address(host=parts.hostname).is_local:
         raise ValueError(rule)

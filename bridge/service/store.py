@@ -1,9 +1,9 @@
 """The database: SQLite by default, PostgreSQL by URL, one code path for both.
 
-Synchronous SQLAlchemy Core; whoever calls from the event loop does so in a thread. Several
-processes may share one database: migrations run under a lock, and every change of a list first
-takes the one row of `clock`. That row makes changes commit in the order of their numbers, so a
-reader that has seen change 7 has seen everything before it, in PostgreSQL too.
+Synchronous SQLAlchemy Core; callers in the event loop must use a thread. Several processes may
+share one database: migrations run under a lock, and every change to a list first locks the single
+row of `clock`. That row makes changes commit in the order of their numbers, so a reader that has
+seen change 7 has seen all earlier ones, in PostgreSQL too.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from bridge.errors import BridgeError
 from bridge.runtime import database
 from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
 
-MIGRATION_LOCK = 0x5CA7B12D  # any number that nobody else uses as an advisory lock
+MIGRATION_LOCK = 0x5CA7B12D  # an arbitrary number for the advisory lock
 
 metadata = MetaData()
 
@@ -46,7 +46,7 @@ clock = Table(
 list_state = Table(
     "list_state",
     metadata,
-    Column("scope", String(36), primary_key=True),  # a tenant's UUID, or "" for the deployment
+    Column("scope", String(36), primary_key=True),  # a tenant's UUID, or "" for the deployment-global scope
     Column("name", String(64), primary_key=True),
     Column("size", BigInteger, nullable=False),
 )
@@ -55,8 +55,8 @@ list_entry = Table(
     metadata,
     Column("scope", String(36), primary_key=True),
     Column("name", String(64), primary_key=True),
-    Column("entry", Text, primary_key=True),  # in its one spelling
-    Column("shown", Text),  # as it was written, when that differs
+    Column("entry", Text, primary_key=True),  # in canonical spelling
+    Column("shown", Text),  # as it was written, if that differs
     Column("comment", Text, nullable=False),
     Column("seq", BigInteger, nullable=False),
     Index("list_entry_seq", "seq"),
@@ -100,23 +100,23 @@ def _create(connection: Connection) -> None:
     connection.execute(insert(clock).values(id=1, value=0))
 
 
-# Number n brings a database from version n to n + 1. Never change one that was released: add one.
+# Migration n takes a database from version n to n + 1. Never change a released migration: append a new one.
 MIGRATIONS: list[database.Step] = [_create]
 
 
 class StoreUnavailable(BridgeError):
-    """The database cannot be opened or is newer than this program; the text says what to do."""
+    """The database cannot be opened, or is newer than this program; the text says what to do."""
 
     def __init__(self, text: str, *, temporary: bool = False) -> None:
         super().__init__(text)
-        self.temporary = temporary  # a server that does not answer now; a file never comes back by itself
+        self.temporary = temporary  # a server may answer later; a file does not repair itself
 
 
-STORAGE_ERRORS = (SQLAlchemyError, StoreUnavailable)  # what work on a database that is away raises
+STORAGE_ERRORS = (SQLAlchemyError, StoreUnavailable)  # what an unavailable database raises
 
 
 class Store:
-    """A database; after `open` it is at the newest schema."""
+    """One database; after `open` it has the newest schema."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -129,24 +129,25 @@ class Store:
         return self._engine
 
     def open(self) -> None:
-        """Connect and migrate, if that was not done yet. Raises StoreUnavailable."""
+        """Connect and migrate, unless already open. Raises StoreUnavailable."""
         if self._engine is not None:
             return
-        where = Database(self._url)
+        target = Database(self._url)
         try:
-            if where.path is not None:
-                where.path.parent.mkdir(parents=True, exist_ok=True)
-            engine = where.engine()
+            if target.path is not None:
+                target.path.parent.mkdir(parents=True, exist_ok=True)
+            engine = target.engine()
         except (DatabaseUnusable, OSError) as exc:
             why = database.reason(exc) if isinstance(exc, OSError) else exc
-            raise StoreUnavailable(f"the database cannot be used: {why}") from exc
+            raise StoreUnavailable(f"cannot use the database: {why}") from exc
         try:
             with database.writing(engine, MIGRATION_LOCK) as connection:
                 database.migrate(connection, MIGRATIONS)
         except SQLAlchemyError as exc:
             engine.dispose()
-            away = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
-            raise StoreUnavailable(f"the database cannot be used: {database.reason(exc)}", temporary=away) from exc
+            may_recover = isinstance(exc, OperationalError) and engine.dialect.name == "postgresql"
+            text = f"cannot use the database: {database.reason(exc)}"
+            raise StoreUnavailable(text, temporary=may_recover) from exc
         except DatabaseNewer as exc:
             engine.dispose()
             raise StoreUnavailable(f"the database was {exc}") from exc
@@ -167,12 +168,12 @@ class Store:
 
     @contextmanager
     def writing(self) -> Iterator[Connection]:
-        """One transaction that takes the write lock at its start, so it never fails half way for want of it."""
+        """A transaction that takes the write lock at its start, so it cannot fail halfway for lack of it."""
         with database.writing(self.engine) as connection:
             yield connection
 
 
 def next_numbers(connection: Connection, count: int) -> int:
-    """Take `count` change numbers and the lock that orders them; the answer is the first."""
+    """Reserve `count` change numbers, take the lock that orders changes, and return the first number."""
     connection.execute(update(clock).values(value=clock.c.value + count))
     return int(connection.execute(select(clock.c.value)).scalar_one()) - count + 1

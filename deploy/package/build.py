@@ -1,9 +1,9 @@
-"""Makes the Debian and the RPM package into dist/: `make packages`, or `build.py --arch amd64 --only deb`.
+"""Builds the Debian and RPM packages into dist/: `make packages`, or `build.py --arch amd64 --only deb`.
 
-The program and all its libraries lie in a virtual environment of their own, /opt/scanbridge, where the units
-expect it: nothing of the system's Python is changed, and nothing of it is used but the interpreter. The
-environment is for the Python that runs this script (3.11 for Debian 12, 3.13 for Debian 13); its files are
-those of the chosen processor, whatever this machine has. What goes where, and the rest of the package: nfpm.yaml.
+The program and all its libraries are in a virtual environment, /opt/scanbridge, where the units expect them.
+Of the system's Python only the interpreter is used, and nothing is changed. The environment is for the Python
+that runs this script (3.11 for Debian 12, 3.13 for Debian 13) and for the chosen processor, which need not be
+the one of this machine. nfpm.yaml says what goes where, and has the rest of the package.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from pathlib import Path
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 HOME = Path("opt/scanbridge")  # in the package
-EXTRAS = "authentication,otel,postgresql,s3"  # nobody adds libraries to a package
+EXTRAS = "authentication,otel,postgresql,s3"  # libraries cannot be added to a package later
 PYTHON = f"{sys.version_info.major}.{sys.version_info.minor}"
-# Debian's name of a processor -> the one of wheels, and e_machine of its ELF files. The C library is that of
-# Enterprise Linux 9, older than Debian 12's.
+# Debian's name of a processor -> its name in wheels, and e_machine of its ELF files. The C library is that of
+# Enterprise Linux 9, which is older than Debian 12's.
 PROCESSORS = {"amd64": ("x86_64", 62), "arm64": ("aarch64", 183)}
 C_LIBRARY = "manylinux_2_34"
 NATIVE = {"x86_64": "amd64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
-# What was only there to make the libraries.
+# Only needed to build the libraries.
 SOURCES = ("*.c", "*.h", "*.pxd", "*.pyx", "*.pxi")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Makes the Debian and the RPM package.")
+    parser = argparse.ArgumentParser(description="Build the Debian and RPM packages.")
     parser.add_argument("--arch", choices=PROCESSORS, default=NATIVE, help="processor (default: this machine's)")
-    parser.add_argument("--only", choices=["deb", "rpm"], help="default: both")
-    parser.add_argument("--version", action="append", help="default: the project's; several make several packages")
-    parser.add_argument("--out", type=Path, default=PROJECT / "dist", help="directory (default: dist)")
+    parser.add_argument("--only", choices=["deb", "rpm"], help="build only this package (default: both)")
+    parser.add_argument("--version", action="append", help="package version (default: the project's); repeatable")
+    parser.add_argument("--out", type=Path, default=PROJECT / "dist", help="output directory (default: dist)")
     wanted = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="scanbridge-package-") as place:
-        stage = Path(place)
+    with tempfile.TemporaryDirectory(prefix="scanbridge-package-") as directory:
+        stage = Path(directory)
         environment(stage, wanted.arch)
         documents(stage)
         wanted.out.mkdir(parents=True, exist_ok=True)
@@ -51,21 +51,21 @@ def main() -> None:
 
 
 def environment(stage: Path, arch: str, extras: str = EXTRAS) -> None:
-    """The virtual environment, as it will lie at /opt/scanbridge."""
+    """Create the virtual environment as it will be installed in /opt/scanbridge."""
     site = stage / HOME / "lib" / f"python{PYTHON}" / "site-packages"
     processor, machine = PROCESSORS[arch]
     run("uv", "build", "--quiet", "--wheel", "--out-dir", stage / "wheel", PROJECT)
     (wheel,) = (stage / "wheel").glob("*.whl")
     target = ["--target", site, "--python-version", PYTHON, "--python-platform", f"{processor}-{C_LIBRARY}"]
     run("uv", "pip", "install", "--quiet", *target, f"{wheel}[{extras}]")
-    for name in ("bin", "share"):  # commands of libraries, and what the package has elsewhere
+    for name in ("bin", "share"):  # commands of libraries, and files that the package has elsewhere
         shutil.rmtree(site / name, ignore_errors=True)
     for pattern in SOURCES:
         for source in site.rglob(pattern):
             source.unlink()
     for library in site.rglob("*.so*"):
         found = struct.unpack("<H", library.read_bytes()[18:20])[0]
-        assert found == machine, f"{library.relative_to(site)} is not for {arch}: it has no wheel, and was built here"
+        assert found == machine, f"{library.relative_to(site)} is not for {arch}: without a wheel, it was built here"
     programs = stage / HOME / "bin"
     programs.mkdir()
     (programs / "python3").symlink_to(f"/usr/bin/python{PYTHON}")
@@ -88,21 +88,21 @@ sys.exit(main(prog_name="scanbridge"))
 
 
 def compile_all(stage: Path, site: Path) -> None:
-    """Bytecode that is believed unseen: the files are the package's, and it alone replaces them together."""
+    """Bytecode that is never checked against the sources: the package always replaces both together."""
     names = ["-s", stage, "-p", "/", "--invalidation-mode", "unchecked-hash"]
     run(sys.executable, "-m", "compileall", "-q", "-j", "0", *names, site)
 
 
 def documents(stage: Path) -> None:
-    """Man pages and the changelog, compressed as both worlds do it; the recipes of deploy/."""
-    for source, place in [
+    """Man pages and the changelog, compressed as Debian and RPM expect; the recipes of deploy/."""
+    for source, target in [
         *((page, f"man/{page.name}.gz") for page in (PROJECT / "man").glob("*.1")),
         (PROJECT / "CHANGELOG.md", "doc/changelog.gz"),
     ]:
-        (stage / place).parent.mkdir(exist_ok=True)
-        (stage / place).write_bytes(gzip.compress(source.read_bytes(), mtime=0))
+        (stage / target).parent.mkdir(exist_ok=True)
+        (stage / target).write_bytes(gzip.compress(source.read_bytes(), mtime=0))
     for recipe in [*(PROJECT / "deploy").glob("*/bridge.yml"), PROJECT / "deploy/mixin/alerts.yml"]:
-        if recipe.parent.name not in ("compose", "package"):  # of no use without the project around it
+        if recipe.parent.name not in ("compose", "package"):  # not useful outside the project
             shutil.copytree(recipe.parent, stage / "deploy" / recipe.parent.name)
 
 
@@ -115,16 +115,16 @@ def package(stage: Path, packager: str, arch: str, number: str, out: Path, sourc
     variables = {"STAGE": str(stage), "ARCH": arch, "VERSION": number, "PYTHON": PYTHON}
     command = ["nfpm", "package", "--config", "deploy/package/nfpm.yaml", "--packager", packager, "--target", out]
     run(*command, cwd=source, **variables)
-    print(f"made a {packager} for {arch}, Python {PYTHON}, in {out}")
+    print(f"built a {packager} for {arch}, Python {PYTHON}, in {out}")
 
 
 def run(*words: object, cwd: Path | None = None, **variables: str) -> None:
-    """One of the tools beside our interpreter, with its words only if it fails."""
-    beside = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    """Run a tool that is installed next to our interpreter; show its output only if it fails."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     done = subprocess.run(  # noqa: S603
         [str(word) for word in words],
         cwd=cwd,
-        env=os.environ | {"PATH": beside} | variables,
+        env=os.environ | {"PATH": path} | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,4 +1,4 @@
-"""The configuration file: what it may say, and how its mistakes are told."""
+"""The configuration file: what it may contain, and how its mistakes are reported."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bridge.runtime import yaml_file
 # The example of the design, key by key.
 EXAMPLE = """\
 scanner:
-  urls: [https://scan.example.org:9081]     # several: failover, least busy first
+  urls: [https://scan.example.org:9081]     # several: least busy first, with failover
   token_file: api-token                     # relative to $CREDENTIALS_DIRECTORY, else to this file
   tenant_uid: null
   ca_file: null                             # client_cert_file, client_key_file for mutual TLS
@@ -30,9 +30,9 @@ listeners:
   - name: mx                                # the name in logs and metrics
     protocol: smtp                          # smtp | lmtp | milter
     address: 127.0.0.1:10025                # host:port, [::1]:port, unix:/path, systemd:NAME
-    profile: postfix-proxy                  # deadline and outcome defaults for that MTA
-    deadline: 90s                           # end of data to our reply; the profile's when absent
-    trusted_clients: [127.0.0.0/8, "::1"]   # who may connect, and whose XFORWARD/XCLIENT is believed
+    profile: postfix-proxy                  # defaults of deadline and policy for that mail server
+    deadline: 90s                           # end of data to our reply; default: the profile's
+    trusted_clients: [127.0.0.0/8, "::1"]   # may connect; their XFORWARD and XCLIENT are trusted
     tls: null                               # cert_file, key_file, required
     proxy_protocol: false
     policy: {}                              # overrides of the policy below
@@ -48,7 +48,7 @@ policy:
   bounce: reject
   drop: discard
   undecided: tempfail
-  unavailable: tempfail                     # no decision could be had
+  unavailable: tempfail                     # no answer from the service
   too_large: reject
 tenants:
   - {uid: 0b8e4567-e89b-12d3-a456-426614174000, recipient_domains: [example.org], policy: {}}
@@ -58,7 +58,7 @@ quarantine: {directory: quarantine, retention: 30d}
 headers: {prefix: X-Scan-, received: true}
 lists: {url: https://scan.example.org:9081, api_key_file: api-key}
 admin: {address: 127.0.0.1:9082}
-workers: 1                                  # processes; the limits above are for all of them together
+workers: 1                                  # processes; the limits above apply to all together
 log: {format: keyvalue, level: info}        # or json
 """
 TENANT = "0b8e4567-e89b-12d3-a456-426614174000"
@@ -103,25 +103,25 @@ def listener(**keys: Any) -> str:
 
 
 def test_the_documented_example_loads() -> None:
-    """Every key of the design exists and means what it says there."""
+    """Every key of the design exists and has the documented meaning."""
     conf = load(EXAMPLE)
     assert conf.scanner.urls == ["https://scan.example.org:9081"]
-    assert [one.deadline for one in conf.listeners] == [90.0, 240.0]
+    assert [listener.deadline for listener in conf.listeners] == [90.0, 240.0]
     assert conf.listeners[0].trusted_clients == ["127.0.0.0/8", "::1"]
     assert conf.admission.max_bytes_in_processing == 2**30
     assert conf.quarantine.retention == 30 * 86400
     assert str(conf.relay.next_hop) == "smtp://127.0.0.1:10026"  # type: ignore[union-attr]
 
 
-def test_the_example_says_the_defaults() -> None:
-    """What it spells out beside addresses and names is what holds without it."""
+def test_the_example_shows_the_defaults() -> None:
+    """Except for addresses and names, its values are the defaults."""
     short, full = effective(load(SMALL)), effective(load(EXAMPLE))
     for section in ("admission", "policy", "quarantine", "headers", "admin", "workers", "log"):
         assert short[section] == full[section], section
 
 
-def test_all_mistakes_are_told_at_once_with_file_and_line() -> None:
-    """One run of the editor, not ten."""
+def test_all_mistakes_are_reported_together_with_file_and_line() -> None:
+    """The operator edits the file once, not ten times."""
     text = """\
 scanner:
   urls: [ftp://scan.example.org]
@@ -189,8 +189,8 @@ nonsense: 1
         (SMALL + "workers: 65\n", "bridge.yml:9: workers: a number from 1 to 64 is expected here, or `auto`"),
     ],
 )  # fmt: skip
-def test_each_kind_of_mistake_has_its_line_and_words(text: str, expected: str) -> None:
-    """Also the mistakes that make it no YAML at all, and files made to hurt."""
+def test_each_kind_of_mistake_is_reported_with_its_line(text: str, expected: str) -> None:
+    """Including files that are not valid YAML, and hostile ones."""
     assert any(line.startswith(expected) for line in mistakes(text)), mistakes(text)
 
 
@@ -233,13 +233,13 @@ relay: {next_hop: "127.0.0.1:3"}
         ("5.5", 5.5),
     ],
 )
-def test_only_plain_words_are_anything_but_text(written: str, read: object) -> None:
+def test_only_plain_scalars_are_anything_but_text(written: str, read: object) -> None:
     """`no` is not False, `1:30` is not 90, and nothing is ever constructed."""
     assert yaml_file._Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
 
 
-def test_a_switch_takes_true_and_false_only() -> None:
-    """`proxy_protocol: no` is a mistake that is told, not a guess."""
+def test_a_switch_accepts_true_and_false_only() -> None:
+    """`proxy_protocol: no` is reported as a mistake, not guessed at."""
     assert "proxy_protocol" in mistakes(SMALL.replace("10025\n", "10025\n    proxy_protocol: maybe\n"))[0]
 
 
@@ -284,7 +284,7 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(scanner={"urls": ["https://h:99999"]}), "https://host:port"),
         (changed(scanner={"urls": ["https://h\r\nX: y"]}), "https://host:port"),
         (changed(scanner={"urls": []}), "at least 1 item"),
-        (changed(scanner={"client_cert_file": "c.pem"}), "go together"),
+        (changed(scanner={"client_cert_file": "c.pem"}), "must be set together"),
         (changed(scanner={"tenant_uid": "17"}), "a tenant is a UUID"),
         (changed(scanner={"status_interval": "0s"}), "greater than or equal to 0.1"),
         (changed(scanner={"connect_timeout": "0s"}), "greater than 0"),
@@ -293,9 +293,9 @@ def test_a_value_is_never_printed(text: str) -> None:
         (listener(address="mail.example.org:25"), "can be reached from other machines"),
         (listener(trusted_clients=["10.0.0.1/8"]), "a network is"),
         (listener(profile="qmail"), "the profiles are postfix-proxy"),
-        (listener(profile="postfix-milter"), "is for milter, but this listener speaks smtp"),
-        (listener(protocol="milter", proxy_protocol=True), "neither tls nor proxy_protocol"),
-        (listener(protocol="milter", tls={"cert_file": "c", "key_file": "k"}), "neither tls nor proxy_protocol"),
+        (listener(profile="postfix-milter"), "is a profile for milter, but this listener speaks smtp"),
+        (listener(protocol="milter", proxy_protocol=True), "a milter listener has no tls, proxy_protocol"),
+        (listener(protocol="milter", tls={"cert_file": "c", "key_file": "k"}), "listener has no tls, proxy_protocol"),
         (listener(deadline="500ms"), "at least 1s"),
         (listener(unix_mode="660"), "pattern"),
         (changed(listeners=[{"name": "a", "address": "127.0.0.1:1"}] * 2), "same name"),
@@ -304,9 +304,9 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(relay={"next_hop": "maildir:relative"}), "a next hop is"),
         (changed(relay={"next_hop": "127.0.0.1:0"}), "a next hop is"),
         (changed(relay={"next_hop": "smtp://systemd:x"}), "a next hop is"),
-        (changed(limits={"max_message_size": "51MiB"}), "50 MiB at most"),
+        (changed(limits={"max_message_size": "51MiB"}), "at most 50 MiB"),
         (changed(limits={"max_message_size": 1000}), "a size needs a number and a unit"),
-        (changed(policy={"too_large": "relay"}), "can only be rejected"),
+        (changed(policy={"too_large": "relay"}), "use reject or tempfail"),
         (changed(policy={"bounce": {"action": "reject", "code": 450}}), "5xx"),
         (changed(policy={"bounce": {"action": "reject", "code": 521}}), "hang up"),
         (changed(policy={"undecided": {"action": "tempfail", "code": 421}}), "hang up"),
@@ -317,9 +317,9 @@ def test_a_value_is_never_printed(text: str) -> None:
         (listener(client_header="Received"), "client_header"),
         (listener(client_header="X-Client:"), "client_header"),
         (listener(client_header="x-scan-client"), "mx.client_header starts with our prefix X-Scan-"),
-        (listener(client_header="X-C", protocol="milter", profile="postfix-milter"), "nor client_header"),
+        (listener(client_header="X-C", protocol="milter", profile="postfix-milter"), "client_header or hide_"),
         (listener(hide_extensions=["PIPELINING"]), "hide_extensions"),
-        (listener(hide_extensions=["DSN"], protocol="milter", profile="postfix-milter"), "neither tls nor"),
+        (listener(hide_extensions=["DSN"], protocol="milter", profile="postfix-milter"), "milter listener has no tls"),
         (changed(tenants=[{**OWN, "relay": {}}]), "next_hop"),
         (changed(tenants=[{**OWN, "relay": {"next_hop": "http://x"}}]), "next_hop"),
         (changed(tenants=[{**OWN, "relay": {"next_hops": ["h:1", "h:1"]}}]), "twice"),
@@ -330,7 +330,7 @@ def test_a_value_is_never_printed(text: str) -> None:
                 relay=None,
                 tenants=[{**OWN, "relay": {"next_hop": "h:1"}}],
             ),
-            "a next hop of its own",
+            "a tenant has its own next hop",
         ),
         (changed(lists={"url": "http://scan.example.org", "api_key_file": "k"}), "allow_plain_http"),
         (changed(lists={"url": "file:///x", "api_key_file": "k"}), "https://host:port"),
@@ -342,12 +342,12 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(quarantine={"s3": {"bucket": "a/b"}}), "pattern"),
         (changed(quarantine={"s3": {"bucket": "abc", "prefix": "/x"}}), "pattern"),
         (changed(quarantine={"s3": {"bucket": "abc", "endpoint": "http://s3.example.org"}}), "allow_plain_http"),
-        (changed(quarantine={"s3": {"bucket": "abc", "access_key_file": "a"}}), "go together"),
+        (changed(quarantine={"s3": {"bucket": "abc", "access_key_file": "a"}}), "must be set together"),
         (changed(drain_timeout="soon"), "a time needs a number and a unit"),
     ],
 )  # fmt: skip
-def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> None:
-    """Before the first mail, not at it."""
+def test_a_configuration_that_cannot_work_is_refused_with_the_next_step(text: str, words: str) -> None:
+    """When it is loaded, not at the first mail."""
     assert any(words in line for line in mistakes(text)), mistakes(text)
 
 
@@ -371,13 +371,13 @@ def test_what_cannot_work_is_refused_with_what_to_do(text: str, words: str) -> N
         changed(listeners=[{"name": "m", "protocol": "milter", "address": "127.0.0.1:1"}], relay=None),
     ],
 )
-def test_what_can_work_is_taken(text: str) -> None:
-    """The forms the documentation names."""
+def test_a_documented_form_is_accepted(text: str) -> None:
+    """All forms that the documentation names."""
     assert len(load(text).listeners) == 1
 
 
-def test_a_profile_brings_its_deadline_and_its_outcomes() -> None:
-    """Defaults, then the profile's, then the operator's: general, listener, tenant."""
+def test_a_profile_sets_the_deadline_and_the_policy() -> None:
+    """The defaults, overridden by the profile, then by the general, listener and tenant policies."""
     conf = load(
         changed(
             listeners=[
@@ -428,8 +428,8 @@ ROUND_TRIPS = {
 
 @pytest.mark.parametrize("text", ROUND_TRIPS.values(), ids=ROUND_TRIPS)
 @pytest.mark.parametrize("form", ["yaml", "json"])
-def test_what_config_show_prints_loads_again_and_is_equal(text: str, form: str) -> None:
-    """An operator may start from it, and nothing changes its meaning on the way."""
+def test_the_output_of_config_show_loads_again_and_is_equal(text: str, form: str) -> None:
+    """An operator may start from it, and its meaning does not change."""
     first = load(text)
     shown = effective(first)
     second = load(yaml_file.dump(shown) if form == "yaml" else json.dumps(shown))
@@ -441,8 +441,8 @@ def test_what_config_show_prints_loads_again_and_is_equal(text: str, form: str) 
     drop = {"policy", "listeners", "tenants"}
     assert first.model_dump(exclude=drop) == second.model_dump(exclude=drop)
     ours = {"policy"}
-    assert [one.model_dump(exclude=ours) for one in first.listeners] == [
-        one.model_dump(exclude=ours) for one in second.listeners
+    assert [listener.model_dump(exclude=ours) for listener in first.listeners] == [
+        listener.model_dump(exclude=ours) for listener in second.listeners
     ]
 
 
@@ -467,7 +467,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
 
 
 def test_the_schema_shows_defaults_as_one_would_write_them() -> None:
-    """`5s` and not 5.0; and none where it depends on another key."""
+    """`5s`, not 5.0; and none if it depends on another key."""
     schema = json_schema()
     assert schema["definitions"]["Scanner"]["properties"]["status_interval"]["default"] == "5s"
     assert schema["properties"]["drain_timeout"]["default"] == "1m"
@@ -482,23 +482,23 @@ def test_the_schema_shows_defaults_as_one_would_write_them() -> None:
     assert validator is not None
 
 
-def test_every_key_has_its_sentence() -> None:
-    """The reference is made from the models, so a key without words would be one without documentation."""
+def test_every_key_has_a_description() -> None:
+    """The reference is generated from the models, so a key without a description would be undocumented."""
     for name, section in json_schema()["definitions"].items():
         for key, about in section.get("properties", {}).items():
             assert about.get("description", "").endswith("."), f"{name}.{key}"
 
 
-def test_the_embedded_default_takes_any_directory(tmp_path: Path) -> None:
-    """Spaces, quotes and hash signs in a home directory are no YAML."""
+def test_the_embedded_default_works_in_any_directory(tmp_path: Path) -> None:
+    """Spaces, quotes and hash signs in a home directory do not break the YAML."""
     odd = tmp_path / 'a b #c: "d" {e}'
     conf = model.embedded(odd)
     assert conf.scanner.token_file == f"{odd}/api-token" and conf.state_directory == str(odd)
     assert str(conf.relay.next_hop) == f"maildir:{odd}/Maildir"  # type: ignore[union-attr]
 
 
-def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
-    """Missing, a directory, or not text."""
+def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
+    """It is missing, a directory, or not text."""
     (tmp_path / "latin.yml").write_bytes(b"hostname: \xff\n")
     for name, why in (("none.yml", "No such file"), ("", "Is a directory"), ("latin.yml", "not UTF-8")):
         with pytest.raises(ConfigError, match=why):
@@ -506,5 +506,5 @@ def test_a_file_that_cannot_be_read_is_said_so(tmp_path: Path) -> None:
 
 
 def test_the_limit_of_the_api_is_the_default() -> None:
-    """50 MiB, as the service says."""
+    """50 MiB, the limit of the service."""
     assert load(SMALL).limits.max_message_size == MAX_MESSAGE_BYTES

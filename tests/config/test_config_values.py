@@ -1,4 +1,4 @@
-"""Values with units and addresses, both ways."""
+"""Values with units and addresses, parsed and shown."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def test_sizes(text: str, value: int) -> None:
 
 @pytest.mark.parametrize("text", ["5", 5, "", "B", "-1B", "1.5MiB", "1mib", "1 M", "5s", None, True, "1MiB ", "1\nB"])
 def test_sizes_without_a_unit_are_refused(text: object) -> None:
-    """50 what?"""
+    """A bare 50 is ambiguous."""
     with pytest.raises(ValueError, match="a size needs"):
         units.parse_size(text)
 
@@ -37,19 +37,19 @@ def test_durations(text: str, value: float) -> None:
 
 @pytest.mark.parametrize("text", ["5", 5, "", "s", "-1s", "1e3s", "1:30", "5 sec", "1w", None, False, ".5s"])
 def test_durations_without_a_unit_are_refused(text: object) -> None:
-    """90 what?"""
+    """A bare 90 is ambiguous."""
     with pytest.raises(ValueError, match="a time needs"):
         units.parse_duration(text)
 
 
 @given(st.integers(0, 2**50))
-def test_a_size_shown_is_the_same_size(value: int) -> None:
+def test_a_size_reads_back_as_shown(value: int) -> None:
     """`config show` loses nothing."""
     assert units.parse_size(units.show_size(value)) == value
 
 
 @given(st.integers(0, 10**12))
-def test_a_duration_shown_is_the_same_duration(microseconds: int) -> None:
+def test_a_duration_reads_back_as_shown(microseconds: int) -> None:
     """Down to a microsecond."""
     value = round(microseconds / 1e6, 6)
     assert units.parse_duration(units.show_duration(value)) == value
@@ -70,8 +70,8 @@ def test_a_duration_shown_is_the_same_duration(microseconds: int) -> None:
         ("systemd:smtp", False),
     ],
 )
-def test_addresses_both_ways_and_who_can_reach_them(text: str, local: bool) -> None:
-    """What is printed can be read again."""
+def test_an_address_reads_back_as_shown_and_knows_whether_it_is_local(text: str, local: bool) -> None:
+    """Only loopback addresses and unix sockets are local."""
     address = Address.parse(text)
     assert str(address) == text and address.is_local is local
 
@@ -80,8 +80,8 @@ def test_addresses_both_ways_and_who_can_reach_them(text: str, local: bool) -> N
     "text",
     ["", "25", "host", "host:", "host:65536", "::1:25", "[::1]", "host:25x", "unix:relative", "systemd:", "a b:1"],
 )
-def test_what_is_no_address_is_refused(text: str) -> None:
-    """With the forms that are."""
+def test_an_invalid_address_is_refused(text: str) -> None:
+    """The error names the valid forms."""
     with pytest.raises(ValueError, match="an address is"):
         Address.parse(text)
 
@@ -98,8 +98,8 @@ def test_what_is_no_address_is_refused(text: str) -> None:
         ("maildir:/var/mail/x", "maildir:/var/mail/x"),
     ],
 )
-def test_next_hops_both_ways(text: str, shown: str) -> None:
-    """A bare host and port is SMTP."""
+def test_a_next_hop_reads_back_as_shown(text: str, shown: str) -> None:
+    """A bare host and port means SMTP."""
     assert str(NextHop.parse(text)) == shown
     assert NextHop.parse(shown) == NextHop.parse(text)
 
@@ -107,14 +107,14 @@ def test_next_hops_both_ways(text: str, shown: str) -> None:
 @pytest.mark.parametrize(
     "text", ["", "host", "http://host:25", "maildir:", "maildir:here", "lmtp+unix:x", "smtp://", "unix:/x", "systemd:x"]
 )
-def test_what_is_no_next_hop_is_refused(text: str) -> None:
-    """With the forms that are."""
+def test_an_invalid_next_hop_is_refused(text: str) -> None:
+    """The error names the valid forms."""
     with pytest.raises(ValueError, match="a next hop is"):
         NextHop.parse(text)
 
 
-def test_every_profile_answers_before_its_mail_server_gives_up() -> None:
-    """Our deadline lies below the mail server's own timer, with time to spare."""
+def test_every_profile_answers_before_its_mail_server_times_out() -> None:
+    """Our deadline is below the mail server's own timeout, with time to spare."""
     for name, profile in PROFILES.items():
         assert 0 < profile.deadline_s <= profile.limit_s * 0.9, name
     for protocol, name in DEFAULT_PROFILE.items():

@@ -24,13 +24,13 @@ MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 
 
 def environment(**more: str) -> dict[str, str]:
-    """Ours, without what would lead the daemon elsewhere."""
+    """Our environment, without variables that would change what the daemon does."""
     drop = ("STATE_DIRECTORY", "CREDENTIALS_DIRECTORY", "SCANBRIDGE_CONFIG", "NOTIFY_SOCKET", "LISTEN_FDS", "CI")
     return {**{name: value for name, value in os.environ.items() if name not in drop}, **more}
 
 
 def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """One command, to its end."""
+    """Run one command to its end."""
     command = [sys.executable, "-m", "bridge", *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 90, **streams}
@@ -38,7 +38,7 @@ def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedPr
 
 
 def get(port: int, path: str) -> tuple[int, str]:
-    """Status and text of an admin page; 0 when nobody answers."""
+    """Status and text of an admin page; 0 if there is no answer."""
     try:
         with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -78,12 +78,12 @@ class Bridge:
         return self._out.read_text()
 
     def mail_lines(self, count: int = 0) -> list[str]:
-        """The lines of mails, once there are so many."""
+        """The log lines of mails, once there are at least `count`."""
 
         def lines() -> list[str]:
             return [line for line in self.log.splitlines() if line.startswith("id=")]
 
-        until(lambda: len(lines()) >= count, f"{count} lines of mails")
+        until(lambda: len(lines()) >= count, f"{count} log lines of mails")
         return lines()
 
     def client(self) -> SmtpClient:
@@ -108,7 +108,7 @@ class Bridge:
 
 
 class Gate:
-    """Keeps every mail at the scanner until it is let go."""
+    """Holds every mail at the scanner until `let_go` is set."""
 
     def __init__(self, scanner: FakeScanner) -> None:
         self.let_go = False

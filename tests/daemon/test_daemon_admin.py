@@ -31,7 +31,7 @@ def samples(bridge: Bridge) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 
 def test_metrics_are_valid_and_start_at_zero(parts: tuple[Bridge, FakeScanner]) -> None:
-    """prometheus_client's own parsers read them, and every series is there before the first mail."""
+    """prometheus_client's own parsers read them, and every series exists before the first mail."""
     bridge, _ = parts
     found = samples(bridge)
     assert found["scanbridge_in_processing_limit", frozenset()] == 20
@@ -47,8 +47,8 @@ def test_metrics_are_valid_and_start_at_zero(parts: tuple[Bridge, FakeScanner]) 
         assert list(read_openmetrics(reply.read().decode()))
 
 
-def test_strangers_cannot_add_label_values(parts: tuple[Bridge, FakeScanner]) -> None:
-    """Whatever they say, and whatever the scanner says, the set of series stays the same."""
+def test_clients_cannot_add_label_values(parts: tuple[Bridge, FakeScanner]) -> None:
+    """Whatever clients and the scanner send, the set of series stays the same."""
     bridge, scanner = parts
     before = set(samples(bridge))
     for number, decision in enumerate(("deliver", "bounce", "drop", "quarantine", "weird-%d")):
@@ -65,7 +65,7 @@ def test_strangers_cannot_add_label_values(parts: tuple[Bridge, FakeScanner]) ->
 
 
 def test_health_pages(parts: tuple[Bridge, FakeScanner]) -> None:
-    """Alive and ready; nothing else is there."""
+    """Alive and ready; other pages do not exist."""
     bridge, _ = parts
     assert get(bridge.admin, "/livez") == (200, "ok\n")
     assert get(bridge.admin, "/readyz") == (200, "ok\n")
@@ -73,7 +73,7 @@ def test_health_pages(parts: tuple[Bridge, FakeScanner]) -> None:
 
 
 def test_status_shows_the_live_state(parts: tuple[Bridge, FakeScanner]) -> None:
-    """For people and for machines, and without a secret."""
+    """As text and as JSON, and without secrets."""
     bridge, _ = parts
     config = bridge.directory / "bridge.yml"
     until(lambda: '"GREEN"' in get(bridge.admin, "/status")[1], "the scanner's status")
@@ -86,8 +86,8 @@ def test_status_shows_the_live_state(parts: tuple[Bridge, FakeScanner]) -> None:
     assert TOKEN not in shown.stdout + machine.stdout + get(bridge.admin, "/metrics")[1]
 
 
-def test_check_of_a_running_daemon_holds(parts: tuple[Bridge, FakeScanner]) -> None:
-    """One line each; ports are in use by the daemon itself, which is fine."""
+def test_check_succeeds_while_the_daemon_runs(parts: tuple[Bridge, FakeScanner]) -> None:
+    """One line per check; that the daemon itself uses the ports is fine."""
     bridge, _ = parts
     done = scanbridge("check", "-v", "-c", bridge.directory / "bridge.yml")
     lines = done.stdout.splitlines()
@@ -106,7 +106,7 @@ def test_check_of_a_running_daemon_holds(parts: tuple[Bridge, FakeScanner]) -> N
 
 
 def test_the_token_is_neither_in_the_log_nor_in_the_process_list(parts: tuple[Bridge, FakeScanner]) -> None:
-    """Only in its file and in the scanner's requests."""
+    """It is only in its file and in requests to the scanner."""
     bridge, scanner = parts
     scanner.reply = answer(401, json.dumps({"error": "bad", "message": "no"}).encode())
     assert bridge.send().startswith("451 4.3.5 ")

@@ -1,4 +1,4 @@
-"""Files and directories the configuration names, and where they are looked for."""
+"""Files and directories that the configuration names, and where they are looked up."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
 
 
-def test_the_state_directory_is_where_the_nearest_word_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_most_specific_setting_is_the_state_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration, then systemd, then XDG, then the home directory; always absolute."""
     assert resources.state_directory(None) == tmp_path / "home/.local/state/scanbridge"
     monkeypatch.setenv("XDG_STATE_HOME", "relative")
@@ -32,23 +32,21 @@ def test_the_state_directory_is_where_the_nearest_word_says(tmp_path: Path, monk
     assert resources.state_directory("here") == tmp_path / "here"
 
 
-def test_a_file_is_a_credential_or_lies_beside_the_configuration(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """systemd's credential wins; what is no credential, a CA file for instance, is still found."""
+def test_a_file_is_a_credential_or_next_to_the_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """systemd's credential wins; a file that is not a credential (a CA file, for instance) is still found."""
     assert resources.locate("/etc/token", tmp_path) == Path("/etc/token")
     assert resources.locate("token", tmp_path) == tmp_path / "token"
     credentials = tmp_path / "credentials"
     credentials.mkdir()
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(credentials))
-    assert resources.locate("token", tmp_path) == credentials / "token"  # nowhere: this is where it should be
+    assert resources.locate("token", tmp_path) == credentials / "token"  # it exists nowhere: this is where it should be
     (tmp_path / "token").write_text("")
     assert resources.locate("token", tmp_path) == tmp_path / "token"
     (credentials / "token").write_text("")
     assert resources.locate("token", tmp_path) == credentials / "token"
 
 
-def test_a_secret_is_made_once_and_for_our_eyes_only(tmp_path: Path) -> None:
+def test_a_secret_is_created_once_and_readable_only_by_its_owner(tmp_path: Path) -> None:
     """32 random bytes as 64 hex digits; a second start keeps it."""
     path = tmp_path / "token"
     resources.make_secret(path, "key")
@@ -61,16 +59,16 @@ def test_a_secret_is_made_once_and_for_our_eyes_only(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "Is a directory; put the secret into it"),
-        (b"", "must hold one line of at least 8 printable characters"),
-        (b"short\n", "must hold one line of at least 8"),
+        (None, "Is a directory; it must hold the secret on one line"),
+        (b"", "must hold one line of 8 to 4096 printable characters"),
+        (b"short\n", "must hold one line of 8 to 4096"),
         (b"aaaaaaaaaaaa\nbbbbbbbbbbbb\n", "must hold one line"),
         (b"aaaaaaaaaa aaaaa\n", "without spaces"),
         (b"aaaaaaaaaa\xff\n", "is not plain text"),
     ],
 )
-def test_an_unusable_secret_is_said_without_what_is_in_it(tmp_path: Path, content: bytes | None, words: str) -> None:
-    """The key, the file, and what to do."""
+def test_an_unusable_secret_is_reported_without_its_content(tmp_path: Path, content: bytes | None, words: str) -> None:
+    """The error names the key, the file and the next step."""
     path = tmp_path / "token"
     path.mkdir() if content is None else path.write_bytes(content)
     with pytest.raises(ConfigError, match=words) as raised:
@@ -78,13 +76,13 @@ def test_an_unusable_secret_is_said_without_what_is_in_it(tmp_path: Path, conten
     assert str(raised.value).startswith(f"scanner.token_file: {path} ") and "aaa" not in str(raised.value)
 
 
-def test_a_secret_that_cannot_be_made_is_a_configuration_error(tmp_path: Path) -> None:
-    """With the key's name and what to do."""
-    with pytest.raises(ConfigError, match=r"scanner\.token_file: .* cannot be made: .*choose a place"):
+def test_a_secret_that_cannot_be_created_is_a_configuration_error(tmp_path: Path) -> None:
+    """The error names the key and the next step."""
+    with pytest.raises(ConfigError, match=r"scanner\.token_file: .* cannot be created: .*choose a place"):
         resources.make_secret(tmp_path / "none" / "token", "scanner.token_file")
 
 
-def test_directories_are_made_for_us_alone(tmp_path: Path) -> None:
-    """Mail lies there."""
+def test_directories_are_created_for_their_owner_alone(tmp_path: Path) -> None:
+    """They hold mail."""
     made = resources.make_directory(tmp_path / "a" / "b", "key")
     assert stat.S_IMODE(made.stat().st_mode) == 0o700

@@ -1,4 +1,4 @@
-"""Starting: what cannot work is said in sentences, before the first mail."""
+"""Starting: a configuration that cannot work is reported in plain words, before the first mail."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ HOP = "127.0.0.1:9"
 SCANNER = "http://127.0.0.1:9"
 
 
-def test_a_bad_configuration_gives_all_its_lines_and_exit_78(tmp_path: Path) -> None:
-    """A supervisor must not restart us; a person sees everything at once."""
+def test_a_bad_configuration_reports_every_mistake_and_exits_with_78(tmp_path: Path) -> None:
+    """A service manager must not restart us, and the operator sees all mistakes together."""
     path = tmp_path / "bridge.yml"
     path.write_text(
         "scanner: {urls: [ftp://x], token_file: t}\n"
@@ -25,35 +25,35 @@ def test_a_bad_configuration_gives_all_its_lines_and_exit_78(tmp_path: Path) -> 
     done = scanbridge("run", "-c", path)
     assert done.returncode == 78
     assert done.stderr.splitlines() == [
-        f"{path}:1: scanner.urls: a base address is https://host:port, or http://host:port on loopback",
+        f"{path}:1: scanner.urls: a base URL is https://host:port, or http://host:port on loopback",
         f"{path}:3: listeners.0.trusted_clients: 0.0.0.0:25 can be reached from other machines: "
         "name the mail servers that may use it, or listen on 127.0.0.1",
         f"{path}:4: listeners.1.prot: unknown key",
     ]
 
 
-def test_a_missing_next_hop_is_said_with_what_to_do(tmp_path: Path) -> None:
-    """An SMTP listener without one could only lose mail."""
+def test_a_missing_next_hop_is_reported_with_the_next_step(tmp_path: Path) -> None:
+    """An SMTP listener without a next hop could only lose mail."""
     config, _, _ = write_config(tmp_path, SCANNER, HOP, relay=None)
     done = scanbridge("run", "-c", config)
     assert done.returncode == 78
     assert "relay: an SMTP or LMTP listener needs a next hop: set relay.next_hop" in done.stderr
 
 
-def test_a_missing_token_file_is_said_with_what_to_do(tmp_path: Path) -> None:
-    """With the key, the file and what belongs into it."""
+def test_a_missing_token_file_is_reported_with_the_next_step(tmp_path: Path) -> None:
+    """The error names the key, the file and what it must contain."""
     config, _, _ = write_config(tmp_path, SCANNER, HOP)
     (tmp_path / "token").unlink()
     done = scanbridge("run", "-c", config)
     assert done.returncode == 78
     assert done.stderr == (
         f"scanner.token_file: {tmp_path}/token cannot be read: No such file or directory; "
-        "put the secret into it, on one line, readable for us\n"
+        "it must hold the secret on one line and be readable for us\n"
     )
 
 
-def test_a_taken_port_is_said_and_may_pass(tmp_path: Path) -> None:
-    """Not the configuration's fault, so a supervisor may try again: exit 1."""
+def test_a_taken_port_is_reported_as_a_temporary_problem(tmp_path: Path) -> None:
+    """The configuration is fine, so a service manager may try again: exit 1."""
     config, port, _ = write_config(tmp_path, SCANNER, HOP)
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", port))
@@ -64,8 +64,8 @@ def test_a_taken_port_is_said_and_may_pass(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr and "never retrieved" not in done.stderr
 
 
-def test_a_state_directory_that_cannot_be_made_is_said(tmp_path: Path) -> None:
-    """A file is in its place."""
+def test_a_state_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
+    """There is a file where its parent directory should be."""
     (tmp_path / "file").write_text("")
     config, _, _ = write_config(tmp_path, SCANNER, HOP, state_directory=str(tmp_path / "file" / "state"))
     done = scanbridge("run", "-c", config)
@@ -86,7 +86,7 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 
 
 def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path) -> None:
-    """From nothing: a clean mail is in the Maildir, GTUBE is refused, EICAR is kept; one line each."""
+    """Without setup, a clean mail reaches the Maildir, GTUBE is refused, EICAR is quarantined; one log line each."""
     ports = (9081, 9082, 10025, 10027)
     until(lambda: not any(map(busy, ports)), f"the embedded default's ports {ports}, which another program uses", 20)
     env = environment(XDG_STATE_HOME=str(tmp_path / "state"), PYTHONPATH=str(ROOT))
@@ -106,7 +106,7 @@ def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path
             assert f" action={action} " in line
         token = (state / "api-token").read_text().strip()
         assert len(token) == 64 and (state / "api-token").stat().st_mode & 0o777 == 0o600
-        until(lambda: "scanbridge is running" in bridge.output, "the welcome")
+        until(lambda: "scanbridge is running" in bridge.output, "the welcome text")
         assert "swaks --server 127.0.0.1:10025" in bridge.output and "smtplib" in bridge.output
         assert token not in bridge.log + bridge.output
         assert token not in Path(f"/proc/{bridge.process.pid}/cmdline").read_text()

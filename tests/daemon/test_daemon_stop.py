@@ -1,4 +1,4 @@
-"""Stopping: running mail is finished, the idle are told, and nothing is lost."""
+"""Stopping: mail in processing is finished, idle clients are told, and nothing is lost."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pytest
 from tests.daemon.process_kit import MAIL, Gate, get, running, until
 
 
-def test_sigterm_finishes_running_mail_and_sends_the_idle_home(tmp_path: Path) -> None:
-    """421 to the idle at once, 503 at /readyz, no new connections, 250 to the running mail, exit 0."""
+def test_sigterm_finishes_mail_in_processing_and_disconnects_idle_clients(tmp_path: Path) -> None:
+    """Idle clients get 421 immediately, /readyz 503, new connections none, mail in processing 250; exit 0."""
     with running(tmp_path) as (bridge, scanner, next_hop):
         gate = Gate(scanner)
         with (
@@ -29,11 +29,11 @@ def test_sigterm_finishes_running_mail_and_sends_the_idle_home(tmp_path: Path) -
             bridge.signal()
             assert idle.reply().startswith(b"421 4.3.2 ")
             assert at_rcpt.reply().startswith(b"421 4.3.2 ")
-            until(lambda: get(bridge.admin, "/readyz") == (503, "stopping\n"), "/readyz to say so")
+            until(lambda: get(bridge.admin, "/readyz") == (503, "stopping\n"), "/readyz to report it")
             assert get(bridge.admin, "/livez")[0] == 200
             with pytest.raises(OSError, match="refused"):
                 bridge.client()
-            sending.send(b"and the rest\r\n.\r\n")  # in the middle of DATA is in the middle of a mail
+            sending.send(b"and the rest\r\n.\r\n")  # a mail being received counts as mail in processing
             gate.arrived()
             assert bridge.process.poll() is None
             gate.let_go = True
@@ -43,8 +43,8 @@ def test_sigterm_finishes_running_mail_and_sends_the_idle_home(tmp_path: Path) -
         assert len(bridge.mail_lines(2)) == 2 and bridge.log.endswith("msg=stopped\n")
 
 
-def test_a_second_signal_hurries(tmp_path: Path) -> None:
-    """Running mail gets two more seconds, then 421; the client keeps it, so nothing is lost."""
+def test_a_second_signal_shortens_the_drain(tmp_path: Path) -> None:
+    """Mail in processing gets two more seconds, then 421; the client keeps it, so nothing is lost."""
     with running(tmp_path, drain_timeout="60s") as (bridge, scanner, next_hop):
         gate = Gate(scanner)
         with bridge.client() as client:
@@ -52,7 +52,7 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
             client.send(MAIL + b".\r\n")
             gate.arrived()
             bridge.signal(signal.SIGINT)
-            until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the first signal to be heard")
+            until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the first signal to take effect")
             bridge.signal(signal.SIGTERM)
             assert client.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait() == 0
@@ -61,8 +61,8 @@ def test_a_second_signal_hurries(tmp_path: Path) -> None:
         assert "told to stop again" in bridge.log and "action=cancelled" in bridge.log
 
 
-def test_the_drain_time_is_kept(tmp_path: Path) -> None:
-    """A scanner that hangs cannot keep us for ever."""
+def test_the_drain_time_limits_the_stop(tmp_path: Path) -> None:
+    """A scanner that hangs cannot keep the daemon from stopping."""
     with running(tmp_path, drain_timeout="500ms") as (bridge, scanner, _):
         gate = Gate(scanner)
         with bridge.client() as client:
@@ -76,11 +76,11 @@ def test_the_drain_time_is_kept(tmp_path: Path) -> None:
         assert "1 sessions cut" in bridge.log
 
 
-def test_sighup_does_not_end_us(tmp_path: Path) -> None:
-    """It is heard, and mail goes on."""
+def test_sighup_does_not_stop_the_daemon(tmp_path: Path) -> None:
+    """The configuration is reloaded, and mail is still accepted."""
     with running(tmp_path) as (bridge, _, _):
         bridge.signal(signal.SIGHUP)
-        until(lambda: "SIGHUP" in bridge.log, "a line about SIGHUP")
+        until(lambda: "reload succeeded" in bridge.log, "a log line about the reload")
         assert bridge.send().startswith("250 ")
         bridge.signal()
         assert bridge.wait() == 0

@@ -1,4 +1,4 @@
-"""As systemd starts us: its sockets, its notifications, its watchdog, its credentials."""
+"""Started by systemd: its sockets, notifications, watchdog and credentials."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from bridge.testing import TOKEN
 from tests.daemon.process_kit import ROOT, Bridge, environment, get, parts, scanbridge, start, until, write_config
 
 
-def test_systemd_gives_sockets_and_credentials_and_hears_from_us(tmp_path: Path) -> None:
-    """The listener is a socket we were handed; READY, WATCHDOG and STOPPING are told."""
+def test_systemd_passes_sockets_and_credentials_and_gets_notifications(tmp_path: Path) -> None:
+    """The listener uses a passed socket; READY, WATCHDOG and STOPPING are sent."""
     credentials = tmp_path / "credentials"
     credentials.mkdir()
     notices = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -38,7 +38,7 @@ def test_systemd_gives_sockets_and_credentials_and_hears_from_us(tmp_path: Path)
             LISTEN_FDS="1",
             LISTEN_FDNAMES="smtp",
         )
-        # The shell's process becomes ours, so that LISTEN_PID is right.
+        # The shell's process becomes the daemon, so LISTEN_PID is right.
         command = ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$0" -m bridge run -c "$1"', sys.executable, str(config)]
         port = listening.getsockname()[1]
         fd = listening.fileno()
@@ -64,8 +64,8 @@ def test_systemd_gives_sockets_and_credentials_and_hears_from_us(tmp_path: Path)
             bridge.end()
 
 
-def test_a_socket_that_systemd_did_not_give_is_said(tmp_path: Path) -> None:
-    """With the line that belongs into the unit."""
+def test_a_socket_that_systemd_did_not_pass_is_reported(tmp_path: Path) -> None:
+    """The error has the line that belongs in the unit."""
     config, _, _ = write_config(
         tmp_path, "http://127.0.0.1:9", "127.0.0.1:9", listeners=[{"name": "mx", "address": "systemd:smtp"}]
     )
@@ -73,8 +73,8 @@ def test_a_socket_that_systemd_did_not_give_is_said(tmp_path: Path) -> None:
     assert done.returncode == 78 and "set FileDescriptorName=smtp" in done.stderr
 
 
-def test_a_listener_takes_the_socket_that_is_open_at_its_address(tmp_path: Path) -> None:
-    """Ports and unix sockets, listener and admin; one that nobody wants is named; the reload adds one back."""
+def test_a_listener_uses_the_socket_that_systemd_opened_at_its_address(tmp_path: Path) -> None:
+    """Ports and unix sockets, listeners and admin; unused ones are logged; a reload can drop and reuse one."""
     with parts() as (_, scanner, next_hop), ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         smtp, admin, idle = (sock.getsockname()[1] for sock in sockets)
@@ -89,9 +89,9 @@ def test_a_listener_takes_the_socket_that_is_open_at_its_address(tmp_path: Path)
         try:
             bridge.wait_ready()
             assert bridge.send().startswith("250 ")
-            warning = f"systemd listens on 127.0.0.1:{idle}, the configuration does not"
+            warning = f"systemd listens on 127.0.0.1:{idle}, but no listener of the configuration does"
             until(lambda: warning in bridge.log, "the warning")
-            for listeners in ([mx], [mx, {"name": "m", **milter}]):  # given up, and taken again
+            for listeners in ([mx], [mx, {"name": "m", **milter}]):  # dropped, and used again
                 count = json.loads(get(admin, "/status")[1])["reload"]["count"]
                 write_config(tmp_path, scanner.url, next_hop.url, **{**sections, "listeners": listeners})
                 bridge.signal(signal.SIGHUP)
@@ -103,13 +103,13 @@ def test_a_listener_takes_the_socket_that_is_open_at_its_address(tmp_path: Path)
                 assert client.recv(100)[4:5] == b"O"
             bridge.signal()
             assert bridge.wait() == 0
-            assert (tmp_path / "milter").exists(), "it is systemd's to remove"
+            assert (tmp_path / "milter").exists(), "only systemd may remove it"
         finally:
             bridge.end()
 
 
 def activated(config: Path, port: int, admin: int, sockets: list[socket.socket], **env: str) -> Bridge:
-    """Started with these sockets, as systemd does it."""
+    """A daemon started with these sockets, as systemd does it."""
 
     def hand_over() -> None:
         high = [fcntl.fcntl(sock.fileno(), fcntl.F_DUPFD, 100) for sock in sockets]
@@ -121,8 +121,8 @@ def activated(config: Path, port: int, admin: int, sockets: list[socket.socket],
     return Bridge(config.parent, port, admin, command, env, close_fds=False, preexec_fn=hand_over)
 
 
-def test_a_blocked_event_loop_is_not_fed_for_and_says_where_it_stood(tmp_path: Path) -> None:
-    """Reading the configuration anew blocks on a pipe: no more WATCHDOG=1; systemd's SIGABRT shows the stack."""
+def test_a_blocked_event_loop_stops_the_watchdog_and_logs_its_stack(tmp_path: Path) -> None:
+    """A reload blocks on a pipe: no more WATCHDOG=1 is sent, and systemd's SIGABRT logs the stack."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
         notices.bind(str(tmp_path / "notify"))
         notices.settimeout(15)
@@ -138,7 +138,7 @@ def test_a_blocked_event_loop_is_not_fed_for_and_says_where_it_stood(tmp_path: P
             notices.settimeout(0.5)
             with pytest.raises(TimeoutError):
                 while notices.recv(1000) == b"WATCHDOG=1":
-                    pass  # what was sent just before
+                    pass  # sent just before
             bridge.signal(signal.SIGABRT)
             assert bridge.wait() == -signal.SIGABRT
             assert "Fatal Python error: Aborted" in bridge.log and "reload.py" in bridge.log
@@ -146,8 +146,8 @@ def test_a_blocked_event_loop_is_not_fed_for_and_says_where_it_stood(tmp_path: P
             bridge.end()
 
 
-def test_a_stop_asks_for_the_time_that_the_configuration_gives_it(tmp_path: Path) -> None:
-    """The drain time and a little; the unit's TimeoutStopSec need not know."""
+def test_a_stop_asks_systemd_for_the_configured_drain_time(tmp_path: Path) -> None:
+    """The drain time and a little more; the unit's TimeoutStopSec need not match."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, scanner, next_hop):
         notices.bind(str(tmp_path / "notify"))
         notices.settimeout(15)
@@ -155,7 +155,7 @@ def test_a_stop_asks_for_the_time_that_the_configuration_gives_it(tmp_path: Path
         env = environment(PYTHONPATH=str(ROOT), NOTIFY_SOCKET=str(tmp_path / "notify"))
         bridge = start(config, port, admin, env)
         try:
-            until(lambda: f"STATUS=taking mail: mx on 127.0.0.1:{port}" == notices.recv(1000).decode(), "the status")
+            until(lambda: f"STATUS=accepting mail: mx on 127.0.0.1:{port}" == notices.recv(1000).decode(), "the status")
             bridge.signal()
             until(lambda: notices.recv(1000).startswith(b"EXTEND_TIMEOUT_USEC=420000000\n"), "the time it asks for")
             assert bridge.wait() == 0

@@ -15,7 +15,7 @@ from tests.requirements import need
 
 
 def test_unix_socket_gets_its_mode_and_owner(tmp_path: Path) -> None:
-    """The mail server's user can be given the socket."""
+    """The mail server's user can own the socket."""
     need(root=True)
     (sock,) = open_listening(Address(path=str(tmp_path / "s")), "0600", "nobody")
     sock.close()
@@ -25,6 +25,6 @@ def test_unix_socket_gets_its_mode_and_owner(tmp_path: Path) -> None:
 
 
 def test_unknown_owner_is_refused_with_its_name(tmp_path: Path) -> None:
-    """A user that does not exist is said to be the reason."""
-    with pytest.raises(ConfigError, match="cannot be given to no-such-user: there is no such user"):
+    """The error names the user that does not exist."""
+    with pytest.raises(ConfigError, match=r"cannot change the owner of .* to no-such-user: no such user"):
         open_listening(Address(path=str(tmp_path / "s")), "0600", "no-such-user")

@@ -24,7 +24,7 @@ from bridge.errors import ConfigError, ProtocolError, Saturated, ScanError
 from bridge.intake.milter import codec, protocol
 from bridge.intake.smtp import paths, xforward
 from bridge.intake.smtp.data import DataReader, Fault
-from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, LineBuffer, LineTooLong
 from bridge.lists.errors import ListsMalformed
 from bridge.lists.files import Format, show
 from bridge.lists.ndjson import EntryReader
@@ -35,7 +35,7 @@ from bridge.matching import spelling
 from bridge.relay.replies import ReplyReader, passed_on, queue_id
 from bridge.runtime.yaml_file import load
 from bridge.scanner.answers import read_result, read_status
-from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, HttpConnection
+from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, ScannerConnection
 from bridge.service.analysis import clamav, rspamd, structure
 from bridge.service.analysis.engine import LimitReached
 from bridge.service.responses import Refused
@@ -94,7 +94,7 @@ def intake_data(data: bytes) -> None:
 
 def intake_inbox(data: bytes) -> None:
     """Lines end with CRLF only; one that is too long is told, and does not cost memory."""
-    box = Inbox(_LOOP, lambda: None)
+    box = LineBuffer(_LOOP, lambda: None)
     got: list[bytes | None] = []
     for piece in cut(data):
         box.feed(piece)
@@ -240,7 +240,7 @@ def scanner_answer(data: bytes) -> Answer | AnswerTooLarge | ConnectionLost:
 
 
 async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
-    connection, transport = HttpConnection(MAX_ANSWER), _Wire()
+    connection, transport = ScannerConnection(MAX_ANSWER), _Wire()
     connection.connection_made(transport)
     answer = connection.ask([], asyncio.get_running_loop().time() + 600)
     await asyncio.sleep(0)  # the request leaves at the end of the turn

@@ -18,11 +18,12 @@ from typing import Any
 import pytest
 
 from bridge.filter.outcome import Record
+from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.data import DataReader
-from bridge.intake.smtp.session import BridgeSMTP
+from bridge.intake.smtp.session import SmtpSession
 from bridge.mail.message import Message
 from bridge.mail.transaction import Transaction
-from bridge.scanner.http import HttpConnection
+from bridge.scanner.http import ScannerConnection
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
 from tests.hostile.hostile_kit import Hanging, bridge_process, eventually
 
@@ -124,10 +125,10 @@ def test_client_that_leaves_is_forgotten_without_the_collector(
     tmp_path: Path, certificate: Certificate, leave: Way, in_the_scan: bool
 ) -> None:
     """The collector looks seldom at what has lived long, and a TLS connection has buffers of hundreds of KiB."""
-    elsewhere = alive(HttpConnection)
+    elsewhere = alive(ScannerConnection)
     with running_bridge(tmp_path, tls=certificate[0]) as bridge:
         bridge.scanner.reply = Hanging()
-        kinds = (BridgeSMTP, DataReader, Message)
+        kinds = (SmtpConnection, SmtpSession, DataReader, Message)
         before = alive(*kinds)
         for _ in range(3):
             client = bridge.client()
@@ -143,7 +144,7 @@ def test_client_that_leaves_is_forgotten_without_the_collector(
             client.close()
         assert eventually(lambda: is_idle(bridge))
         assert eventually(lambda: alive(*kinds) <= before, 10.0), alive(*kinds) - before
-        assert eventually(lambda: alive(HttpConnection) <= elsewhere + 1, 10.0), "one asks for the scanner's status"
+        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one asks for the scanner's status"
 
 
 async def reset_the_bridge(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -154,7 +155,7 @@ async def reset_the_bridge(_reader: asyncio.StreamReader, writer: asyncio.Stream
 @pytest.mark.parametrize("fault", ["reset", "nonsense", "silence"])
 def test_failed_scan_is_forgotten_without_the_collector(tmp_path: Path, fault: str) -> None:
     """A scanner in trouble fails mail after mail: what each leaves behind must not add up."""
-    elsewhere = alive(HttpConnection)
+    elsewhere = alive(ScannerConnection)
     replies = {"reset": reset_the_bridge, "nonsense": b"220 smtp.example\r\n\r\n", "silence": Hanging()}
     with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, deadline="1s") as bridge:
         bridge.scanner.reply = replies[fault]
@@ -164,7 +165,7 @@ def test_failed_scan_is_forgotten_without_the_collector(tmp_path: Path, fault: s
             assert [client.mail()[:4] for _ in range(2)] == [b"451 "] * 2
         assert eventually(lambda: is_idle(bridge))
         assert eventually(lambda: alive(Message, Transaction, Record) <= before, 10.0)
-        assert eventually(lambda: alive(HttpConnection) <= elsewhere + 1, 10.0), "one asks for the scanner's status"
+        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one asks for the scanner's status"
 
 
 def test_replies_owed_are_given_to_a_client_that_says_no_more(shared: RunningBridge) -> None:

@@ -194,15 +194,15 @@ def test_no_secret_leaves(world: tuple[World, FakeScanner, Background], tmp_path
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     background.run(stranger.start(context))
     one.write(scanner={"urls": [f"https://127.0.0.1:{stranger.port}"]})
-    one.reload("the new configuration is in force")
+    one.reload("reload succeeded")
     one.mail(b"451 ")
     background.run(stranger.stop())
     # Reloads that fail.
     (tmp_path / "short").write_text("sec!\n")
     one.write(scanner={"token_file": "short"})
-    one.reload("the old configuration stays")
+    one.reload("reload failed")
     one.write(lists={"api_key": SECRETS["api-key"]})
-    one.reload("the old configuration stays")
+    one.reload("reload failed")
     one.write()
     for path in ("/metrics", "/status", "/livez", "/readyz", "/nothing"):
         one.page(path)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.intake.listener import peer_address
+from bridge.intake.listener import Listener, ListenerSettings, Refusal, TrustedClients, peer_address
 from bridge.testing import SmtpClient, free_port, running_bridge
 
 
@@ -63,3 +63,30 @@ def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
 def test_peer_is_a_bare_address(peer: object, address: str | None) -> None:
     """An IPv4 client on an IPv6 socket is an IPv4 client; a zone is no part of an address."""
     assert peer_address(peer) == address
+
+
+@pytest.mark.parametrize(
+    ("address", "is_trusted"), [(None, True), ("127.0.0.9", True), ("::1", True), ("192.0.2.1", False), ("gone", False)]
+)
+def test_trust_is_decided_by_address(address: str | None, is_trusted: bool) -> None:
+    """A unix socket is trusted; something that is not an address is not, however often it is looked up."""
+    trusted = TrustedClients(ListenerSettings("test").trusted)
+    assert [address in trusted for _ in range(2)] == [is_trusted] * 2
+
+
+async def test_caps_and_counts_without_a_socket() -> None:
+    """Caps in total, per client and for strangers; a closed connection makes room, and a refused one counts nowhere."""
+    listener = Listener[str](ListenerSettings("test", max_connections=7, max_connections_per_client=2))
+    assert [listener.admit(f"a{n}", "127.0.0.1") for n in range(3)] == [None, None, Refusal.CLIENT_FULL]
+    strangers = [listener.admit(f"s{n}", f"192.0.2.{n}") for n in range(5)]
+    assert strangers == [None] * 5 and listener.strangers == 5
+    assert listener.admit("over", "127.0.0.2") is Refusal.FULL
+    listener.forget("a0")
+    assert listener.admit("s5", "192.0.2.5") is Refusal.FULL  # the place is reserved for trusted clients
+    assert listener.expect("proxy", "192.0.2.1") is Refusal.UNTRUSTED
+    assert listener.expect("proxy", "127.0.0.2") is None and listener.expect("other", None) is Refusal.FULL
+    assert listener.admit("proxy", None) is None and not listener.expected
+    for connection in [*listener.open, "over"]:
+        listener.forget(connection)
+    assert (listener.open, listener.per_client, listener.strangers) == ({}, {}, 0)
+    assert await listener.wait_until_empty(0)

@@ -1,6 +1,6 @@
-"""A real Postfix before and behind the bridge, in two worlds.
+"""A real Postfix before and behind the bridge, in two setups.
 
-`scripted`: the bridge in this process, with a scanner that says what the test wants.
+`scripted`: the bridge in this process, with a scanner that answers what the test wants.
 `installed`: `scanbridge run` and `scanbridge service` as processes, which can be stopped and killed.
 Both hand mail back to the same Postfix, which delivers to the `destination`.
 """
@@ -22,13 +22,13 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def marker():
-    """A word that is in one mail only."""
+    """A word that only one mail contains."""
     return f"mark{next(_NUMBERS)}mark"
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Who listens where."""
+    """The port of each listener."""
 
     scripted_front: int
     hurried_front: int
@@ -53,15 +53,15 @@ def ports():
 
 @pytest.fixture(scope="session")
 def destination():
-    with Destination() as one:
-        yield one
+    with Destination() as destination:
+        yield destination
 
 
 @pytest.fixture(scope="session")
 def postfix(ports, destination):
-    """Every way in that a test takes, and the way back."""
-    with Postfix(SERVICES.format(ports=ports), destination.port) as one:
-        yield one
+    """Every entry that a test uses, and the way back."""
+    with Postfix(SERVICES.format(ports=ports), destination.port) as postfix:
+        yield postfix
 
 
 SERVICES = """\
@@ -102,7 +102,7 @@ def scripted_bridge(ports, tmp_path_factory):
 
 @pytest.fixture
 def scripted(scripted_bridge: RunningBridge, postfix):
-    """The bridge with a scanner that delivers until it is told otherwise."""
+    """The bridge, with a scanner that answers deliver unless the test changes it."""
     scripted_bridge.scanner.submissions.clear()
     scripted_bridge.scanner.reply = answer(200, result())
     return scripted_bridge

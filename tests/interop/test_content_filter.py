@@ -1,4 +1,4 @@
-"""After the queue: Postfix's `content_filter`. Postfix has answered for the mail already, so nothing may be lost."""
+"""After the queue: Postfix's `content_filter`. Postfix has accepted the mail already, so nothing may be lost."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ def queue_id(reply: str) -> str:
 
 
 def deferred(postfix, identity: str):
-    """Wait until Postfix has tried and put the mail aside; the entry of its queue."""
+    """Wait until Postfix has tried and deferred the mail; returns its queue entry."""
     return until(
         lambda: [e for e in postfix.queue() if e["queue_id"] == identity and e["queue_name"] == "deferred"],
         f"{identity} to be deferred",
     )[0]
 
 
-def test_clean_mail_goes_through_and_is_known_by_postfix_queue_id(installed, ports, destination, marker):
-    """Our log line names the queue id of the Postfix in front and of the Postfix behind."""
+def test_clean_mail_passes_and_is_logged_with_postfix_queue_ids(installed, ports, destination, marker):
+    """Our log line has the queue id of the Postfix in front and of the Postfix behind."""
     identity = queue_id(send(ports.queue_front, mail(marker), xclient="ADDR=192.0.2.9", helo="far.example"))
     added = added_fields(destination.arrived(marker).content, mail(marker))
     assert set(added) <= {"Received", *STAMPED}
@@ -47,7 +47,7 @@ def test_refused_mail_is_kept_and_nobody_gets_a_bounce(installed, ports, postfix
 
 
 def test_malware_is_quarantined(installed, ports, postfix, destination, marker):
-    """The EICAR file, as the embedded engine knows it."""
+    """The EICAR file, as the embedded engine detects it."""
     identity = queue_id(send(ports.queue_front, mail(marker, body=EICAR)))
     postfix.logged(rf"{identity}: .*status=sent")
     (kept,) = until(lambda: installed.quarantined(marker), "the mail in the quarantine")
@@ -56,7 +56,7 @@ def test_malware_is_quarantined(installed, ports, postfix, destination, marker):
 
 
 def test_mail_waits_in_postfix_while_the_scanner_is_down(installed, ports, postfix, destination, marker):
-    """Deferred with our words, and delivered after a flush when the scanner is back."""
+    """It is deferred with our text, and delivered after a flush when the scanner is back."""
     installed.service.stop()
     try:
         identity = queue_id(send(ports.queue_front, mail(marker)))
@@ -72,7 +72,7 @@ def test_mail_waits_in_postfix_while_the_scanner_is_down(installed, ports, postf
 
 
 def test_mail_waits_in_postfix_while_the_bridge_is_down(installed, ports, postfix, destination, marker):
-    """kill -9: nothing is lost, because Postfix still has it."""
+    """kill -9: nothing is lost, because the mail is still in Postfix's queue."""
     installed.bridge.kill()
     try:
         identity = queue_id(send(ports.queue_front, mail(marker)))

@@ -1,7 +1,7 @@
-"""One mail through every log: docs/logs.md shows how, and this is what makes it true.
+"""One mail through every log, as docs/logs.md describes.
 
-Postfix in front, the bridge, the service, Postfix behind: each names the mail by an id that the next one
-names too.
+Postfix in front, the bridge, the service, Postfix behind: each logs the mail with an id that the next one
+logs too.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ def mail(marker: str, body: bytes = b"Hello\r\n") -> bytes:
 
 
 def fields_of(line: str) -> dict[str, str]:
-    """A line of ours, taken apart."""
+    """The fields of one of our log lines."""
     return {key: value.strip('"') for key, value in re.findall(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)', line)}
 
 
 def ours(installed, marker: str) -> dict[str, str]:
-    """The one line of the mail with this Message-ID."""
+    """The only line about the mail with this Message-ID."""
     installed.bridge.logged(rf"(?m)^id=.* message_id=<{marker}@example\.org> .*$")
     lines = re.findall(rf"(?m)^id=.* message_id=<{marker}@example\.org> .*$", installed.bridge.log())
     assert len(lines) == 1, lines
@@ -42,7 +42,7 @@ def seen_by_the_service(installed, line: dict[str, str]) -> None:
 
 
 def test_after_the_queue_both_queue_ids_are_in_our_line(installed, ports, postfix, destination, marker):
-    """content_filter: Postfix's queue id comes by XFORWARD, the one of the Postfix behind in its reply."""
+    """content_filter: XFORWARD brings the queue id of the Postfix in front, the reply that of the Postfix behind."""
     reply = send(ports.queue_front, mail(marker))
     front = re.fullmatch(r"250 2\.0\.0 Ok: queued as (\w+)", reply)[1]
     arrived = destination.arrived(marker).content.decode()
@@ -69,7 +69,7 @@ def test_before_the_queue_the_next_queue_id_is_in_all_three(installed, ports, po
 
 
 def test_a_refusal_names_our_id_and_the_ggrid(installed, ports, postfix, marker):
-    """Whoever is refused can quote the reply, and it leads to our line and to the service's."""
+    """A sender can quote the reply, which leads to our log line and to the service's."""
     reply = send(ports.proxy_front, mail(marker, GTUBE))
     line = ours(installed, marker)
     assert reply.startswith("550 5.7.1 ") and line["id"] in reply and line["ggrid"] in reply
@@ -79,7 +79,7 @@ def test_a_refusal_names_our_id_and_the_ggrid(installed, ports, postfix, marker)
 
 @pytest.mark.parametrize("body", [b"Hello\r\n", GTUBE], ids=["delivered", "refused"])
 def test_through_milter_postfix_queue_id_is_in_our_line(installed, ports, postfix, destination, marker, body):
-    """The macro `i` brings it; what Postfix refuses for us names our id in its log."""
+    """The macro `i` brings it; when Postfix rejects a mail for us, its log has our id."""
     reply = send(ports.milter_front, mail(marker, body))
     line = ours(installed, marker)
     queue_id = line["ident"]

@@ -72,13 +72,13 @@ def test_other_decisions_as_the_client_sees_them(
 
 
 def test_refusal_of_the_server_behind_is_passed_on(scripted, ports, postfix, destination, marker):
-    """What the last server says about a recipient is what the remote client reads."""
+    """The remote client reads the last server's own reply about a recipient."""
     reply = send(ports.scripted_front, mail(marker), recipient="unknown@example.net")
     assert reply == "550 5.1.1 <unknown@example.net>: Recipient address rejected: No such user here"
     assert nothing_arrived(postfix, destination, marker)
 
 
-# --- what the scanner is told ---
+# --- what the scanner gets ---
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_refusal_of_the_server_behind_is_passed_on(scripted, ports, postfix, des
     ],
 )
 def test_scanner_learns_of_the_remote_client(scripted, ports, postfix, destination, marker, xclient, address):
-    """remoteAddress and senderHelo are the remote client's, here and in the log of Postfix behind."""
+    """remoteAddress and senderHelo are the remote client's, here and in the log of the Postfix behind."""
     assert send(ports.scripted_front, mail(marker), xclient=xclient, helo="mail.example.com").startswith("250")
     (submission,) = scripted.scanner.submissions
     assert submission.parameters["borderMtaData"] == {
@@ -103,14 +103,14 @@ def test_scanner_learns_of_the_remote_client(scripted, ports, postfix, destinati
 
 
 def test_unknown_address_is_left_out(scripted, ports, destination, marker):
-    """Where Postfix does not know the client's address, ours is not put in its place."""
+    """If Postfix does not know the client's address, we do not send our own instead."""
     assert send(ports.scripted_front, mail(marker), xclient="ADDR=[UNAVAILABLE]").startswith("250")
     assert "remoteAddress" not in scripted.scanner.submissions[0].parameters["borderMtaData"]
     destination.arrived(marker)
 
 
 def test_scanner_gets_the_mail_that_arrives(scripted, ports, destination, marker):
-    """The scanned bytes are the delivered bytes, beside what was added later."""
+    """The scanned bytes are the delivered bytes, except for fields added later."""
     content = mail(marker, "X-Odd:no space", "X-8: gr\u00fc\u00df", body=b"..\r\n.\r\n\xe4\xff\x80\r\n")
     assert send(ports.scripted_front, content, mail=["BODY=8BITMIME"]).startswith("250")
     scanned = scripted.scanner.submissions[0].email
@@ -145,7 +145,7 @@ def content_of(kind: str, marker: str) -> bytes:
             return mail(marker)[: -len(b"\r\nHello\r\n")]
         case "blank lines at the end":
             return mail(marker, body=b"\r\n\r\n \r\n\t\r\n\r\n")
-        case "50 MiB":  # Postfix in front adds its Received field, and the bridge takes 50 MiB with it
+        case "50 MiB":  # including the Received field that the Postfix in front adds
             line = b".%s\r\n" % (b"0123456789" * 7)
             content = mail(marker, body=line * (50 * MiB // len(line) - 20))
             return content + b"x" * (50 * MiB - 400 - len(content) - 2) + b"\r\n"
@@ -156,14 +156,14 @@ def content_of(kind: str, marker: str) -> bytes:
     "kind", ["8 bit", "long lines", "dots", "empty body", "no body", "blank lines at the end", "50 MiB"]
 )
 def test_mail_arrives_byte_for_byte(installed, ports, postfix, destination, marker, kind):
-    """Through Postfix, bridge, service and Postfix again, nothing changes beside the fields in front."""
+    """Through Postfix, bridge, service and Postfix again, nothing changes but the fields added in front."""
     content = content_of(kind, marker)
     assert send(ports.proxy_front, content, mail=["BODY=8BITMIME"]).startswith("250")
     assert set(added_fields(destination.arrived(marker).content, content)) <= {"Received", *STAMPED}
 
 
 def test_mail_over_50_mib_is_552(installed, ports, postfix, destination, marker):
-    """With SIZE= at once, without it after the dot; Postfix in front would have taken it."""
+    """With SIZE= immediately, without it after the dot; the Postfix in front would have accepted it."""
     content = mail(marker, body=(b"x" * 998 + b"\r\n") * (50 * MiB // 1000 + 1))
     assert send(ports.proxy_front, b"", mail=[f"SIZE={50 * MiB + 1}"]).startswith("552 5.3.4 ")
     assert send(ports.proxy_front, content).startswith("552 5.3.4 ")
@@ -228,8 +228,8 @@ TROUBLE = {
 
 
 @pytest.mark.parametrize("trouble", TROUBLE)
-def test_scanner_in_trouble(scripted, ports, postfix, destination, marker, trouble):
-    """Whatever the scanner does, the client keeps its mail, learns no detail, and may send it again."""
+def test_scanner_that_fails(scripted, ports, postfix, destination, marker, trouble):
+    """Whatever the scanner does, the client keeps its mail, reads no internals, and may send it again."""
     scripted.scanner.reply, expected = TROUBLE[trouble]
     reply = send(ports.scripted_front, mail(marker))
     assert reply.startswith(expected), reply
@@ -241,14 +241,14 @@ def test_scanner_in_trouble(scripted, ports, postfix, destination, marker, troub
 
 
 def test_scanner_that_hangs_is_given_up_at_the_deadline(scripted, ports, postfix, destination, marker):
-    """The listener's deadline ends the wait, long before Postfix would."""
+    """The listener's deadline ends the wait long before Postfix would give up."""
     scripted.scanner.reply = hang
     assert send(ports.hurried_front, mail(marker)).startswith("451 4.4.7 ")
     assert nothing_arrived(postfix, destination, marker)
 
 
 def test_stopped_service_is_451_until_it_is_back(installed, ports, postfix, destination, marker):
-    """Nobody listening at the scanner's address."""
+    """Nothing listens at the scanner's address."""
     installed.service.stop()
     try:
         assert send(ports.proxy_front, mail(marker)).startswith("451 4.3.0 ")
@@ -260,7 +260,7 @@ def test_stopped_service_is_451_until_it_is_back(installed, ports, postfix, dest
 
 
 def test_bridge_killed_under_load_loses_no_accepted_mail(installed, ports, postfix, destination, marker):
-    """kill -9: Postfix answers 451 in its place; whatever any client saw accepted has arrived."""
+    """kill -9: Postfix answers 451 itself; every mail that a client saw accepted has arrived."""
     accepted: list[str] = []
     over = threading.Event()
 
@@ -285,8 +285,8 @@ def test_bridge_killed_under_load_loses_no_accepted_mail(installed, ports, postf
             until(lambda: len(accepted) >= goal, "mails after the restart")
         finally:
             over.set()
-        for one in clients:
-            one.result()
+        for future in clients:
+            future.result()
     for word in accepted:
         until(lambda word=word: destination.find(word), f"{word} to arrive")
     assert nothing_arrived(postfix, destination, marker + "down")
@@ -327,7 +327,7 @@ def refused_at_mail(admin_port: int) -> float:
     return float(found[1])
 
 
-def test_client_that_leaves_in_the_middle_leaves_nothing(scripted, ports, postfix, destination, marker):
+def test_client_that_disconnects_in_the_middle_leaves_no_mail(scripted, ports, postfix, destination, marker):
     """No final dot, no mail."""
     with socket.create_connection(("127.0.0.1", ports.scripted_front), timeout=10) as client:
         client.sendall(b"EHLO x\r\n")
@@ -354,5 +354,5 @@ def test_120_mails_of_10_clients_all_arrive(installed, ports, postfix, destinati
 
 
 def test_every_port_of_the_chain_is_ours(installed, scripted, ports):
-    """Nothing of the machine's own mail server takes part."""
+    """The machine's own mail server is not involved."""
     assert all(is_listening(getattr(ports, name)) for name in ports.__dataclass_fields__)

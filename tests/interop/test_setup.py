@@ -32,8 +32,8 @@ def printed(directory: Path, mode: str, data: dict[str, Any], *options: str) -> 
 
 
 @pytest.mark.parametrize("mode", PROTOCOLS)
-def test_printed_lines_carry_a_mail(mode, tmp_path, destination, marker):
-    """Postfix knows every parameter, a clean mail arrives once, the client's address too, a bad one is refused."""
+def test_printed_lines_work_in_postfix(mode, tmp_path, destination, marker):
+    """Postfix knows every parameter; a clean mail arrives once, with the client's address; a bad one is refused."""
     need("postfix", root=True)
     front, back = free_port(), free_port()
     settings = {"listeners": [listener(mode)], "relay": {"next_hop": f"smtp://127.0.0.1:{back}"}}
@@ -62,15 +62,15 @@ def test_printed_lines_carry_a_mail(mode, tmp_path, destination, marker):
 
 def without_postfix(tmp_path: Path, *listeners: dict[str, Any], **sections: Any) -> dict[str, Any]:
     scanner, hop = FakeScanner(), NextHop(port=10026)
-    scanner.port = 9  # nobody is asked
+    scanner.port = 9  # never contacted
     return configuration(tmp_path, scanner, hop, {"listeners": list(listeners), **sections})
 
 
 def test_times_sizes_and_processes_are_those_of_the_configuration(tmp_path):
-    """A longer deadline, a smaller limit, more slots: the lines follow."""
-    one = listener("proxy", deadline="200s", address="0.0.0.0:10025", trusted_clients=["192.0.2.0/24"])
+    """The lines follow a longer deadline, a smaller limit and more slots."""
+    proxy = listener("proxy", deadline="200s", address="0.0.0.0:10025", trusted_clients=["192.0.2.0/24"])
     sections = {"admission": {"max_in_processing": 7}, "limits": {"max_message_size": "10MiB"}}
-    shown = printed(tmp_path, "proxy", without_postfix(tmp_path, one, **sections))
+    shown = printed(tmp_path, "proxy", without_postfix(tmp_path, proxy, **sections))
     assert shown.exit_code == 0
     for line in (
         "smtpd_proxy_timeout = 220s",
@@ -95,15 +95,15 @@ def test_times_sizes_and_processes_are_those_of_the_configuration(tmp_path):
         ("proxy", {}, {"relay": {"next_hop": "maildir:/x"}}, "set it to smtp://127.0.0.1:10026"),
     ],
 )
-def test_configuration_that_does_not_fit_is_told_what_to_change(tmp_path, mode, change, sections, words):
-    """Exit code 78, nothing on standard output, the key and what to write."""
+def test_unsuitable_configuration_gets_an_error_with_the_fix(tmp_path, mode, change, sections, words):
+    """Exit code 78, nothing on standard output; the error names the key and the value to set."""
     shown = printed(tmp_path, mode, without_postfix(tmp_path, listener(mode, **change), **sections))
     assert (shown.exit_code, shown.stdout) == (78, "")
     assert words in shown.stderr and "setup.yml: " in shown.stderr
 
 
 def test_one_of_several_listeners_is_chosen(tmp_path):
-    """By name, and the message names them."""
+    """It is chosen by name, and the error lists the names."""
     data = without_postfix(tmp_path, listener("proxy", name="a"), listener("proxy", name="b"))
     assert "--listener a or b" in printed(tmp_path, "proxy", data).stderr
     chosen = data["listeners"][1]["address"]

@@ -1,4 +1,4 @@
-"""The real service on loopback, and the PostgreSQL server that the service's own tests make."""
+"""The real service on loopback, and the PostgreSQL server of the service's own tests."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory) -> Service:
-    """One service for tests that use lists of their own."""
+    """One service, shared by the tests of a module."""
     with running_service(tmp_path_factory.mktemp("shared")) as service:
         yield service
 
 
 @pytest.fixture
 def service(shared: Service) -> Service:
-    """The shared service, all its lists empty."""
+    """The shared service, with all its lists empty."""
     shared.clear()
     return shared
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def on_each_database(request, tmp_path_factory) -> Service:
-    """A service on SQLite, then one on PostgreSQL."""
+    """A service on SQLite, then another one on PostgreSQL."""
     database = "sqlite:///service.sqlite"
     if request.param == "postgresql":
         database = fresh_database(request.getfixturevalue("postgresql"))

@@ -1,4 +1,4 @@
-"""What the tests of the lists share: the real service, a server that misbehaves, the command line."""
+"""Shared by the tests of the lists: the real service, a misbehaving server, the command line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ lists:
 
 
 class Service:
-    """The real service in a thread, with a key that it knows from the start."""
+    """The real service in a thread, with a key that is valid from the start."""
 
     def __init__(self, directory: Path, config: ServiceConfig) -> None:
         self.config = config
@@ -77,20 +77,20 @@ class Service:
         return ListSettings(self.url, self.key, **more)
 
     def entries(self, name: str, tenant: str | None = None) -> dict[str, str]:
-        """What the list holds, by the client."""
+        """The content of a list, read by the client in the thread of the service."""
 
         async def read() -> dict[str, str]:
             async with ListClient(self.settings()) as client:
-                return {one.entry: one.comment async for one in client.entries(name, tenant)}
+                return {entry.entry: entry.comment async for entry in client.entries(name, tenant)}
 
-        return asyncio.run(read())
+        return self._call(read())
 
     def add(self, name: str, entries: dict[str, str], tenant: str | None = None) -> None:
         async def send() -> None:
             async with ListClient(self.settings()) as client:
-                await client.add(name, [ListEntry(*one) for one in entries.items()], tenant)
+                await client.add(name, [ListEntry(*item) for item in entries.items()], tenant)
 
-        asyncio.run(send())
+        self._call(send())
 
     def run(self, *arguments: str, stdin: str | bytes | None = None) -> Result:
         """`scanbridge lists ...` against this service."""
@@ -108,7 +108,7 @@ def running_service(directory: Path, database: str = "sqlite:///service.sqlite",
 
 
 def command(url: str, key_file: Path, *arguments: str, stdin: str | bytes | None = None) -> Result:
-    """`scanbridge lists ...` in this process. No key may ever be in what it prints."""
+    """`scanbridge lists ...` in this process. Its output must never contain a key."""
     given = [arguments[0], "--url", url, "--api-key-file", str(key_file), *arguments[1:]]
     result = CliRunner().invoke(lists, given, input=stdin, catch_exceptions=False)
     assert key_file.read_text().strip() not in result.output
@@ -116,18 +116,18 @@ def command(url: str, key_file: Path, *arguments: str, stdin: str | bytes | None
 
 
 def process(url: str, key_file: Path, *arguments: str, first: str = "", **more: Any) -> subprocess.Popen[str]:
-    """The same in a process of its own, after the statement `first`."""
+    """The same in a separate process, after the statement `first`."""
     given = [arguments[0], "--url", url, "--api-key-file", str(key_file), *arguments[1:]]
     program = f"{first}\nfrom bridge.cli.lists.command import lists\nlists()"
     return subprocess.Popen([sys.executable, "-c", program, *given], text=True, **more)
 
 
-# getrusage would count the parent's memory too, which the child has until it becomes another program.
+# Not getrusage: until a child calls exec, it counts the memory of its parent too.
 SAY_PEAK = "import atexit, sys; atexit.register(lambda: print(open('/proc/self/status').read(), file=sys.stderr))"
 
 
 def peak_kib(status: str) -> int:
-    """The most memory a process had, from what SAY_PEAK made it print."""
+    """The peak memory of a process, from the output of SAY_PEAK."""
     return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
@@ -135,7 +135,7 @@ QUICK = RetrySettings(patience_s=2.0, first_delay_s=0.001, max_delay_s=0.002)
 
 
 def http(status: int, body: Any = None, *headers: str) -> bytes:
-    """A whole answer."""
+    """A complete answer."""
     raw = body if isinstance(body, bytes) else json.dumps(body if body is not None else {}).encode()
     lines = [f"HTTP/1.1 {status} X", f"Content-Length: {len(raw)}", "Content-Type: application/json", *headers]
     return ("\r\n".join(lines) + "\r\n\r\n").encode() + raw
@@ -159,7 +159,7 @@ def whole(*entries: str) -> bytes:
 
 @dataclass(frozen=True)
 class Seen:
-    """One request as it came."""
+    """One received request."""
 
     operation: str
     head: str
@@ -167,9 +167,9 @@ class Seen:
 
 
 class Misbehaving:
-    """A raw socket that answers as it is told. `answer` gets the request; what it returns is sent.
+    """A raw socket with scripted answers: `answer` gets each request and returns the bytes to send.
 
-    After an answer that begins with CUT the connection is closed at once.
+    After an answer that begins with CUT, the connection is closed immediately.
     """
 
     CUT = b"<cut>"
@@ -196,7 +196,7 @@ class Misbehaving:
         return result
 
     def operations(self) -> list[str]:
-        return [one.operation for one in self.seen]
+        return [request.operation for request in self.seen]
 
     def _accept(self) -> None:
         with suppress(OSError):
@@ -243,7 +243,7 @@ def _request(reader: Any) -> Seen:
             raise EOFError
         head += line
     text = head.decode("latin-1")
-    length = next(int(one.split(":")[1]) for one in text.split("\r\n") if one.lower().startswith("content-length"))
+    length = next(int(line.split(":")[1]) for line in text.split("\r\n") if line.lower().startswith("content-length"))
     return Seen(text.split(" ")[1].rpartition("/")[2], text, json.loads(reader.read(length)))
 
 
@@ -257,7 +257,7 @@ def misbehaving(directory: Path, answer: Callable[[Seen], bytes]) -> Iterator[Mi
 
 
 def scripted(*answers: bytes) -> Callable[[Seen], bytes]:
-    """The answers in order; the last one for ever."""
+    """The answers in order; the last one is repeated."""
     left = list(answers)
     lock = threading.Lock()
 

@@ -1,4 +1,4 @@
-"""The Python client, against the real service and against one that misbehaves."""
+"""The Python client, against the real service and a misbehaving one."""
 
 from __future__ import annotations
 
@@ -45,73 +45,69 @@ from tests.lists.lists_kit import (
 ADDED = http(200, {"modifiedEntries": 0})
 
 
-def use(settings: ListSettings, work):
-    """`work(client)` in an event loop of its own."""
-
-    async def main():
-        async with ListClient(settings) as client:
-            return await asyncio.wait_for(work(client), DEADLINE_S)
-
-    return asyncio.run(main())
+async def use(settings: ListSettings, work):
+    """Run `work(client)` with a new client."""
+    async with ListClient(settings) as client:
+        return await asyncio.wait_for(work(client), DEADLINE_S)
 
 
 async def gathered(client: ListClient, name: str, tenant: str | None = None) -> list[ListEntry]:
-    return [one async for one in client.entries(name, tenant)]
+    return [entry async for entry in client.entries(name, tenant)]
 
 
 def some(count: int) -> list[ListEntry]:
     return [ListEntry(f"user{i:06}@example.org", f"number {i}") for i in range(count)]
 
 
-def test_the_four_operations_on_a_real_service(on_each_database):
-    """Add, list, delete and show, with comments, in a tenant's scope and in the deployment's."""
+async def test_the_four_operations_on_a_real_service(on_each_database):
+    """Add, list, delete and show, with comments, in a tenant's scope and in the deployment-global one."""
 
     async def work(client: ListClient) -> None:
         given = some(1201)
         assert (await client.add("large", given, TENANT)).modified == 1201
         assert await gathered(client, "large", TENANT) == given
         assert await gathered(client, "large", OTHER) == await gathered(client, "large") == []
-        gone = [one.entry for one in given[:700]] + ["nobody@example.org"]
-        assert (await client.delete("large", gone, TENANT)).modified == 700
+        deleted = [entry.entry for entry in given[:700]] + ["nobody@example.org"]
+        assert (await client.delete("large", deleted, TENANT)).modified == 700
         assert await gathered(client, "large", TENANT) == given[700:]
         partners = next(info for info in await client.lists(TENANT) if info.name == "partners")
         assert (partners.display_name, partners.category, partners.max_size) == ("Partners", "sender", 3)
 
-    use(on_each_database.settings(), work)
+    await use(on_each_database.settings(), work)
 
 
-def test_an_async_source_is_sent_as_it_comes(service):
+async def test_an_async_source_is_sent_as_it_arrives(service):
     """Entries from a database cursor or a feed need not be in memory."""
 
     async def source():
-        for one in some(501):
+        for entry in some(501):
             await asyncio.sleep(0)
-            yield one
+            yield entry
 
-    assert use(service.settings(), lambda client: client.add("large", source())).modified == 501
+    assert (await use(service.settings(), lambda client: client.add("large", source()))).modified == 501
     assert len(service.entries("large")) == 501
 
 
-def test_batches_are_of_500_and_a_few_at_a_time(tmp_path):
-    """A thousand times the limit is the caller's to give and ours to divide."""
+async def test_batches_have_500_entries_and_run_in_parallel(tmp_path):
+    """The client splits any number of entries into batches and sends a few at a time."""
     together = threading.Barrier(3)
 
     def answer(_: Seen) -> bytes:
-        together.wait(DEADLINE_S)  # three requests are under way, or this never ends
+        together.wait(DEADLINE_S)  # returns only while three requests are in flight
         return http(200, {"modifiedEntries": 1})
 
     with misbehaving(tmp_path, answer) as server:
-        tally = use(server.settings(parallel=3), lambda client: client.add("large", some(3000)))
+        tally = await use(server.settings(parallel=3), lambda client: client.add("large", some(3000)))
         assert tally == Tally(confirmed=3000, modified=6)
-        assert [len(one.body["entries"]) for one in server.seen] == [500] * 6
+        assert [len(request.body["entries"]) for request in server.seen] == [500] * 6
         assert server.most_at_once == 3
 
 
-def test_requests_look_as_the_interface_says(tmp_path):
-    """POST with the key in its own scheme, JSON, and no tenantUid for the deployment."""
+async def test_requests_conform_to_the_interface(tmp_path):
+    """POST with the `apikey` scheme, JSON, and no tenantUid for the deployment-global scope."""
     with misbehaving(tmp_path, lambda _: ADDED) as server:
-        use(server.settings(), lambda client: client.add("a", [ListEntry("x", "ü")]))
-        use(server.settings(), lambda client: client.delete("a", ["x"], TENANT))
+        await use(server.settings(), lambda client: client.add("a", [ListEntry("x", "ü")]))
+        await use(server.settings(), lambda client: client.delete("a", ["x"], TENANT))
         add, delete = server.seen
     assert add.head.startswith("POST /api/public/lists/v1/addEntries HTTP/1.1\r\n")
     assert f"\r\nAuthorization: apikey {SECRET}\r\n" in add.head
@@ -120,36 +116,36 @@ def test_requests_look_as_the_interface_says(tmp_path):
     assert delete.body == {"listName": "a", "entries": ["x"], "tenantUid": TENANT}
 
 
-def test_unknown_fields_and_blank_lines_are_no_trouble(tmp_path):
-    """A service may say more than we know."""
+async def test_unknown_fields_and_blank_lines_are_ignored(tmp_path):
+    """A newer service may send more than we know."""
     body = b'{"entry": "a@x.org", "comment": "c", "id": 7, "tags": []}\r\n\n{"entry": "b@x.org", "comment": null}'
     split = [body[i : i + 5] for i in range(0, len(body), 5)]
     stream = STREAM + b"".join(map(chunk, split)) + b"0\r\n\r\n"
     lists = http(200, {"listFileInfos": [{"listName": "x", "owner": 1}], "next": None})
     with misbehaving(tmp_path, scripted(stream, lists)) as server:
-        found = use(server.settings(), lambda client: gathered(client, "x"))
+        found = await use(server.settings(), lambda client: gathered(client, "x"))
         assert found == [ListEntry("a@x.org", "c"), ListEntry("b@x.org")]
-        assert [info.name for info in use(server.settings(), lambda client: client.lists())] == ["x"]
+        assert [info.name for info in await use(server.settings(), lambda client: client.lists())] == ["x"]
 
 
 @pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
-def test_what_is_temporary_is_tried_again(tmp_path, status):
-    """All operations are idempotent, so a second attempt does no harm."""
+async def test_temporary_failures_are_retried(tmp_path, status):
+    """All operations are idempotent, so another attempt does no harm."""
     bad = http(status, {"error": "busy"})
     with misbehaving(tmp_path, scripted(bad, bad, Misbehaving.CUT, ADDED)) as server:
-        tally = use(server.settings(), lambda client: client.add("a", some(3)))
+        tally = await use(server.settings(), lambda client: client.add("a", some(3)))
         assert tally.confirmed == 3
         assert len(server.seen) == 4
 
 
-def test_retry_after_holds_all_requests(tmp_path):
-    """When the service names a time, nobody comes earlier; too long a time is an error at once."""
+async def test_retry_after_delays_all_requests(tmp_path):
+    """No request is sent before the time the service asked for; too long a wait is an error immediately."""
     soon = http(429, {"error": "slow_down"}, "Retry-After: 0")
     late = http(503, {"error": "maintenance"}, "Retry-After: 3600")
     with misbehaving(tmp_path, scripted(soon, ADDED, late)) as server:
-        assert use(server.settings(), lambda client: client.add("a", some(1))).confirmed == 1
+        assert (await use(server.settings(), lambda client: client.add("a", some(1)))).confirmed == 1
         with pytest.raises(ListsUnavailable, match=r"503 \(maintenance\)") as caught:
-            use(server.settings(), lambda client: client.add("a", some(1)))
+            await use(server.settings(), lambda client: client.add("a", some(1)))
         assert caught.value.retry_after_s == 3600
         assert len(server.seen) == 3
 
@@ -175,11 +171,11 @@ def test_retry_after_holds_all_requests(tmp_path):
         (http(200, {"modifiedEntries": 1}, "Content-Encoding: gzip"), ListsMalformed, "compressed"),
     ],
 )  # fmt: skip
-def test_what_is_permanent_is_said_once_and_clearly(tmp_path, answer, error, text):
-    """Each refusal has its own class, one line of text, and no key in it."""
+async def test_permanent_failures_are_reported_without_a_retry(tmp_path, answer, error, text):
+    """Each refusal has its own class and one line of text without the key."""
     with misbehaving(tmp_path, scripted(answer)) as server:
         with pytest.raises(error, match=text) as caught:
-            use(server.settings(), lambda client: client.add("a", some(2)))
+            await use(server.settings(), lambda client: client.add("a", some(2)))
         assert len(server.seen) == 1
     assert SECRET not in str(caught.value)
     assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
@@ -191,31 +187,32 @@ def test_what_is_permanent_is_said_once_and_clearly(tmp_path, answer, error, tex
         (STREAM + chunk(b'{"entry": 1}\n'), ListsMalformed, "line 1 of the entries"),
         (STREAM + chunk(lines("a") + b"nonsense\n"), ListsMalformed, "line 2"),
         (STREAM + chunk(lines("a") + b'{"ent') + b"0\r\n\r\n", ListsMalformed, "line 2"),
-        (STREAM + chunk(b"x" * 1_100_000), ListsMalformed, "does not end"),
+        (STREAM + chunk(b"x" * 1_100_000), ListsMalformed, "line 1 of the entries is longer than"),
         (Misbehaving.CUT + STREAM + chunk(lines("a", "b")), ListsUnavailable, "cut off after 2 entries"),
         (Misbehaving.CUT + b"HTTP/1.1 200 X\r\n\r\n" + lines("a"), ListsMalformed, "where it ends"),
         (http(200, None, "Content-Encoding: gzip"), ListsMalformed, "compressed"),
     ],
 )
-def test_a_stream_that_is_not_whole_is_an_error(tmp_path, answer, error, text):
-    """Half a block list must never pass for a whole one."""
+async def test_an_incomplete_stream_is_an_error(tmp_path, answer, error, text):
+    """Half a block list must never be mistaken for a complete one."""
     with (
         misbehaving(tmp_path, scripted(answer)) as server,
         pytest.raises(error, match=text),
     ):
-        use(server.settings(), lambda client: gathered(client, "x"))
+        await use(server.settings(), lambda client: gathered(client, "x"))
 
 
-def test_a_stream_that_fails_before_its_first_entry_is_opened_again(tmp_path):
-    """Nothing was seen yet, so nobody notices."""
+async def test_a_stream_that_fails_before_its_first_entry_is_opened_again(tmp_path):
+    """No entry was delivered yet, so the caller does not notice."""
     answers = scripted(http(503), Misbehaving.CUT, Misbehaving.CUT + STREAM, whole("a", "b"))
     with misbehaving(tmp_path, answers) as server:
-        assert [one.entry for one in use(server.settings(), lambda client: gathered(client, "x"))] == ["a", "b"]
+        found = await use(server.settings(), lambda client: gathered(client, "x"))
+        assert [entry.entry for entry in found] == ["a", "b"]
 
 
-def test_a_stream_can_be_left_early(service):
-    """Who has seen enough closes the connection, and the client can go on."""
-    service.add("large", {one.entry: "" for one in some(6000)})
+async def test_a_stream_can_be_left_early(service):
+    """A caller that stops early closes the connection, and the client can still be used."""
+    service.add("large", {entry.entry: "" for entry in some(6000)})
 
     async def work(client: ListClient) -> int:
         async with aclosing(client.entries("large")) as entries:
@@ -223,11 +220,11 @@ def test_a_stream_can_be_left_early(service):
                 break
         return len(await gathered(client, "large"))
 
-    assert use(service.settings(parallel=1), work) == 6000
+    assert await use(service.settings(parallel=1), work) == 6000
 
 
-def test_the_account_says_what_is_done_and_what_is_in_doubt(tmp_path):
-    """After a failure the tally tells done from not done, and a lost answer from a refusal."""
+async def test_the_tally_counts_what_is_confirmed_and_what_is_uncertain(tmp_path):
+    """After a failure the tally distinguishes confirmed entries from those whose answer was lost."""
 
     def answer(seen: Seen) -> bytes:
         first = seen.body["entries"][0]["entry"]
@@ -236,52 +233,53 @@ def test_the_account_says_what_is_done_and_what_is_in_doubt(tmp_path):
     tally = Tally()
     with misbehaving(tmp_path, answer) as server, pytest.raises(ListsUnavailable):
         settings = server.settings(parallel=1, retry=RetrySettings(0.05, 0.01, 0.01))
-        use(settings, lambda client: client.add("a", some(3000), tally=tally))
+        await use(settings, lambda client: client.add("a", some(3000), tally=tally))
     assert tally == Tally(confirmed=1000, modified=1000, uncertain=500)
 
 
-def test_a_source_that_fails_ends_the_operation_with_its_own_error(tmp_path):
-    """An error of the caller's iterator is the caller's."""
+async def test_a_source_that_fails_ends_the_operation_with_its_own_error(tmp_path):
+    """An error of the caller's iterator reaches the caller unchanged."""
 
     def source():
         yield from some(600)
         raise KeyError("mine")
 
     with misbehaving(tmp_path, lambda _: ADDED) as server, pytest.raises(KeyError, match="mine"):
-        use(server.settings(), lambda client: client.add("a", source()))
+        await use(server.settings(), lambda client: client.add("a", source()))
 
 
-def test_a_dripped_answer_ends_at_the_time_limit(tmp_path):
-    """The limit is for the whole answer, not for each byte."""
+async def test_an_unfinished_answer_ends_at_the_timeout(tmp_path):
+    """The timeout applies to the whole answer, not to each byte."""
     never = b"HTTP/1.1 200 X\r\nContent-Length: 100\r\n\r\n{"
     with misbehaving(tmp_path, lambda _: never) as server, pytest.raises(ListsUnavailable, match="no answer within"):
         settings = server.settings(answer_timeout_s=0.1, retry=RetrySettings(patience_s=0))
-        use(settings, lambda client: client.add("a", some(1)))
+        await use(settings, lambda client: client.add("a", some(1)))
 
 
-def test_an_environment_proxy_never_sees_the_key(tmp_path, monkeypatch):
-    """HTTP_PROXY of a login shell must not carry our key elsewhere."""
+async def test_an_environment_proxy_never_sees_the_key(tmp_path, monkeypatch):
+    """HTTP_PROXY in the environment must not send our key elsewhere."""
     with misbehaving(tmp_path, lambda _: ADDED) as proxy, misbehaving(tmp_path, lambda _: ADDED) as server:
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         monkeypatch.setenv("ALL_PROXY", proxy.url)
-        use(server.settings(), lambda client: client.add("a", some(1)))
+        await use(server.settings(), lambda client: client.add("a", some(1)))
         assert (len(proxy.seen), len(server.seen)) == (0, 1)
 
 
-def test_nobody_there_is_temporary():
-    """A service that is down is worth another attempt, later."""
+async def test_an_unreachable_service_is_a_temporary_failure():
+    """A service that is down is worth another attempt later."""
     settings = ListSettings("http://127.0.0.1:1", SECRET, retry=RetrySettings(0.01, 0.001, 0.001))
     with pytest.raises(ListsUnavailable, match=r"http://127\.0\.0\.1:1 cannot be reached"):
-        use(settings, lambda client: client.lists())
+        await use(settings, lambda client: client.lists())
 
 
-def test_the_key_is_not_in_the_settings_text():
-    """What is printed in a traceback holds no secret."""
+def test_the_key_is_not_in_the_repr_of_the_settings():
+    """A traceback does not show the secret."""
     assert SECRET not in repr(ListSettings("http://127.0.0.1:1", SECRET))
 
 
-def test_tls_is_verified(tmp_path):
-    """A certificate that nobody vouches for ends the attempt; with its authority named, all works."""
+@pytest.fixture
+def tls_service(tmp_path):
+    """A service whose certificate comes from a private authority; `ca.pem` is the authority's."""
     authority = trustme.CA()
     issued = authority.issue_cert("127.0.0.1")
     issued.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
@@ -289,15 +287,24 @@ def test_tls_is_verified(tmp_path):
     authority.cert_pem.write_to_path(tmp_path / "ca.pem")
     tls = f"tls: {{cert_file: {tmp_path}/cert.pem, key_file: {tmp_path}/key.pem}}"
     with running_service(tmp_path, more=tls) as service:
-        with pytest.raises(ListsRefused, match="certificate is not trusted"):
-            use(service.settings(), lambda client: client.lists())
-        shown = service.run("show", "--ca-file", str(tmp_path / "ca.pem"))
-        assert shown.exit_code == 0 and "partners" in shown.output
-        assert service.run("show").exit_code == 1
+        yield service
 
 
-def test_patience_doubles_its_ceiling_and_ends():
-    """Waits grow, never over the limit, and stop when the time is used up."""
+async def test_an_untrusted_certificate_is_refused(tls_service):
+    """The client stops if no authority of the system has issued the certificate."""
+    with pytest.raises(ListsRefused, match="certificate is not trusted"):
+        await use(tls_service.settings(), lambda client: client.lists())
+
+
+def test_a_certificate_of_the_given_authority_is_trusted(tls_service, tmp_path):
+    """With --ca-file the command works, without it it does not."""
+    shown = tls_service.run("show", "--ca-file", str(tmp_path / "ca.pem"))
+    assert shown.exit_code == 0 and "partners" in shown.output
+    assert tls_service.run("show").exit_code == 1
+
+
+def test_delays_grow_until_the_patience_is_used_up():
+    """Delays grow up to their limit, and retries stop when the time is used up."""
     patience = Patience(RetrySettings(patience_s=10, first_delay_s=1, max_delay_s=4))
     for ceiling in (1, 2, 4, 4, 4):
         assert 0 <= patience.delay(100.0) <= ceiling
@@ -325,6 +332,6 @@ def test_retry_after_is_seconds_or_a_date(value, expected):
 
 
 def test_every_error_is_a_lists_error():
-    """One `except ListsError` is enough for a caller."""
+    """A caller needs only one `except ListsError`."""
     for kind in (EntryRefused, ListFull, ListNotFound, ListsForbidden, ListsMalformed, ListsRefused, ListsUnavailable):
         assert issubclass(kind, ListsError)

@@ -20,17 +20,17 @@ from tests.lists.lists_kit import DEADLINE_S, OTHER, SAY_PEAK, TENANT, misbehavi
 
 
 def test_show_names_every_list(service):
-    """A person sees names and limits, a machine everything."""
+    """The text has names and limits, the JSON everything."""
     shown = service.run("show", "--tenant", TENANT)
     assert shown.exit_code == 0
     assert "partners" in shown.output and "up to 3 " in shown.output and "Who we work with" in shown.output
     data = json.loads(service.run("show", "--json", "--tenant", TENANT).stdout)
     assert data["tenant"] == TENANT
-    assert "blocked-senders" in [one["listName"] for one in data["lists"]]
+    assert "blocked-senders" in [info["listName"] for info in data["lists"]]
 
 
 def test_entries_are_added_from_arguments_files_and_standard_input(service, tmp_path):
-    """All three ways in, with their comments."""
+    """All three sources work, with their comments."""
     (tmp_path / "a.csv").write_text("entry,comment\nfile@x.org,from a file\n")
     (tmp_path / "b.yml").write_text("- {entry: yaml@x.org, comment: from YAML}\n")
     given = service.run("add", "large", "one@x.org", "-f", str(tmp_path / "a.csv"), "-f", str(tmp_path / "b.yml"),
@@ -46,7 +46,7 @@ def test_entries_are_added_from_arguments_files_and_standard_input(service, tmp_
     }  # fmt: skip
 
 
-def test_a_tenants_list_is_not_the_deployments(service):
+def test_a_tenants_list_is_separate_from_the_global_one(service):
     """--tenant chooses the scope of every command."""
     assert service.run("add", "large", "a@x.org", "--tenant", TENANT).exit_code == 0
     assert service.run("entries", "large").stdout == ""
@@ -56,8 +56,8 @@ def test_a_tenants_list_is_not_the_deployments(service):
     assert service.run("entries", "large", "--tenant", TENANT).stdout == ""
 
 
-def test_delete_ignores_what_is_not_there(service):
-    """Only what was there is counted, and nothing else is an error."""
+def test_delete_ignores_entries_that_do_not_exist(service):
+    """Only existing entries are counted, and the others are not an error."""
     service.add("large", {"a@x.org": "", "b@x.org": ""})
     done = service.run("delete", "large", "--json", stdin="a@x.org # with a comment\nnobody@x.org\n")
     assert json.loads(done.stdout) == {
@@ -68,8 +68,8 @@ def test_delete_ignores_what_is_not_there(service):
 
 
 @pytest.mark.parametrize("kind", ["text", "csv", "jsonl", "yaml"])
-def test_entries_come_out_as_they_go_in(service, kind, tmp_path):
-    """What `entries` writes, `add` reads: comments are kept, odd ones too."""
+def test_add_reads_what_entries_writes(service, kind, tmp_path):
+    """The output of `entries` is valid input for `add`; all comments are kept, even odd ones."""
     held = {"a b": "two words", "ü": 'naïve, "quoted"', "plain": "", "# hash": "x # y", "10": "1"}
     service.add("notes", held)
     shown = service.run("entries", "notes", "--format", kind)
@@ -86,7 +86,7 @@ def test_entries_come_out_as_they_go_in(service, kind, tmp_path):
     ("arguments", "stdin", "code", "text"),
     [
         (["add", "large", "", "a@x.org"], None, 65, "an entry is empty"),
-        (["add", "large", "-f", "gone.txt"], None, 65, "gone.txt: cannot be read"),
+        (["add", "large", "-f", "gone.txt"], None, 65, "gone.txt: cannot read the file"),
         (["add", "large", "--format", "jsonl"], "nonsense", 65, "standard input:1: not JSON"),
         (["add", "large", "a", "--tenant", "x"], None, 2, "a tenant is a UUID"),
         (["add", "large", "a", "--patience", "7"], None, 2, "needs a number and a unit"),
@@ -98,14 +98,14 @@ def test_entries_come_out_as_they_go_in(service, kind, tmp_path):
         (["entries", "large", "-o", "/dev/null/x"], None, 1, "cannot be written"),
     ],
 )
-def test_what_is_wrong_is_said_with_its_exit_code(service, arguments, stdin, code, text):
-    """A script can tell its own mistake from the service's refusal."""
+def test_each_kind_of_error_has_its_exit_code(service, arguments, stdin, code, text):
+    """A script can distinguish its own mistakes from refusals of the service."""
     result = service.run(*arguments, stdin=stdin)
     assert (result.exit_code, text in result.output) == (code, True), result.output
 
 
-def test_refused_entries_can_be_left_out(service):
-    """With --keep-going the good ones are added and the bad ones named; it is still no full success."""
+def test_refused_entries_can_be_skipped(service):
+    """With --keep-going the valid entries are added and the invalid ones named; the exit code is still 1."""
     feed = "".join(f"u{i:04}@x.org\n" for i in range(700)) + "no address\n@\n"
     done = service.run("add", "large", "--keep-going", stdin=feed)
     assert done.exit_code == 1
@@ -116,8 +116,8 @@ def test_refused_entries_can_be_left_out(service):
     assert (list(data["refused"]), data["confirmed"], data["not_done"]) == (["no address"], 1, 0)
 
 
-def test_a_wrong_key_is_77(service, tmp_path):
-    """The message names the key's trouble and not the key."""
+def test_a_wrong_key_exits_with_77(service, tmp_path):
+    """The message mentions the problem with the key, but not the key."""
     from tests.lists.lists_kit import command
 
     wrong = tmp_path / "wrong-key"
@@ -127,8 +127,8 @@ def test_a_wrong_key_is_77(service, tmp_path):
         assert result.exit_code == 77 and "refuses the API key" in result.output
 
 
-def test_the_service_comes_from_the_configuration(service, tmp_path, monkeypatch):
-    """lists.url and lists.api_key_file are enough, and what is missing is said."""
+def test_the_service_can_come_from_the_configuration(service, tmp_path, monkeypatch):
+    """lists.url and lists.api_key_file are enough, and a missing key is reported."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     rest = "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}\n"
     rest += "listeners: [{name: m, protocol: milter, address: '127.0.0.1:1'}]\n"
@@ -137,15 +137,15 @@ def test_the_service_comes_from_the_configuration(service, tmp_path, monkeypatch
     (tmp_path / "plain.yml").write_text(rest + "lists: {url: 'http://192.0.2.1', api_key_file: k}\n")
     good = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / "with.yml")])
     assert good.exit_code == 0 and "partners" in good.output
-    for name, text in (("without.yml", "no List API is configured"), ("plain.yml", "in the clear")):
+    for name, text in (("without.yml", "the List API is not configured"), ("plain.yml", "in the clear")):
         bad = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / name)])
         assert bad.exit_code == 78 and text in bad.output
     bad = CliRunner().invoke(main, ["lists", "show", "--url", "http://192.0.2.1", "--api-key-file", "x"])
     assert bad.exit_code == 78 and "in the clear" in bad.output
 
 
-def test_a_person_sees_a_bar_and_a_pipe_sees_none(service, tmp_path):
-    """On a terminal there is a bar with rate and remaining time; in a log there are no control characters."""
+def test_a_terminal_gets_a_progress_bar_and_a_pipe_none(service, tmp_path):
+    """A terminal shows a bar with rate and remaining time; a log gets no control characters."""
     (tmp_path / "many.txt").write_text("".join(f"u{i}@x.org\n" for i in range(3000)))
     master, slave = pty.openpty()
     add = ("add", "large", "-f", str(tmp_path / "many.txt"))
@@ -165,12 +165,12 @@ def test_a_person_sees_a_bar_and_a_pipe_sees_none(service, tmp_path):
 def _read(master: int) -> bytes:
     try:
         return os.read(master, 65536)
-    except OSError:  # Linux says EIO when the other side is closed
+    except OSError:  # Linux reports EIO once the other side is closed
         return b""
 
 
 def test_a_log_gets_a_line_every_five_seconds(capsys):
-    """Plain lines with rate and remaining time, and not one per batch."""
+    """A log gets plain lines with rate and remaining time, but not one per batch."""
     now = [0.0]
     meter = PlainMeter("large", 4000, lambda: now[0])
     for second in range(1, 7):
@@ -179,14 +179,14 @@ def test_a_log_gets_a_line_every_five_seconds(capsys):
     assert capsys.readouterr().err == "large: 2,500 of 4,000 entries (500/s, 3 s left)\n"
 
 
-def test_a_full_disk_behind_standard_output_is_said_and_a_closed_pipe_is_not(tmp_path):
-    """One line and exit code 1 when there is no space; nothing at all when `head` has seen enough."""
+def test_a_full_disk_is_reported_and_a_closed_pipe_is_not(tmp_path):
+    """A full disk leads to one line and exit code 1; a pipe closed by `head` leads to no message."""
     stream = whole(*(f"user{i:07}@example.org" for i in range(9000)))
     with misbehaving(tmp_path, lambda _: stream) as server, open("/dev/full", "w") as full:
         entries = (server.url, server.key_file, "entries", "large")
         with process(*entries, stdout=full, stderr=subprocess.PIPE) as running:
             said = running.communicate(timeout=DEADLINE_S)[1]
-        assert (running.returncode, said) == (1, "standard output: cannot be written: No space left on device\n")
+        assert (running.returncode, said) == (1, "standard output cannot be written: No space left on device\n")
         with process(*entries, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
             assert running.stdout.readline() == "user0000000@example.org\n"
             running.stdout.close()
@@ -194,7 +194,7 @@ def test_a_full_disk_behind_standard_output_is_said_and_a_closed_pipe_is_not(tmp
             assert running.wait(DEADLINE_S) == 1
 
 
-def test_entries_stream_in_flat_memory(tmp_path):
+def test_entries_are_streamed_in_constant_memory(tmp_path):
     """Forty thousand entries take no more memory than a hundred."""
 
     def peak_of(count: int) -> int:
@@ -210,7 +210,7 @@ def test_entries_stream_in_flat_memory(tmp_path):
 
 
 def test_the_example_in_the_documentation_works(service, tmp_path):
-    """What docs/operate/lists.md shows to developers can be run as it stands."""
+    """The Python example in docs/operate/lists.md runs as printed."""
     page = Path(__file__).parents[2] / "docs" / "operate" / "lists.md"
     (example,) = re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)
     (tmp_path / "api-key").write_text(service.key)
@@ -222,7 +222,7 @@ def test_the_example_in_the_documentation_works(service, tmp_path):
 
 
 def test_the_documentation_has_every_exit_code():
-    """The table in docs/operate/lists.md is the whole truth."""
+    """The table in docs/operate/lists.md is complete."""
     page = (Path(__file__).parents[2] / "docs" / "operate" / "lists.md").read_text()
     codes = {value for name, value in vars(session).items() if name.startswith("EXIT_")}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes | {0, 2}

@@ -1,4 +1,4 @@
-"""`scanbridge lists sync`: a list is made equal to a file, whatever happens in between."""
+"""`scanbridge lists sync`: afterwards the list equals the file, whatever happens in between."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.lists.lists_kit import DEADLINE_S, OTHER, TENANT, Seen, misbehaving, 
 from tests.lists.lists_kit import http as whole_answer
 
 LIST = "large"
-ENTRIES = int(os.environ.get("LISTS_SYNC_ENTRIES", "8000"))  # 200000 shows the same and takes half a minute
+ENTRIES = int(os.environ.get("LISTS_SYNC_ENTRIES", "8000"))  # 200000 has the same result and takes half a minute
 
 
 def write(path, entries) -> str:
@@ -41,40 +41,43 @@ def filled(service):
 
 
 def test_without_prune_nothing_is_deleted(filled, file):
-    """Additions and new comments are made; what is not in the file stays, and is mentioned."""
+    """Entries are added and comments updated; entries that are not in the file stay and are mentioned."""
     done = filled.run("sync", LIST, file)
     assert done.exit_code == 0
-    assert done.output == "large: added or updated 2, deleted 0; 1 not in the file are kept (--prune deletes them)\n"
+    assert (
+        done.output
+        == "large: added or updated 2, deleted 0; 1 that are not in the file are kept (--prune deletes them)\n"
+    )
     assert filled.entries(LIST) == {
         "same@x.org": "kept", "changed@x.org": "after", "new@x.org": "is new", "old@x.org": "",
     }  # fmt: skip
 
 
-def test_with_prune_the_list_is_the_file(filled, file):
-    """Comments of the file are taken, and an entry without one keeps what the list has."""
+def test_with_prune_the_list_equals_the_file(filled, file):
+    """Comments come from the file; an entry without one keeps its comment in the list."""
     done = filled.run("sync", LIST, file, "--prune", "--max-delete", "50%")
     assert (done.exit_code, done.output) == (0, "large: added or updated 2, deleted 1\n")
     assert filled.entries(LIST) == {"same@x.org": "kept", "changed@x.org": "after", "new@x.org": "is new"}
     again = filled.run("sync", LIST, file, "--prune")
-    assert (again.exit_code, again.output) == (0, "large: nothing to do\n")
+    assert (again.exit_code, again.output) == (0, "large: up to date\n")
 
 
 def test_a_dry_run_shows_exactly_what_would_be_done(filled, file):
-    """The difference in lines or as JSON, exit code 3, and not one change."""
+    """It prints the difference as lines or JSON, exits with 3, and changes nothing."""
     before = filled.entries(LIST)
     shown = filled.run("sync", LIST, file, "--prune", "--dry-run")
     assert shown.exit_code == 3
     assert shown.output == ("+ new@x.org\n~ changed@x.org\n- old@x.org\nlarge: to add 1, to update 1, to delete 1\n")
     data = json.loads(filled.run("sync", LIST, file, "--prune", "--dry-run", "--json").stdout)
-    (one,) = data["lists"]
-    assert one["add"] == [{"entry": "new@x.org", "comment": "is new"}]
-    assert one["update"] == [{"entry": "changed@x.org", "comment": "after"}]
-    assert one["delete"] == ["old@x.org"]
-    assert (one["state"], data["exit_code"], filled.entries(LIST)) == ("planned", 3, before)
+    (plan,) = data["lists"]
+    assert plan["add"] == [{"entry": "new@x.org", "comment": "is new"}]
+    assert plan["update"] == [{"entry": "changed@x.org", "comment": "after"}]
+    assert plan["delete"] == ["old@x.org"]
+    assert (plan["state"], data["exit_code"], filled.entries(LIST)) == ("planned", 3, before)
 
 
-def test_a_dry_run_without_a_difference_is_0(service, file):
-    """A job can tell whether there is anything to do."""
+def test_a_dry_run_without_a_difference_exits_with_0(service, file):
+    """A script can tell whether there is anything to do."""
     assert service.run("sync", LIST, file).exit_code == 0
     assert service.run("sync", LIST, file, "--prune", "--dry-run").exit_code == 0
 
@@ -82,8 +85,8 @@ def test_a_dry_run_without_a_difference_is_0(service, file):
 @pytest.mark.parametrize(
     ("limit", "code"), [("33%", 4), ("34%", 0), ("0", 4), ("1", 0), ("0%", 4), ("100%", 0), ("x", 2), ("-1", 2)]
 )
-def test_too_many_deletions_need_a_yes(filled, file, limit, code):
-    """One entry of three is a third: over the given share or number nothing at all is changed."""
+def test_too_many_deletions_need_a_confirmation(filled, file, limit, code):
+    """One entry of three is a third; above the given share or number nothing is changed."""
     before = filled.entries(LIST)
     done = filled.run("sync", LIST, file, "--prune", "--max-delete", limit)
     assert done.exit_code == code
@@ -93,8 +96,8 @@ def test_too_many_deletions_need_a_yes(filled, file, limit, code):
         assert filled.run("sync", LIST, file, "--prune", "--max-delete", limit, "--yes").exit_code == 0
 
 
-def test_an_empty_file_does_not_empty_a_list_unasked(filled, tmp_path):
-    """The classic accident of a failed export."""
+def test_an_empty_file_does_not_empty_a_list_without_confirmation(filled, tmp_path):
+    """A failed export is a common accident."""
     empty = write(tmp_path / "empty.txt", {})
     assert filled.run("sync", LIST, empty, "--prune").exit_code == 4
     assert len(filled.entries(LIST)) == 3
@@ -103,15 +106,15 @@ def test_an_empty_file_does_not_empty_a_list_unasked(filled, tmp_path):
 
 
 @pytest.mark.parametrize(("word", "code", "left"), [("y", 0, 0), ("n", 4, 3)])
-def test_a_person_is_asked(filled, tmp_path, word, code, left):
-    """On a terminal the losses are shown, and an answer decides."""
+def test_a_terminal_gets_a_prompt(filled, tmp_path, word, code, left):
+    """On a terminal the deletions are shown, and the user's answer decides."""
     empty = write(tmp_path / "empty.txt", {})
     master, slave = pty.openpty()
     sync = ("sync", LIST, empty, "--prune")
     with process(filled.url, filled.key_file, *sync, stdin=slave, stderr=slave, stdout=subprocess.PIPE) as running:
         os.close(slave)
         seen = b""
-        while b"Go on?" not in seen:
+        while b"Continue?" not in seen:
             seen += os.read(master, 65536)
         os.write(master, f"{word}\n".encode())
         running.communicate(timeout=DEADLINE_S)
@@ -127,7 +130,7 @@ def test_standard_input_can_be_the_file(service):
 
 
 def test_a_changed_spelling_replaces_the_old_one(service, tmp_path):
-    """The service takes both spellings for one entry; it must not be lost when one replaces the other."""
+    """Both spellings are the same entry to the service; it must not be lost when one replaces the other."""
     service.add(LIST, {"User@X.org": ""})
     file = write(tmp_path / "f.txt", {"user@x.org": ""})
     assert service.run("sync", LIST, file, "--prune", "--yes").exit_code == 0
@@ -135,20 +138,20 @@ def test_a_changed_spelling_replaces_the_old_one(service, tmp_path):
 
 
 def test_one_entry_in_two_spellings_is_reported(service, tmp_path):
-    """The file can never be equal to the list then, and the message says why."""
+    """The list can then never equal the file, and the message says why."""
     file = write(tmp_path / "f.txt", {"User@x.org": "", "user@x.org": ""})
     done = service.run("sync", LIST, file)
     assert done.exit_code == 1 and "two spellings" in done.output
     assert service.run("sync", LIST, file, "--no-verify").exit_code == 0
 
 
-def test_a_list_that_would_be_too_large_is_not_begun(service, tmp_path):
-    """maxSize is known before, so nothing is done by halves."""
+def test_a_list_that_would_be_too_large_is_not_changed(service, tmp_path):
+    """maxSize is known in advance, so nothing is done halfway."""
     service.add("partners", {"a@x.org": "", "b@x.org": ""})
     file = write(tmp_path / "f.txt", {f"{c}@x.org": "" for c in "cdef"})
     done = service.run("sync", "partners", file)
     assert done.exit_code == 1
-    assert "would have 6 entries, its maxSize is 3\nnothing was changed" in done.output
+    assert "would have 6 entries, but its maxSize is 3\nnothing was changed" in done.output
     assert len(service.entries("partners")) == 2
     write(tmp_path / "f.txt", {f"{c}@x.org": "" for c in "cde"})
     assert service.run("sync", "partners", file, "--prune", "--yes").exit_code == 0
@@ -156,7 +159,7 @@ def test_a_list_that_would_be_too_large_is_not_begun(service, tmp_path):
 
 
 def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
-    """What is wrong in a file of thousands is told by name, and what was done is counted."""
+    """The wrong entry in a file of thousands is named, and what was done is counted."""
     entries = {f"u{i:04}@x.org": "" for i in range(1200)} | {"not an address": ""}
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries))
     assert done.exit_code == 1
@@ -166,11 +169,11 @@ def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
 
 
 def test_a_feed_with_refused_entries_can_be_synced_without_them(service, tmp_path):
-    """--keep-going does all that can be done, names the rest, and does not call it a success."""
+    """--keep-going does all that can be done, names the other entries, and exits with 1."""
     entries = {f"u{i:04}@x.org": "" for i in range(600)} | {f"bad {i}": "" for i in range(25)}
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries), "--keep-going")
     assert done.exit_code == 1
-    assert "25 entries were refused and left out" in done.stderr and "'bad 0' is refused" in done.stderr
+    assert "25 entries were refused and skipped" in done.stderr and "'bad 0' is refused" in done.stderr
     assert "and 5 more entries were refused" in done.stderr
     assert len(service.entries(LIST)) == 600
 
@@ -189,11 +192,11 @@ def directory(tmp_path):
 
 
 def test_a_directory_syncs_many_lists_and_tenants(service, directory):
-    """Every file is its list; a second run finds nothing to do."""
+    """Every list equals its file; a second run has nothing to do."""
     done = service.run("sync", str(directory), "--prune", "--json")
     data = json.loads(done.stdout)
-    assert (done.exit_code, [one["state"] for one in data["lists"]]) == (0, ["done"] * 4)
-    assert "README.md: left alone" in done.stderr
+    assert (done.exit_code, [plan["state"] for plan in data["lists"]]) == (0, ["done"] * 4)
+    assert "README.md: ignored" in done.stderr
     assert service.entries("blocked-senders") == {"all@x.org": ""}
     assert service.entries("blocked-senders", TENANT) == {"one@x.org": "of one tenant"}
     assert service.entries("blocked-networks", TENANT) == {"192.0.2.0/24": "", "10.0.0.1": "a host"}
@@ -203,10 +206,10 @@ def test_a_directory_syncs_many_lists_and_tenants(service, directory):
 
 
 def test_a_mistake_in_one_file_of_a_directory_changes_nothing(service, directory):
-    """All files are read and all lists are known before the first change."""
+    """All files are read and all lists are checked before the first change."""
     (directory / "no-such-list.txt").write_text("a@x.org\n")
     done = service.run("sync", str(directory))
-    assert done.exit_code == 1 and "there is no list no-such-list; the lists there are" in done.output
+    assert done.exit_code == 1 and "there is no list no-such-list; available lists: " in done.output
     assert "nothing was changed" in done.output
     (directory / "no-such-list.txt").write_text("{\n")
     assert service.run("sync", str(directory)).exit_code == 65
@@ -214,7 +217,7 @@ def test_a_mistake_in_one_file_of_a_directory_changes_nothing(service, directory
 
 
 def test_one_list_that_is_refused_does_not_stop_the_others(service, directory):
-    """Each list's own trouble is its own, and the exit code tells that there was some."""
+    """The other lists are synced, and the exit code says that there was a failure."""
     write(directory / "blocked-domains.txt", {"not a domain": ""})
     done = service.run("sync", str(directory))
     assert done.exit_code == 1 and "'not a domain' is refused" in done.output
@@ -222,18 +225,18 @@ def test_one_list_that_is_refused_does_not_stop_the_others(service, directory):
 
 
 @pytest.mark.parametrize("places", [["x"], ["a", "b", "c"], [str(os.devnull)]])
-def test_wrong_places_are_a_usage_error(service, places):
-    """Neither a list with its file nor a directory."""
+def test_wrong_arguments_are_a_usage_error(service, places):
+    """The arguments are neither a list with its file nor a directory."""
     assert service.run("sync", *places).exit_code == 2
 
 
-def test_a_tenant_and_a_directory_do_not_go_together(service, directory):
-    """Its subdirectories name the tenants."""
+def test_tenant_cannot_be_combined_with_a_directory(service, directory):
+    """The subdirectories name the tenants."""
     assert service.run("sync", str(directory), "--tenant", TENANT).exit_code == 2
 
 
 class Gate:
-    """Stands before the service and passes everything on, but only so many additions until it is opened."""
+    """A proxy for the service that blocks after `additions` additions until it is opened."""
 
     def __init__(self, service, additions: int) -> None:
         self._service, self._left = service, additions
@@ -257,7 +260,7 @@ class Gate:
 
 
 def interrupted(service, file: str, tmp_path, additions: int, ending: signal.Signals) -> tuple[int, str]:
-    """Begin a sync, end it with a signal after so many additions; its exit code and output."""
+    """Start a sync and end it with a signal after `additions` additions; its exit code and output."""
     gate = Gate(service, additions)
     with misbehaving(tmp_path, gate) as server:
         sync = (server.url, server.key_file, "sync", LIST, file, "--prune", "--yes")
@@ -265,12 +268,12 @@ def interrupted(service, file: str, tmp_path, additions: int, ending: signal.Sig
             assert gate.reached.wait(DEADLINE_S)
             running.send_signal(ending)
             output = running.communicate(timeout=DEADLINE_S)[0]
-        gate.open.set()  # what was on its way arrives late, as it may
+        gate.open.set()  # requests in flight may still arrive late
     return running.returncode, output
 
 
-def test_a_sync_that_is_killed_and_run_again_ends_equal_to_the_file(on_each_database, tmp_path):
-    """Interrupted in the middle with kill -9, the second run does the rest and nothing twice."""
+def test_a_sync_that_is_killed_and_run_again_completes(on_each_database, tmp_path):
+    """After kill -9 in the middle, the second run does the rest and nothing twice."""
     service = on_each_database
     service.clear()
     entries = {f"user{i:06}@example.org": f"number {i}" for i in range(ENTRIES)}
@@ -281,14 +284,14 @@ def test_a_sync_that_is_killed_and_run_again_ends_equal_to_the_file(on_each_data
     middle = len(service.entries(LIST))
     assert 0 < middle < ENTRIES
     again = service.run("sync", LIST, file, "--prune", "--yes", "--json")
-    (one,) = json.loads(again.stdout)["lists"]
-    assert (again.exit_code, one["state"]) == (0, "done")
-    assert one["done"]["added_or_updated"] == ENTRIES - middle
+    (plan,) = json.loads(again.stdout)["lists"]
+    assert (again.exit_code, plan["state"]) == (0, "done")
+    assert plan["done"]["added_or_updated"] == ENTRIES - middle
     assert service.entries(LIST) == entries
 
 
-def test_an_interrupted_sync_says_how_far_it_came(service, tmp_path):
-    """Ctrl-C is answered with the account and exit code 130."""
+def test_an_interrupted_sync_reports_how_far_it_got(service, tmp_path):
+    """After Ctrl-C it prints the counts and exits with 130."""
     file = write(tmp_path / "large.txt", {f"user{i:06}@example.org": "" for i in range(5000)})
     code, output = interrupted(service, file, tmp_path, 3, signal.SIGINT)
     assert code == 130

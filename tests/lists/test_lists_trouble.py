@@ -1,4 +1,4 @@
-"""The command line against a server that misbehaves: what was done, what was not, and the exit code."""
+"""The command line against a misbehaving server: what was done, what was not, and the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ MANY = "".join(f"u{i:05}@x.org\n" for i in range(2500))
 
 
 def adding(then: bytes, after: int = 2):
-    """A service that takes `after` batches and then answers `then`."""
+    """A service that accepts `after` batches and then answers `then`."""
     count = [0]
 
     def answer(seen: Seen) -> bytes:
@@ -43,8 +43,8 @@ def adding(then: bytes, after: int = 2):
     ],
 )
 @pytest.mark.parametrize("command", ["add", "sync"])
-def test_trouble_in_the_middle_is_told_with_what_was_done(tmp_path, command, then, code, text):
-    """Two batches are done, then it stops: the message has the reason and the account."""
+def test_a_failure_in_the_middle_is_reported_with_what_was_done(tmp_path, command, then, code, text):
+    """After two batches the service fails: the message has the reason and the counts."""
     (tmp_path / "many.txt").write_text(MANY)
     source = ("-f", str(tmp_path / "many.txt")) if command == "add" else (str(tmp_path / "many.txt"),)
     with misbehaving(tmp_path, adding(then)) as server:
@@ -57,8 +57,8 @@ def test_trouble_in_the_middle_is_told_with_what_was_done(tmp_path, command, the
         assert json.loads(machine.stdout)["exit_code"] == code
 
 
-def test_a_short_trouble_is_not_noticed(tmp_path):
-    """429 and 500 now and then are waited out."""
+def test_short_failures_go_unnoticed(tmp_path):
+    """An occasional 429 or 500 is retried."""
     good = http(200, {"modifiedEntries": 500})
     answers = (http(429, None, "Retry-After: 0"), good, http(500), Misbehaving.CUT, good)
     with misbehaving(tmp_path, scripted(*answers)) as server:
@@ -66,8 +66,8 @@ def test_a_short_trouble_is_not_noticed(tmp_path):
     assert (done.exit_code, done.stderr) == (0, "")
 
 
-def test_a_stream_that_is_cut_is_an_error_after_what_came(tmp_path):
-    """What was printed is not the whole list, and the exit code says so."""
+def test_a_stream_that_is_cut_off_is_an_error(tmp_path):
+    """The entries printed so far are not the whole list, and the exit code says so."""
     cut = Misbehaving.CUT + STREAM + chunk(lines("a@x.org", "b@x.org"))
     with misbehaving(tmp_path, lambda _: cut) as server:
         done = server.run("entries", "large")
@@ -75,8 +75,8 @@ def test_a_stream_that_is_cut_is_an_error_after_what_came(tmp_path):
         assert "cut off after 2 entries" in done.stderr
 
 
-def test_a_cut_stream_never_becomes_a_file(tmp_path):
-    """With -o the stream is read again, and an old file stays until a new one is whole."""
+def test_an_incomplete_stream_never_becomes_a_file(tmp_path):
+    """With -o the stream is read again, and an old file stays until the new one is complete."""
     cut = Misbehaving.CUT + STREAM + chunk(lines("a@x.org"))
     target = tmp_path / "saved.txt"
     target.write_text("old\n")
@@ -90,8 +90,8 @@ def test_a_cut_stream_never_becomes_a_file(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["api-key", "saved.txt"]
 
 
-def test_a_sync_reads_a_cut_list_again_and_else_changes_nothing(tmp_path):
-    """A difference is never made from half a list."""
+def test_sync_rereads_an_incomplete_list_or_changes_nothing(tmp_path):
+    """A difference is never computed from half a list."""
     cut = Misbehaving.CUT + STREAM + chunk(lines("a@x.org"))
     (tmp_path / "f.txt").write_text("a@x.org\nb@x.org\n")
     sync = ("sync", "large", str(tmp_path / "f.txt"), "--prune", "--yes")
@@ -102,11 +102,11 @@ def test_a_sync_reads_a_cut_list_again_and_else_changes_nothing(tmp_path):
         assert server.operations() == ["getLists", *["listEntries"] * 3]
     answers = (http(200, INFOS), cut, whole("a@x.org", "b@x.org"))
     with misbehaving(tmp_path, scripted(*answers)) as server:
-        assert server.run(*sync).stdout == "large: nothing to do\n"
+        assert server.run(*sync).stdout == "large: up to date\n"
 
 
-def test_a_service_that_never_forgets_is_reported(tmp_path):
-    """When all was answered with success and the list is still different, that is no success."""
+def test_a_service_that_confirms_but_does_not_store_is_reported(tmp_path):
+    """If every request succeeds and the list still differs, the exit code is 1."""
     with misbehaving(tmp_path, adding(b"", after=99)) as server:
         (tmp_path / "f.txt").write_text("a@x.org\n")
         done = server.run("sync", "large", str(tmp_path / "f.txt"))
@@ -114,16 +114,16 @@ def test_a_service_that_never_forgets_is_reported(tmp_path):
 
 
 @pytest.mark.parametrize("arguments", [["show"], ["entries", "large"], ["add", "large", "a@x.org"]])
-def test_nobody_there_is_75(tmp_path, arguments):
-    """A service that is down is a reason to come back later."""
+def test_an_unreachable_service_exits_with_75(tmp_path, arguments):
+    """A service that is down is a temporary failure."""
     with misbehaving(tmp_path, lambda _: b"") as server:
         pass
     done = server.run(*arguments, patience="20ms")
     assert done.exit_code == 75 and "cannot be reached" in done.output
 
 
-def test_hostile_names_do_not_reach_the_terminal(tmp_path):
-    """What a service calls its lists and entries is shown without control characters."""
+def test_control_characters_do_not_reach_the_terminal(tmp_path):
+    """The names of lists and entries are shown without control characters."""
     infos = {"listFileInfos": [{"listName": "a\x1b[2J", "listInfo": {"description": "\r\n\x07"}}]}
     with misbehaving(tmp_path, scripted(http(200, infos), whole("\x1b]0;x\x07"))) as server:
         for arguments in (["show"], ["entries", "large"]):

@@ -5,17 +5,18 @@ from __future__ import annotations
 import pytest
 
 from bridge import errors
-from bridge.errors import BridgeError
+from bridge.errors import BridgeError, FailureLabel
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
-from bridge.observe.metrics import ACTIONS, DECISIONS, FAILURES, Metrics, reason_of
+from bridge.observe.metrics import ACTIONS, DECISIONS, Metrics, reason_of
 
 
 def test_every_error_of_a_mail_has_a_reason_of_its_own() -> None:
     """`internal` is for what nobody thought of."""
-    reasons = {reason for _, reason in FAILURES}
+    reasons = {label.value for label in FailureLabel}
     for kind in (errors.Saturated, *errors.ScanError.__subclasses__(), errors.StoreError, errors.StoreFull):
         assert reason_of(kind("x")) in reasons - {"internal"}
-    assert reason_of(errors.NextHopError(Reply(451, "4.4.1", "x"))) == "next_hop"
+    assert reason_of(NextHopError(Reply(451, "4.4.1", "x"))) == "next_hop"
     assert reason_of(ValueError("x")) == reason_of(BridgeError("x")) == "internal"
 
 
@@ -25,7 +26,7 @@ def test_every_combination_starts_at_zero() -> None:
     families = {family.name: family for family in metrics.registry.collect()}
     mails = families["scanbridge_mails"].samples
     assert len(mails) == 2 * len(DECISIONS) * len(ACTIONS) and not any(sample.value for sample in mails)
-    assert {sample.labels["reason"] for sample in families["scanbridge_failures"].samples} == {r for _, r in FAILURES}
+    assert {sample.labels["reason"] for sample in families["scanbridge_failures"].samples} == set(FailureLabel)
 
 
 def test_every_metric_has_a_name_and_a_sentence() -> None:

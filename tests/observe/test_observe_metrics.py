@@ -13,10 +13,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.daemon import certificates
-from bridge.daemon.loop_lag import Lag
-from bridge.observe.metric_types import Level
+from bridge.daemon.loop_lag import LoopLag
+from bridge.observe.metric_types import Gauge
 from bridge.observe.metrics import Metrics
-from bridge.quarantine.usage import take_stock
+from bridge.quarantine.usage import measure
 from bridge.testing import running_bridge
 from tests.daemon.process_kit import get, until
 from tests.observe.observe_kit import ROOT, Scene, certificate, promtool
@@ -139,7 +139,7 @@ def test_stock_counts_whole_mails_and_their_age(tmp_path) -> None:
         (tmp_path / name).write_bytes(b"x" * size)
     old = time.time() - 1000
     os.utime(tmp_path / "A1.json", (old, old))
-    stock = take_stock(tmp_path)
+    stock = measure(tmp_path)
     assert (stock.mails, stock.size_bytes) == (2, 165)
     assert stock.oldest_at == pytest.approx(old, abs=1)
     assert 0 < stock.disk_free_bytes < stock.disk_size_bytes
@@ -162,11 +162,11 @@ def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
     from tests.observe.observe_kit import _end
 
     certificate(tmp_path)
-    assert certificates.first_end(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
-    assert certificates.first_end(tmp_path / "key.pem") is None
-    assert certificates.first_end(tmp_path / "missing.pem") is None
+    assert certificates.earliest_expiry(tmp_path / "cert.pem") == _end(tmp_path / "cert.pem")
+    assert certificates.earliest_expiry(tmp_path / "key.pem") is None
+    assert certificates.earliest_expiry(tmp_path / "missing.pem") is None
     for rubbish in (b"", b"\x30", b"\x30\x84\xff\xff\xff\xff", b"\x30\x03\x30\x01\x02", os.urandom(200)):
-        assert certificates.end_of(rubbish) is None
+        assert certificates.expiry_of(rubbish) is None
 
 
 @pytest.mark.parametrize(
@@ -177,24 +177,21 @@ def test_the_two_forms_of_time_in_a_certificate(kind, text, end) -> None:
     assert certificates._time(kind, text) == end
 
 
-def test_a_blocked_event_loop_shows() -> None:
-    async def main() -> float:
-        lag = Lag()
-        task = asyncio.create_task(lag.watch())
-        await asyncio.sleep(0.05)
-        time.sleep(0.4)
-        await asyncio.sleep(0.01)
-        task.cancel()
-        return lag.worst_s
-
-    assert 0.1 < asyncio.run(main()) < 2
+async def test_a_blocked_event_loop_shows() -> None:
+    lag = LoopLag()
+    task = asyncio.create_task(lag.watch())
+    await asyncio.sleep(0.05)
+    time.sleep(0.4)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert 0.1 < lag.worst_s < 2
 
 
-@pytest.mark.parametrize(("together", "whole"), [(max, 3), (sum, 5), (min, 2)])
-def test_levels_of_several_workers_make_one(together, whole) -> None:
-    level = Level("x", "x.", ("host",), together=together)
-    level.show([[["a", 2]], [["a", 3]], []])
-    assert list(level.read()) == [(("a",), whole)]
+@pytest.mark.parametrize(("combine", "expected"), [(max, 3), (sum, 5), (min, 2)])
+def test_gauges_of_several_workers_are_combined(combine, expected) -> None:
+    gauge = Gauge("x", "x.", ("host",), combine=combine)
+    gauge.show([[["a", 2]], [["a", 3]], []])
+    assert list(gauge.read()) == [(("a",), expected)]
 
 
 def test_processor_time_is_counted_once() -> None:
@@ -209,13 +206,13 @@ def test_a_process_without_a_free_descriptor_still_tells_the_rest() -> None:
     """What cannot be read then is left out; an error would cost the whole board of a worker."""
     code = """
 import os, resource
-from bridge.daemon import levels
+from bridge.daemon import gauges
 resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40))
 try:
     while True:
         os.dup(0)
 except OSError:
-    print(list(levels._open_fds()), list(levels._resident_bytes()))
+    print(list(gauges.open_descriptors()), list(gauges.resident_bytes()))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[((), 40)] []"

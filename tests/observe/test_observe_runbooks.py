@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bridge.observe.metrics import FAILURES
+from bridge.errors import FailureLabel
 from bridge.testing import RunningBridge, answer, result, running_bridge
 from tests.daemon.process_kit import until
 from tests.observe.observe_kit import ROOT
@@ -34,7 +34,7 @@ def test_what_is_looked_for_in_the_log_is_said_by_the_program(pattern: str) -> N
     """Word for word; `error=` has the words of the metrics."""
     if pattern.strip().startswith("error="):
         words = set(re.findall(r"\w+", pattern)) - {"error"}
-        assert words <= {reason for _, reason in FAILURES}
+        assert words <= set(FailureLabel)
         return
     for word in pattern.split("|"):
         assert word in SOURCE, word
@@ -43,7 +43,7 @@ def test_what_is_looked_for_in_the_log_is_said_by_the_program(pattern: str) -> N
 def test_every_reason_has_its_row_in_the_table_of_deferred_mail() -> None:
     """But too_large, which is refused for good."""
     table = section("ScanbridgeMailDeferred")
-    missing = {reason for _, reason in FAILURES if f"`{reason}`" not in table}
+    missing = {label.value for label in FailureLabel if f"`{label}`" not in table}
     assert missing == {"too_large"}
 
 

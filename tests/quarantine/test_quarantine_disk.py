@@ -1,4 +1,4 @@
-"""The disk fails while people work: nothing is sent that cannot be noted, nothing noted that was not sent."""
+"""The disk fails during a release: nothing is sent that cannot be recorded, or recorded that was not sent."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from bridge.errors import StoreError, StoreFull
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.index import Query
-from bridge.quarantine.local_store import Directory
-from bridge.quarantine.quarantine import Place, Quarantine
-from bridge.quarantine.release import Order, record, release
-from bridge.quarantine.space import Space
-from bridge.relay.relay import Delivered
+from bridge.quarantine.local_store import LocalStore
+from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
+from bridge.quarantine.release import ReleaseRequest, log_action, release
+from bridge.quarantine.usage import Quota
+from bridge.relay.answers import Delivered
 from bridge.runtime.database import Database
 from tests.quarantine.quarantine_kit import HEAD, make_tx
 
 
 class Taker:
-    """A next hop that takes everything, and may do something first."""
+    """A next hop that accepts everything, and may run a callback first."""
 
     def __init__(self) -> None:
         self.taken: list[Transaction] = []
@@ -42,10 +42,10 @@ class Taker:
         pass
 
 
-def kept(tmp_path: Path) -> tuple[Quarantine, str]:
-    quarantine = Quarantine(Place(tmp_path / "q", Database.file(tmp_path / "state.sqlite")))
+async def kept(tmp_path: Path) -> tuple[Quarantine, str]:
+    quarantine = Quarantine(QuarantineSettings(tmp_path / "q", Database.file(tmp_path / "state.sqlite")))
     tx = make_tx()
-    asyncio.run(quarantine.keep(tx, HEAD, {}))
+    await quarantine.keep(tx, HEAD, {})
     return quarantine, tx.id
 
 
@@ -61,37 +61,37 @@ def states(quarantine: Quarantine) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EIO, StoreError)])
-def test_a_release_that_cannot_be_noted_is_not_begun(
+async def test_a_release_that_cannot_be_noted_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]
 ) -> None:
-    """Else the next person would send it a second time."""
-    quarantine, mail_id = kept(tmp_path)
+    """Otherwise the next operator would send it a second time."""
+    quarantine, mail_id = await kept(tmp_path)
     hop = Taker()
     fail_fsync(monkeypatch, number)
     with pytest.raises(kind):
-        asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+        await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     monkeypatch.undo()
     assert not hop.taken and states(quarantine) == ["kept"]
     assert sorted(path.suffix for path in (tmp_path / "q").iterdir()) == [".eml", ".json"]
-    asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     assert len(hop.taken) == 1 and states(quarantine) == ["released"]
 
 
-def test_a_disk_that_fails_after_the_delivery_leaves_the_fate_open(
+async def test_a_disk_that_fails_after_the_delivery_leaves_the_fate_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said that the mail was delivered, and the list shows that something went wrong."""
-    quarantine, mail_id = kept(tmp_path)
+    """The error says that the mail was delivered, and the list shows that the release was interrupted."""
+    quarantine, mail_id = await kept(tmp_path)
     hop = Taker()
     hop.before.append(lambda: fail_fsync(monkeypatch, errno.EIO))
     with pytest.raises(StoreError, match="it was delivered"):
-        asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+        await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     monkeypatch.undo()
     assert len(hop.taken) == 1 and states(quarantine) == ["interrupted"]
 
 
-def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_its_claim(tmp_path: Path) -> None:
-    quarantine, mail_id = kept(tmp_path)
+async def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_its_claim(tmp_path: Path) -> None:
+    quarantine, mail_id = await kept(tmp_path)
     hop = Taker()
 
     def stop() -> None:
@@ -99,54 +99,54 @@ def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_its_cla
 
     hop.before.append(stop)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+        await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     assert states(quarantine) == ["interrupted"]
     hop.before.clear()
-    asyncio.run(release(quarantine, mail_id, hop, Order("me")))
+    await release(quarantine, mail_id, hop, ReleaseRequest("me"))
     assert states(quarantine) == ["released"]
 
 
-def test_what_a_crash_left_of_a_note_is_no_hindrance(tmp_path: Path) -> None:
-    quarantine, mail_id = kept(tmp_path)
+async def test_what_a_crash_left_of_a_note_is_no_hindrance(tmp_path: Path) -> None:
+    quarantine, mail_id = await kept(tmp_path)
     (tmp_path / "q" / f".tmp-{mail_id}.releases").write_text("[")
-    asyncio.run(release(quarantine, mail_id, Taker(), Order("me")))
+    await release(quarantine, mail_id, Taker(), ReleaseRequest("me"))
     assert states(quarantine) == ["released"]
 
 
-def test_what_root_does_the_daemon_can_go_on_with(tmp_path: Path) -> None:
+async def test_what_root_does_the_daemon_can_go_on_with(tmp_path: Path) -> None:
     """Files that root makes belong to the directory's owner."""
-    quarantine, mail_id = kept(tmp_path)
+    quarantine, mail_id = await kept(tmp_path)
     if os.geteuid() == 0:
         for path in (tmp_path, tmp_path / "q"):
             os.chown(path, 65534, 65534)
     (tmp_path / "state.sqlite").unlink()
-    asyncio.run(release(quarantine, mail_id, Taker(), Order("me")))
-    record(tmp_path / "q", "released", mail_id, "me")
+    await release(quarantine, mail_id, Taker(), ReleaseRequest("me"))
+    log_action(tmp_path / "q", "released", mail_id, "me")
     made = [*tmp_path.glob("state.sqlite*"), tmp_path / "q" / "actions.log", tmp_path / "q" / f"{mail_id}.releases"]
     assert len(made) >= 3
     assert {path.stat().st_uid for path in made} == {tmp_path.stat().st_uid}
 
 
 def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
-    """A mail that failed gives back its room; what others removed counts no more when it matters."""
+    """A failed mail frees its reservation, and mail removed by others no longer counts before a refusal."""
     (tmp_path / "A1.eml").write_bytes(b"x" * 60)
     (tmp_path / ".tmp-B1.eml").write_bytes(b"x" * 1000)
-    space = Space(lambda: Directory(tmp_path).stock().size_bytes, 100, 60.0)
-    space.take(40)
+    quota = Quota(lambda: LocalStore(tmp_path).usage().size_bytes, 100, 60.0)
+    quota.reserve(40)
     with pytest.raises(StoreFull):
-        space.take(1)
-    space.settle(40, used=False)
-    space.take(40)
-    space.settle(40, used=True)
+        quota.reserve(1)
+    quota.settle(40, is_stored=False)
+    quota.reserve(40)
+    quota.settle(40, is_stored=True)
     with pytest.raises(StoreFull):
-        space.take(1)
+        quota.reserve(1)
     (tmp_path / "A1.eml").unlink()
-    space.recount()
-    space.take(100)
+    quota.recount()
+    quota.reserve(100)
 
 
 def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
-    space = Space(lambda: Directory(tmp_path / "nowhere").stock().size_bytes, None, 60.0)
+    quota = Quota(lambda: LocalStore(tmp_path / "nowhere").usage().size_bytes, None, 60.0)
     for _ in range(2):
-        space.take(1 << 40)
+        quota.reserve(1 << 40)
     assert not (tmp_path / "nowhere").exists()

@@ -1,4 +1,4 @@
-"""The index: made from the files, searched, lost and made again; never in a mail's way."""
+"""The index: built from the files, searched, lost and rebuilt; it never makes storing a mail fail."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import pytest
 
 from bridge.errors import StoreError
 from bridge.quarantine.index import Index, IndexFailed, Query
-from bridge.quarantine.quarantine import Place, Quarantine
-from bridge.quarantine.record import Release, subject
+from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
+from bridge.quarantine.record import ReleaseAttempt, subject
 from bridge.runtime.database import Database
 from tests.postgresql import fresh_database
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, desk, make_tx
@@ -25,19 +25,19 @@ from tests.quarantine.quarantine_kit import CONTENT, HEAD, desk, make_tx
 FACTS: dict[str, object] = {"decision": "quarantine", "tags": ["malware:eicar", "spam"], "reason": "quarantine"}
 
 
-def place(tmp_path: Path, index: Database | None = None, owner: str = "") -> Place:
+def place(tmp_path: Path, index: Database | None = None, owner: str = "") -> QuarantineSettings:
     index = index or Database.file(tmp_path / "state.sqlite")
-    return Place(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0", owner=owner)
+    return QuarantineSettings(tmp_path / "q", index, None, {"tenant.example": "t-1"}, "t-0", owner=owner)
 
 
-def index_file(where: Place) -> Path:
+def index_file(where: QuarantineSettings) -> Path:
     assert where.index is not None and where.index.path is not None
     return where.index.path
 
 
-def keep(quarantine: Quarantine, subject: str = "x", facts: dict[str, object] = FACTS, **changes: object) -> str:
+async def keep(quarantine: Quarantine, subject: str = "x", facts: dict[str, object] = FACTS, **changes: object) -> str:
     tx = make_tx(f"Subject: {subject}\r\n\r\nx\r\n".encode(), **changes)  # type: ignore[arg-type]
-    asyncio.run(quarantine.keep(tx, HEAD, facts))
+    await quarantine.keep(tx, HEAD, facts)
     return tx.id
 
 
@@ -46,23 +46,23 @@ def found(quarantine: Quarantine, **wanted: object) -> list[str]:
 
 
 def in_index(path: Path) -> list[str]:
-    """What the database itself has, whatever the files say."""
+    """The database's own content, without the files."""
     return sorted(Index(Database.file(path)).known())
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
-def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Place:
-    """Three mails that differ, the first of them released."""
+def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> QuarantineSettings:
+    """Three different mails, the first one released."""
     index = None
     if request.param == "postgresql":
         index = Database(fresh_database(request.getfixturevalue("postgresql")))
     where = place(tmp_path_factory.mktemp("three"), index)
     quarantine = Quarantine(where)
-    first = keep(quarantine, "a")
-    keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example"))
-    keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",))
-    with quarantine.claim(first):
-        quarantine.note_releases(first, (Release("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
+    first = asyncio.run(keep(quarantine, "a"))
+    asyncio.run(keep(quarantine, "b", recipients=("b@TENANT.example", "d@elsewhere.example")))
+    asyncio.run(keep(quarantine, "c", {"reason": "unavailable"}, sender="", recipients=("100%_sure@example.org",)))
+    with quarantine.lock(first):
+        quarantine.write_releases(first, (ReleaseAttempt("2026-01-01", "me", ("b@example.org",), "250 2.0.0 Ok"),))
     return where
 
 
@@ -93,20 +93,20 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ],
     ids=str,
 )
-def test_mail_is_found(three: Place, wanted: dict[str, object], subjects: list[str]) -> None:
-    """By who, when, what and where; everything asked for must hold, newest first, with an index or without."""
+async def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object], subjects: list[str]) -> None:
+    """By any field; all of them must match; newest first; with or without an index."""
     quarantine = Quarantine(three)
     assert found(quarantine, **wanted) == subjects
-    asyncio.run(quarantine.close())
+    await quarantine.close()
     assert found(Quarantine(three.directory), **wanted) == subjects
 
 
 @pytest.mark.parametrize("how", ["deleted", "garbage", "damaged page", "emptied", "directory in the way"])
-def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """At the daemon's start, and when somebody searches, whichever comes first."""
+async def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+    """At the daemon's start or at the next search, whichever comes first."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    ids = sorted(keep(quarantine) for _ in range(3))
+    ids = sorted([await keep(quarantine) for _ in range(3)])
     quarantine._index.close()  # type: ignore[union-attr]
     match how:
         case "deleted":
@@ -127,57 +127,59 @@ def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: p
     if how != "directory in the way":
         assert in_index(index_file(where)) == ids
     else:
-        assert "mail is kept all the same" in caplog.text
+        assert "mail is stored all the same" in caplog.text
     assert index_file(where).with_name("state.sqlite.damaged").exists() == (how in ("garbage", "damaged page"))
 
 
-def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -> None:
+async def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -> None:
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    one, two, three = keep(quarantine, "1"), keep(quarantine, "2"), keep(quarantine, "3")
+    one, two, three = await keep(quarantine, "1"), await keep(quarantine, "2"), await keep(quarantine, "3")
     (where.directory / f"{one}.json").unlink()
     releases = [{"at": "2026-01-01", "by": "me", "to": [], "reply": "250 2.0.0 Ok"}]
     (where.directory / f"{two}.releases").write_text(json.dumps(releases))
     (where.directory / f"{three}.json").rename(where.directory / f"{three}X.json")
     assert found(quarantine) == ["3", "2"]
     assert found(quarantine, state="released") == ["2"]
-    assert asyncio.run(quarantine.purge(3600)) == 0
+    assert await quarantine.purge(3600) == 0
     assert in_index(index_file(where)) == sorted([two, three + "X"])
 
 
-def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(tmp_path: Path) -> None:
+async def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(tmp_path: Path) -> None:
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    keep(quarantine)
+    await keep(quarantine)
     for path in tmp_path.glob("state.sqlite*"):
         path.unlink()
-    second = keep(quarantine)
+    second = await keep(quarantine)
     assert in_index(index_file(where)) == [second]
     assert len(found(quarantine)) == 2
 
 
-def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Somebody holds the database: mail is kept, one line says so, and the next search finds it."""
+async def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """While another process locks the database, mail is stored, one line is logged, and the next search finds it."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    keep(quarantine)
+    await keep(quarantine)
     other = sqlite3.connect(index_file(where), isolation_level=None)
     other.execute("BEGIN EXCLUSIVE")
-    keep(quarantine)
-    keep(quarantine)
+    await keep(quarantine)
+    await keep(quarantine)
     other.execute("ROLLBACK")
     other.close()
-    assert len(caplog.records) == 1 and "mail is kept all the same" in caplog.text
+    assert len(caplog.records) == 1 and "mail is stored all the same" in caplog.text
     assert len(in_index(index_file(where))) == 1
     assert len(found(quarantine)) == 3
     assert len(in_index(index_file(where))) == 3
 
 
-def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After a step back to an older version, people still see their mail."""
+async def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a downgrade, operators still see all mail."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    keep(quarantine)
+    await keep(quarantine)
     quarantine._index.close()  # type: ignore[union-attr]
     with sqlite3.connect(index_file(where)) as connection:
         connection.execute("UPDATE quarantine_schema SET version = 99")
@@ -189,16 +191,16 @@ def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFi
     assert not index_file(where).with_name("state.sqlite.damaged").exists()
 
 
-def test_several_processes_share_the_index(tmp_path: Path) -> None:
-    """Three start at once on a quarantine that has none yet, and each sees every mail."""
+async def test_several_processes_share_the_index(tmp_path: Path) -> None:
+    """Three processes start together without an index, and each sees every mail."""
     where = place(tmp_path)
     plain = Quarantine(where.directory)
     for _ in range(20):
-        keep(plain)
+        await keep(plain)
     program = (
         "import sys; from pathlib import Path; from bridge.runtime.database import Database;"
-        "from bridge.quarantine.quarantine import Place, Quarantine, Query;"
-        "q = Quarantine(Place(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
+        "from bridge.quarantine.quarantine import QuarantineSettings, Quarantine, Query;"
+        "q = Quarantine(QuarantineSettings(Path(sys.argv[1]), Database.file(Path(sys.argv[2]))));"
         "print(len(q.search(Query())), len(q.search(Query())))"
     )
     command = [sys.executable, "-c", program, str(where.directory), str(index_file(where))]
@@ -207,10 +209,10 @@ def test_several_processes_share_the_index(tmp_path: Path) -> None:
     assert len(in_index(index_file(where))) == 20
 
 
-def test_a_mail_whose_json_is_damaged_is_still_seen(tmp_path: Path) -> None:
+async def test_a_mail_whose_json_is_damaged_is_still_seen(tmp_path: Path) -> None:
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    mail_id = keep(quarantine)
+    mail_id = await keep(quarantine)
     for content in (b"", b"{", b"[]", b"\xff", b'{"recipients": 1}', b'{"time": 7, "sender": "", "recipients": []}'):
         (where.directory / f"{mail_id}.json").write_bytes(content)
         mail = quarantine.read(mail_id)
@@ -219,10 +221,10 @@ def test_a_mail_whose_json_is_damaged_is_still_seen(tmp_path: Path) -> None:
     assert [mail.state for mail in quarantine.search(Query())] == ["interrupted"]
 
 
-def test_clean_removes_the_releases_of_a_mail_that_is_gone(tmp_path: Path) -> None:
+async def test_clean_removes_the_releases_of_a_mail_that_is_gone(tmp_path: Path) -> None:
     (tmp_path / "A1.releases").write_text("[]")
     quarantine = Quarantine(tmp_path)
-    mail_id = keep(quarantine)
+    mail_id = await keep(quarantine)
     (tmp_path / f"{mail_id}.releases").write_text("[]")
     assert quarantine.clean() == 1
     assert len(list(tmp_path.iterdir())) == 3
@@ -246,15 +248,15 @@ def test_clean_removes_the_releases_of_a_mail_that_is_gone(tmp_path: Path) -> No
     ],
 )
 def test_a_subject_is_read_as_a_person_reads_it(head: bytes, shown: str) -> None:
-    """Strangers write subjects, so nothing in one may cost the mail."""
+    """Subjects come from strangers, so no subject may make storing the mail fail."""
     assert subject(head) == shown
 
 
-def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files have room, the database has none."""
+async def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The disk has room for the files, but not for the database."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    keep(quarantine)
+    await keep(quarantine)
 
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -263,7 +265,7 @@ def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypat
     index_file(where).unlink()
     real = os.open
     monkeypatch.setattr(os, "open", lambda path, *a, **k: full() if path == index_file(where) else real(path, *a, **k))
-    keep(quarantine)
+    await keep(quarantine)
     assert len(found(quarantine)) == 2
     monkeypatch.undo()
     quarantine.clean()

@@ -1,4 +1,4 @@
-"""The quarantine's files: whole or not there."""
+"""The quarantine's files: complete or absent."""
 
 from __future__ import annotations
 
@@ -21,12 +21,21 @@ from bridge.mail.envelope import Recipient
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.index import Query
-from bridge.quarantine.quarantine import Place, Quarantine
+from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime.database import Database
 from tests.quarantine.small_disk import files, small_disk
-from tests.relay.scripted_hop import HEAD, Run, make_tx
+from tests.relay.scripted_hop import HEAD, make_tx
 
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"
+
+
+@pytest.fixture(
+    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Async tests here run on both event loops."""
+    backend: tuple[str, dict[str, bool]] = request.param
+    return backend
 
 
 def mail() -> Transaction:
@@ -35,39 +44,36 @@ def mail() -> Transaction:
     return make_tx(CONTENT, people, "", ("SMTPUTF8",), client)
 
 
-def test_a_mail_is_kept_with_what_is_known_of_it(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        tx = mail()
-        await Quarantine(tmp_path / "a" / "q").keep(tx, HEAD, {"decision": "quarantine", "tags": ["eicar"]})
-        place = tmp_path / "a" / "q"
-        assert files(place) == [f"{tx.id}.eml", f"{tx.id}.json"]
-        assert (place / f"{tx.id}.eml").read_bytes() == HEAD + CONTENT
-        about = json.loads((place / f"{tx.id}.json").read_bytes())
-        assert abs(datetime.now(UTC) - datetime.fromisoformat(about.pop("time"))) < timedelta(minutes=1)
-        assert about == {
-            "id": tx.id,
-            "sender": "",
-            "recipients": ["b@example.org", "ü@example.org"],
-            "mail_parameters": ["SMTPUTF8"],
-            "subject": "x",
-            "tenant": None,
-            "recipient_parameters": [["NOTIFY=NEVER"], []],
-            "remote_address": "192.0.2.1",
-            "helo": "<script>\udcff",
-            "listener": "mx",
-            "session": "s1",
-            "size": len(CONTENT),
-            "head_size": len(HEAD),
-            "facts": {"decision": "quarantine", "tags": ["eicar"]},
-        }
-        assert place.stat().st_mode & 0o777 == 0o700
-        assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
-
-    run(main())
+async def test_a_mail_is_kept_with_what_is_known_of_it(tmp_path: Path) -> None:
+    tx = mail()
+    await Quarantine(tmp_path / "a" / "q").keep(tx, HEAD, {"decision": "quarantine", "tags": ["eicar"]})
+    place = tmp_path / "a" / "q"
+    assert files(place) == [f"{tx.id}.eml", f"{tx.id}.json"]
+    assert (place / f"{tx.id}.eml").read_bytes() == HEAD + CONTENT
+    about = json.loads((place / f"{tx.id}.json").read_bytes())
+    assert abs(datetime.now(UTC) - datetime.fromisoformat(about.pop("time"))) < timedelta(minutes=1)
+    assert about == {
+        "id": tx.id,
+        "sender": "",
+        "recipients": ["b@example.org", "ü@example.org"],
+        "mail_parameters": ["SMTPUTF8"],
+        "subject": "x",
+        "tenant": None,
+        "recipient_parameters": [["NOTIFY=NEVER"], []],
+        "remote_address": "192.0.2.1",
+        "helo": "<script>\udcff",
+        "listener": "mx",
+        "session": "s1",
+        "size": len(CONTENT),
+        "head_size": len(HEAD),
+        "facts": {"decision": "quarantine", "tags": ["eicar"]},
+    }
+    assert place.stat().st_mode & 0o777 == 0o700
+    assert {path.stat().st_mode & 0o777 for path in place.iterdir()} == {0o600}
 
 
-def test_both_files_are_on_disk_before_they_have_their_names(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+async def test_both_files_are_on_disk_before_they_have_their_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Content, metadata, rename, rename, directory: in this order."""
     steps: list[str] = []
@@ -82,80 +88,65 @@ def test_both_files_are_on_disk_before_they_have_their_names(
             steps.append(f"rename {Path(str(args[0])).name} {Path(str(args[1])).name}")
 
     sys.addaudithook(renames)
+    quarantine = Quarantine(tmp_path / "q")
+    quarantine.clean()
+    monkeypatch.setattr(os, "fsync", recording)
+    tx = mail()
+    await quarantine.keep(tx, HEAD, {})
+    new_mail, new_about = f".tmp-{tx.id}.eml", f".tmp-{tx.id}.json"
+    assert steps == [
+        f"fsync {new_mail}",
+        f"fsync {new_about}",
+        f"rename {new_mail} {tx.id}.eml",
+        f"rename {new_about} {tx.id}.json",
+        "fsync q",
+    ]
 
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path / "q")
+
+async def test_a_full_disk(tmp_path: Path) -> None:
+    """The client reads 452, and no part of the mail is on the disk."""
+    with small_disk(tmp_path / "disk") as disk:
+        quarantine = Quarantine(disk / "q")
+        await quarantine.keep(mail(), HEAD, {})
+        before = files(disk)
+        with pytest.raises(StoreFull):
+            await quarantine.keep(make_tx([b"x" * 1000] * 200), HEAD, {})
+        assert files(disk) == before
+
+
+async def test_a_disk_that_fills_up_with_the_index_on_it(tmp_path: Path) -> None:
+    """Every mail that got a 250 is complete and found again; the others left nothing behind."""
+    with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
+        quarantine = Quarantine(QuarantineSettings(disk / "q", Database.file(disk / "state.sqlite")))
         quarantine.clean()
-        monkeypatch.setattr(os, "fsync", recording)
-        tx = mail()
-        await quarantine.keep(tx, HEAD, {})
-        new_mail, new_about = f".tmp-{tx.id}.eml", f".tmp-{tx.id}.json"
-        assert steps == [
-            f"fsync {new_mail}",
-            f"fsync {new_about}",
-            f"rename {new_mail} {tx.id}.eml",
-            f"rename {new_about} {tx.id}.json",
-            "fsync q",
-        ]
-
-    run(main())
+        promised = []
+        with pytest.raises(StoreFull):
+            for _ in range(100):
+                tx = make_tx([b"Subject: x\r\n\r\n", b"x" * 4000])
+                await quarantine.keep(tx, HEAD, {})
+                promised.append(tx.id)
+            await quarantine.keep(make_tx([b"x" * 1000] * 300), HEAD, {})
+        assert promised
+        assert files(disk / "q") == sorted(f"{mail_id}.{kind}" for mail_id in promised for kind in ("eml", "json"))
+        assert sorted(mail.id for mail in quarantine.search(Query())) == sorted(promised)
+        assert [mail.is_damaged for mail in quarantine.search(Query(limit=1))] == [False]
 
 
-def test_a_full_disk(run: Run, tmp_path: Path) -> None:
-    """The client reads 452, and the disk has no part of the mail."""
-
-    async def main() -> None:
-        with small_disk(tmp_path / "disk") as disk:
-            quarantine = Quarantine(disk / "q")
-            await quarantine.keep(mail(), HEAD, {})
-            before = files(disk)
-            with pytest.raises(StoreFull):
-                await quarantine.keep(make_tx([b"x" * 1000] * 200), HEAD, {})
-            assert files(disk) == before
-
-    run(main())
-
-
-def test_a_disk_that_fills_up_with_the_index_on_it(run: Run, tmp_path: Path) -> None:
-    """Every mail that was promised is whole and found again; the others left nothing."""
-
-    async def main() -> None:
-        with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
-            quarantine = Quarantine(Place(disk / "q", Database.file(disk / "state.sqlite")))
-            quarantine.clean()
-            promised = []
-            with pytest.raises(StoreFull):
-                for _ in range(100):
-                    tx = make_tx([b"Subject: x\r\n\r\n", b"x" * 4000])
-                    await quarantine.keep(tx, HEAD, {})
-                    promised.append(tx.id)
-                await quarantine.keep(make_tx([b"x" * 1000] * 300), HEAD, {})
-            assert promised
-            assert files(disk / "q") == sorted(f"{one}.{kind}" for one in promised for kind in ("eml", "json"))
-            assert sorted(mail.id for mail in quarantine.search(Query())) == sorted(promised)
-            assert [mail.is_damaged for mail in quarantine.search(Query(limit=1))] == [False]
-
-    run(main())
-
-
-def test_no_inodes_left(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        with small_disk(tmp_path / "disk", inodes=7) as disk:
-            quarantine = Quarantine(disk / "q")
-            quarantine.clean()
-            kept = 0
-            with pytest.raises(StoreFull):
-                for _ in range(10):
-                    await quarantine.keep(mail(), HEAD, {})
-                    kept += 1
-            assert len(files(disk)) == 2 * kept
-            assert not [name for name in files(disk) if "tmp" in name]
-
-    run(main())
+async def test_no_inodes_left(tmp_path: Path) -> None:
+    with small_disk(tmp_path / "disk", inodes=7) as disk:
+        quarantine = Quarantine(disk / "q")
+        quarantine.clean()
+        kept = 0
+        with pytest.raises(StoreFull):
+            for _ in range(10):
+                await quarantine.keep(mail(), HEAD, {})
+                kept += 1
+        assert len(files(disk)) == 2 * kept
+        assert not [name for name in files(disk) if "tmp" in name]
 
 
 @pytest.mark.parametrize("number", [1, 2, 3])
-def test_a_failing_fsync_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+async def test_a_failing_fsync_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     calls = 0
 
     def failing(fd: int) -> None:
@@ -164,82 +155,66 @@ def test_a_failing_fsync_leaves_nothing(run: Run, tmp_path: Path, monkeypatch: p
         if calls == number:
             raise OSError(errno.EIO, "I/O error")
 
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path / "q")
+    quarantine = Quarantine(tmp_path / "q")
+    quarantine.clean()
+    monkeypatch.setattr(os, "fsync", failing)
+    with pytest.raises(StoreError) as caught:
+        await quarantine.keep(mail(), HEAD, {})
+    assert not isinstance(caught.value, StoreFull)
+    assert calls == number
+    assert files(tmp_path) == []
+
+
+async def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    quarantine = Quarantine(tmp_path / "file" / "q")
+    with pytest.raises(StoreError):
+        await quarantine.keep(mail(), HEAD, {})
+    with pytest.raises(StoreError):
         quarantine.clean()
-        monkeypatch.setattr(os, "fsync", failing)
-        with pytest.raises(StoreError) as caught:
-            await quarantine.keep(mail(), HEAD, {})
-        assert not isinstance(caught.value, StoreFull)
-        assert calls == number
-        assert files(tmp_path) == []
-
-    run(main())
+    with pytest.raises(StoreError):
+        await quarantine.purge(1.0)
 
 
-def test_a_place_that_cannot_be_used(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        (tmp_path / "file").write_text("in the way")
-        quarantine = Quarantine(tmp_path / "file" / "q")
-        with pytest.raises(StoreError):
-            await quarantine.keep(mail(), HEAD, {})
-        with pytest.raises(StoreError):
-            quarantine.clean()
-        with pytest.raises(StoreError):
-            await quarantine.purge(1.0)
-
-    run(main())
+async def test_an_earlier_mail_is_never_touched_by_a_failing_one(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path)
+    tx = mail()
+    await quarantine.keep(tx, HEAD, {})
+    with pytest.raises(StoreError):
+        await quarantine.keep(replace(tx, deadline=time.monotonic()), HEAD, {})
+    assert files(tmp_path) == [f"{tx.id}.eml", f"{tx.id}.json"]
 
 
-def test_an_earlier_mail_is_never_touched_by_a_failing_one(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path)
-        tx = mail()
-        await quarantine.keep(tx, HEAD, {})
-        with pytest.raises(StoreError):
-            await quarantine.keep(replace(tx, deadline=time.monotonic()), HEAD, {})
-        assert files(tmp_path) == [f"{tx.id}.eml", f"{tx.id}.json"]
-
-    run(main())
-
-
-def test_cancelled_while_writing_nothing_is_kept(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_cancelled_while_writing_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writing, go_on = threading.Event(), threading.Event()
 
     def slow_disk(fd: int) -> None:
         writing.set()
         assert go_on.wait(60)
 
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path)
-        monkeypatch.setattr(os, "fsync", slow_disk)
-        task = asyncio.create_task(quarantine.keep(mail(), HEAD, {}))
-        assert await asyncio.to_thread(writing.wait, 10)
-        task.cancel()
-        await asyncio.sleep(0)
-        assert not task.done()
-        go_on.set()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-        assert files(tmp_path) == []
-
-    run(main())
+    quarantine = Quarantine(tmp_path)
+    monkeypatch.setattr(os, "fsync", slow_disk)
+    task = asyncio.create_task(quarantine.keep(mail(), HEAD, {}))
+    assert await asyncio.to_thread(writing.wait, 10)
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert files(tmp_path) == []
 
 
-def test_clean_removes_what_a_crash_left(run: Run, tmp_path: Path) -> None:
-    """Whole mails stay; half ones were never promised to anybody."""
-
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path)
-        tx = mail()
-        await quarantine.keep(tx, HEAD, {})
-        for name in ("A1.eml", "B2.json", ".tmp-C3.eml", ".tmp-C3.json"):
-            (tmp_path / name).write_text("half")
-        (tmp_path / "notes.txt").write_text("not ours")
-        assert quarantine.clean() == 4
-        assert files(tmp_path) == sorted([f"{tx.id}.eml", f"{tx.id}.json", "notes.txt"])
-
-    run(main())
+async def test_clean_removes_what_a_crash_left(tmp_path: Path) -> None:
+    """Complete mails stay; incomplete ones never got a 250."""
+    quarantine = Quarantine(tmp_path)
+    tx = mail()
+    await quarantine.keep(tx, HEAD, {})
+    for name in ("A1.eml", "B2.json", ".tmp-C3.eml", ".tmp-C3.json"):
+        (tmp_path / name).write_text("half")
+    (tmp_path / "notes.txt").write_text("not ours")
+    assert quarantine.clean() == 4
+    assert files(tmp_path) == sorted([f"{tx.id}.eml", f"{tx.id}.json", "notes.txt"])
 
 
 def test_clean_does_not_disturb_a_process_that_is_still_writing(tmp_path: Path) -> None:
@@ -254,15 +229,12 @@ def test_clean_does_not_disturb_a_process_that_is_still_writing(tmp_path: Path) 
     assert Quarantine(tmp_path).clean() == 1
 
 
-def test_purge_removes_old_mail_and_only_that(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        quarantine = Quarantine(tmp_path)
-        old, new = mail(), mail()
-        await quarantine.keep(old, HEAD, {})
-        await quarantine.keep(new, HEAD, {})
-        os.utime(tmp_path / f"{old.id}.json", (time.time() - 100, time.time() - 100))
-        assert await quarantine.purge(50) == 1
-        assert files(tmp_path) == [f"{new.id}.eml", f"{new.id}.json"]
-        assert await quarantine.purge(50) == 0
-
-    run(main())
+async def test_purge_removes_old_mail_and_only_that(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path)
+    old, new = mail(), mail()
+    await quarantine.keep(old, HEAD, {})
+    await quarantine.keep(new, HEAD, {})
+    os.utime(tmp_path / f"{old.id}.json", (time.time() - 100, time.time() - 100))
+    assert await quarantine.purge(50) == 1
+    assert files(tmp_path) == [f"{new.id}.eml", f"{new.id}.json"]
+    assert await quarantine.purge(50) == 0

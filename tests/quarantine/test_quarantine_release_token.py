@@ -1,4 +1,4 @@
-"""The mark of a released mail: it comes back through the bridge unscanned, and nobody else's mail does."""
+"""The release token: a released mail passes the bridge again unscanned, and no other mail does."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from bridge.mail.message import Message, Spool
-from bridge.quarantine.release_token import VALID_S, Marks
+from bridge.quarantine.release_token import VALID_S, ReleaseTokens
 from bridge.testing import free_port, until
 from tests.postfix_kit import Postfix
 from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made
@@ -31,11 +31,11 @@ def message(content: bytes) -> Message:
 
 def marked(moment: float | None = None, key: str = KEY) -> bytes:
     now = datetime.fromtimestamp(time.time() if moment is None else moment, UTC)
-    return Marks(key, "X-Scan-").field(message(MAIL), TO, now) + MAIL
+    return ReleaseTokens(key, "X-Scan-").field(message(MAIL), TO, now) + MAIL
 
 
 def is_valid(content: bytes, *recipients: str) -> bool:
-    marks, mail = Marks(KEY, "X-Scan-"), message(content)
+    marks, mail = ReleaseTokens(KEY, "X-Scan-"), message(content)
     fields = marks.find(mail.head(), time.time())
     return bool(fields) and marks.valid(fields, mail, recipients or TO) is not None
 
@@ -84,7 +84,7 @@ def test_a_mark_is_good_for_one_mail_only(content: bytes) -> None:
 
 
 def test_a_mark_is_good_for_its_recipients_only() -> None:
-    """Whoever gets a released mail cannot send it on to somebody else unscanned."""
+    """A recipient of a released mail cannot send it to others unscanned."""
     assert not is_valid(marked(), "d@example.org")
     assert not is_valid(marked(), "b@example.org", "d@example.org")
 
@@ -96,7 +96,7 @@ def test_every_way_of_cutting_a_mail_gives_the_same_digest() -> None:
         made.append(mail)
         for start in range(0, len(content), size):
             mail.write(content[start : start + size])
-        marks = Marks(KEY, "X-Scan-")
+        marks = ReleaseTokens(KEY, "X-Scan-")
         assert marks.valid(marks.find(mail.head(), time.time()), mail, TO) is not None
 
 
@@ -107,7 +107,7 @@ def here(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_released_mail_that_comes_back_is_not_scanned_again(here: Desk) -> None:
-    """The scanner would quarantine it; changed by one byte, or for another recipient, it does."""
+    """The scanner would quarantine the mail, and does if one byte or the recipient is changed."""
     mail_id = here.send(MAIL)
     assert here.call("release", mail_id).exit_code == 0
     hop, scanner = here.bridge.next_hop, here.bridge.scanner
@@ -132,7 +132,7 @@ def test_a_released_mail_that_comes_back_is_not_scanned_again(here: Desk) -> Non
 
 
 def test_through_a_real_chain_a_released_mail_passes_the_bridge_once_more(here: Desk) -> None:
-    """The next hop for releases is a Postfix whose content filter is this very bridge."""
+    """The next hop for releases is a Postfix whose content filter is the same bridge."""
     need("postfix", root=True)
     mail_id = here.send(MAIL)
     port, hop = free_port(), here.bridge.next_hop

@@ -15,8 +15,8 @@ from sqlalchemy import inspect
 
 from bridge.errors import StoreError, StoreFull
 from bridge.quarantine import s3_store
-from bridge.quarantine.quarantine import NotKept, Place, Quarantine, Query
-from bridge.quarantine.s3_store import BucketSettings
+from bridge.quarantine.quarantine import MailNotFound, Quarantine, QuarantineSettings, Query
+from bridge.quarantine.s3_store import S3Settings
 from bridge.runtime.database import Database, probe
 from bridge.testing import free_port
 from tests.quarantine.quarantine_kit import CONTENT, HEAD, SOON_S, Desk, desk, let_go, make_tx, waiting_hop
@@ -34,8 +34,8 @@ from tests.quarantine.s3_kit import (
 LARGE = b"Subject: large\r\n\r\n" + b"0123456789abcdef\r\n" * 40_000  # it lies in a file, not in memory
 
 
-def settings(port: int, prefix: str) -> BucketSettings:
-    return BucketSettings(BUCKET, f"http://127.0.0.1:{port}", "us-east-1", prefix, ACCESS, SECRET, allow_http=True)
+def settings(port: int, prefix: str) -> S3Settings:
+    return S3Settings(BUCKET, f"http://127.0.0.1:{port}", "us-east-1", prefix, ACCESS, SECRET, allow_http=True)
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def here(tmp_path: Path, object_server: ObjectServer) -> Iterator[Desk]:
 
 
 def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, object_server: ObjectServer) -> None:
-    """Byte for byte, and nothing of the mail lies on this machine."""
+    """Byte for byte, and no part of the mail is stored on this machine."""
     small = here.send(CONTENT, b"b@example.org", b"c@example.org")
     large = here.send(LARGE, sender=b"")
     stored = object_server.objects / "kept" / tmp_path.name
@@ -69,14 +69,14 @@ def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, obj
         assert (tmp_path / f"{large}.{suffix}").read_bytes() == (stored / f"{large}.{suffix}").read_bytes()
     assert here.call("delete", small).exit_code == 0
     assert here.call("show", small).exit_code == 3
-    assert here.call("purge", "--older-than", "0s").stdout == "1 removed\n"
+    assert here.call("purge", "--older-than", "0s").stdout == "1 deleted\n"
     assert here.listed() == [] and not list(stored.glob("*"))
     actions = [json.loads(line)["action"] for line in (here.directory / "actions.log").read_text().splitlines()]
     assert actions == ["released", "removed", "purged"]
 
 
 def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
-    """Object storage has no locks; this machine's file has."""
+    """Object storage has no locks, so a lock file on this machine is used."""
     mail_id = here.send()
     with waiting_hop(here.bridge) as hop:
         here.use(hop.url)
@@ -87,20 +87,20 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
         first.kill()
         first.communicate(timeout=SOON_S)
         let_go(here.bridge, hop)
-        assert [one["state"] for one in here.listed()] == ["interrupted"]
+        assert [mail["state"] for mail in here.listed()] == ["interrupted"]
         assert here.call("release", mail_id).exit_code == 0
 
 
-def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_server: ObjectServer) -> None:
-    """Objects without a row, rows without an object, and what a crash left; but nothing that may be in the making."""
-    where = Place(
-        tmp_path, Database.file(tmp_path / "state.sqlite"), bucket=settings(object_server.port, tmp_path.name)
+async def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_server: ObjectServer) -> None:
+    """Objects without a row, rows without an object, and leftovers of a crash; nothing that may still be written."""
+    where = QuarantineSettings(
+        tmp_path, Database.file(tmp_path / "state.sqlite"), s3=settings(object_server.port, tmp_path.name)
     )
     quarantine = Quarantine(where)
     ids = []
     for _ in range(3):
         tx = make_tx()
-        asyncio.run(quarantine.keep(tx, HEAD, {}))
+        await quarantine.keep(tx, HEAD, {})
         ids.append(tx.id)
     stored = object_server.objects / tmp_path.name
     others = object_server.store(tmp_path.name)
@@ -108,49 +108,45 @@ def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_serv
     others.put("C1.releases", b"[]")
     others.put("notours.txt", b"x")
     (tmp_path / "state.sqlite").unlink()
-    assert asyncio.run(quarantine.reconcile()) == 0
+    assert await quarantine.reconcile() == 0
     assert [mail.id for mail in quarantine.search(Query())] == [ids[2]]
-    assert where.bucket is not None
-    old = Quarantine(replace(where, bucket=replace(where.bucket, leftover_age_s=0.0)))
-    assert asyncio.run(old.reconcile()) == 3
+    assert where.s3 is not None
+    old = Quarantine(replace(where, s3=replace(where.s3, leftover_age_s=0.0)))
+    assert await old.reconcile() == 3
     assert sorted(path.name for path in stored.iterdir()) == sorted([f"{ids[2]}.eml", f"{ids[2]}.json", "notours.txt"])
-    with pytest.raises(NotKept), quarantine.claim(ids[0]):
+    with pytest.raises(MailNotFound), quarantine.lock(ids[0]):
         pass
 
 
-def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
-    quarantine = Quarantine(Place(tmp_path, None, 1000, bucket=settings(object_server.port, tmp_path.name)))
-    asyncio.run(quarantine.keep(make_tx(), HEAD, {}))
-    with pytest.raises(StoreFull, match="the limit is 1000"):
-        asyncio.run(quarantine.keep(make_tx(b"x" * 900), HEAD, {}))
+async def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectServer) -> None:
+    quarantine = Quarantine(QuarantineSettings(tmp_path, None, 1000, s3=settings(object_server.port, tmp_path.name)))
+    await quarantine.keep(make_tx(), HEAD, {})
+    with pytest.raises(StoreFull, match="of 1000 bytes are used"):
+        await quarantine.keep(make_tx(b"x" * 900), HEAD, {})
     assert len(list((object_server.objects / tmp_path.name).iterdir())) == 2
-    assert asyncio.run(quarantine.stock()).mails == 1
+    assert (await quarantine.usage()).mails == 1
 
 
 @pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"secret_key": "wrong-wrong-wrong"}, "403 SignatureDoesNotMatch"),
-        ({"bucket": "nosuchbucket"}, "no such bucket"),
-        ({"endpoint": "nobody"}, "cannot be reached"),
+        ({"bucket": "nosuchbucket"}, "the bucket does not exist"),
+        ({"endpoint": "nobody"}, "unreachable"),
     ],
     ids=["wrong secret", "no bucket", "unreachable"],
 )
-def test_what_is_set_up_wrongly_is_said_without_its_secrets(
+async def test_what_is_set_up_wrongly_is_said_without_its_secrets(
     tmp_path: Path, object_server: ObjectServer, change: dict[str, str], words: str
 ) -> None:
     if "endpoint" in change:
         change = {"endpoint": f"http://127.0.0.1:{free_port()}"}
-    quarantine = Quarantine(Place(tmp_path, bucket=replace(settings(object_server.port, "x"), **change)))
-
-    async def case() -> None:
-        with pytest.raises(StoreError, match=words) as caught:
-            await quarantine.keep(make_tx(), HEAD, {})
-        assert "wrong-wrong" not in str(caught.value) and ACCESS not in str(caught.value)
-        await quarantine.close()
-
-    asyncio.run(case())
-    assert SECRET not in repr(quarantine._place) and ACCESS not in repr(quarantine._place)
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=replace(settings(object_server.port, "x"), **change)))
+    with pytest.raises(StoreError, match=words) as caught:
+        await quarantine.keep(make_tx(), HEAD, {})
+    assert "wrong-wrong" not in str(caught.value) and ACCESS not in str(caught.value)
+    await quarantine.close()
+    assert SECRET not in repr(quarantine._settings) and ACCESS not in repr(quarantine._settings)
 
 
 @pytest.fixture
@@ -169,66 +165,56 @@ def first_of(kind: str, what: int | str):  # type: ignore[no-untyped-def]
     [(500, StoreError), (403, StoreError), (507, StoreFull), (400, StoreFull), ("cut", StoreError)],
     ids=str,
 )
-def test_a_server_that_fails_is_an_error_and_leaves_nothing(
+async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
     tmp_path: Path, faulty: FaultyServer, kind: str, fault: int | str, error: type[StoreError]
 ) -> None:
-    """At the mail or at its metadata: what was put before is removed, and what a server says is not repeated."""
+    """Whether the mail or its metadata fails: everything stored is removed, and the server's text is not repeated."""
     faulty.fault = first_of(kind, fault)
-    quarantine = Quarantine(Place(tmp_path, bucket=settings(faulty.port, "x")))
-
-    async def case() -> None:
-        with pytest.raises(StoreError) as caught:
-            await quarantine.keep(make_tx(), HEAD, {})
-        assert type(caught.value) is error and SECRET not in str(caught.value)
-        await quarantine.close()
-
-    asyncio.run(case())
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    with pytest.raises(StoreError) as caught:
+        await quarantine.keep(make_tx(), HEAD, {})
+    assert type(caught.value) is error and SECRET not in str(caught.value)
+    await quarantine.close()
     assert faulty.objects == {}
 
 
 @pytest.mark.parametrize("kind", [".eml", ".json"])
-def test_a_server_that_hangs_costs_no_more_than_the_deadline(tmp_path: Path, faulty: FaultyServer, kind: str) -> None:
-    """The event loop turns meanwhile, and what was put is removed."""
+async def test_a_server_that_hangs_costs_no_more_than_the_deadline(
+    tmp_path: Path, faulty: FaultyServer, kind: str
+) -> None:
+    """The event loop keeps running in the meantime, and stored objects are removed."""
     faulty.fault = first_of(kind, "hang")
-    quarantine = Quarantine(Place(tmp_path, bucket=settings(faulty.port, "x")))
-
-    async def case() -> None:
-        tx = replace(make_tx(), deadline=asyncio.get_running_loop().time() + 0.5)
-        turns, began = 0, time.monotonic()
-        keeping = asyncio.create_task(quarantine.keep(tx, HEAD, {}))
-        while not keeping.done():
-            await asyncio.sleep(0.01)
-            turns += 1
-        assert 0.4 < time.monotonic() - began < 5 and turns > 10
-        with pytest.raises(StoreError, match="deadline"):
-            await keeping
-        await quarantine.close()
-
-    asyncio.run(case())
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    tx = replace(make_tx(), deadline=asyncio.get_running_loop().time() + 0.5)
+    turns, began = 0, time.monotonic()
+    keeping = asyncio.create_task(quarantine.keep(tx, HEAD, {}))
+    while not keeping.done():
+        await asyncio.sleep(0.01)
+        turns += 1
+    assert 0.4 < time.monotonic() - began < 5 and turns > 10
+    with pytest.raises(StoreError, match="deadline"):
+        await keeping
+    await quarantine.close()
     assert faulty.objects == {}
 
 
-def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Path, faulty: FaultyServer) -> None:
+async def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Path, faulty: FaultyServer) -> None:
     faulty.fault = first_of(".json", "hang")
-    quarantine = Quarantine(Place(tmp_path, bucket=settings(faulty.port, "x")))
-
-    async def case() -> None:
-        keeping = asyncio.create_task(quarantine.keep(make_tx(), HEAD, {}))
-        for _ in range(2):
-            assert await asyncio.to_thread(faulty.heard.acquire, timeout=SOON_S)
-        keeping.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await keeping
-        await quarantine.close()
-
-    asyncio.run(case())
+    quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
+    keeping = asyncio.create_task(quarantine.keep(make_tx(), HEAD, {}))
+    for _ in range(2):
+        assert await asyncio.to_thread(faulty.heard.acquire, timeout=SOON_S)
+    keeping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await keeping
+    await quarantine.close()
     assert faulty.objects == {}
 
 
 def test_a_daemon_starts_and_answers_451_while_its_storage_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """452 when it is full; and when it is back, mail is kept again without a restart."""
+    """452 when it is full; once there is room, mail is stored again without a restart."""
     caplog.set_level(logging.DEBUG)
     write_keys(tmp_path)
     server = ObjectServer(tmp_path / "s3")
@@ -256,7 +242,7 @@ def test_a_full_bucket_is_answered_with_452(tmp_path: Path, faulty: FaultyServer
 
 
 def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer) -> None:
-    """`scanbridge check` writes an object and removes it; a key that does not fit is said, not shown."""
+    """`scanbridge check` writes and removes an object; a wrong key is reported but not shown."""
     good = settings(object_server.port, "probe")
     s3_store.probe(good)
     assert not list(object_server.objects.glob("probe/*"))
@@ -266,7 +252,7 @@ def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer)
 
 
 def test_probe_of_a_database_leaves_nothing(database: Database) -> None:
-    """A table is made and taken back, so it can be done again."""
+    """The migration rolls back completely, so it can be run again."""
     probe(database)
     probe(database)
     engine = database.engine(wait_s=5.0, connections=1)

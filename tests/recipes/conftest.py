@@ -1,4 +1,4 @@
-"""The recipes of deploy/, each with its real mail server; `recipe_kit.py` says how."""
+"""The recipes of deploy/, each with its real mail server; see `recipe_kit.py`."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tests.recipes.recipe_kit import Service
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with Service(tmp_path_factory.mktemp("service")) as one:
-        yield one
+    with Service(tmp_path_factory.mktemp("service")) as service:
+        yield service

@@ -1,12 +1,12 @@
-"""A recipe of deploy/ set up as its files say, played through every case, and compared with what its pages promise.
+"""A recipe of deploy/ set up from its files, run through every case, and compared with its documentation.
 
     with Setting("postfix-proxy", tmp_path, service) as setting, SomeServer(setting) as server:
         agree(setting, play(setting, server))
 
-`Setting` has the recipe's files on ports of our own, the bridge, the `Service` (a real one, whose rules give each
-decision to a mail of its own) and a `Destination` behind everything. `play` sends one mail for each `Case` through the
-mail server and looks where it is in the end. `agree` holds the table in the recipe's README.md and its row in
-docs/operate/recipes.md against that; with RECIPES=write in the environment it puts them there instead.
+`Setting` has the recipe's files on private ports, the bridge, the `Service` (a real one, whose rules give a different
+decision to each mail) and a `Destination` behind everything. `play` sends one mail for each `Case` through the mail
+server and looks where it ends up. `agree` compares that with the table in the recipe's README.md and its row in
+docs/operate/recipes.md; with RECIPES=write in the environment it writes them instead.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ DEPLOY = ROOT / "deploy"
 
 
 class Case(StrEnum):
-    """In the order they are played: from the first trouble on, mail may be left in a queue."""
+    """In the order of the test: after the first failure, mail may be left in a queue."""
 
     DELIVER = "deliver"
     BOUNCE = "bounce"
@@ -47,12 +47,12 @@ class Case(StrEnum):
 
     @property
     def sender(self) -> str:
-        """By which the mail is known in a queue."""
+        """Identifies the mail in a queue."""
         return f"{self.name.lower()}@example.org"
 
     @property
     def marker(self) -> str:
-        """By which the mail is known everywhere else."""
+        """Identifies the mail everywhere else."""
         return f"mark-{self.name.lower()}-mark"
 
 
@@ -74,18 +74,18 @@ def mail(case: Case, *fields: str) -> bytes:
 
 
 def sent(arrived: bytes) -> bytes:
-    """What arrived, without the fields that we and the mail servers on its way may add."""
+    """What arrived, without the fields that we and the mail servers may add in transit."""
     return re.sub(rb"(?m)^(Received|X-Scan-[A-Za-z]+):.*\r\n([ \t].*\r\n)*", b"", arrived)
 
 
 class Service:
-    """The scanning service; `full()` takes all its places."""
+    """The scanning service; `full()` occupies all its slots."""
 
-    _PLACES = 4
+    _SLOTS = 4
 
     def __init__(self, directory: Path) -> None:
         self.port = free_port()
-        (directory / "service.yml").write_text(_SERVICE.format(port=self.port, token=TOKEN, places=self._PLACES))
+        (directory / "service.yml").write_text(_SERVICE.format(port=self.port, token=TOKEN, slots=self._SLOTS))
         self.program = Program(directory, [self.port], "service", "-c", str(directory / "service.yml"))
 
     def __enter__(self) -> Self:
@@ -97,13 +97,13 @@ class Service:
 
     @contextmanager
     def full(self) -> Iterator[None]:
-        """A request is in processing from its head on: these never send their bodies."""
+        """A request occupies a slot as soon as its head has arrived; these never send their bodies."""
         head = f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"
         head += "Content-Type: multipart/form-data; boundary=x\r\nContent-Length: 1000\r\n\r\n"
         with ExitStack() as stack:
-            for _ in range(self._PLACES):
-                one = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=10))
-                one.sendall(head.encode())
+            for _ in range(self._SLOTS):
+                request = stack.enter_context(socket.create_connection(("127.0.0.1", self.port), timeout=10))
+                request.sendall(head.encode())
             yield
 
 
@@ -111,8 +111,8 @@ _SERVICE = """\
 listen: 127.0.0.1:{port}
 guard:
   scanSources: {{restApi: {{}}}}
-  maxGuardRequestsInProcessing: {places}
-  guardRequestThrottleThreshold: {places}
+  maxGuardRequestsInProcessing: {slots}
+  guardRequestThrottleThreshold: {slots}
 abby: {{staticApiTokens: [{{name: bridge, token: {token}}}]}}
 decisions:
   rules:
@@ -124,7 +124,7 @@ decisions:
 
 
 class Setting:
-    """The files of one recipe, moved to ports of our own; its bridge, and where mail ends."""
+    """The files of one recipe, moved to private ports; its bridge, and the destination of its mail."""
 
     def __init__(self, recipe: str, directory: Path, service: Service) -> None:
         self.recipe, self.directory, self.service = recipe, directory, service
@@ -134,12 +134,12 @@ class Setting:
         self._admin = free_port()
         self._ports = {port: free_port() for port in ("10025", "10026", "10027")} | {"9081": service.port}
         data = yaml.safe_load(self.file("bridge.yml").replace("https://scan.example.org", "http://127.0.0.1"))
-        data["scanner"]["status_interval"] = "500ms"  # also how long it waits for one; RED takes the service 100 ms
+        data["scanner"]["status_interval"] = "500ms"  # also its timeout; RED takes the service 100 ms
         data["admin"] = {"address": f"127.0.0.1:{self._admin}"}
         (directory / "api-token").write_text(TOKEN)
         (directory / "api-token").chmod(0o600)
         (directory / "bridge.yml").write_text(yaml.safe_dump(data))
-        listening = [int(one["address"].rpartition(":")[2]) for one in data["listeners"]]
+        listening = [int(listener["address"].rpartition(":")[2]) for listener in data["listeners"]]
         self.bridge = Program(directory, [self._admin, *listening], "run", "-c", str(directory / "bridge.yml"))
 
     def file(self, name: str) -> str:
@@ -147,7 +147,7 @@ class Setting:
         return re.sub(r"\b(10025|10026|10027|9081)\b", lambda m: str(self.port(m[1])), (self.files / name).read_text())
 
     def port(self, of_the_recipe: str) -> int:
-        """Ours for 10025, 10026 or 10027."""
+        """Our port for 10025, 10026 or 10027."""
         return self._ports[of_the_recipe]
 
     def __enter__(self) -> Self:
@@ -160,26 +160,26 @@ class Setting:
         self.destination.__exit__()
 
     def status(self) -> str:
-        """The bridge's own page."""
+        """The bridge's status page."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self._admin}/status", timeout=10) as page:
             return str(page.read().decode())
 
     def problems(self, check: Callable[[Config, Path], Iterable[Finding]], place: Path) -> list[Finding]:
-        """Of `scanbridge check` with the mail server's settings in this place."""
-        return [one for one in check(model.load(self.directory / "bridge.yml"), place) if one.problem]
+        """What `scanbridge check` finds wrong with the mail server's settings in this place."""
+        return [finding for finding in check(model.load(self.directory / "bridge.yml"), place) if finding.problem]
 
     def quarantined(self, marker: str) -> list[Path]:
-        return [one for one in self.directory.glob("quarantine/*.eml") if marker.encode() in one.read_bytes()]
+        return [path for path in self.directory.glob("quarantine/*.eml") if marker.encode() in path.read_bytes()]
 
 
 class MailServer(Protocol):
-    """What is asked of the mail server of a recipe; it takes mail at `setting.front`."""
+    """What the tests need of a recipe's mail server; it accepts mail at `setting.front`."""
 
     def senders(self) -> Mapping[str, str]:
-        """Of every mail that it has now, and how the mail stands: MOVING, WAITING or HELD."""
+        """The sender of every mail that it has now, and the mail's state: MOVING, WAITING or HELD."""
 
     def flush(self) -> None:
-        """Try everything that is waiting at once."""
+        """Retry everything that is waiting, now."""
 
 
 MOVING, WAITING, HELD = "moving", "waiting", "held"
@@ -195,24 +195,24 @@ class Seen:
 
 
 def play(setting: Setting, server: MailServer, sending: Any = dialogue) -> dict[Case, Seen]:
-    """Every case, one after the other. `sending` is how a client gives a mail to the mail server."""
+    """Run the cases in order. `sending` sends a mail to the mail server as a client does."""
 
-    def one(case: Case) -> Seen:
+    def run(case: Case) -> Seen:
         to, reply = sending(setting.front, mail(case), sender=case.sender)
         return Seen(_WHEN[to], _without_ids(reply), _place(setting, server, case, reply))
 
-    seen = {case: one(case) for case in Case if case not in (Case.SATURATED, Case.DEAD)}
+    seen = {case: run(case) for case in Case if case not in (Case.SATURATED, Case.DEAD)}
     with setting.service.full():
         until(lambda: '"RED"' in setting.status(), "the bridge to know that the service is full")
-        seen[Case.SATURATED] = one(Case.SATURATED)
+        seen[Case.SATURATED] = run(Case.SATURATED)
     setting.bridge.kill()
-    seen[Case.DEAD] = one(Case.DEAD)
+    seen[Case.DEAD] = run(Case.DEAD)
     setting.bridge.start()
     until(lambda: '"GREEN"' in setting.status(), "the bridge to know that the service has room")
     for case in (Case.SATURATED, Case.DEAD):
         if seen[case].place == _QUEUED:
             _comes_in_the_end(setting, server, case)
-    assert not [one for one in setting.destination.mails if b"MAIL FROM:<>" in b" ".join(one.commands)], "a bounce"
+    assert not [mail for mail in setting.destination.mails if b"MAIL FROM:<>" in b" ".join(mail.commands)], "a bounce"
     return seen
 
 
@@ -221,14 +221,15 @@ _QUEUED = "waiting in the mail server's queue"
 
 
 def _without_ids(reply: str) -> str:
-    """Queue ids, ours and the service's are another each time."""
+    """Queue ids, our ids and the service's ids differ each time."""
     reply = re.sub(r"\b(id|ggrid)=[\w-]+", r"\1=...", reply)
     return re.sub(r"\b(?=[a-zA-Z]*\d)[0-9a-zA-Z]{8,}\b", "...", reply)
 
 
 def _place(setting: Setting, server: MailServer, case: Case, reply: str) -> str:
     def look() -> list[str]:
-        state = server.senders().get(case.sender)  # first: what is no longer there is somewhere else already
+        # The queue first: a mail that has left it is already somewhere else.
+        state = server.senders().get(case.sender)
         if state == MOVING:
             return []
         found = {
@@ -252,7 +253,7 @@ def _place(setting: Setting, server: MailServer, case: Case, reply: str) -> str:
 
 
 def _comes_in_the_end(setting: Setting, server: MailServer, case: Case) -> None:
-    """What waits in the queue is delivered, once, when the trouble is over."""
+    """Mail that waits in the queue is delivered, once, when the failure is over."""
 
     def arrived() -> bool:
         if setting.destination.find(case.marker):
@@ -269,18 +270,18 @@ def _comes_in_the_end(setting: Setting, server: MailServer, case: Case) -> None:
 
 
 def agree(setting: Setting, seen: dict[Case, Seen]) -> None:
-    """The recipe's own page and the page of all recipes say what was seen."""
-    lines = [f"| {case} | `{one.reply}` | {one.when} | {one.place} |" for case, one in seen.items()]
+    """The recipe's own page and the page of all recipes match what was seen."""
+    lines = [f"| {case} | `{result.reply}` | {result.when} | {result.place} |" for case, result in seen.items()]
     head = ["| case | the client reads | at | the mail is |", "|---|---|---|---|"]
     _compare(setting.files / "README.md", "\n".join(head + lines), r"(?m)(?<=<!-- seen -->\n)(\|.*\n)*")
     name = f"| [{setting.recipe}]("
-    cells = [f"`{_code(one.reply)}`, {one.place}" for one in seen.values()]
+    cells = [f"`{_code(result.reply)}`, {result.place}" for result in seen.values()]
     line = f"{name}../../deploy/{setting.recipe}/README.md) | {' | '.join(cells)} |"
     _compare(ROOT / "docs" / "operate" / "recipes.md", line, rf"(?m)^{re.escape(name)}.*\n")
 
 
 def _code(reply: str) -> str:
-    """451 4.3.2, or the code alone where the server has no other."""
+    """For example 451 4.3.2, or only the code if the server sends no enhanced status."""
     found = re.match(r"\d{3}( \d\.\d+\.\d+)?", reply)
     assert found, reply
     return found[0]

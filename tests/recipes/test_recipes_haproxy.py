@@ -21,7 +21,7 @@ from tests.requirements import find, need
 
 @contextmanager
 def haproxy(directory: Path, front: int, *bridges: int) -> Iterator[None]:
-    """The recipe's, on these ports."""
+    """HAProxy with the recipe's configuration, on these ports."""
     need("haproxy")
     text = (DEPLOY / "haproxy" / "haproxy.cfg").read_text()
     text = text.replace(":10024", f":{front}")
@@ -54,7 +54,7 @@ class Behind(Setting):
 
 
 def test_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
-    """With one of two bridges down all the time, nobody notices; XFORWARD passes; no byte is changed."""
+    """With one of two bridges always down, mail passes as usual; XFORWARD passes; no byte is changed."""
     need("postfix", root=True)
     with ExitStack() as stack:
         setting = stack.enter_context(Behind(tmp_path, service))
@@ -68,8 +68,8 @@ def test_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> Non
 TRUSTED = {"proxy_protocol": True, "trusted_clients": ["127.0.0.1", "127.0.0.5"]}
 
 
-def test_the_scanner_learns_which_mail_server_it_is(tmp_path: Path) -> None:
-    """PROXY v2 names it; who is not trusted does not get in through HAProxy either, nor without it."""
+def test_the_scanner_gets_the_address_of_the_mail_server(tmp_path: Path) -> None:
+    """PROXY v2 brings it; an untrusted client is refused through HAProxy too, and without it."""
     front = free_port()
     with running_bridge(tmp_path, **TRUSTED) as bridge, haproxy(tmp_path, front, bridge.port, free_port()):
         with SmtpClient(front, "127.0.0.5") as client:
@@ -86,21 +86,21 @@ def test_the_scanner_learns_which_mail_server_it_is(tmp_path: Path) -> None:
 
 
 def test_mail_goes_on_while_one_bridge_is_up_and_ends_when_none_is(tmp_path: Path) -> None:
-    """A bridge that stops is passed over at once; without any, HAProxy closes the connection and says nothing."""
+    """HAProxy skips a stopped bridge immediately; without any, it closes the connection silently."""
     front, places = free_port(), [tmp_path / "one", tmp_path / "two"]
     with ExitStack() as stack:
         for place in places:
             place.mkdir()
         bridges = [stack.enter_context(running_bridge(place, **TRUSTED)) for place in places]
-        stack.enter_context(haproxy(tmp_path, front, *(one.port for one in bridges)))
+        stack.enter_context(haproxy(tmp_path, front, *(bridge.port for bridge in bridges)))
 
         def send(count: int) -> list[int]:
-            before = [len(one.next_hop.mails) for one in bridges]
+            before = [len(bridge.next_hop.mails) for bridge in bridges]
             for _ in range(count):
                 with SmtpClient(front) as client:
                     client.open()
                     assert client.mail().startswith(b"250 ")
-            return [len(one.next_hop.mails) - was for one, was in zip(bridges, before, strict=True)]
+            return [len(bridge.next_hop.mails) - was for bridge, was in zip(bridges, before, strict=True)]
 
         assert sum(send(6)) == 6
         bridges[0].background.run(bridges[0].daemon.stop(1.0))

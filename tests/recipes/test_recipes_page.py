@@ -1,4 +1,4 @@
-"""No recipe without its proof."""
+"""Every recipe is tested."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.recipes.recipe_kit import DEPLOY, ROOT
 
 
 def test_every_recipe_is_in_the_table_of_results() -> None:
-    """Whoever adds a directory to deploy/ plays it, or says in both pages that nobody did."""
+    """A new directory in deploy/ needs a test, or a note in both pages that it was not run."""
     recipes = {path.parent.name for path in DEPLOY.glob("*/bridge.yml")} - WAYS_TO_INSTALL
     rows = re.findall(
         r"(?m)^\| \[([\w-]+)\]\(\.\./\.\./deploy/\1/README\.md\) \|(?: `[^|]+` ?[^|]*\|){7}$", PAGE.read_text()

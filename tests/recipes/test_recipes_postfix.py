@@ -14,12 +14,12 @@ from tests.postfix_kit import Postfix
 from tests.recipes.recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from tests.requirements import need
 
-_OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # no more than this: the rest is the recipe's
+_OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # only this; the rest comes from the recipe
 _STATES = {"deferred": WAITING, "hold": HELD}
 
 
 class PostfixOf(Postfix):
-    """Postfix as a recipe's main.cf and master.cf have it."""
+    """Postfix with a recipe's main.cf and master.cf."""
 
     def __init__(self, setting: Setting) -> None:
         main_cf, master_cf = (
@@ -27,13 +27,13 @@ class PostfixOf(Postfix):
         )
         if not re.search(r"(?m)^smtp +inet", master_cf):
             master_cf += "smtp      inet  n       -       y       -       -       smtpd\n"  # Debian's own line
-        # On our port, and not in Debian's chroot, which a private Postfix has not got.
+        # On our port, and without Debian's chroot, which a private Postfix does not have.
         master_cf = re.sub(r"(?m)^smtp (?= *inet)", f"127.0.0.1:{setting.front} ", master_cf)
         master_cf = re.sub(r"(?m)^(\S+ +inet +n +- +)y", r"\1n", master_cf)
         super().__init__(master_cf, setting.destination.port, _OURS + main_cf)
 
     def senders(self) -> dict[str, str]:
-        return {one["sender"]: _STATES.get(one["queue_name"], MOVING) for one in self.queue()}
+        return {entry["sender"]: _STATES.get(entry["queue_name"], MOVING) for entry in self.queue()}
 
     def flush(self) -> None:
         self.run("postqueue", "-f")

@@ -1,4 +1,4 @@
-"""The recipes for Exim, Sendmail and OpenSMTPD, each in a root of its own."""
+"""The recipes for Exim, Sendmail and OpenSMTPD, each in its own root directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.sendmail_kit import Sendmail
 
 
 class EximOf(Room):
-    """Exim as the recipe's exim.conf has it."""
+    """Exim with the recipe's exim.conf."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__("exim", "/var/spool/exim4", "/etc/exim4", "/run")
@@ -62,7 +62,7 @@ class SendmailOf(Sendmail):
 
 
 class OpenSmtpdOf(Room):
-    """OpenSMTPD as the recipe's smtpd.conf has it."""
+    """OpenSMTPD with the recipe's smtpd.conf."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__("opensmtpd", "/var/spool/smtpd", "/run")
@@ -78,9 +78,9 @@ class OpenSmtpdOf(Room):
         return self
 
     def senders(self) -> dict[str, str]:
-        """A line for each; the fifth column is the sender, then how often it was tried, and how it stands."""
+        """One line per mail: column 5 is the sender, 11 the number of attempts, 12 the state."""
         lines = [line.split("|") for line in self.run("smtpctl", "show", "queue").splitlines()]
-        return {one[4]: WAITING if one[10] > "0" and one[11] == "pending" else MOVING for one in lines}
+        return {row[4]: WAITING if row[10] > "0" and row[11] == "pending" else MOVING for row in lines}
 
     def flush(self) -> None:
         self.run("smtpctl", "schedule", "all")
@@ -101,7 +101,7 @@ def test_sendmail_recipe_does_what_its_page_says(tmp_path: Path, service: Servic
 
 
 def test_exim_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
-    """The same, and the scanner knows the client: who names another is not believed, nor does his field arrive."""
+    """The same, and the scanner knows the client: a forged client field is ignored and removed."""
     with Setting("exim", tmp_path, service) as setting, EximOf(setting) as exim:
         agree(setting, play(setting, exim, forging))
         _knows_the_client(setting, exim, "exim4")
@@ -109,7 +109,7 @@ def test_exim_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -
 
 
 def test_opensmtpd_recipe_does_what_its_page_says(tmp_path: Path, service: Service) -> None:
-    """As with Exim; there a filter says who the client is."""
+    """As with Exim; here a filter names the client."""
     with Setting("opensmtpd", tmp_path, service) as setting, OpenSmtpdOf(setting) as server:
         agree(setting, play(setting, server, forging))
         _knows_the_client(setting, server, "sendmail")
@@ -121,7 +121,7 @@ def forging(port: int, content: bytes, **options: Any) -> tuple[str, str]:
 
 
 def _knows_the_client(setting: Setting, server: Room, sendmail: str) -> None:
-    """All mail so far had the forged field; so has one from a program on the mail server's machine."""
+    """All mail so far had the forged field; so has a mail from a program on the mail server's machine."""
     lines = re.findall(r"(?m)^id=.*$", setting.bridge.log())
     assert len(lines) >= 5 and all("client=127.0.0.5 helo=far.example " in line for line in lines)
     assert sent(setting.destination.arrived(Case.DELIVER.marker).content) == mail(Case.DELIVER)

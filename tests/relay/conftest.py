@@ -7,9 +7,18 @@ import pytest
 from tests.relay.scripted_hop import made
 
 
+@pytest.fixture(
+    params=[("asyncio", {"use_uvloop": False}), ("asyncio", {"use_uvloop": True})], ids=["asyncio", "uvloop"]
+)
+def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]:
+    """Async tests run on both event loops."""
+    backend: tuple[str, dict[str, bool]] = request.param
+    return backend
+
+
 @pytest.fixture(autouse=True)
 def close_messages() -> Iterator[None]:
-    """What the intake does in the end."""
+    """As the intake does when a mail is done."""
     yield
     while made:
         made.pop().close()

@@ -1,14 +1,13 @@
-"""A next hop that plays a given part, and the mails to send to it."""
+"""A scripted next hop, and mails to send to it."""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -36,7 +35,6 @@ GOOD = {
     "QUIT": "221 2.0.0 Bye",
 }
 
-Run = Callable[[Coroutine[Any, Any, Any]], Any]  # the fixture `run`
 made: list[Message] = []  # closed after each test
 
 
@@ -64,7 +62,7 @@ def soon() -> float:
 
 @dataclass
 class Connected:
-    """What one connection brought."""
+    """What came over one connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -79,7 +77,7 @@ Script = dict[str, "str | list[str] | Callable[[], Awaitable[str]]"]
 
 
 class ScriptedHop:
-    """Plays `script`: a reply per verb; a list is used up one by one, its last one repeated."""
+    """Follows `script`: one reply per verb, or a list of replies whose last one is repeated."""
 
     def __init__(
         self,
@@ -133,7 +131,7 @@ class ScriptedHop:
 
     @property
     def commands(self) -> list[str]:
-        """All commands of all connections, but EHLO and QUIT."""
+        """All commands of all connections, except EHLO and QUIT."""
         return [c for conn in self.connections for c in conn.commands if c[:4] not in ("EHLO", "LHLO", "QUIT")]
 
     @property
@@ -230,7 +228,7 @@ class ScriptedHop:
 
 
 def unstuffed(wire: bytes) -> bytes:
-    """What a server makes of content on the wire."""
+    """Content as a server reads it from the wire."""
     assert wire.endswith(b".\r\n")
     content = wire[:-3].replace(b"\r\n..", b"\r\n.")
     return content[1:] if content.startswith(b"..") else content

@@ -7,18 +7,18 @@ import logging
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
-from bridge.relay.connection import Connection, End
+from bridge.relay.connection import End, NextHopConnection
 from bridge.relay.relay import SmtpRelay
-from tests.relay.scripted_hop import DROP, HEAD, SOON, Run, ScriptedHop, make_tx, soon
+from tests.relay.scripted_hop import DROP, HEAD, SOON, ScriptedHop, make_tx, soon
 
 LARGE = b"x" * 998 + b"\r\n"
 
 
 class Gate:
-    """A reply that is given only when the test says so."""
+    """A reply that is held back until the test opens the gate."""
 
     def __init__(self, reply: str) -> None:
         self.reply = reply
@@ -41,453 +41,372 @@ async def cancelled(task: asyncio.Task[object]) -> None:
         await task
 
 
-def test_mails_follow_each_other_on_one_connection(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings())
-            for _ in range(5):
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert len(hop.connections) == 1
-            await relay.close()
-            await within(hop.connections[0].ended)
-            assert hop.connections[0].commands[-1] == "QUIT"
-
-    run(main())
-
-
-def test_a_connection_with_many_refusals_is_given_up(run: Run) -> None:
-    """Postfix would answer ever more slowly, and the next mail would suffer for it."""
-
-    async def main() -> None:
-        async with ScriptedHop({"RCPT": "550 5.1.1 No", "DATA": "554 5.5.1 No recipients"}) as hop:
-            relay = SmtpRelay(hop.settings())
-            for _ in range(7):
-                with pytest.raises(NextHopError):
-                    await relay.deliver(make_tx(), HEAD, soon())
-            mails = [sum(c.startswith("MAIL") for c in conn.commands) for conn in hop.connections]
-            assert mails == [3, 3, 1]
-            await relay.close()
-
-    run(main())
-
-
-def test_refusals_are_forgotten_once_a_mail_is_taken(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"DOT": ["554 5.7.1 Spam", "250 2.0.0 Ok"] * 6 + ["250 2.0.0 Ok"]}) as hop:
-            relay = SmtpRelay(hop.settings())
-            for _ in range(6):
-                with pytest.raises(NextHopError):
-                    await relay.deliver(make_tx(), HEAD, soon())
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert len(hop.connections) == 1
-            await relay.close()
-
-    run(main())
-
-
-def test_an_idle_connection_is_closed_in_time(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings(max_idle_s=0.1))
+async def test_mails_follow_each_other_on_one_connection() -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings())
+        for _ in range(5):
             await relay.deliver(make_tx(), HEAD, soon())
-            await within(hop.connections[0].ended)
-            assert hop.connections[0].commands[-1] == "QUIT"
-            await relay.deliver(make_tx(), HEAD, soon())
-            assert len(hop.connections) == 2
-            await relay.close()
+        assert len(hop.connections) == 1
+        await relay.close()
+        await within(hop.connections[0].ended)
+        assert hop.connections[0].commands[-1] == "QUIT"
 
-    run(main())
+
+async def test_a_connection_with_many_refusals_is_given_up() -> None:
+    """Postfix would delay its answers more and more, and with them the next mail."""
+    async with ScriptedHop({"RCPT": "550 5.1.1 No", "DATA": "554 5.5.1 No recipients"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        for _ in range(7):
+            with pytest.raises(NextHopError):
+                await relay.deliver(make_tx(), HEAD, soon())
+        mails = [sum(c.startswith("MAIL") for c in conn.commands) for conn in hop.connections]
+        assert mails == [3, 3, 1]
+        await relay.close()
+
+
+async def test_refusals_are_forgotten_once_a_mail_is_taken() -> None:
+    async with ScriptedHop({"DOT": ["554 5.7.1 Spam", "250 2.0.0 Ok"] * 6 + ["250 2.0.0 Ok"]}) as hop:
+        relay = SmtpRelay(hop.settings())
+        for _ in range(6):
+            with pytest.raises(NextHopError):
+                await relay.deliver(make_tx(), HEAD, soon())
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert len(hop.connections) == 1
+        await relay.close()
+
+
+async def test_an_idle_connection_is_closed_in_time() -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings(max_idle_s=0.1))
+        await relay.deliver(make_tx(), HEAD, soon())
+        await within(hop.connections[0].ended)
+        assert hop.connections[0].commands[-1] == "QUIT"
+        await relay.deliver(make_tx(), HEAD, soon())
+        assert len(hop.connections) == 2
+        await relay.close()
 
 
 @pytest.mark.parametrize("goodbye", [b"", b"421 4.4.2 Timeout\r\n"])
-def test_a_connection_the_peer_closed_is_not_used_again(run: Run, goodbye: bytes) -> None:
-    """The next hop's idle time may be shorter than ours."""
-
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            await relay.deliver(make_tx(), HEAD, soon())
-            hop.connections[0].writer.write(goodbye)
-            hop.connections[0].writer.close()
-            await within(hop.connections[0].ended)
-            await relay.deliver(make_tx(), HEAD, soon())
-            assert [len(c.contents) for c in hop.connections] == [1, 1]
-            await relay.close()
-
-    run(main())
+async def test_a_connection_the_peer_closed_is_not_used_again(goodbye: bytes) -> None:
+    """The next hop's idle timeout may be shorter than ours."""
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        await relay.deliver(make_tx(), HEAD, soon())
+        hop.connections[0].writer.write(goodbye)
+        hop.connections[0].writer.close()
+        await within(hop.connections[0].ended)
+        await relay.deliver(make_tx(), HEAD, soon())
+        assert [len(c.contents) for c in hop.connections] == [1, 1]
+        await relay.close()
 
 
 @pytest.mark.parametrize("answer", [DROP, "421 4.4.2 Timeout"])
 @pytest.mark.parametrize("verb", ["MAIL", "XFORWARD"])
-def test_a_reused_connection_that_fails_before_mail_is_replaced(run: Run, verb: str, answer: str) -> None:
-    async def main() -> None:
-        good = "250 2.0.0 Ok"
-        async with ScriptedHop({verb: [good, answer, good]}, ("PIPELINING", "XFORWARD ADDR")) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            await relay.deliver(make_tx(), HEAD, soon())
-            await relay.deliver(make_tx(), HEAD, soon())
-            assert [len(c.contents) for c in hop.connections] == [1, 1]
-            await relay.close()
-
-    run(main())
+async def test_a_reused_connection_that_fails_before_mail_is_replaced(verb: str, answer: str) -> None:
+    good = "250 2.0.0 Ok"
+    async with ScriptedHop({verb: [good, answer, good]}, ("PIPELINING", "XFORWARD ADDR")) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        await relay.deliver(make_tx(), HEAD, soon())
+        await relay.deliver(make_tx(), HEAD, soon())
+        assert [len(c.contents) for c in hop.connections] == [1, 1]
+        await relay.close()
 
 
 @pytest.mark.parametrize("connections", [1, 2])
-def test_a_dead_next_hop_is_tried_only_once_more(run: Run, connections: int) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"MAIL": ["250 2.1.0 Ok", DROP]}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=connections))
-            await relay.deliver(make_tx(), HEAD, soon())
-            for _ in range(2):  # a slot lost on the way would show the second time
-                with pytest.raises(NextHopError) as caught:
-                    await relay.deliver(make_tx(), HEAD, soon())
-                assert caught.value.reply == replies.LOST
-            assert len(hop.connections) == 3
-            await relay.close()
-
-    run(main())
-
-
-def test_a_reused_connection_lost_after_the_dot_is_not_tried_again(run: Run) -> None:
-    """The mail may have arrived: only the client may send it once more."""
-
-    async def main() -> None:
-        async with ScriptedHop({"DOT": ["250 2.0.0 Ok", DROP]}) as hop:
-            relay = SmtpRelay(hop.settings())
-            await relay.deliver(make_tx(), HEAD, soon())
+async def test_a_dead_next_hop_is_tried_only_once_more(connections: int) -> None:
+    async with ScriptedHop({"MAIL": ["250 2.1.0 Ok", DROP]}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=connections))
+        await relay.deliver(make_tx(), HEAD, soon())
+        for _ in range(2):  # a slot lost on the way would show the second time
             with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
             assert caught.value.reply == replies.LOST
-            assert len(hop.connections) == 1
-            await relay.close()
-
-    run(main())
+        assert len(hop.connections) == 3
+        await relay.close()
 
 
-def test_a_reply_nobody_asked_for_is_never_taken_for_the_dots(run: Run) -> None:
-    """An early 250 would have us say 250 for a mail the next hop does not have."""
-
-    async def main() -> None:
-        async with ScriptedHop({"DATA": "354 Go\r\n250 2.0.0 Ok"}) as hop:
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert caught.value.reply == replies.LOST
-            assert hop.contents == []
-            await relay.close()
-
-    run(main())
-
-
-def test_a_refusal_in_the_middle_of_the_content_is_passed_on(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"DATA": "354 Go\r\n552 5.3.4 Too large"}) as hop:
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx([LARGE * 100] * 400), HEAD, soon())
-            assert caught.value.reply == Reply(552, "5.3.4", "Too large")
-            await relay.close()
-
-    run(main())
-
-
-def test_no_more_connections_than_allowed_and_first_come_first_served(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate("250 2.0.0 Ok")
-        async with ScriptedHop({"DOT": gate}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=2))
-            people = [f"r{n}@example.org" for n in range(8)]
-            tasks = [asyncio.create_task(relay.deliver(make_tx(recipients=(p,)), HEAD, soon())) for p in people]
-            await within(gate.asked)
-            gate.open.set()
-            await asyncio.gather(*tasks)
-            assert len(hop.connections) == 2
-            served = [c for c in hop.commands if c.startswith("RCPT")]
-            assert sorted(served) == [f"RCPT TO:<{p}>" for p in people]
-            for conn in hop.connections:
-                mine = [c for c in conn.commands if c.startswith("RCPT")]
-                assert mine == sorted(mine)
-            await relay.close()
-
-    run(main())
-
-
-def test_waiting_for_a_connection_ends_at_the_deadline(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate("250 2.0.0 Ok")
-        async with ScriptedHop({"DOT": gate}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            first = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await within(gate.asked)
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.1)
-            assert caught.value.reply == replies.LATE
-            gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await asyncio.sleep(0)
-            await cancelled(gone)
-            gate.open.set()
-            await asyncio.gather(first, last)
-            assert len(hop.contents) == 2
-            await relay.close()
-
-    run(main())
-
-
-def test_one_cancelled_as_it_is_served_passes_the_connection_on(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
+async def test_a_reused_connection_lost_after_the_dot_is_not_tried_again() -> None:
+    """The mail may have arrived, so only the client may send it again."""
+    async with ScriptedHop({"DOT": ["250 2.0.0 Ok", DROP]}) as hop:
+        relay = SmtpRelay(hop.settings())
+        await relay.deliver(make_tx(), HEAD, soon())
+        with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(), HEAD, soon())
-            conn = await relay.pool.take(soon())
-            gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await asyncio.sleep(0)
-            relay.pool.give_back(conn)
-            await cancelled(gone)
-            await last
-            assert len(hop.connections) == 1
-            assert len(hop.contents) == 2
-            await relay.close()
-
-    run(main())
+        assert caught.value.reply == replies.LOST
+        assert len(hop.connections) == 1
+        await relay.close()
 
 
-def test_one_cancelled_as_it_gets_a_slot_passes_it_on(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            conn = await relay.pool.take(soon())
-            gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await asyncio.sleep(0)
-            conn.abort()
-            relay.pool.give_back(conn)
-            await cancelled(gone)
-            await last
-            assert [len(c.contents) for c in hop.connections] == [0, 1]
-            await relay.close()
-
-    run(main())
+async def test_a_reply_nobody_asked_for_is_never_taken_for_the_dots() -> None:
+    """Otherwise an early 250 would be passed on for a mail that the next hop does not have."""
+    async with ScriptedHop({"DATA": "354 Go\r\n250 2.0.0 Ok"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply == replies.LOST
+        assert hop.contents == []
+        await relay.close()
 
 
-def test_only_what_has_been_idle_too_long_is_closed(run: Run) -> None:
-    """The last one used is the first one reused, and lives on."""
-
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings(max_idle_s=0.3))
-            await asyncio.gather(*(relay.deliver(make_tx(), HEAD, soon()) for _ in range(2)))
-            first, second = hop.connections
-            while not (first.ended.is_set() or second.ended.is_set()):
-                await relay.deliver(make_tx(), HEAD, soon())
-            old, new = (first, second) if first.ended.is_set() else (second, first)
-            assert not new.ended.is_set()
-            assert (len(old.contents), len(hop.connections)) == (1, 2)
-            await within(new.ended)
-            await relay.close()
-
-    run(main())
+async def test_a_refusal_in_the_middle_of_the_content_is_passed_on() -> None:
+    async with ScriptedHop({"DATA": "354 Go\r\n552 5.3.4 Too large"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx([LARGE * 100] * 400), HEAD, soon())
+        assert caught.value.reply == Reply(552, "5.3.4", "Too large")
+        await relay.close()
 
 
-def test_a_failed_connect_lets_the_next_in_line_try(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate("554 5.3.2 No")
-        async with ScriptedHop({"GREETING": gate}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            tasks = [asyncio.create_task(relay.deliver(make_tx(), HEAD, soon())) for _ in range(3)]
-            await within(gate.asked)
-            gate.open.set()
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
-            assert [o.reply for o in outcomes if isinstance(o, NextHopError)] == [replies.UNREACHABLE] * 3
-            await relay.close()
+async def test_no_more_connections_than_allowed_and_first_come_first_served() -> None:
+    gate = Gate("250 2.0.0 Ok")
+    async with ScriptedHop({"DOT": gate}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=2))
+        people = [f"r{n}@example.org" for n in range(8)]
+        tasks = [asyncio.create_task(relay.deliver(make_tx(recipients=(p,)), HEAD, soon())) for p in people]
+        await within(gate.asked)
+        gate.open.set()
+        await asyncio.gather(*tasks)
+        assert len(hop.connections) == 2
+        served = [c for c in hop.commands if c.startswith("RCPT")]
+        assert sorted(served) == [f"RCPT TO:<{p}>" for p in people]
+        for conn in hop.connections:
+            mine = [c for c in conn.commands if c.startswith("RCPT")]
+            assert mine == sorted(mine)
+        await relay.close()
 
-    run(main())
+
+async def test_waiting_for_a_connection_ends_at_the_deadline() -> None:
+    gate = Gate("250 2.0.0 Ok")
+    async with ScriptedHop({"DOT": gate}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        first = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await within(gate.asked)
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.1)
+        assert caught.value.reply == replies.LATE
+        gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await asyncio.sleep(0)
+        await cancelled(gone)
+        gate.open.set()
+        await asyncio.gather(first, last)
+        assert len(hop.contents) == 2
+        await relay.close()
+
+
+async def test_one_cancelled_as_it_is_served_passes_the_connection_on() -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        await relay.deliver(make_tx(), HEAD, soon())
+        conn = await relay.pool.take(soon())
+        gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await asyncio.sleep(0)
+        relay.pool.give_back(conn)
+        await cancelled(gone)
+        await last
+        assert len(hop.connections) == 1
+        assert len(hop.contents) == 2
+        await relay.close()
+
+
+async def test_one_cancelled_as_it_gets_a_slot_passes_it_on() -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        conn = await relay.pool.take(soon())
+        gone = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        last = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await asyncio.sleep(0)
+        conn.abort()
+        relay.pool.give_back(conn)
+        await cancelled(gone)
+        await last
+        assert [len(c.contents) for c in hop.connections] == [0, 1]
+        await relay.close()
+
+
+async def test_only_what_has_been_idle_too_long_is_closed() -> None:
+    """The connection used last is reused first, so it stays open."""
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings(max_idle_s=0.3))
+        await asyncio.gather(*(relay.deliver(make_tx(), HEAD, soon()) for _ in range(2)))
+        first, second = hop.connections
+        while not (first.ended.is_set() or second.ended.is_set()):
+            await relay.deliver(make_tx(), HEAD, soon())
+        old, new = (first, second) if first.ended.is_set() else (second, first)
+        assert not new.ended.is_set()
+        assert (len(old.contents), len(hop.connections)) == (1, 2)
+        await within(new.ended)
+        await relay.close()
+
+
+async def test_a_failed_connect_lets_the_next_in_line_try() -> None:
+    gate = Gate("554 5.3.2 No")
+    async with ScriptedHop({"GREETING": gate}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        tasks = [asyncio.create_task(relay.deliver(make_tx(), HEAD, soon())) for _ in range(3)]
+        await within(gate.asked)
+        gate.open.set()
+        outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [o.reply for o in outcomes if isinstance(o, NextHopError)] == [replies.UNREACHABLE] * 3
+        await relay.close()
 
 
 @pytest.mark.parametrize("stage", ["GREETING", "MAIL", "DATA"])
-def test_cancelled_before_the_dot_nothing_is_delivered(run: Run, stage: str) -> None:
-    """The client went away in time: it will send the mail again."""
-
-    async def main() -> None:
-        gate = Gate("554 5.0.0 never said")
-        async with ScriptedHop({stage: gate}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await within(gate.asked)
-            await cancelled(task)
-            gate.open.set()
-            await within(hop.connections[0].ended)
-            assert hop.contents == []
-            hop.script[stage] = {"GREETING": "220 hi", "MAIL": "250 Ok", "DATA": "354 Go"}[stage]
-            await relay.deliver(make_tx(), HEAD, soon())  # the one slot is free again
-            await relay.close()
-
-    run(main())
+async def test_cancelled_before_the_dot_nothing_is_delivered(stage: str) -> None:
+    """The client disconnected in time and will send the mail again."""
+    gate = Gate("554 5.0.0 never said")
+    async with ScriptedHop({stage: gate}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await within(gate.asked)
+        await cancelled(task)
+        gate.open.set()
+        await within(hop.connections[0].ended)
+        assert hop.contents == []
+        hop.script[stage] = {"GREETING": "220 hi", "MAIL": "250 Ok", "DATA": "354 Go"}[stage]
+        await relay.deliver(make_tx(), HEAD, soon())  # the one slot is free again
+        await relay.close()
 
 
-def test_cancelled_in_the_content_nothing_is_delivered(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate("354 Go")
-        async with ScriptedHop({"DATA": gate}) as hop:
-            relay = SmtpRelay(hop.settings())
-            task = asyncio.create_task(relay.deliver(make_tx([LARGE * 100] * 400), HEAD, soon()))
-            gate.open.set()
-            await within(hop.heard["CONTENT"])
-            await cancelled(task)
-            await within(hop.connections[0].ended)
-            assert hop.contents == []
-            assert not hop.connections[0].unfinished.endswith(b"\r\n.\r\n")
-            await relay.close()
-
-    run(main())
+async def test_cancelled_in_the_content_nothing_is_delivered() -> None:
+    gate = Gate("354 Go")
+    async with ScriptedHop({"DATA": gate}) as hop:
+        relay = SmtpRelay(hop.settings())
+        task = asyncio.create_task(relay.deliver(make_tx([LARGE * 100] * 400), HEAD, soon()))
+        gate.open.set()
+        await within(hop.heard["CONTENT"])
+        await cancelled(task)
+        await within(hop.connections[0].ended)
+        assert hop.contents == []
+        assert not hop.connections[0].unfinished.endswith(b"\r\n.\r\n")
+        await relay.close()
 
 
 @pytest.mark.parametrize(
     ("answer", "level", "words"),
     [
-        ("250 2.0.0 Ok: queued as 77", logging.INFO, "took the mail: 250 2.0.0 Ok: queued as 77"),
-        ("554 5.7.1 No", logging.WARNING, "did not take the mail: 554 5.7.1 No"),
+        ("250 2.0.0 Ok: queued as 77", logging.INFO, "accepted the mail: 250 2.0.0 Ok: queued as 77"),
+        ("554 5.7.1 No", logging.WARNING, "did not accept the mail: 554 5.7.1 No"),
     ],
 )
-def test_cancelled_after_the_dot_the_mail_is_finished(
-    run: Run, caplog: pytest.LogCaptureFixture, answer: str, level: int, words: str
+async def test_cancelled_after_the_dot_the_mail_is_finished(
+    caplog: pytest.LogCaptureFixture, answer: str, level: int, words: str
 ) -> None:
-    """The client went away too late: the answer is awaited, logged, and closing waits for it."""
+    """The client disconnected too late: the answer is awaited and logged, and `close` waits for it."""
     caplog.set_level(logging.INFO, "bridge.relay")
-
-    async def main() -> None:
-        gate = Gate(answer)
-        async with ScriptedHop({"DOT": gate}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            tx = make_tx([LARGE * 300] * 5)
-            task = asyncio.create_task(relay.deliver(tx, HEAD, soon()))
-            await within(gate.asked)
-            await cancelled(task)
-            tx.message.close()
-            closing = asyncio.create_task(relay.close())
-            await asyncio.sleep(0)
-            assert not closing.done()
-            gate.open.set()
-            await asyncio.wait_for(closing, SOON)
-            assert [len(c) for c in hop.contents] == [len(HEAD) + 5 * 300 * len(LARGE)]
-            (record,) = caplog.records
-            assert record.levelno == level
-            assert tx.id in record.getMessage()
-            assert words in record.getMessage()
-
-    run(main())
+    gate = Gate(answer)
+    async with ScriptedHop({"DOT": gate}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        tx = make_tx([LARGE * 300] * 5)
+        task = asyncio.create_task(relay.deliver(tx, HEAD, soon()))
+        await within(gate.asked)
+        await cancelled(task)
+        tx.message.close()
+        closing = asyncio.create_task(relay.close())
+        await asyncio.sleep(0)
+        assert not closing.done()
+        gate.open.set()
+        await asyncio.wait_for(closing, SOON)
+        assert [len(c) for c in hop.contents] == [len(HEAD) + 5 * 300 * len(LARGE)]
+        (record,) = caplog.records
+        assert record.levelno == level
+        assert tx.id in record.getMessage()
+        assert words in record.getMessage()
 
 
-def test_a_finished_late_mail_gives_its_connection_back(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate("250 2.0.0 Ok")
-        async with ScriptedHop({"DOT": gate}) as hop:
-            relay = SmtpRelay(hop.settings(max_connections=1))
-            task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await within(gate.asked)
-            await cancelled(task)
-            waiting = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            gate.open.set()
-            await waiting
-            assert [len(c.contents) for c in hop.connections] == [2]
-            await relay.close()
-
-    run(main())
-
-
-def test_closing_waits_for_the_answer_but_not_for_ever(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        gate = Gate("250 2.0.0 Ok")
-        async with ScriptedHop({"DOT": gate}) as hop:
-            relay = SmtpRelay(hop.settings(timeout_s=0.2))
-            task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await within(gate.asked)
-            await cancelled(task)
-            await asyncio.wait_for(relay.close(), SOON)
-            assert "did not take the mail: next hop: no answer in time" in caplog.text
-
-    run(main())
-
-
-def test_a_running_mail_is_finished_while_closing(run: Run) -> None:
-    async def main() -> None:
-        gate = Gate("250 2.0.0 Ok")
-        async with ScriptedHop({"DOT": gate}) as hop:
-            relay = SmtpRelay(hop.settings())
-            task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await within(gate.asked)
-            closing = asyncio.create_task(relay.close())
-            await asyncio.sleep(0)
-            gate.open.set()
-            assert (await task).reply.is_success
-            await closing
-            await within(hop.connections[0].ended)
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert caught.value.reply == replies.CLOSING
-
-    run(main())
-
-
-def test_a_next_hop_that_does_not_read_is_given_up(run: Run) -> None:
-    """Writes wait for room, and the wait ends."""
-
-    async def main() -> None:
-        stuck = asyncio.Event()
-
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"220 hi\r\n")
-            await reader.readline()
-            writer.write(b"250-hop\r\n250 PIPELINING\r\n")
-            await reader.readuntil(b"DATA\r\n")
-            writer.write(b"250 Ok\r\n250 Ok\r\n354 Go\r\n")
-            reader._transport.pause_reading()  # type: ignore[attr-defined]
-            await stuck.wait()
-            writer.close()
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        hop = ScriptedHop()
-        hop._server = server
-        relay = SmtpRelay(hop.settings(timeout_s=0.3))
-        with pytest.raises(NextHopError) as caught:
-            await relay.deliver(make_tx([LARGE * 250] * 100, memory=1 << 30), HEAD, soon())
-        assert caught.value.reply == replies.LOST
-        stuck.set()
+async def test_a_finished_late_mail_gives_its_connection_back() -> None:
+    gate = Gate("250 2.0.0 Ok")
+    async with ScriptedHop({"DOT": gate}) as hop:
+        relay = SmtpRelay(hop.settings(max_connections=1))
+        task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await within(gate.asked)
+        await cancelled(task)
+        waiting = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        gate.open.set()
+        await waiting
+        assert [len(c.contents) for c in hop.connections] == [2]
         await relay.close()
-        server.close()
-        await server.wait_closed()
 
-    run(main())
+
+async def test_closing_waits_for_the_answer_but_not_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+    gate = Gate("250 2.0.0 Ok")
+    async with ScriptedHop({"DOT": gate}) as hop:
+        relay = SmtpRelay(hop.settings(timeout_s=0.2))
+        task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await within(gate.asked)
+        await cancelled(task)
+        await asyncio.wait_for(relay.close(), SOON)
+        assert "did not accept the mail: next hop: no answer in time" in caplog.text
+
+
+async def test_a_running_mail_is_finished_while_closing() -> None:
+    gate = Gate("250 2.0.0 Ok")
+    async with ScriptedHop({"DOT": gate}) as hop:
+        relay = SmtpRelay(hop.settings())
+        task = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await within(gate.asked)
+        closing = asyncio.create_task(relay.close())
+        await asyncio.sleep(0)
+        gate.open.set()
+        assert (await task).reply.is_success
+        await closing
+        await within(hop.connections[0].ended)
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply == replies.CLOSING
+
+
+async def test_a_next_hop_that_does_not_read_is_given_up() -> None:
+    """Waiting for a full send buffer has a time limit."""
+    stuck = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 hi\r\n")
+        await reader.readline()
+        writer.write(b"250-hop\r\n250 PIPELINING\r\n")
+        await reader.readuntil(b"DATA\r\n")
+        writer.write(b"250 Ok\r\n250 Ok\r\n354 Go\r\n")
+        reader._transport.pause_reading()  # type: ignore[attr-defined]
+        await stuck.wait()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    hop = ScriptedHop()
+    hop._server = server
+    relay = SmtpRelay(hop.settings(timeout_s=0.3))
+    with pytest.raises(NextHopError) as caught:
+        await relay.deliver(make_tx([LARGE * 250] * 100, memory=1 << 30), HEAD, soon())
+    assert caught.value.reply == replies.LOST
+    stuck.set()
+    await relay.close()
+    server.close()
+    await server.wait_closed()
 
 
 @pytest.mark.parametrize(("first_s", "second_s"), [(0.2, 1.0), (60.0, 0.2)], ids=["longer", "shorter"])
 @pytest.mark.parametrize("limit", ["each reply", "all of it"])
-def test_each_wait_has_its_own_time(run: Run, first_s: float, second_s: float, limit: str) -> None:
-    """The timer of one wait is still there in the next, and neither ends it early nor lets it go on."""
+async def test_each_wait_has_its_own_time(first_s: float, second_s: float, limit: str) -> None:
+    """The timer of an earlier wait neither ends a later one early nor lets it exceed its limit."""
+    loop = asyncio.get_running_loop()
 
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"220 hi\r\n")
+        await reader.read()
+        writer.close()
 
-        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"220 hi\r\n")
-            await reader.read()
-            writer.close()
+    async def wait(seconds: float) -> list[Reply]:
+        if limit == "each reply":
+            return await conn.replies(1, seconds)
+        return await conn.replies(1, 60.0, loop.time() + seconds)
 
-        async def wait(seconds: float) -> list[Reply]:
-            if limit == "each reply":
-                return await conn.replies(1, seconds)
-            return await conn.replies(1, 60.0, loop.time() + seconds)
-
-        server = await asyncio.start_server(serve, "127.0.0.1", 0)
-        _, conn = await loop.create_connection(Connection, *server.sockets[0].getsockname())
-        assert [one.code for one in await wait(first_s)] == [220]
-        began = loop.time()
-        conn.send(b"NOOP\r\n", 1)
-        assert await wait(second_s) == []
-        assert second_s - 0.01 <= loop.time() - began < second_s + SOON
-        assert conn.ended is (End.SILENT if limit == "each reply" else End.LATE)
-        server.close()
-        await server.wait_closed()
-
-    run(main())
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    _, conn = await loop.create_connection(NextHopConnection, *server.sockets[0].getsockname())
+    assert [reply.code for reply in await wait(first_s)] == [220]
+    began = loop.time()
+    conn.send(b"NOOP\r\n", 1)
+    assert await wait(second_s) == []
+    assert second_s - 0.01 <= loop.time() - began < second_s + SOON
+    assert conn.ended is (End.SILENT if limit == "each reply" else End.LATE)
+    server.close()
+    await server.wait_closed()

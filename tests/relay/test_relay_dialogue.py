@@ -1,4 +1,4 @@
-"""One mail to the next hop and back: what is said, what is refused, what the client reads."""
+"""One mail to the next hop and back: the commands, the refusals, the client's reply."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
 from bridge.mail.envelope import Recipient
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
 from bridge.relay import replies
 from bridge.relay.relay import Delivered, SmtpRelay
-from tests.relay.scripted_hop import DROP, EXTENSIONS, HANG, HEAD, Run, ScriptedHop, make_tx, soon
+from tests.relay.scripted_hop import DROP, EXTENSIONS, HANG, HEAD, ScriptedHop, make_tx, soon
 
 ONE_BY_ONE = tuple(e for e in EXTENSIONS if e != "PIPELINING")
 BOTH_WAYS = pytest.mark.parametrize("extensions", [EXTENSIONS, ONE_BY_ONE], ids=["pipelined", "one-by-one"])
@@ -35,41 +35,31 @@ async def refused(hop: ScriptedHop, tx: Transaction | None = None, **settings: o
 
 
 @BOTH_WAYS
-def test_a_mail_goes_on_and_the_next_hops_reply_comes_back(run: Run, extensions: tuple[str, ...]) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=extensions) as hop:
-            done = await deliver(hop, make_tx(b"Subject: x\r\n\r\n.hidden\r\n", ("b@example.org", "c@example.org")))
-            reply = Reply(250, "2.0.0", "Ok: queued as 4ABC123")
-            assert done == Delivered(reply, "4ABC123", (reply, reply))
-            assert hop.commands == [
-                "MAIL FROM:<a@example.org> SIZE=37",
-                "RCPT TO:<b@example.org>",
-                "RCPT TO:<c@example.org>",
-                "DATA",
-            ]
-            assert hop.contents == [HEAD + b"Subject: x\r\n\r\n.hidden\r\n"]
-
-    run(main())
+async def test_a_mail_goes_on_and_the_next_hops_reply_comes_back(extensions: tuple[str, ...]) -> None:
+    async with ScriptedHop(extensions=extensions) as hop:
+        done = await deliver(hop, make_tx(b"Subject: x\r\n\r\n.hidden\r\n", ("b@example.org", "c@example.org")))
+        reply = Reply(250, "2.0.0", "Ok: queued as 4ABC123")
+        assert done == Delivered(reply, "4ABC123", (reply, reply))
+        assert hop.commands == [
+            "MAIL FROM:<a@example.org> SIZE=37",
+            "RCPT TO:<b@example.org>",
+            "RCPT TO:<c@example.org>",
+            "DATA",
+        ]
+        assert hop.contents == [HEAD + b"Subject: x\r\n\r\n.hidden\r\n"]
 
 
-def test_ehlo_says_our_name(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            await deliver(hop)
-            assert hop.connections[0].commands[0] == "EHLO bridge.example"
-
-    run(main())
+async def test_ehlo_says_our_name() -> None:
+    async with ScriptedHop() as hop:
+        await deliver(hop)
+        assert hop.connections[0].commands[0] == "EHLO bridge.example"
 
 
-def test_a_server_that_knows_only_helo(run: Run) -> None:
+async def test_a_server_that_knows_only_helo() -> None:
     """An old server gets the mail without parameters it could not understand."""
-
-    async def main() -> None:
-        async with ScriptedHop({"EHLO": "502 5.5.2 What?"}) as hop:
-            await deliver(hop, make_tx(params=("RET=FULL",)))
-            assert hop.commands[:2] == ["HELO bridge.example", "MAIL FROM:<a@example.org>"]
-
-    run(main())
+    async with ScriptedHop({"EHLO": "502 5.5.2 What?"}) as hop:
+        await deliver(hop, make_tx(params=("RET=FULL",)))
+        assert hop.commands[:2] == ["HELO bridge.example", "MAIL FROM:<a@example.org>"]
 
 
 @pytest.mark.parametrize(
@@ -95,17 +85,13 @@ def test_a_server_that_knows_only_helo(run: Run) -> None:
     ],
 )
 @BOTH_WAYS
-def test_the_next_hops_refusal_is_ours(
-    run: Run, script: dict[str, str], refusal: Reply, extensions: tuple[str, ...]
+async def test_the_next_hops_refusal_is_ours(
+    script: dict[str, str], refusal: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """Whatever the stage, the client reads what the next hop said, but never a reply that hangs up."""
-
-    async def main() -> None:
-        async with ScriptedHop(dict(script), extensions) as hop:
-            assert await refused(hop) == refusal
-            assert len(hop.contents) == ("DOT" in script)
-
-    run(main())
+    """At every stage the client reads the next hop's reply, but never one that closes its connection."""
+    async with ScriptedHop(dict(script), extensions) as hop:
+        assert await refused(hop) == refusal
+        assert len(hop.contents) == ("DOT" in script)
 
 
 @pytest.mark.parametrize(
@@ -117,132 +103,104 @@ def test_the_next_hops_refusal_is_ours(
     ],
 )
 @BOTH_WAYS
-def test_if_some_recipients_are_refused_nobody_gets_the_mail(
-    run: Run, rcpt: list[str], refusal: Reply, extensions: tuple[str, ...]
+async def test_if_some_recipients_are_refused_nobody_gets_the_mail(
+    rcpt: list[str], refusal: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """Half a delivery could not be answered truly with one reply; 4xx wins, so that it is tried again."""
-
-    async def main() -> None:
-        async with ScriptedHop({"RCPT": list(rcpt)}, extensions) as hop:
-            tx = make_tx(recipients=("b@example.org", "c@example.org", "d@example.org"))
-            assert await refused(hop, tx) == refusal
-            await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
-            assert hop.contents == []
-            assert hop.connections[0].unfinished == b""
-            if extensions is ONE_BY_ONE:
-                assert "DATA" not in hop.commands
-
-    run(main())
+    """One reply cannot describe a partial delivery; 4xx wins, so that the client tries again."""
+    async with ScriptedHop({"RCPT": list(rcpt)}, extensions) as hop:
+        tx = make_tx(recipients=("b@example.org", "c@example.org", "d@example.org"))
+        assert await refused(hop, tx) == refusal
+        await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
+        assert hop.contents == []
+        assert hop.connections[0].unfinished == b""
+        if extensions is ONE_BY_ONE:
+            assert "DATA" not in hop.commands
 
 
 @BOTH_WAYS
-def test_after_a_refusal_the_connection_serves_the_next_mail(run: Run, extensions: tuple[str, ...]) -> None:
-    async def main() -> None:
-        async with ScriptedHop(
-            {"RCPT": ["550 5.1.1 No", "250 2.1.5 Ok"], "DATA": ["503 5.5.1 No recipients", "354 Go"]}, extensions
-        ) as hop:
-            if extensions is ONE_BY_ONE:
-                hop.script["DATA"] = "354 Go"
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(NextHopError):
+async def test_after_a_refusal_the_connection_serves_the_next_mail(extensions: tuple[str, ...]) -> None:
+    async with ScriptedHop(
+        {"RCPT": ["550 5.1.1 No", "250 2.1.5 Ok"], "DATA": ["503 5.5.1 No recipients", "354 Go"]}, extensions
+    ) as hop:
+        if extensions is ONE_BY_ONE:
+            hop.script["DATA"] = "354 Go"
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError):
+            await relay.deliver(make_tx(), HEAD, soon())
+        await relay.deliver(make_tx(), HEAD, soon())
+        await relay.deliver(make_tx(), HEAD, soon())
+        await relay.close()
+        assert len(hop.connections) == 1
+        assert [c for c in hop.commands if c == "RSET" or c.startswith("MAIL")] == [
+            "MAIL FROM:<a@example.org> SIZE=35",
+            "RSET",
+            "MAIL FROM:<a@example.org> SIZE=35",
+            "MAIL FROM:<a@example.org> SIZE=35",
+        ]
+
+
+async def test_a_refused_rset_is_not_blamed_on_the_next_mail() -> None:
+    """Otherwise the 503 to a nested MAIL would bounce the mail."""
+    script = {"MAIL": ["550 5.7.1 No", "503 5.5.1 Nested MAIL"], "RCPT": "503 No", "DATA": "503 No"}
+    async with ScriptedHop({**script, "RSET": "500 What?"}) as hop:
+        relay = SmtpRelay(hop.settings())
+        for wanted in (Reply(550, "5.7.1", "No"), replies.OUT_OF_PLACE):
+            with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
-            await relay.deliver(make_tx(), HEAD, soon())
-            await relay.deliver(make_tx(), HEAD, soon())
-            await relay.close()
-            assert len(hop.connections) == 1
-            assert [c for c in hop.commands if c == "RSET" or c.startswith("MAIL")] == [
-                "MAIL FROM:<a@example.org> SIZE=35",
-                "RSET",
-                "MAIL FROM:<a@example.org> SIZE=35",
-                "MAIL FROM:<a@example.org> SIZE=35",
-            ]
-
-    run(main())
+            assert caught.value.reply == wanted
+        await relay.close()
 
 
-def test_a_refused_rset_is_not_blamed_on_the_next_mail(run: Run) -> None:
-    """The 503 to a nested MAIL would be a bounce."""
-
-    async def main() -> None:
-        script = {"MAIL": ["550 5.7.1 No", "503 5.5.1 Nested MAIL"], "RCPT": "503 No", "DATA": "503 No"}
-        async with ScriptedHop({**script, "RSET": "500 What?"}) as hop:
-            relay = SmtpRelay(hop.settings())
-            for wanted in (Reply(550, "5.7.1", "No"), replies.OUT_OF_PLACE):
-                with pytest.raises(NextHopError) as caught:
-                    await relay.deliver(make_tx(), HEAD, soon())
-                assert caught.value.reply == wanted
-            await relay.close()
-
-    run(main())
-
-
-def test_xforward_comes_before_each_mail_and_its_refusal_does_no_harm(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop(
-            {"XFORWARD": ["250 2.0.0 Ok", "501 5.5.4 Bad NAME"]}, (*EXTENSIONS, "XFORWARD NAME ADDR HELO")
-        ) as hop:
-            relay = SmtpRelay(hop.settings())
-            for number in (1, 2):
-                client = Client(address=f"192.0.2.{number}", helo="a b")
-                await relay.deliver(make_tx(client=client), HEAD, soon())
-            await relay.close()
-            assert [c for c in hop.commands if c.startswith("XFORWARD")] == [
-                "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.1 HELO=a+20b",
-                "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.2 HELO=a+20b",
-            ]
-            assert len(hop.contents) == 2
-
-    run(main())
+async def test_xforward_comes_before_each_mail_and_its_refusal_does_no_harm() -> None:
+    async with ScriptedHop(
+        {"XFORWARD": ["250 2.0.0 Ok", "501 5.5.4 Bad NAME"]}, (*EXTENSIONS, "XFORWARD NAME ADDR HELO")
+    ) as hop:
+        relay = SmtpRelay(hop.settings())
+        for number in (1, 2):
+            client = Client(address=f"192.0.2.{number}", helo="a b")
+            await relay.deliver(make_tx(client=client), HEAD, soon())
+        await relay.close()
+        assert [c for c in hop.commands if c.startswith("XFORWARD")] == [
+            "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.1 HELO=a+20b",
+            "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.2 HELO=a+20b",
+        ]
+        assert len(hop.contents) == 2
 
 
-def test_what_the_next_hop_cannot_carry_is_refused_without_a_word_to_it(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=("PIPELINING",)) as hop:
-            reply = await refused(hop, make_tx(sender="ä@example.org", params=("SMTPUTF8",)))
-            assert (reply.code, reply.status) == (550, "5.6.7")
-            assert hop.commands == []
-
-    run(main())
+async def test_what_the_next_hop_cannot_carry_is_refused_without_a_word_to_it() -> None:
+    async with ScriptedHop(extensions=("PIPELINING",)) as hop:
+        reply = await refused(hop, make_tx(sender="ä@example.org", params=("SMTPUTF8",)))
+        assert (reply.code, reply.status) == (550, "5.6.7")
+        assert hop.commands == []
 
 
-def test_a_thousand_recipients_in_one_write(run: Run) -> None:
+async def test_a_thousand_recipients_in_one_write() -> None:
     """Replies are read while commands are still being written, so neither side waits for the other."""
-
-    async def main() -> None:
-        people = tuple(Recipient(f"{'r' * 50}{n}@example.org", ("NOTIFY=NEVER",)) for n in range(1000))
-        async with ScriptedHop({"RCPT": "250 2.1.5 " + "Ok" * 250}) as hop:
-            await deliver(hop, make_tx(recipients=people))
-            assert sum(c.startswith("RCPT") for c in hop.commands) == 1000
-            assert hop.commands[-2] == f"RCPT TO:<{'r' * 50}999@example.org> NOTIFY=NEVER"
-
-    run(main())
+    people = tuple(Recipient(f"{'r' * 50}{n}@example.org", ("NOTIFY=NEVER",)) for n in range(1000))
+    async with ScriptedHop({"RCPT": "250 2.1.5 " + "Ok" * 250}) as hop:
+        await deliver(hop, make_tx(recipients=people))
+        assert sum(c.startswith("RCPT") for c in hop.commands) == 1000
+        assert hop.commands[-2] == f"RCPT TO:<{'r' * 50}999@example.org> NOTIFY=NEVER"
 
 
-def test_twenty_mebibytes_with_leading_dots_arrive_byte_for_byte(run: Run) -> None:
+async def test_twenty_mebibytes_with_leading_dots_arrive_byte_for_byte() -> None:
     """From memory or from the spool file, in whatever chunks."""
     lines = b"".join(b"." * (n % 5) + b"line %d \xe9\r\n" % n for n in range(4000))
     content = lines * (20 * 1024 * 1024 // len(lines) + 1) + b".\r\n..\r\n"
-
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            odd = [content[i : i + 65521] for i in range(0, len(content), 65521)]
-            relay = SmtpRelay(hop.settings())
-            await relay.deliver(make_tx(odd), HEAD, soon())
-            await relay.deliver(make_tx(odd, memory=1 << 30), HEAD, soon())
-            await relay.close()
-            assert [c == HEAD + content for c in hop.contents] == [True, True]
-
-    run(main())
+    async with ScriptedHop() as hop:
+        odd = [content[i : i + 65521] for i in range(0, len(content), 65521)]
+        relay = SmtpRelay(hop.settings())
+        await relay.deliver(make_tx(odd), HEAD, soon())
+        await relay.deliver(make_tx(odd, memory=1 << 30), HEAD, soon())
+        await relay.close()
+        assert [c == HEAD + content for c in hop.contents] == [True, True]
 
 
 @pytest.mark.parametrize(("content", "wire"), [(b"", HEAD + b".\r\n"), (b"\r\nend", HEAD + b"\r\nend\r\n.\r\n")])
-def test_content_without_a_last_line_end(run: Run, content: bytes, wire: bytes) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            await deliver(hop, make_tx(content))
-            assert hop.connections[0].contents == [wire]
-
-    run(main())
+async def test_content_without_a_last_line_end(content: bytes, wire: bytes) -> None:
+    async with ScriptedHop() as hop:
+        await deliver(hop, make_tx(content))
+        assert hop.connections[0].contents == [wire]
 
 
 @pytest.mark.parametrize(
@@ -257,56 +215,42 @@ def test_content_without_a_last_line_end(run: Run, content: bytes, wire: bytes) 
         (["550 5.2.2 One", "354 Two", "250 2.1.5 Three"], replies.OUT_OF_PLACE),
     ],
 )
-def test_lmtp_answers_for_each_recipient(run: Run, tmp_path: Path, dots: list[str], outcome: Reply) -> None:
-    """One recipient who could get the mail later is enough to have it come again."""
-
-    async def main() -> None:
-        async with ScriptedHop({"DOT": list(dots)}, lmtp=True, path=tmp_path / "lmtp") as hop:
-            tx = make_tx(recipients=("b@example.org", "c@example.org", "d@example.org"))
-            if outcome.is_success:
-                assert (await deliver(hop, tx)).reply == outcome
-            else:
-                assert await refused(hop, tx) == outcome
-            assert hop.connections[0].commands[0] == "LHLO bridge.example"
-            assert len(hop.contents) == 1
-
-    run(main())
+async def test_lmtp_answers_for_each_recipient(tmp_path: Path, dots: list[str], outcome: Reply) -> None:
+    """One recipient that could get the mail later is enough for a 4xx."""
+    async with ScriptedHop({"DOT": list(dots)}, lmtp=True, path=tmp_path / "lmtp") as hop:
+        tx = make_tx(recipients=("b@example.org", "c@example.org", "d@example.org"))
+        if outcome.is_success:
+            assert (await deliver(hop, tx)).reply == outcome
+        else:
+            assert await refused(hop, tx) == outcome
+        assert hop.connections[0].commands[0] == "LHLO bridge.example"
+        assert len(hop.contents) == 1
 
 
-def test_smtp_over_a_unix_socket(run: Run, tmp_path: Path) -> None:
-    async def main() -> None:
-        async with ScriptedHop(path=tmp_path / "smtp") as hop:
-            assert (await deliver(hop)).reply.is_success
-
-    run(main())
+async def test_smtp_over_a_unix_socket(tmp_path: Path) -> None:
+    async with ScriptedHop(path=tmp_path / "smtp") as hop:
+        assert (await deliver(hop)).reply.is_success
 
 
-def test_probe_tells_what_the_next_hop_offers(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings())
-            assert await relay.probe() == EXTENSIONS
-            assert hop.connections[0].commands == ["EHLO bridge.example", "QUIT"]
-            await relay.close()
-        with pytest.raises(NextHopError) as caught:
-            await relay.probe()
-        assert caught.value.reply == replies.UNREACHABLE
-
-    run(main())
+async def test_probe_tells_what_the_next_hop_offers() -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await relay.probe() == EXTENSIONS
+        assert hop.connections[0].commands == ["EHLO bridge.example", "QUIT"]
+        await relay.close()
+    with pytest.raises(NextHopError) as caught:
+        await relay.probe()
+    assert caught.value.reply == replies.UNREACHABLE
 
 
 @pytest.mark.parametrize(
     ("greeting", "words"), [("SSH-2.0-OpenSSH_9.2", "not SMTP before mail"), (DROP, "connection lost before mail")]
 )
-def test_a_connection_that_ends_before_mail_is_told_in_words(run: Run, greeting: str, words: str) -> None:
-    """They are what an operator reads in the log."""
-
-    async def main() -> None:
-        async with ScriptedHop({"GREETING": greeting}) as hop:
-            with pytest.raises(NextHopError, match=words):
-                await deliver(hop)
-
-    run(main())
+async def test_a_connection_that_ends_before_mail_is_told_in_words(greeting: str, words: str) -> None:
+    """Operators read this text in the log."""
+    async with ScriptedHop({"GREETING": greeting}) as hop:
+        with pytest.raises(NextHopError, match=words):
+            await deliver(hop)
 
 
 @pytest.mark.parametrize(
@@ -329,67 +273,51 @@ def test_a_connection_that_ends_before_mail_is_told_in_words(run: Run, greeting:
     ],
 )
 @BOTH_WAYS
-def test_trouble_with_the_next_hop_is_a_451(
-    run: Run, script: dict[str, str], reply: Reply, extensions: tuple[str, ...]
+async def test_trouble_with_the_next_hop_is_a_451(
+    script: dict[str, str], reply: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """Unreachable, lost, or talking nonsense: the client tries again, and reads no internals."""
-
-    async def main() -> None:
-        async with ScriptedHop(dict(script), extensions) as hop:
-            assert await refused(hop) == reply
-
-    run(main())
+    """Unreachable, lost, or not speaking SMTP: the client is told to try again, without internals."""
+    async with ScriptedHop(dict(script), extensions) as hop:
+        assert await refused(hop) == reply
 
 
 @pytest.mark.parametrize("stage", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA", "DOT"])
-def test_a_silent_next_hop_is_given_up(run: Run, stage: str) -> None:
-    async def main() -> None:
-        async with ScriptedHop({stage: HANG}) as hop:
-            wanted = replies.UNREACHABLE if stage in ("GREETING", "EHLO") else replies.LOST
-            assert await refused(hop, connect_timeout_s=0.2, timeout_s=0.2) == wanted
-            await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
-
-    run(main())
+async def test_a_silent_next_hop_is_given_up(stage: str) -> None:
+    async with ScriptedHop({stage: HANG}) as hop:
+        wanted = replies.UNREACHABLE if stage in ("GREETING", "EHLO") else replies.LOST
+        assert await refused(hop, connect_timeout_s=0.2, timeout_s=0.2) == wanted
+        await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
 
 
 @pytest.mark.parametrize("stage", ["GREETING", "EHLO", "MAIL", "RCPT", "DATA"])
-def test_the_deadline_ends_every_wait_before_the_dot(run: Run, stage: str) -> None:
-    async def main() -> None:
-        async with ScriptedHop({stage: HANG}) as hop:
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.2)
-            assert caught.value.reply == replies.LATE
-            await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
-            assert hop.contents == []
-            await relay.close()
-
-    run(main())
+async def test_the_deadline_ends_every_wait_before_the_dot(stage: str) -> None:
+    async with ScriptedHop({stage: HANG}) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time() + 0.2)
+        assert caught.value.reply == replies.LATE
+        await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
+        assert hop.contents == []
+        await relay.close()
 
 
-def test_after_the_deadline_nothing_is_started(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time())
-            assert caught.value.reply == replies.LATE
-            assert hop.connections == []
-            await relay.close()
-
-    run(main())
+async def test_after_the_deadline_nothing_is_started() -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, asyncio.get_running_loop().time())
+        assert caught.value.reply == replies.LATE
+        assert hop.connections == []
+        await relay.close()
 
 
-def test_each_reply_has_its_own_time(run: Run) -> None:
+async def test_each_reply_has_its_own_time() -> None:
     """A slow next hop that keeps answering is not silent."""
 
-    async def main() -> None:
-        async def slowly() -> str:
-            await asyncio.sleep(0.15)  # the part of a slow server
-            return "250 2.1.5 Ok"
+    async def slowly() -> str:
+        await asyncio.sleep(0.15)  # the part of a slow server
+        return "250 2.1.5 Ok"
 
-        async with ScriptedHop({"RCPT": slowly}) as hop:
-            tx = make_tx(recipients=tuple(f"r{n}@example.org" for n in range(5)))
-            assert (await deliver(hop, tx, timeout_s=0.4)).reply.is_success
-
-    run(main())
+    async with ScriptedHop({"RCPT": slowly}) as hop:
+        tx = make_tx(recipients=tuple(f"r{n}@example.org" for n in range(5)))
+        assert (await deliver(hop, tx, timeout_s=0.4)).reply.is_success

@@ -1,4 +1,4 @@
-"""The relay for a client that reads one reply for each recipient: everybody gets his own."""
+"""The relay for a client that reads one reply per recipient: each recipient gets its own answer."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
 from bridge.relay.relay import Mixed, Relay, SmtpRelay
 from bridge.relay.routes import Routes
-from tests.relay.scripted_hop import DROP, EXTENSIONS, HEAD, Run, ScriptedHop, make_tx, soon
+from bridge.testing import eventually
+from tests.relay.scripted_hop import DROP, EXTENSIONS, HEAD, ScriptedHop, make_tx, soon
 
 ONE_BY_ONE = tuple(e for e in EXTENSIONS if e != "PIPELINING")
 BOTH_WAYS = pytest.mark.parametrize("extensions", [EXTENSIONS, ONE_BY_ONE], ids=["pipelined", "one-by-one"])
@@ -22,11 +23,11 @@ PEOPLE = ("b@example.org", "c@example.org", "d@example.org")
 
 
 def each(*people: str) -> Transaction:
-    return replace(make_tx(recipients=people or PEOPLE), each=True)
+    return replace(make_tx(recipients=people or PEOPLE), is_per_recipient=True)
 
 
 async def answers(relay: Relay, tx: Transaction | None = None) -> list[str]:
-    """What each recipient is told."""
+    """The reply for each recipient."""
     tx = tx or each()
     try:
         return [str(reply) for reply in (await relay.deliver(tx, HEAD, soon())).replies]
@@ -46,52 +47,42 @@ async def answers(relay: Relay, tx: Transaction | None = None) -> list[str]:
     ],
 )
 @BOTH_WAYS
-def test_a_refused_recipient_does_not_keep_the_mail_from_the_others(
-    run: Run, rcpt: list[str], extensions: tuple[str, ...], lmtp: bool
+async def test_a_refused_recipient_does_not_keep_the_mail_from_the_others(
+    rcpt: list[str], extensions: tuple[str, ...], lmtp: bool
 ) -> None:
-    """Those the next hop accepts have the mail, and the connection serves the next one."""
-
-    async def main() -> None:
-        async with ScriptedHop({"RCPT": [*rcpt, OK], "DOT": "250 2.0.0 Kept"}, extensions, lmtp=lmtp) as hop:
-            relay = SmtpRelay(hop.settings())
-            assert await answers(relay) == ["250 2.0.0 Kept" if reply == OK else reply for reply in rcpt]
-            assert len(hop.contents) == 1
-            assert await answers(relay) == ["250 2.0.0 Kept"] * 3
-            assert len(hop.connections) == 1
-            await relay.close()
-
-    run(main())
+    """The accepted recipients have the mail, and the connection is reused."""
+    async with ScriptedHop({"RCPT": [*rcpt, OK], "DOT": "250 2.0.0 Kept"}, extensions, lmtp=lmtp) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await answers(relay) == ["250 2.0.0 Kept" if reply == OK else reply for reply in rcpt]
+        assert len(hop.contents) == 1
+        assert await answers(relay) == ["250 2.0.0 Kept"] * 3
+        assert len(hop.connections) == 1
+        await relay.close()
 
 
 @BOTH_WAYS
-def test_when_all_are_refused_each_hears_his_own_refusal(run: Run, extensions: tuple[str, ...]) -> None:
-    async def main() -> None:
-        refusals = ["550 5.1.1 No", "450 4.2.0 Later", "554 5.1.1 Never"]
-        async with ScriptedHop({"RCPT": [*refusals, OK], "DATA": ["554 5.5.1 No recipients", "354 Go"]}) as hop:
-            hop.extensions = extensions
-            relay = SmtpRelay(hop.settings())
-            if extensions is ONE_BY_ONE:
-                hop.script["DATA"] = "354 Go"
-            assert await answers(relay) == refusals
-            assert hop.contents == []
-            assert (await answers(relay))[0].startswith("250 ")
-            assert len(hop.connections) == 1
-            await relay.close()
-
-    run(main())
+async def test_when_all_are_refused_each_hears_his_own_refusal(extensions: tuple[str, ...]) -> None:
+    refusals = ["550 5.1.1 No", "450 4.2.0 Later", "554 5.1.1 Never"]
+    async with ScriptedHop({"RCPT": [*refusals, OK], "DATA": ["554 5.5.1 No recipients", "354 Go"]}) as hop:
+        hop.extensions = extensions
+        relay = SmtpRelay(hop.settings())
+        if extensions is ONE_BY_ONE:
+            hop.script["DATA"] = "354 Go"
+        assert await answers(relay) == refusals
+        assert hop.contents == []
+        assert (await answers(relay))[0].startswith("250 ")
+        assert len(hop.connections) == 1
+        await relay.close()
 
 
 @BOTH_WAYS
-def test_a_server_that_wants_content_for_nobody_does_not_get_it(run: Run, extensions: tuple[str, ...]) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"RCPT": "550 5.1.1 No"}, extensions) as hop:
-            relay = SmtpRelay(hop.settings())
-            assert await answers(relay) == ["550 5.1.1 No"] * 3
-            await relay.close()
-            await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
-            assert (hop.contents, hop.connections[0].unfinished) == ([], b"")
-
-    run(main())
+async def test_a_server_that_wants_content_for_nobody_does_not_get_it(extensions: tuple[str, ...]) -> None:
+    async with ScriptedHop({"RCPT": "550 5.1.1 No"}, extensions) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await answers(relay) == ["550 5.1.1 No"] * 3
+        await relay.close()
+        await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
+        assert (hop.contents, hop.connections[0].unfinished) == ([], b"")
 
 
 @pytest.mark.parametrize(
@@ -107,32 +98,25 @@ def test_a_server_that_wants_content_for_nobody_does_not_get_it(run: Run, extens
     ],
 )
 @BOTH_WAYS
-def test_what_befalls_the_mail_befalls_only_those_who_were_accepted(
-    run: Run, script: dict[str, str], expected: list[str], extensions: tuple[str, ...]
+async def test_what_befalls_the_mail_befalls_only_those_who_were_accepted(
+    script: dict[str, str], expected: list[str], extensions: tuple[str, ...]
 ) -> None:
-    """Never a 5xx for somebody whom only another's refusal or a lost connection hit."""
-
-    async def main() -> None:
-        async with ScriptedHop({"RCPT": [OK, "550 5.1.1 No", OK], **script}, extensions) as hop:
-            relay = SmtpRelay(hop.settings())
-            told = await answers(relay)
-            assert all(one.startswith(start) for one, start in zip(told, expected, strict=True)), told
-            await relay.close()
-
-    run(main())
+    """Never a 5xx for a recipient because of another's refusal or a lost connection."""
+    async with ScriptedHop({"RCPT": [OK, "550 5.1.1 No", OK], **script}, extensions) as hop:
+        relay = SmtpRelay(hop.settings())
+        told = await answers(relay)
+        assert all(reply.startswith(start) for reply, start in zip(told, expected, strict=True)), told
+        await relay.close()
 
 
 @pytest.mark.parametrize("rcpt", [[OK, "354 What?", OK], [OK, "421 4.3.2 Bye"], [OK, "550 5.1.1 No", DROP]])
 @BOTH_WAYS
-def test_doubt_about_the_recipients_is_a_451_for_all(run: Run, rcpt: list[str], extensions: tuple[str, ...]) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"RCPT": list(rcpt)}, extensions) as hop:
-            relay = SmtpRelay(hop.settings())
-            assert [one[:3] for one in await answers(relay)] == ["451"] * 3
-            assert hop.contents == []
-            await relay.close()
-
-    run(main())
+async def test_doubt_about_the_recipients_is_a_451_for_all(rcpt: list[str], extensions: tuple[str, ...]) -> None:
+    async with ScriptedHop({"RCPT": list(rcpt)}, extensions) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert [reply[:3] for reply in await answers(relay)] == ["451"] * 3
+        assert hop.contents == []
+        await relay.close()
 
 
 @pytest.mark.parametrize(
@@ -145,58 +129,47 @@ def test_doubt_about_the_recipients_is_a_451_for_all(run: Run, rcpt: list[str], 
         (["552 5.2.2 Full"], ["552 5.2.2 Full"] * 3),
     ],
 )
-def test_lmtp_answers_after_the_dot_are_each_ones_own(
-    run: Run, tmp_path: Path, dots: list[str], expected: list[str]
+async def test_lmtp_answers_after_the_dot_are_each_ones_own(
+    tmp_path: Path, dots: list[str], expected: list[str]
 ) -> None:
-    """Who was answered has his answer, also when the connection ends before the last one."""
-
-    async def main() -> None:
-        async with ScriptedHop({"DOT": list(dots)}, lmtp=True, path=tmp_path / "lmtp") as hop:
-            relay = SmtpRelay(hop.settings())
-            assert await answers(relay) == expected
-            await relay.close()
-
-    run(main())
+    """Answered recipients keep their answer, even if the connection ends before the last one."""
+    async with ScriptedHop({"DOT": list(dots)}, lmtp=True, path=tmp_path / "lmtp") as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await answers(relay) == expected
+        await relay.close()
 
 
-def test_lmtp_refusals_at_rcpt_and_after_the_dot_find_their_recipients(run: Run) -> None:
-    async def main() -> None:
-        script = {"RCPT": [OK, "550 5.1.1 No", OK], "DOT": ["452 4.2.2 Busy", "250 2.0.0 Ok: queued as L3"]}
-        async with ScriptedHop(dict(script), lmtp=True) as hop:
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(Mixed) as caught:
-                await relay.deliver(each(), HEAD, soon())
-            assert [reply.code for reply in caught.value.replies] == [452, 550, 250]
-            assert (str(caught.value.reply), caught.value.accepted) == ("452 4.2.2 Busy", 1)
-            assert caught.value.queue_id == "L3"
-            await relay.close()
-
-    run(main())
+async def test_lmtp_refusals_at_rcpt_and_after_the_dot_find_their_recipients() -> None:
+    script = {"RCPT": [OK, "550 5.1.1 No", OK], "DOT": ["452 4.2.2 Busy", "250 2.0.0 Ok: queued as L3"]}
+    async with ScriptedHop(dict(script), lmtp=True) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(Mixed) as caught:
+            await relay.deliver(each(), HEAD, soon())
+        assert [reply.code for reply in caught.value.replies] == [452, 550, 250]
+        assert (str(caught.value.reply), caught.value.accepted) == ("452 4.2.2 Busy", 1)
+        assert caught.value.queue_id == "L3"
+        await relay.close()
 
 
-def test_when_the_client_is_gone_after_the_dot_the_log_says_who_has_the_mail(
-    run: Run, caplog: pytest.LogCaptureFixture
+async def test_when_the_client_is_gone_after_the_dot_the_log_says_who_has_the_mail(
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
+    answer = asyncio.Event()
 
-    async def main() -> None:
-        answer = asyncio.Event()
+    async def late() -> str:
+        await answer.wait()
+        return "250 2.0.0 Ok"
 
-        async def late() -> str:
-            await answer.wait()
-            return "250 2.0.0 Ok"
-
-        async with ScriptedHop({"RCPT": [OK, "550 5.1.1 No", OK], "DOT": late}) as hop:
-            relay = SmtpRelay(hop.settings())
-            task = asyncio.create_task(relay.deliver(each(), HEAD, soon()))
-            await asyncio.wait_for(hop.heard["DOT"].wait(), 10)
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-            answer.set()
-            await relay.close()
-            assert "2 of 3 recipients have it" in caplog.text
-
-    run(main())
+    async with ScriptedHop({"RCPT": [OK, "550 5.1.1 No", OK], "DOT": late}) as hop:
+        relay = SmtpRelay(hop.settings())
+        task = asyncio.create_task(relay.deliver(each(), HEAD, soon()))
+        await asyncio.wait_for(hop.heard["DOT"].wait(), 10)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        answer.set()
+        await relay.close()
+        assert "2 of 3 recipients have it" in caplog.text
 
 
 ROUTED = ("a@one.example", "b@other.example", "c@one.example")
@@ -211,62 +184,50 @@ ROUTED = ("a@one.example", "b@other.example", "c@one.example")
         ({"RCPT": "450 4.2.0 Later"}, ["250 2.0.0 ONE", "450 4.2.0 Later", "250 2.0.0 ONE"]),
     ],
 )
-def test_each_next_hop_answers_for_its_own_recipients(run: Run, script: dict[str, str], expected: list[str]) -> None:
-    """One of them in trouble does not keep the mail from the others."""
-
-    async def main() -> None:
-        async with ScriptedHop(dict(script)) as default, ScriptedHop({"DOT": "250 2.0.0 ONE"}) as one:
-            relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
-            told = await answers(relay, each(*ROUTED))
-            assert all(said.startswith(start) for said, start in zip(told, expected, strict=True)), told
-            assert len(one.contents) == 1
-            await relay.close()
-
-    run(main())
+async def test_each_next_hop_answers_for_its_own_recipients(script: dict[str, str], expected: list[str]) -> None:
+    """If one next hop fails, recipients of the others still get the mail."""
+    async with ScriptedHop(dict(script)) as default, ScriptedHop({"DOT": "250 2.0.0 ONE"}) as one:
+        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+        told = await answers(relay, each(*ROUTED))
+        assert all(said.startswith(start) for said, start in zip(told, expected, strict=True)), told
+        assert len(one.contents) == 1
+        await relay.close()
 
 
-def test_a_slow_next_hop_does_not_make_the_others_wait(run: Run) -> None:
-    """They are spoken to at the same time, so that all have the whole time there is."""
+async def test_a_slow_next_hop_does_not_make_the_others_wait() -> None:
+    """They are contacted at the same time, so that each has the full deadline."""
+    go_on = asyncio.Event()
 
-    async def main() -> None:
-        go_on = asyncio.Event()
+    async def slow() -> str:
+        await go_on.wait()
+        return "250 2.0.0 Ok"
 
-        async def slow() -> str:
-            await go_on.wait()
-            return "250 2.0.0 Ok"
-
-        async with ScriptedHop({"DOT": slow}) as first, ScriptedHop() as second:
-            relay = Routes({"one.example": SmtpRelay(first.settings())}, SmtpRelay(second.settings()))
-            task = asyncio.create_task(answers(relay, each(*ROUTED)))
-            await asyncio.wait_for(second.heard["DOT"].wait(), 10)
-            assert not task.done()
-            go_on.set()
-            assert [told[:3] for told in await task] == ["250"] * 3
-            await relay.close()
-
-    run(main())
+    async with ScriptedHop({"DOT": slow}) as first, ScriptedHop() as second:
+        relay = Routes({"one.example": SmtpRelay(first.settings())}, SmtpRelay(second.settings()))
+        task = asyncio.create_task(answers(relay, each(*ROUTED)))
+        await asyncio.wait_for(second.heard["DOT"].wait(), 10)
+        assert not task.done()
+        go_on.set()
+        assert [told[:3] for told in await task] == ["250"] * 3
+        await relay.close()
 
 
-def test_a_client_that_goes_away_stops_every_next_hop_before_its_dot(run: Run) -> None:
-    async def main() -> None:
-        never = asyncio.Event()
+async def test_a_client_that_goes_away_stops_every_next_hop_before_its_dot() -> None:
+    never = asyncio.Event()
 
-        async def silent() -> str:
-            await never.wait()
-            return OK
+    async def silent() -> str:
+        await never.wait()
+        return OK
 
-        async with ScriptedHop({"MAIL": silent}) as first, ScriptedHop({"MAIL": silent}) as second:
-            relay = Routes({"one.example": SmtpRelay(first.settings())}, SmtpRelay(second.settings()))
-            task = asyncio.create_task(relay.deliver(each(*ROUTED), HEAD, soon()))
-            while not (first.connections and second.connections):
-                await asyncio.sleep(0)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            never.set()
-            for hop in (first, second):
-                await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
-                assert hop.contents == []
-            await relay.close()
-
-    run(main())
+    async with ScriptedHop({"MAIL": silent}) as first, ScriptedHop({"MAIL": silent}) as second:
+        relay = Routes({"one.example": SmtpRelay(first.settings())}, SmtpRelay(second.settings()))
+        task = asyncio.create_task(relay.deliver(each(*ROUTED), HEAD, soon()))
+        await eventually(lambda: first.connections and second.connections, "both connections")
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        never.set()
+        for hop in (first, second):
+            await asyncio.wait_for(hop.connections[0].ended.wait(), 10)
+            assert hop.contents == []
+        await relay.close()

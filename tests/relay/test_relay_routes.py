@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Mixed, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
 from bridge.runtime.endpoints import Address, NextHop
 from bridge.testing import free_port
-from tests.relay.scripted_hop import DROP, HEAD, Run, ScriptedHop, make_tx, soon
+from tests.relay.scripted_hop import DROP, HEAD, ScriptedHop, make_tx, soon
 
 
 def nobody() -> SmtpRelay:
-    """A next hop where nobody listens."""
+    """A next hop that refuses connections."""
     return SmtpRelay(RelaySettings(NextHop("smtp", Address("127.0.0.1", free_port())), "bridge.example"))
 
 
@@ -26,96 +26,77 @@ def failover(*relays: SmtpRelay, shun_s: float = 60.0) -> Failover:
     return Failover([(f"hop{number}", relay) for number, relay in enumerate(relays)], shun_s)
 
 
-def test_the_first_next_hop_gets_all_mail_while_it_is_up(run: Run) -> None:
-    """The others are for the day it is down."""
-
-    async def main() -> None:
-        async with ScriptedHop() as first, ScriptedHop() as second:
-            relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
-            for _ in range(3):
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert (len(first.contents), len(second.connections)) == (3, 0)
-            assert await relay.probe() == first.extensions
-            await relay.close()
-
-    run(main())
+async def test_the_first_next_hop_gets_all_mail_while_it_is_up() -> None:
+    """The others are used only when it is down."""
+    async with ScriptedHop() as first, ScriptedHop() as second:
+        relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
+        for _ in range(3):
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert (len(first.contents), len(second.connections)) == (3, 0)
+        assert await relay.probe() == first.extensions
+        await relay.close()
 
 
 @pytest.mark.parametrize("greeting", ["", "421 4.3.2 Not now", "554 5.3.2 No", DROP])
-def test_a_next_hop_that_is_down_is_passed_over(run: Run, caplog: pytest.LogCaptureFixture, greeting: str) -> None:
-    """One mail finds out, the next ones do not even try, and the log says so once."""
-
-    async def main() -> None:
-        async with ScriptedHop({"GREETING": greeting}) as first, ScriptedHop() as second:
-            down = SmtpRelay(first.settings()) if greeting else nobody()
-            relay = failover(down, SmtpRelay(second.settings()))
-            for _ in range(3):
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert len(second.contents) == 3
-            assert len(first.connections) == (1 if greeting else 0)
-            assert sum("left alone" in record.message for record in caplog.records) == 1
-            await relay.close()
-
-    run(main())
+async def test_a_next_hop_that_is_down_is_passed_over(caplog: pytest.LogCaptureFixture, greeting: str) -> None:
+    """The first mail notices, later ones skip it, and it is logged once."""
+    async with ScriptedHop({"GREETING": greeting}) as first, ScriptedHop() as second:
+        down = SmtpRelay(first.settings()) if greeting else nobody()
+        relay = failover(down, SmtpRelay(second.settings()))
+        for _ in range(3):
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert len(second.contents) == 3
+        assert len(first.connections) == (1 if greeting else 0)
+        assert sum("skipping it" in record.message for record in caplog.records) == 1
+        await relay.close()
 
 
-def test_a_next_hop_comes_back_by_itself(run: Run, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_next_hop_comes_back_by_itself(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
+    async with ScriptedHop({"GREETING": ["421 4.3.2 Not now", "220 Hello"]}) as first, ScriptedHop() as second:
+        relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()), shun_s=0.0)
+        for _ in range(3):
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert (len(first.contents), len(second.contents)) == (2, 1)
+        assert sum("is up again" in record.message for record in caplog.records) == 1
+        await relay.close()
 
-    async def main() -> None:
-        async with ScriptedHop({"GREETING": ["421 4.3.2 Not now", "220 Hello"]}) as first, ScriptedHop() as second:
-            relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()), shun_s=0.0)
-            for _ in range(3):
+
+async def test_one_mail_alone_tries_a_next_hop_that_was_down() -> None:
+    """While one mail waits for a server that may not answer, other mails go to a working one."""
+    asked, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> str:
+        asked.set()
+        await go_on.wait()
+        return "220 Hello"
+
+    async with ScriptedHop({"GREETING": "421 4.3.2 Not now"}) as first, ScriptedHop() as second:
+        relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
+        await relay.deliver(make_tx(), HEAD, soon())
+        first.script["GREETING"] = slow
+        relay._hops[0].retry_at = 0.0  # a minute later
+        trial = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
+        await asked.wait()
+        await relay.deliver(make_tx(), HEAD, soon())
+        assert len(second.contents) == 2
+        go_on.set()
+        await trial
+        assert len(first.contents) == 1
+        await relay.close()
+
+
+async def test_when_all_are_down_all_are_tried_and_the_client_reads_451() -> None:
+    async with ScriptedHop({"GREETING": ["421 4.3.2 Not now", "421 4.3.2 Not now", "220 Hello"]}) as last:
+        relay = failover(nobody(), SmtpRelay(last.settings()))
+        for _ in range(2):
+            with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
-            assert (len(first.contents), len(second.contents)) == (2, 1)
-            assert sum("is back" in record.message for record in caplog.records) == 1
-            await relay.close()
-
-    run(main())
-
-
-def test_one_mail_alone_tries_a_next_hop_that_was_down(run: Run) -> None:
-    """While it waits for a server that may be a black hole, other mail goes the sure way."""
-
-    async def main() -> None:
-        asked, go_on = asyncio.Event(), asyncio.Event()
-
-        async def slow() -> str:
-            asked.set()
-            await go_on.wait()
-            return "220 Hello"
-
-        async with ScriptedHop({"GREETING": "421 4.3.2 Not now"}) as first, ScriptedHop() as second:
-            relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
-            await relay.deliver(make_tx(), HEAD, soon())
-            first.script["GREETING"] = slow
-            relay._hops[0].retry_at = 0.0  # a minute later
-            trial = asyncio.create_task(relay.deliver(make_tx(), HEAD, soon()))
-            await asked.wait()
-            await relay.deliver(make_tx(), HEAD, soon())
-            assert len(second.contents) == 2
-            go_on.set()
-            await trial
-            assert len(first.contents) == 1
-            await relay.close()
-
-    run(main())
-
-
-def test_when_all_are_down_all_are_tried_and_the_client_reads_451(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"GREETING": ["421 4.3.2 Not now", "421 4.3.2 Not now", "220 Hello"]}) as last:
-            relay = failover(nobody(), SmtpRelay(last.settings()))
-            for _ in range(2):
-                with pytest.raises(NextHopError) as caught:
-                    await relay.deliver(make_tx(), HEAD, soon())
-                assert str(caught.value.reply).startswith("451 4.4.1")
-            await relay.deliver(make_tx(), HEAD, soon())
-            with pytest.raises(NextHopError):
-                await relay.probe()
-            await relay.close()
-
-    run(main())
+            assert str(caught.value.reply).startswith("451 4.4.1")
+        await relay.deliver(make_tx(), HEAD, soon())
+        with pytest.raises(NextHopError):
+            await relay.probe()
+        await relay.close()
 
 
 @pytest.mark.parametrize(
@@ -128,31 +109,24 @@ def test_when_all_are_down_all_are_tried_and_the_client_reads_451(run: Run) -> N
         ("DOT", DROP),
     ],
 )
-def test_the_word_of_a_server_that_heard_the_mail_is_final(run: Run, verb: str, answer: str) -> None:
+async def test_the_word_of_a_server_that_heard_the_mail_is_final(verb: str, answer: str) -> None:
     """A refusal is not a reason to ask another server, and a lost answer may have been a 250."""
-
-    async def main() -> None:
-        async with ScriptedHop({verb: answer}) as first, ScriptedHop() as second:
-            relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
-            with pytest.raises(NextHopError):
-                await relay.deliver(make_tx(), HEAD, soon())
-            assert not second.connections
-            await relay.close()
-
-    run(main())
-
-
-def test_a_dead_idle_connection_to_a_server_that_went_down_moves_the_mail_on(run: Run) -> None:
-    async def main() -> None:
-        first = ScriptedHop({"MAIL": ["250 2.1.0 Ok", DROP], "GREETING": ["220 Hello", "421 4.3.2 Going down"]})
-        async with first, ScriptedHop() as second:
-            relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
+    async with ScriptedHop({verb: answer}) as first, ScriptedHop() as second:
+        relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
+        with pytest.raises(NextHopError):
             await relay.deliver(make_tx(), HEAD, soon())
-            await relay.deliver(make_tx(), HEAD, soon())
-            assert (len(first.contents), len(second.contents)) == (1, 1)
-            await relay.close()
+        assert not second.connections
+        await relay.close()
 
-    run(main())
+
+async def test_a_dead_idle_connection_to_a_server_that_went_down_moves_the_mail_on() -> None:
+    first = ScriptedHop({"MAIL": ["250 2.1.0 Ok", DROP], "GREETING": ["220 Hello", "421 4.3.2 Going down"]})
+    async with first, ScriptedHop() as second:
+        relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
+        await relay.deliver(make_tx(), HEAD, soon())
+        await relay.deliver(make_tx(), HEAD, soon())
+        assert (len(first.contents), len(second.contents)) == (1, 1)
+        await relay.close()
 
 
 PEOPLE = ("a@One.example", "b@other.example", "c@one.example", "postmaster")
@@ -162,97 +136,76 @@ def rcpts(hop: ScriptedHop) -> list[str]:
     return [command for command in hop.commands if command.startswith("RCPT")]
 
 
-def test_each_recipient_goes_the_way_of_his_domain(run: Run) -> None:
+async def test_each_recipient_goes_the_way_of_his_domain() -> None:
     """One transaction for each next hop, with the same content, and a reply for each recipient."""
-
-    async def main() -> None:
-        async with ScriptedHop() as default, ScriptedHop({"DOT": "250 2.0.0 Ok: queued as ONE1"}) as one:
-            relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
-            delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
-            assert [c for c in one.commands if c[:4] == "RCPT"] == [
-                "RCPT TO:<a@One.example>",
-                "RCPT TO:<c@one.example>",
-            ]
-            assert [c for c in default.commands if c[:4] == "RCPT"] == [
-                "RCPT TO:<b@other.example>",
-                "RCPT TO:<postmaster>",
-            ]
-            assert one.contents == default.contents != []
-            assert [reply.text[-4:] for reply in delivered.replies] == ["ONE1", "C123", "ONE1", "C123"]
-            assert delivered.queue_id == "ONE1,4ABC123"
-            await relay.close()
-
-    run(main())
+    async with ScriptedHop() as default, ScriptedHop({"DOT": "250 2.0.0 Ok: queued as ONE1"}) as one:
+        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+        delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
+        assert [c for c in one.commands if c[:4] == "RCPT"] == [
+            "RCPT TO:<a@One.example>",
+            "RCPT TO:<c@one.example>",
+        ]
+        assert [c for c in default.commands if c[:4] == "RCPT"] == [
+            "RCPT TO:<b@other.example>",
+            "RCPT TO:<postmaster>",
+        ]
+        assert one.contents == default.contents != []
+        assert [reply.text[-4:] for reply in delivered.replies] == ["ONE1", "C123", "ONE1", "C123"]
+        assert delivered.queue_id == "ONE1,4ABC123"
+        await relay.close()
 
 
-def test_a_mail_for_one_route_is_one_transaction(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as default, ScriptedHop() as one:
-            relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
-            await relay.deliver(make_tx(recipients=("a@one.example", "c@one.example")), HEAD, soon())
-            await relay.deliver(make_tx(recipients=("a@two.example",)), HEAD, soon())
-            assert (len(one.contents), len(default.contents)) == (1, 1)
-            assert len(await relay.probe()) > 0
-            await relay.close()
-
-    run(main())
+async def test_a_mail_for_one_route_is_one_transaction() -> None:
+    async with ScriptedHop() as default, ScriptedHop() as one:
+        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+        await relay.deliver(make_tx(recipients=("a@one.example", "c@one.example")), HEAD, soon())
+        await relay.deliver(make_tx(recipients=("a@two.example",)), HEAD, soon())
+        assert (len(one.contents), len(default.contents)) == (1, 1)
+        assert len(await relay.probe()) > 0
+        await relay.close()
 
 
 @pytest.mark.parametrize("answer", ["451 4.3.0 Later", "550 5.7.1 Never"])
-def test_a_refusal_on_one_of_two_ways_is_the_answer_for_the_mail(
-    run: Run, caplog: pytest.LogCaptureFixture, answer: str
+async def test_a_refusal_on_one_of_two_ways_is_the_answer_for_the_mail(
+    caplog: pytest.LogCaptureFixture, answer: str
 ) -> None:
-    """The mail comes again, or goes back to its sender: nobody is left out in silence."""
-
-    async def main() -> None:
-        async with ScriptedHop({"DOT": answer}) as default, ScriptedHop() as one:
-            relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
-            with pytest.raises(NextHopError) as caught:
-                await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
-            assert str(caught.value.reply) == answer
-            assert "2 of its recipients have it" in caplog.text
-            with pytest.raises(NextHopError):
-                await relay.deliver(make_tx(recipients=PEOPLE[1::-1]), HEAD, soon())
-            assert len(one.contents) == 1
-            await relay.close()
-
-    run(main())
+    """The client sends the mail again or bounces it: no recipient is dropped silently."""
+    async with ScriptedHop({"DOT": answer}) as default, ScriptedHop() as one:
+        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
+        assert str(caught.value.reply) == answer
+        assert "2 recipients have the mail" in caplog.text
+        with pytest.raises(NextHopError):
+            await relay.deliver(make_tx(recipients=PEOPLE[1::-1]), HEAD, soon())
+        assert len(one.contents) == 1
+        await relay.close()
 
 
-def test_lmtp_replies_are_kept_for_each_recipient(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"DOT": ["250 2.0.0 first", "250 2.0.0 second"]}, lmtp=True) as hop:
-            relay = SmtpRelay(hop.settings())
-            delivered = await relay.deliver(make_tx(recipients=("a@x.example", "b@x.example")), HEAD, soon())
-            assert [reply.text for reply in delivered.replies] == ["first", "second"]
-            await relay.close()
-
-    run(main())
+async def test_lmtp_replies_are_kept_for_each_recipient() -> None:
+    async with ScriptedHop({"DOT": ["250 2.0.0 first", "250 2.0.0 second"]}, lmtp=True) as hop:
+        relay = SmtpRelay(hop.settings())
+        delivered = await relay.deliver(make_tx(recipients=("a@x.example", "b@x.example")), HEAD, soon())
+        assert [reply.text for reply in delivered.replies] == ["first", "second"]
+        await relay.close()
 
 
-def test_mixed_lmtp_replies_are_kept_beside_the_one_for_all(run: Run) -> None:
-    """An LMTP client can be told who has the mail; an SMTP client reads the weightiest."""
-
-    async def main() -> None:
-        script = ["250 2.0.0 Ok", "552 5.2.2 Full", "421 4.3.2 Not now"]
-        async with ScriptedHop({"DOT": script}, lmtp=True) as hop:
-            relay = SmtpRelay(hop.settings())
-            with pytest.raises(Mixed) as caught:
-                await relay.deliver(make_tx(recipients=("a@x.example", "b@x.example", "c@x.example")), HEAD, soon())
-            assert str(caught.value.reply) == "451 4.3.2 Not now"
-            assert [reply.code for reply in caught.value.replies] == [250, 552, 451]
-            await relay.close()
-
-    run(main())
+async def test_mixed_lmtp_replies_are_kept_beside_the_one_for_all() -> None:
+    """An LMTP client learns who has the mail; an SMTP client reads the weightiest reply."""
+    script = ["250 2.0.0 Ok", "552 5.2.2 Full", "421 4.3.2 Not now"]
+    async with ScriptedHop({"DOT": script}, lmtp=True) as hop:
+        relay = SmtpRelay(hop.settings())
+        with pytest.raises(Mixed) as caught:
+            await relay.deliver(make_tx(recipients=("a@x.example", "b@x.example", "c@x.example")), HEAD, soon())
+        assert str(caught.value.reply) == "451 4.3.2 Not now"
+        assert [reply.code for reply in caught.value.replies] == [250, 552, 451]
+        await relay.close()
 
 
 @pytest.mark.parametrize("kind", ["smtp", "maildir"])
-def test_without_lmtp_the_one_reply_is_everybodys(run: Run, tmp_path: Path, kind: str) -> None:
-    async def main() -> None:
-        async with ScriptedHop() as hop:
-            relay = SmtpRelay(hop.settings()) if kind == "smtp" else Maildir(tmp_path, "bridge.example")
-            delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
-            assert delivered.replies == (delivered.reply,) * 4
-            await relay.close()
-
-    run(main())
+async def test_without_lmtp_the_one_reply_is_everybodys(tmp_path: Path, kind: str) -> None:
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings()) if kind == "smtp" else Maildir(tmp_path, "bridge.example")
+        delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
+        assert delivered.replies == (delivered.reply,) * 4
+        await relay.close()

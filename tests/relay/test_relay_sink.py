@@ -9,11 +9,11 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.relay.relay import RelaySettings, SmtpRelay
 from bridge.runtime.endpoints import NextHop
 from bridge.testing import free_port
-from tests.relay.scripted_hop import HEAD, SOON, Run, make_tx, soon
+from tests.relay.scripted_hop import HEAD, SOON, make_tx, soon
 from tests.requirements import find, need
 
 SINK = find("smtp-sink")
@@ -55,45 +55,32 @@ async def _listening(relay: SmtpRelay) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
-def test_mails_side_by_side(run: Run, protocol: str) -> None:
-    async def main() -> None:
-        async with sink(protocol=protocol) as relay:
-            mails = [make_tx(recipients=("b@example.org", "c@example.org")) for _ in range(200)]
-            done = await asyncio.gather(*(relay.deliver(tx, HEAD, soon()) for tx in mails))
-            assert {d.reply.code for d in done} == {250}
-
-    run(main())
+async def test_mails_side_by_side(protocol: str) -> None:
+    async with sink(protocol=protocol) as relay:
+        mails = [make_tx(recipients=("b@example.org", "c@example.org")) for _ in range(200)]
+        done = await asyncio.gather(*(relay.deliver(tx, HEAD, soon()) for tx in mails))
+        assert {d.reply.code for d in done} == {250}
 
 
-def test_a_thousand_recipients(run: Run) -> None:
-    async def main() -> None:
-        async with sink() as relay:
-            tx = make_tx(recipients=tuple(f"r{n}@example.org" for n in range(1000)))
-            assert (await relay.deliver(tx, HEAD, soon())).reply.code == 250
-
-    run(main())
+async def test_a_thousand_recipients() -> None:
+    async with sink() as relay:
+        tx = make_tx(recipients=tuple(f"r{n}@example.org" for n in range(1000)))
+        assert (await relay.deliver(tx, HEAD, soon())).reply.code == 250
 
 
 @pytest.mark.parametrize("stage", ["mail", "rcpt", "data", "."])
 @pytest.mark.parametrize(("option", "code"), [("-r", 450), ("-f", 500)])
-def test_refusals(run: Run, stage: str, option: str, code: int) -> None:
+async def test_refusals(stage: str, option: str, code: int) -> None:
     """4xx and 5xx at every stage, as smtp-sink words them."""
-
-    async def main() -> None:
-        async with sink(option, stage) as relay:
-            for _ in range(2):
-                with pytest.raises(NextHopError) as caught:
-                    await relay.deliver(make_tx(), HEAD, soon())
-                assert caught.value.reply.code == code
-
-    run(main())
-
-
-def test_disconnects(run: Run) -> None:
-    async def main() -> None:
-        async with sink("-q", ".") as relay:
+    async with sink(option, stage) as relay:
+        for _ in range(2):
             with pytest.raises(NextHopError) as caught:
                 await relay.deliver(make_tx(), HEAD, soon())
-            assert caught.value.reply.code == 451
+            assert caught.value.reply.code == code
 
-    run(main())
+
+async def test_disconnects() -> None:
+    async with sink("-q", ".") as relay:
+        with pytest.raises(NextHopError) as caught:
+            await relay.deliver(make_tx(), HEAD, soon())
+        assert caught.value.reply.code == 451

@@ -9,11 +9,11 @@ import pytest
 import trustme
 
 from bridge.daemon import certificates
-from bridge.errors import NextHopError
+from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.relay import replies
 from bridge.relay.relay import SmtpRelay
-from tests.relay.scripted_hop import EXTENSIONS, HEAD, Run, ScriptedHop, make_tx, soon
+from tests.relay.scripted_hop import EXTENSIONS, HEAD, ScriptedHop, make_tx, soon
 
 OFFERED = (*EXTENSIONS, "STARTTLS")
 
@@ -45,127 +45,94 @@ async def outcome(hop: ScriptedHop, **settings: object) -> Reply:
         await relay.close()
 
 
-def test_required_with_a_good_certificate(run: Run, authority: trustme.CA) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED, tls=server_context(authority)) as hop:
-            assert (await outcome(hop, tls="required", tls_context=trusting(authority))).code == 250
-            assert hop.connections[0].tls
-            assert [c[:8] for c in hop.connections[0].commands][:4] == ["EHLO bri", "STARTTLS", "EHLO bri", "MAIL FRO"]
-            assert len(hop.contents) == 1
-
-    run(main())
+async def test_required_with_a_good_certificate(authority: trustme.CA) -> None:
+    async with ScriptedHop(extensions=OFFERED, tls=server_context(authority)) as hop:
+        assert (await outcome(hop, tls="required", tls_context=trusting(authority))).code == 250
+        assert hop.connections[0].tls
+        assert [c[:8] for c in hop.connections[0].commands][:4] == ["EHLO bri", "STARTTLS", "EHLO bri", "MAIL FRO"]
+        assert len(hop.contents) == 1
 
 
 @pytest.mark.parametrize("tls", ["required", "opportunistic"])
-def test_the_end_of_the_next_hops_certificate_is_known(run: Run, authority: trustme.CA, tls: str) -> None:
-    """Also where nobody verified it."""
+async def test_the_end_of_the_next_hops_certificate_is_known(authority: trustme.CA, tls: str) -> None:
+    """Even if it was not verified."""
     end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=7)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1", not_after=end).configure_cert(context)
-
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED, tls=context) as hop:
-            relay = SmtpRelay(hop.settings(tls=tls, tls_context=trusting(authority)))
-            assert relay.pool.certificate is None
-            await relay.deliver(make_tx(), HEAD, soon())
-            await relay.close()
-            assert relay.pool.certificate is not None
-            assert certificates.end_of(relay.pool.certificate) == end.timestamp()
-
-    run(main())
+    async with ScriptedHop(extensions=OFFERED, tls=context) as hop:
+        relay = SmtpRelay(hop.settings(tls=tls, tls_context=trusting(authority)))
+        assert relay.pool.certificate is None
+        await relay.deliver(make_tx(), HEAD, soon())
+        await relay.close()
+        assert relay.pool.certificate is not None
+        assert certificates.expiry_of(relay.pool.certificate) == end.timestamp()
 
 
-def test_a_large_mail_over_tls(run: Run, authority: trustme.CA) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED, tls=server_context(authority)) as hop:
-            relay = SmtpRelay(hop.settings(tls="required", tls_context=trusting(authority)))
-            content = b".x" * 499 + b"\r\n"
-            for _ in range(2):
-                await relay.deliver(make_tx([content * 1000] * 5), HEAD, soon())
-            await relay.close()
-            assert [c == HEAD + content * 5000 for c in hop.contents] == [True, True]
-            assert len(hop.connections) == 1
-
-    run(main())
+async def test_a_large_mail_over_tls(authority: trustme.CA) -> None:
+    async with ScriptedHop(extensions=OFFERED, tls=server_context(authority)) as hop:
+        relay = SmtpRelay(hop.settings(tls="required", tls_context=trusting(authority)))
+        content = b".x" * 499 + b"\r\n"
+        for _ in range(2):
+            await relay.deliver(make_tx([content * 1000] * 5), HEAD, soon())
+        await relay.close()
+        assert [c == HEAD + content * 5000 for c in hop.contents] == [True, True]
+        assert len(hop.connections) == 1
 
 
 @pytest.mark.parametrize("case", ["unknown authority", "wrong name", "not offered", "refused"])
-def test_required_but_not_to_be_had(run: Run, authority: trustme.CA, case: str) -> None:
-    """No mail, and no word of it, goes to a next hop that is not who it should be."""
-
-    async def main() -> None:
-        extensions = EXTENSIONS if case == "not offered" else OFFERED
-        name = "other.example" if case == "wrong name" else "127.0.0.1"
-        script = {"STARTTLS": "454 4.7.0 Not now"} if case == "refused" else {}
-        trust = trusting(trustme.CA() if case == "unknown authority" else authority)
-        async with ScriptedHop(dict(script), extensions, tls=server_context(authority, name)) as hop:
-            assert await outcome(hop, tls="required", tls_context=trust) == replies.UNTRUSTED
-            assert len(hop.connections) == 1
-            assert not any(c.startswith(("MAIL", "XFORWARD")) for c in hop.connections[0].commands)
-
-    run(main())
+async def test_required_but_not_to_be_had(authority: trustme.CA, case: str) -> None:
+    """Nothing about the mail is sent to a next hop whose identity is not verified."""
+    extensions = EXTENSIONS if case == "not offered" else OFFERED
+    name = "other.example" if case == "wrong name" else "127.0.0.1"
+    script = {"STARTTLS": "454 4.7.0 Not now"} if case == "refused" else {}
+    trust = trusting(trustme.CA() if case == "unknown authority" else authority)
+    async with ScriptedHop(dict(script), extensions, tls=server_context(authority, name)) as hop:
+        assert await outcome(hop, tls="required", tls_context=trust) == replies.UNTRUSTED
+        assert len(hop.connections) == 1
+        assert not any(c.startswith(("MAIL", "XFORWARD")) for c in hop.connections[0].commands)
 
 
-def test_opportunistic_takes_any_certificate(run: Run, authority: trustme.CA) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED, tls=server_context(authority, "other.example")) as hop:
-            assert (await outcome(hop, tls="opportunistic")).code == 250
-            assert hop.connections[0].tls
-
-    run(main())
+async def test_opportunistic_takes_any_certificate(authority: trustme.CA) -> None:
+    async with ScriptedHop(extensions=OFFERED, tls=server_context(authority, "other.example")) as hop:
+        assert (await outcome(hop, tls="opportunistic")).code == 250
+        assert hop.connections[0].tls
 
 
 @pytest.mark.parametrize("script", [{}, {"STARTTLS": "454 4.7.0 Not now"}])
-def test_opportunistic_goes_on_without(run: Run, script: dict[str, str]) -> None:
-    async def main() -> None:
-        async with ScriptedHop(dict(script), OFFERED if script else EXTENSIONS) as hop:
-            assert (await outcome(hop, tls="opportunistic")).code == 250
-            assert len(hop.connections) == 1
-            assert len(hop.contents) == 1
-
-    run(main())
+async def test_opportunistic_goes_on_without(script: dict[str, str]) -> None:
+    async with ScriptedHop(dict(script), OFFERED if script else EXTENSIONS) as hop:
+        assert (await outcome(hop, tls="opportunistic")).code == 250
+        assert len(hop.connections) == 1
+        assert len(hop.contents) == 1
 
 
-def test_opportunistic_goes_on_in_the_clear_if_the_handshake_fails(run: Run, caplog: pytest.LogCaptureFixture) -> None:
-    async def main() -> None:
-        async with ScriptedHop({"STARTTLS": "220 Ready\r\nNot TLS at all"}, OFFERED) as hop:
-            hop.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # no certificate: it can only fail
-            assert (await outcome(hop, tls="opportunistic")).code == 250
-            assert len(hop.connections) == 2
-            assert "going on without TLS" in caplog.text
-
-    run(main())
+async def test_opportunistic_goes_on_in_the_clear_if_the_handshake_fails(caplog: pytest.LogCaptureFixture) -> None:
+    async with ScriptedHop({"STARTTLS": "220 Ready\r\nNot TLS at all"}, OFFERED) as hop:
+        hop.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)  # no certificate: it can only fail
+        assert (await outcome(hop, tls="opportunistic")).code == 250
+        assert len(hop.connections) == 2
+        assert "continuing without TLS" in caplog.text
 
 
-def test_none_never_asks(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED) as hop:
-            assert (await outcome(hop, tls="none")).code == 250
-            assert "STARTTLS" not in hop.commands
-
-    run(main())
+async def test_none_never_asks() -> None:
+    async with ScriptedHop(extensions=OFFERED) as hop:
+        assert (await outcome(hop, tls="none")).code == 250
+        assert "STARTTLS" not in hop.commands
 
 
 @pytest.mark.parametrize("injected", [b"250-evil\r\n250 XFORWARD ADDR\r\n", b"250 2.0"])
-def test_replies_injected_behind_starttls_are_discarded(run: Run, authority: trustme.CA, injected: bytes) -> None:
-    """What came in the clear must not be read as if it had come encrypted."""
-
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED, tls=server_context(authority), behind_starttls=injected) as hop:
-            assert (await outcome(hop, tls="required", tls_context=trusting(authority))).code == 250
-            assert not any(c.startswith("XFORWARD") for c in hop.connections[0].commands)
-
-    run(main())
+async def test_replies_injected_behind_starttls_are_discarded(authority: trustme.CA, injected: bytes) -> None:
+    """Plaintext must not be read as if it had been encrypted."""
+    async with ScriptedHop(extensions=OFFERED, tls=server_context(authority), behind_starttls=injected) as hop:
+        assert (await outcome(hop, tls="required", tls_context=trusting(authority))).code == 250
+        assert not any(c.startswith("XFORWARD") for c in hop.connections[0].commands)
 
 
-def test_a_stalled_handshake_ends(run: Run) -> None:
-    async def main() -> None:
-        async with ScriptedHop(extensions=OFFERED) as hop:
+async def test_a_stalled_handshake_ends() -> None:
+    async with ScriptedHop(extensions=OFFERED) as hop:
 
-            async def never(conn: object) -> None:
-                await hop.heard["QUIT"].wait()
+        async def never(conn: object) -> None:
+            await hop.heard["QUIT"].wait()
 
-            hop.handshake = never  # type: ignore[method-assign]
-            assert await outcome(hop, tls="required", connect_timeout_s=0.3) == replies.UNREACHABLE
-
-    run(main())
+        hop.handshake = never  # type: ignore[method-assign]
+        assert await outcome(hop, tls="required", connect_timeout_s=0.3) == replies.UNREACHABLE

@@ -1,4 +1,4 @@
-"""A scanner made of a socket: every test says, byte by byte, what it does."""
+"""A scanner on a bare socket: each test scripts its answers byte by byte."""
 
 from __future__ import annotations
 
@@ -7,29 +7,19 @@ import json
 import socket
 import ssl
 import struct
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
-
-import uvloop
+from typing import Any
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner, ScannerSettings
 
-T = TypeVar("T")
-
 TOKEN = "0123456789abcdef" * 4
 REQUEST = AnalysisRequest(BorderMtaData("a@example.org", ("b@example.org",), "192.0.2.1", "client.example"))
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 GGRID = "11111111-2222-4333-8444-555555555555"
-
-
-def run(work: Coroutine[Any, Any, T], limit_s: float = 20.0) -> T:
-    """On the event loop we use in production, and never for long."""
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(asyncio.wait_for(work, limit_s))
 
 
 def result(decision: object = "deliver", **fields: Any) -> bytes:
@@ -38,7 +28,7 @@ def result(decision: object = "deliver", **fields: Any) -> bytes:
 
 
 def answer(status: int = 200, body: bytes | None = None, *lines: str) -> bytes:
-    """A whole HTTP answer."""
+    """A complete HTTP answer."""
     body = result() if body is None else body
     head = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Content-Type: application/json", *lines]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
@@ -46,7 +36,7 @@ def answer(status: int = 200, body: bytes | None = None, *lines: str) -> bytes:
 
 @dataclass
 class Request:
-    """What came, as it came."""
+    """A request as received."""
 
     head: bytes
     body: bytes
@@ -67,7 +57,7 @@ Answering = Callable[["Call"], Awaitable[None]]
 
 @dataclass
 class Call:
-    """One request in the hands of a script."""
+    """One request, as a script handles it."""
 
     server: FaultServer
     reader: asyncio.StreamReader
@@ -79,13 +69,13 @@ class Call:
             self.writer.write(data)
 
     def reset(self) -> None:
-        """RST in place of FIN."""
+        """RST instead of FIN."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def pause(self, seconds: float) -> None:
-        """Let a little time pass, but not when the client has gone."""
+        """Pause briefly, unless the client has gone."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.server.gone.wait(), seconds)
 
@@ -176,7 +166,7 @@ async def faults(
 
 @asynccontextmanager
 async def scanner_of(*servers: FaultServer | str, **settings: Any) -> AsyncIterator[Scanner]:
-    """The client under test, of one or several servers."""
+    """The client under test, for one or several servers."""
     urls = tuple(server if isinstance(server, str) else server.url for server in servers)
     scanner = Scanner(ScannerSettings(urls, settings.pop("token", TOKEN), **settings))
     try:
@@ -194,7 +184,7 @@ async def submit(
     keep_late: bool = False,
     **spool: Any,
 ) -> AnalysisResult:
-    """One mail; its message is closed in the end, as the filter does it."""
+    """Submit one mail; its message is closed afterwards, as in the filter."""
     message = Message(Spool(1 << 30, **spool))
     for start in range(0, len(content), 100_000):
         message.write(content[start : start + 100_000])

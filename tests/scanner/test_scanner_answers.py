@@ -20,7 +20,7 @@ from bridge.errors import (
     ScanTimeout,
     ScanUnavailable,
 )
-from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, run, scanner_of, submit, submit_to
+from tests.scanner.fault_server import GGRID, TOKEN, Call, answer, faults, result, scanner_of, submit, submit_to
 
 
 def failure(error: str, message: str = "") -> bytes:
@@ -31,22 +31,22 @@ DEEP = b"[" * 200_000
 
 
 @pytest.mark.parametrize("decision", list(Decision))
-def test_each_decision_is_read(decision: Decision) -> None:
-    """The service's five words come through, with all that belongs to them."""
-    found = run(submit_to(answer(200, result(str(decision)))))
+async def test_each_decision_is_read(decision: Decision) -> None:
+    """All five decisions are read, with their details."""
+    found = await submit_to(answer(200, result(str(decision))))
     assert (found.decision, found.ggrid, found.verdict, found.tags) == (decision, GGRID, "clean", ("a:b",))
 
 
 @pytest.mark.parametrize("word", ["DELIVER", "Deliver", "deliver ", "accept", "none"])
-def test_an_unknown_decision_is_undecided(word: str) -> None:
-    """A word that is not exactly one of the five, capitals included, is no permission to deliver."""
-    assert run(submit_to(answer(200, result(word)))).decision is Decision.UNDECIDED
+async def test_an_unknown_decision_is_undecided(word: str) -> None:
+    """A word that is not exactly one of the five, in lower case, does not deliver the mail."""
+    assert (await submit_to(answer(200, result(word)))).decision is Decision.UNDECIDED
 
 
-def test_created_after_completed_is_tolerated() -> None:
-    """The service's clock is its own business."""
+async def test_created_after_completed_is_tolerated() -> None:
+    """The service's clock does not matter."""
     body = result(created="2026-01-01T00:00:01Z", completed="2026-01-01T00:00:00Z")
-    assert run(submit_to(answer(200, body))).decision is Decision.DELIVER
+    assert (await submit_to(answer(200, body))).decision is Decision.DELIVER
 
 
 MALFORMED = {
@@ -67,28 +67,28 @@ MALFORMED = {
 
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
-def test_an_answer_without_a_decision_is_malformed(body: bytes) -> None:
-    """Status 200 alone delivers nothing."""
+async def test_an_answer_without_a_decision_is_malformed(body: bytes) -> None:
+    """Status 200 alone does not deliver a mail."""
     with pytest.raises(ScanMalformed):
-        run(submit_to(answer(200, body)))
+        await submit_to(answer(200, body))
 
 
-def test_the_log_says_what_came_in_place_of_a_decision() -> None:
-    """A page of some proxy's, most likely; a token that it repeats is struck out, and the rest is left out."""
+async def test_the_log_shows_what_was_received_instead_of_a_decision() -> None:
+    """Most likely a proxy's page; a token in it is masked, and the text is shortened."""
     page = f"<html>Request {TOKEN} rejected".encode() + b"x" * 1000
     with pytest.raises(ScanMalformed) as caught:
-        run(submit_to(answer(200, page, "Content-Type: text/html")))
+        await submit_to(answer(200, page, "Content-Type: text/html"))
     assert "'text/html', '<html>Request *** rejectedx" in str(caught.value)
     assert TOKEN[:8] not in str(caught.value) and len(str(caught.value)) < 300
 
 
-def test_a_compressed_answer_is_refused() -> None:
-    """We never asked for one, so there is no bomb to unpack."""
+async def test_a_compressed_answer_is_refused() -> None:
+    """We never request compression, so there is no decompression bomb."""
     body = gzip.compress(result())
     with pytest.raises(ScanMalformed):
-        run(submit_to(answer(200, body, "Content-Encoding: gzip")))
+        await submit_to(answer(200, body, "Content-Encoding: gzip"))
     with pytest.raises(ScanMalformed):
-        run(submit_to(answer(200, gzip.compress(b"0" * 10_000_000))))
+        await submit_to(answer(200, gzip.compress(b"0" * 10_000_000)))
 
 
 STATUSES = [
@@ -112,36 +112,32 @@ STATUSES = [
 @pytest.mark.parametrize(
     "body", [failure("code_word", "for people"), b"<html>", b"", DEEP], ids=["error", "html", "empty", "deep"]
 )
-def test_each_status_is_one_named_error(status: int, error: type[BridgeError], body: bytes) -> None:
-    """Whatever stands in the body, the status decides; the body can only add words for the log."""
+async def test_each_status_is_one_named_error(status: int, error: type[BridgeError], body: bytes) -> None:
+    """The status decides, whatever the body contains; the body only adds text for the log."""
     if status == 204:
         body = b""
     with pytest.raises(error) as raised:
-        run(submit_to(answer(status, body)))
+        await submit_to(answer(status, body))
     if body.startswith(b'{"error"'):
         assert "code_word for people" in str(raised.value)
     assert TOKEN not in str(raised.value) and len(str(raised.value)) < 400
 
 
-def test_words_of_an_error_body_stay_short() -> None:
-    """A service that pours its stack trace into `message` cannot fill our log."""
+async def test_the_text_of_an_error_body_is_shortened() -> None:
+    """A service that puts a stack trace into `message` cannot fill our log."""
     with pytest.raises(ScanUnavailable) as raised:
-        run(submit_to(answer(500, failure("x", "y" * 100_000))))
+        await submit_to(answer(500, failure("x", "y" * 100_000)))
     assert len(str(raised.value)) <= 300
 
 
-def test_a_redirect_is_never_followed() -> None:
-    """A 307 would carry the mail and the token to somebody else."""
-
-    async def one() -> int:
-        async with faults() as other:
-            moved = answer(307, b"", f"Location: {other.url}/v1/messageQueue/submitEmail")
-            async with faults(moved) as server, scanner_of(server) as scanner:
-                with pytest.raises(ScanMalformed):
-                    await submit(scanner)
-                return other.connections + server.connections
-
-    assert run(one()) == 1
+async def test_a_redirect_is_never_followed() -> None:
+    """A 307 would send the mail and the token to another server."""
+    async with faults() as other:
+        moved = answer(307, b"", f"Location: {other.url}/v1/messageQueue/submitEmail")
+        async with faults(moved) as server, scanner_of(server) as scanner:
+            with pytest.raises(ScanMalformed):
+                await submit(scanner)
+            assert other.connections + server.connections == 1
 
 
 @pytest.mark.parametrize(
@@ -157,22 +153,18 @@ def test_a_redirect_is_never_followed() -> None:
         (503, ("Retry-After: \u00b2",), Saturated, 1),
     ],
 )
-def test_retry_after_is_honoured(status: int, lines: tuple[str, ...], error: type, wait: float | None) -> None:
-    """While the service asks for patience, no mail is sent to it; a minute is the longest."""
-
-    async def one() -> None:
-        async with faults(answer(status, b"", *lines)) as server, scanner_of(server) as scanner:
-            with pytest.raises(error) as raised:
-                await submit(scanner)
-            host, now = scanner.hosts[0], asyncio.get_running_loop().time()
-            assert getattr(raised.value, "retry_after_s", None) == wait
-            assert scanner.is_saturated() is bool(wait)
-            assert host.saturated_until <= now + (wait or 0)
-
-    run(one())
+async def test_retry_after_is_honoured(status: int, lines: tuple[str, ...], error: type, wait: float | None) -> None:
+    """No mail is sent during Retry-After, which is limited to a minute."""
+    async with faults(answer(status, b"", *lines)) as server, scanner_of(server) as scanner:
+        with pytest.raises(error) as raised:
+            await submit(scanner)
+        host, now = scanner.hosts[0], asyncio.get_running_loop().time()
+        assert getattr(raised.value, "retry_after_s", None) == wait
+        assert scanner.is_saturated() is bool(wait)
+        assert host.saturated_until <= now + (wait or 0)
 
 
-def test_a_200_mb_answer_costs_little_memory() -> None:
+async def test_a_200_mb_answer_costs_little_memory() -> None:
     """Reading stops at the limit, a mebibyte."""
 
     async def pour(call: Call) -> None:
@@ -181,21 +173,18 @@ def test_a_200_mb_answer_costs_little_memory() -> None:
             call.say(b" " * 1_000_000)
             await call.writer.drain()
 
-    async def one() -> int:
-        async with faults(pour) as server, scanner_of(server) as scanner:
-            tracemalloc.start()
-            try:
-                with pytest.raises(ScanMalformed, match="too large"):
-                    await submit(scanner)
-                return tracemalloc.get_traced_memory()[1]
-            finally:
-                tracemalloc.stop()
-
-    assert run(one()) < 20_000_000
+    async with faults(pour) as server, scanner_of(server) as scanner:
+        tracemalloc.start()
+        try:
+            with pytest.raises(ScanMalformed, match="too large"):
+                await submit(scanner)
+            assert tracemalloc.get_traced_memory()[1] < 20_000_000
+        finally:
+            tracemalloc.stop()
 
 
-def test_a_head_without_end_is_cut_off() -> None:
-    """Header fields count as answer too."""
+async def test_a_head_without_end_is_cut_off() -> None:
+    """Header fields count towards the limit."""
 
     async def pour(call: Call) -> None:
         call.say(b"HTTP/1.1 200 OK\r\n")
@@ -204,7 +193,7 @@ def test_a_head_without_end_is_cut_off() -> None:
             await call.writer.drain()
 
     with pytest.raises((ScanMalformed, ScanUnavailable)):
-        run(submit_to(pour))
+        await submit_to(pour)
 
 
 def chunked(body: bytes, size: int) -> bytes:
@@ -213,66 +202,66 @@ def chunked(body: bytes, size: int) -> bytes:
 
 
 @pytest.mark.parametrize("size", [1, 10, 10_000])
-def test_a_chunked_answer_is_read(size: int) -> None:
-    """Proxies like to send chunks."""
+async def test_a_chunked_answer_is_read(size: int) -> None:
+    """Proxies often send chunks."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    assert run(submit_to(head + chunked(result("drop"), size))).decision is Decision.DROP
+    assert (await submit_to(head + chunked(result("drop"), size))).decision is Decision.DROP
 
 
-def test_100_continue_is_passed_over() -> None:
-    """An interim answer is not the answer, also when both come in one piece."""
+async def test_100_continue_is_passed_over() -> None:
+    """An interim answer is skipped, even if both arrive together."""
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\nRetry-After: 3\r\n\r\n"
-    assert run(submit_to(interim + answer(200, result("bounce")))).decision is Decision.BOUNCE
+    assert (await submit_to(interim + answer(200, result("bounce")))).decision is Decision.BOUNCE
 
 
-def test_an_answer_may_end_with_the_connection() -> None:
-    """HTTP/1.0 and simple servers give no length; the end of the connection is the end."""
+async def test_an_answer_may_end_with_the_connection() -> None:
+    """HTTP/1.0 and simple servers send no length; the answer ends with the connection."""
 
     async def close_after(call: Call) -> None:
         call.say(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + result("drop"))
         call.writer.close()
 
-    assert run(submit_to(close_after)).decision is Decision.DROP
+    assert (await submit_to(close_after)).decision is Decision.DROP
 
 
-def test_a_cut_answer_without_length_is_no_decision() -> None:
-    """If the JSON is not whole, the mail comes again."""
+async def test_a_cut_answer_without_length_is_no_decision() -> None:
+    """If the JSON is incomplete, the mail is deferred."""
 
     async def cut(call: Call) -> None:
         call.say(b"HTTP/1.0 200 OK\r\n\r\n" + result("deliver")[:-10])
         call.writer.close()
 
     with pytest.raises((ScanMalformed, ScanUnavailable)):
-        run(submit_to(cut))
+        await submit_to(cut)
 
 
 @pytest.mark.parametrize("keep", [0, 5, 20, 60, 150])
-def test_a_cut_answer_is_no_decision(keep: int) -> None:
-    """Wherever the connection breaks, half an answer is none."""
+async def test_a_cut_answer_is_no_decision(keep: int) -> None:
+    """An incomplete answer is no decision, wherever it was cut."""
 
     async def cut(call: Call) -> None:
         call.say(answer()[:keep])
         call.writer.close()
 
     with pytest.raises(ScanUnavailable):
-        run(submit_to(cut))
+        await submit_to(cut)
 
 
 @pytest.mark.parametrize("junk", [b"220 smtp.example ESMTP\r\n", b"\x16\x03\x01", b"\0" * 100, b"HTTP/9.9 x\r\n\r\n"])
-def test_something_that_is_not_http_is_no_decision(junk: bytes) -> None:
-    """Another server on that port is as good as none."""
+async def test_something_that_is_not_http_is_no_decision(junk: bytes) -> None:
+    """Another kind of server on that port counts as unavailable."""
 
     async def one(call: Call) -> None:
         call.say(junk)
         await call.until_gone()
 
     with pytest.raises((ScanUnavailable, ScanMalformed)):
-        run(submit_to(one))
+        await submit_to(one)
 
 
 @pytest.mark.parametrize("part", ["head", "body", "chunked"])
-def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
-    """One byte now and then does not start the clock anew."""
+async def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
+    """Single bytes do not restart the deadline."""
     data = {
         "head": b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000,
         "body": b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + b" " * 9000,
@@ -286,28 +275,21 @@ def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
             if call.server.gone.is_set():
                 return
 
-    async def one() -> float:
-        loop = asyncio.get_running_loop()
-        async with faults(drip) as server, scanner_of(server) as scanner:
-            began = loop.time()
-            with pytest.raises(ScanTimeout):
-                await submit(scanner, deadline_s=0.3)
-            server.gone.set()
-            return loop.time() - began
-
-    assert run(one()) < 1.5
+    loop = asyncio.get_running_loop()
+    async with faults(drip) as server, scanner_of(server) as scanner:
+        began = loop.time()
+        with pytest.raises(ScanTimeout):
+            await submit(scanner, deadline_s=0.3)
+        server.gone.set()
+        assert loop.time() - began < 1.5
 
 
-def test_the_token_is_in_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    """A refused token is an alarm that names the host, never the token."""
-
-    async def one() -> None:
-        async with faults(answer(401, failure("unauthorized"))) as server, scanner_of(server) as scanner:
-            with pytest.raises(ScanRefused):
-                await submit(scanner)
-            with pytest.raises(ScanRefused):
-                await scanner.status(scanner.hosts[0], 5)
-
-    with caplog.at_level(logging.DEBUG):
-        run(one())
+async def test_the_token_is_in_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    """The alarm about a refused token names the host, never the token."""
+    caplog.set_level(logging.DEBUG)
+    async with faults(answer(401, failure("unauthorized"))) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanRefused):
+            await submit(scanner)
+        with pytest.raises(ScanRefused):
+            await scanner.status(scanner.hosts[0], 5)
     assert TOKEN not in caplog.text

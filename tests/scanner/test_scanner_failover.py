@@ -1,4 +1,4 @@
-"""Hosts that fail, come back, are slow or full: who gets the mail."""
+"""Hosts that fail, recover, are slow or full: which host gets the mail."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ import pytest
 from bridge.api.scanning import Decision, QueueStatus
 from bridge.errors import Saturated, ScanError, ScanMalformed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
-from bridge.scanner.client import Scanner
-from tests.scanner.fault_server import Call, FaultServer, answer, closed_port, faults, result, run, scanner_of, submit
+from bridge.scanner.client import LateScan, ScanGoesOn, Scanner
+from bridge.testing import eventually
+from tests.scanner.fault_server import Call, FaultServer, answer, closed_port, faults, result, scanner_of, submit
 
 GREEN = answer(200, b'{"messageQueueStatus": "GREEN"}')
 
@@ -21,99 +22,80 @@ async def reset(call: Call) -> None:
 
 
 def prefer(scanner: Scanner, number: int) -> None:
-    """The others look busy."""
+    """Make the other hosts look busy."""
     for index, host in enumerate(scanner.hosts):
         host.in_flight = 0 if index == number else 5
 
 
 @pytest.mark.parametrize("script", [answer(500, b""), answer(200, b"<html>"), reset], ids=["500", "nonsense", "reset"])
-def test_a_host_that_fails_three_times_is_left_alone(script: bytes) -> None:
-    """The others serve, and nobody waits for it."""
-
-    async def one() -> None:
-        async with faults(script) as bad, faults() as good, scanner_of(bad, good) as scanner:
-            for _ in range(3):
-                prefer(scanner, 0)
-                with pytest.raises((ScanUnavailable, ScanMalformed)):
-                    await submit(scanner)
-            assert scanner.hosts[0].circuit.state is State.OPEN
-            for _ in range(5):
-                assert (await submit(scanner)).decision is Decision.DELIVER
-            assert len(bad.requests) == 3
-
-    run(one())
+async def test_a_host_that_fails_three_times_gets_no_mail(script: bytes) -> None:
+    """The other hosts serve, and no mail waits for it."""
+    async with faults(script) as bad, faults() as good, scanner_of(bad, good) as scanner:
+        for _ in range(3):
+            prefer(scanner, 0)
+            with pytest.raises((ScanUnavailable, ScanMalformed)):
+                await submit(scanner)
+        assert scanner.hosts[0].circuit.state is State.OPEN
+        for _ in range(5):
+            assert (await submit(scanner)).decision is Decision.DELIVER
+        assert len(bad.requests) == 3
 
 
 @pytest.mark.parametrize("status", [400, 401, 413, 429])
-def test_refusals_do_not_open_the_circuit(status: int) -> None:
-    """The host is alive: it is the mail, the token, or the load."""
-
-    async def one() -> None:
-        async with faults(answer(status, b"")) as server, scanner_of(server) as scanner:
-            for _ in range(5):
-                with pytest.raises((ScanError, Saturated)):
-                    await submit(scanner)
-            assert scanner.hosts[0].circuit.state is State.CLOSED and len(server.requests) == 5
-
-    run(one())
+async def test_refusals_do_not_open_the_circuit(status: int) -> None:
+    """The host is alive: the cause is the mail, the token, or the load."""
+    async with faults(answer(status, b"")) as server, scanner_of(server) as scanner:
+        for _ in range(5):
+            with pytest.raises((ScanError, Saturated)):
+                await submit(scanner)
+        assert scanner.hosts[0].circuit.state is State.CLOSED and len(server.requests) == 5
 
 
-def test_when_all_have_failed_mail_fails_fast() -> None:
-    """One probe may try; the others do not wait for it."""
-
-    async def one() -> None:
-        async with faults(answer(500, b"")) as server, scanner_of(server) as scanner:
-            for _ in range(3):
-                with pytest.raises(ScanUnavailable):
-                    await submit(scanner)
-            for _ in range(5):
-                with pytest.raises(ScanUnavailable, match="every scanner host"):
-                    await submit(scanner)
-            assert len(server.requests) == 3
-            server.script = Call.until_gone
-            scanner.hosts[0].circuit._until = 0.0
-            probe = asyncio.create_task(submit(scanner))
-            while len(server.requests) < 4:
-                await asyncio.sleep(0.001)
+async def test_when_all_have_failed_mail_fails_fast() -> None:
+    """One mail is the probe; the others do not wait for it."""
+    async with faults(answer(500, b"")) as server, scanner_of(server) as scanner:
+        for _ in range(3):
+            with pytest.raises(ScanUnavailable):
+                await submit(scanner)
+        for _ in range(5):
             with pytest.raises(ScanUnavailable, match="every scanner host"):
                 await submit(scanner)
-            probe.cancel()
-            with suppress(asyncio.CancelledError):
-                await probe
-            server.script = answer()
-            assert (await submit(scanner)).decision is Decision.DELIVER  # the cancelled probe told nothing
-            assert scanner.hosts[0].circuit.state is State.CLOSED
+        assert len(server.requests) == 3
+        server.script = Call.until_gone
+        scanner.hosts[0].circuit._until = 0.0
+        probe = asyncio.create_task(submit(scanner))
+        await eventually(lambda: len(server.requests) >= 4, "the probe")
+        with pytest.raises(ScanUnavailable, match="every scanner host"):
+            await submit(scanner)
+        probe.cancel()
+        with suppress(asyncio.CancelledError):
+            await probe
+        server.script = answer()
+        assert (await submit(scanner)).decision is Decision.DELIVER  # the cancelled probe told nothing
+        assert scanner.hosts[0].circuit.state is State.CLOSED
 
-    run(one())
 
-
-def test_a_host_that_is_back_gets_mail_within_two_status_intervals() -> None:
-    """Its status is answered again: the next mail tries it, and all is as before."""
-
-    async def one() -> None:
-        port, interval = closed_port(), 0.5
-        async with (
-            faults(by_path) as other,
-            scanner_of(f"http://127.0.0.1:{port}", other, status_interval_s=interval) as scanner,
-        ):
-            watch = asyncio.create_task(scanner.watch())
-            async with asyncio.timeout(5):
-                while scanner.hosts[0].circuit.state is not State.OPEN:  # the status alone tells it
-                    await asyncio.sleep(0.005)
-            back = FaultServer(by_path)
-            listening = await asyncio.start_server(back.accept, "127.0.0.1", port)
-            began = asyncio.get_running_loop().time()
-            while not any("submitEmail" in request.line for request in back.requests):
-                assert (await submit(scanner)).decision is Decision.DELIVER  # no mail is lost on the way
-                assert asyncio.get_running_loop().time() - began < 2 * interval
-                await asyncio.sleep(0.005)
-            assert scanner.hosts[0].circuit.state is State.CLOSED
-            watch.cancel()
-            await asyncio.gather(watch, return_exceptions=True)
-            listening.close()
-            await back.stop()
-
-    run(one())
+async def test_a_host_that_is_back_gets_mail_within_two_status_intervals() -> None:
+    """It answers status requests again: the next mail tries it, and it is used as before."""
+    port, interval = closed_port(), 0.5
+    async with (
+        faults(by_path) as other,
+        scanner_of(f"http://127.0.0.1:{port}", other, status_interval_s=interval) as scanner,
+    ):
+        watch = asyncio.create_task(scanner.watch())
+        await eventually(lambda: scanner.hosts[0].circuit.state is State.OPEN, "the status request to open the circuit")
+        back = FaultServer(by_path)
+        listening = await asyncio.start_server(back.accept, "127.0.0.1", port)
+        began = asyncio.get_running_loop().time()
+        while not any("submitEmail" in request.line for request in back.requests):
+            assert (await submit(scanner)).decision is Decision.DELIVER  # no mail is lost on the way
+            assert asyncio.get_running_loop().time() - began < 2 * interval
+            await asyncio.sleep(0.005)
+        assert scanner.hosts[0].circuit.state is State.CLOSED
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        listening.close()
+        await back.stop()
 
 
 async def by_path(call: Call) -> None:
@@ -122,67 +104,52 @@ async def by_path(call: Call) -> None:
     call.say(GREEN if "/status" in call.request.line else answer())
 
 
-def test_a_mail_sent_whole_may_be_given_to_another_host_where_allowed() -> None:
+async def test_a_mail_sent_whole_may_be_given_to_another_host_where_allowed() -> None:
     """`resubmit: true`: a failing host costs no mail."""
-
-    async def one() -> None:
-        for script in (answer(500, b""), answer(200, b"[]"), reset, answer(429, b"", "Retry-After: 1")):
-            async with faults(script) as bad, faults() as good, scanner_of(bad, good, resubmit=True) as scanner:
-                prefer(scanner, 0)
-                assert (await submit(scanner)).decision is Decision.DELIVER
-                assert len(bad.requests) == len(good.requests) == 1
-
-    run(one())
-
-
-def test_a_refusal_is_not_tried_elsewhere() -> None:
-    """A wrong token is wrong everywhere."""
-
-    async def one() -> None:
-        async with faults(answer(401, b"")) as a, faults() as b, scanner_of(a, b, resubmit=True) as scanner:
+    for script in (answer(500, b""), answer(200, b"[]"), reset, answer(429, b"", "Retry-After: 1")):
+        async with faults(script) as bad, faults() as good, scanner_of(bad, good, resubmit=True) as scanner:
             prefer(scanner, 0)
-            with pytest.raises(ScanRefused):
-                await submit(scanner)
-            assert not b.requests
-
-    run(one())
+            assert (await submit(scanner)).decision is Decision.DELIVER
+            assert len(bad.requests) == len(good.requests) == 1
 
 
-def test_all_tries_share_one_deadline() -> None:
-    """The first host takes it all and fails late: the second has only what is left."""
+async def test_a_refusal_is_not_tried_elsewhere() -> None:
+    """A wrong token is wrong everywhere."""
+    async with faults(answer(401, b"")) as a, faults() as b, scanner_of(a, b, resubmit=True) as scanner:
+        prefer(scanner, 0)
+        with pytest.raises(ScanRefused):
+            await submit(scanner)
+        assert not b.requests
+
+
+async def test_all_tries_share_one_deadline() -> None:
+    """The first host reads everything and fails late: the second has only the remaining time."""
 
     async def slow_failure(call: Call) -> None:
         await call.pause(0.15)
         call.say(answer(500, b""))
 
-    async def one() -> None:
-        loop = asyncio.get_running_loop()
-        async with faults(slow_failure) as a, faults(Call.until_gone) as b, scanner_of(a, b, resubmit=True) as scanner:
-            prefer(scanner, 0)
-            began = loop.time()
-            with pytest.raises(ScanTimeout):
-                await submit(scanner, deadline_s=0.3)
-            assert 0.28 < loop.time() - began < 0.6
-            assert len(b.requests) == 1
-
-    run(one())
+    loop = asyncio.get_running_loop()
+    async with faults(slow_failure) as a, faults(Call.until_gone) as b, scanner_of(a, b, resubmit=True) as scanner:
+        prefer(scanner, 0)
+        began = loop.time()
+        with pytest.raises(ScanTimeout):
+            await submit(scanner, deadline_s=0.3)
+        assert 0.28 < loop.time() - began < 0.6
+        assert len(b.requests) == 1
 
 
-def test_nothing_is_sent_after_the_deadline() -> None:
-    """The throttle has eaten the time: the mail stays here."""
-
-    async def one() -> None:
-        async with faults() as server, scanner_of(server) as scanner:
-            with pytest.raises(ScanTimeout):
-                await submit(scanner, deadline_s=-1.0)
-            assert not server.requests and scanner.in_flight == 0
-
-    run(one())
+async def test_nothing_is_sent_after_the_deadline() -> None:
+    """The throttle has used up the time: the mail is not sent."""
+    async with faults() as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout):
+            await submit(scanner, deadline_s=-1.0)
+        assert not server.requests and scanner.in_flight == 0
 
 
 @pytest.mark.parametrize("at_once", [1, 12])
-def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) -> None:
-    """One of three answers in 100 ms in place of 1 ms: it gets far less than its third, at any load."""
+async def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) -> None:
+    """One of three answers in 100 ms instead of 1 ms: it gets far less than a third, at any load."""
 
     def server_of(seconds: float) -> FaultServer:
         async def script(call: Call) -> None:
@@ -191,51 +158,40 @@ def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) -> None:
 
         return FaultServer(script)
 
-    async def one() -> None:
-        quick, slow = server_of(0.001).script, server_of(0.1).script
-        async with faults(slow) as a, faults(quick) as b, faults(quick) as c, scanner_of(a, b, c) as scanner:
-            left = 240
+    quick, slow = server_of(0.001).script, server_of(0.1).script
+    async with faults(slow) as a, faults(quick) as b, faults(quick) as c, scanner_of(a, b, c) as scanner:
+        left = 240
 
-            async def client() -> None:
-                nonlocal left
-                while left > 0:
-                    left -= 1
-                    await submit(scanner)
+        async def client() -> None:
+            nonlocal left
+            while left > 0:
+                left -= 1
+                await submit(scanner)
 
-            await asyncio.gather(*(client() for _ in range(at_once)))
-            total = len(a.requests) + len(b.requests) + len(c.requests)
-            assert total == 240 and len(a.requests) < total / 10
-            assert at_once == 1 or min(len(b.requests), len(c.requests)) > total / 5  # the two quick ones share
-
-    run(one())
+        await asyncio.gather(*(client() for _ in range(at_once)))
+        total = len(a.requests) + len(b.requests) + len(c.requests)
+        assert total == 240 and len(a.requests) < total / 10
+        assert at_once == 1 or min(len(b.requests), len(c.requests)) > total / 5  # the two quick ones share
 
 
-def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() -> None:
-    """Frozen, perhaps; if there is nobody else, it is tried: silence is no verdict."""
-
-    async def one() -> None:
-        async with faults(Call.until_gone) as a, faults() as b, scanner_of(a, b) as scanner:
-            with pytest.raises(ScanTimeout):
-                await scanner.status(scanner.hosts[0], 0.05)
-            prefer(scanner, 0)
-            assert [host.url for host in scanner._by_preference()] == [b.url, a.url]
-            assert scanner.hosts[0].circuit.state is State.CLOSED
-
-    run(one())
+async def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() -> None:
+    """It may be frozen; if there is no other host, it is tried."""
+    async with faults(Call.until_gone) as a, faults() as b, scanner_of(a, b) as scanner:
+        with pytest.raises(ScanTimeout):
+            await scanner.status(scanner.hosts[0], 0.05)
+        prefer(scanner, 0)
+        assert [host.url for host in scanner._by_preference()] == [b.url, a.url]
+        assert scanner.hosts[0].circuit.state is State.CLOSED
 
 
-def test_saturated_and_failed_hosts_together_are_saturation() -> None:
-    """One is full, one is gone: nobody can serve, and the full one will be back."""
-
-    async def one() -> None:
-        async with faults() as a, scanner_of(a, f"http://127.0.0.1:{closed_port()}") as scanner:
-            with suppress(ScanUnavailable):
-                await scanner.status(scanner.hosts[1], 1.0)
-            assert not scanner.is_saturated()
-            scanner.hosts[0].status = QueueStatus.RED
-            assert scanner.is_saturated()
-
-    run(one())
+async def test_saturated_and_failed_hosts_together_are_saturation() -> None:
+    """One is full, one has failed: no host can serve, and the full one will recover."""
+    async with faults() as a, scanner_of(a, f"http://127.0.0.1:{closed_port()}") as scanner:
+        with suppress(ScanUnavailable):
+            await scanner.status(scanner.hosts[1], 1.0)
+        assert not scanner.is_saturated()
+        scanner.hosts[0].status = QueueStatus.RED
+        assert scanner.is_saturated()
 
 
 async def slow_until_told(call: Call) -> None:
@@ -243,60 +199,48 @@ async def slow_until_told(call: Call) -> None:
     call.say(answer(200, result("bounce")))
 
 
-def test_the_late_answer_can_be_had() -> None:
-    """After the deadline the scan goes on; its connection serves again when the answer has come."""
-
-    async def one() -> None:
-        async with faults(slow_until_told) as server, scanner_of(server) as scanner:
-            message_scan = await late(scanner)
-            assert scanner.in_flight == 1
-            server.gone.set()
-            assert (await message_scan.result()).decision is Decision.BOUNCE
-            assert scanner.in_flight == 0
-            server.script = answer()
-            assert (await submit(scanner)).decision is Decision.DELIVER
-            assert server.connections == 1
-
-    run(one())
+async def test_a_late_answer_can_be_collected() -> None:
+    """The scan continues after the deadline; its connection is reused after the answer."""
+    async with faults(slow_until_told) as server, scanner_of(server) as scanner:
+        message_scan = await late(scanner)
+        assert scanner.in_flight == 1
+        server.gone.set()
+        assert (await message_scan.result()).decision is Decision.BOUNCE
+        assert scanner.in_flight == 0
+        server.script = answer()
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        assert server.connections == 1
 
 
-def test_an_abandoned_scan_ends_its_connection() -> None:
+async def test_an_abandoned_scan_ends_its_connection() -> None:
     """Its answer never reaches another mail."""
-
-    async def one() -> None:
-        async with faults(slow_until_told) as server, scanner_of(server) as scanner:
-            scan = await late(scanner)
-            scan.abandon()
-            scan.abandon()
-            assert scanner.in_flight == 0
-            server.gone.set()
-            server.script = answer()
-            assert (await submit(scanner)).decision is Decision.DELIVER
-            assert server.connections == 2
-
-    run(one())
+    async with faults(slow_until_told) as server, scanner_of(server) as scanner:
+        scan = await late(scanner)
+        scan.abandon()
+        scan.abandon()
+        assert scanner.in_flight == 0
+        server.gone.set()
+        server.script = answer()
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        assert server.connections == 2
 
 
-def test_a_cancelled_wait_for_a_late_answer_ends_its_connection() -> None:
-    """The limit of a scan has passed."""
-
-    async def one() -> None:
-        async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
-            scan = await late(scanner)
-            with pytest.raises(TimeoutError):
-                await asyncio.wait_for(scan.result(), 0.05)
-            await asyncio.wait_for(server.gone.wait(), 5)
-            assert scanner.in_flight == 0
-
-    run(one())
+async def test_a_cancelled_wait_for_a_late_answer_ends_its_connection() -> None:
+    """The time limit of the scan has passed."""
+    async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
+        scan = await late(scanner)
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(scan.result(), 0.05)
+        await asyncio.wait_for(server.gone.wait(), 5)
+        assert scanner.in_flight == 0
 
 
 @pytest.mark.parametrize(
     ("ending", "error"),
     [(answer(500, b""), ScanUnavailable), (answer(200, b"[]"), ScanMalformed), (b"", ScanUnavailable)],
 )
-def test_a_late_failure_is_a_named_error(ending: bytes, error: type[Exception]) -> None:
-    """As if it had come in time."""
+async def test_a_late_failure_is_a_named_error(ending: bytes, error: type[Exception]) -> None:
+    """The same error as for an answer in time."""
 
     async def script(call: Call) -> None:
         await call.server.gone.wait()
@@ -305,19 +249,16 @@ def test_a_late_failure_is_a_named_error(ending: bytes, error: type[Exception]) 
         else:
             call.reset()
 
-    async def one() -> None:
-        async with faults(script) as server, scanner_of(server) as scanner:
-            scan = await late(scanner)
-            server.gone.set()
-            with pytest.raises(error):
-                await scan.result()
-            assert scanner.in_flight == 0
-
-    run(one())
+    async with faults(script) as server, scanner_of(server) as scanner:
+        scan = await late(scanner)
+        server.gone.set()
+        with pytest.raises(error):
+            await scan.result()
+        assert scanner.in_flight == 0
 
 
 class Freezing:
-    """A host that can be frozen: it takes connections and requests, and says nothing."""
+    """A host that can be frozen: it accepts connections and requests, and never answers."""
 
     def __init__(self) -> None:
         self.is_frozen = False
@@ -330,78 +271,64 @@ class Freezing:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_their_slots(others: int) -> None:
-    """Not where it is alone: then the next mail would only wait for it in vain, too."""
-
-    async def one() -> None:
-        frozen = Freezing()
-        async with (
-            faults(frozen) as a,
-            faults(GREEN) as b,
-            scanner_of(*[a, b][: 1 + others], status_interval_s=0.1) as scanner,
-        ):
-            host = scanner.hosts[0]
-            watch = asyncio.create_task(scanner.watch())
-            try:
-                async with asyncio.timeout(10):
-                    while any(one.status is None for one in scanner.hosts):
-                        await asyncio.sleep(0.01)
-                    if others:
-                        prefer(scanner, 0)
-                    scan = await late(scanner)
-                    ended = asyncio.create_task(scan.result())
-                    while host.unanswered < 5 and not ended.done():
-                        frozen.is_frozen = True
-                        await asyncio.sleep(0.01)
-                    assert ended.done() == bool(others)
-                    if others:
-                        with pytest.raises(ScanUnavailable):
-                            await ended
-                        assert not host.awaited
-                    else:
-                        scan.abandon()
-                        await asyncio.gather(ended, return_exceptions=True)
-            finally:
-                watch.cancel()
-                await asyncio.gather(watch, return_exceptions=True)
-
-    run(one())
+async def test_late_scans_of_a_frozen_host_are_given_up_if_there_is_another_host(others: int) -> None:
+    """Not if it is the only host: the next mail would wait for it in vain."""
+    frozen = Freezing()
+    async with (
+        faults(frozen) as a,
+        faults(GREEN) as b,
+        scanner_of(*[a, b][: 1 + others], status_interval_s=0.1) as scanner,
+    ):
+        host = scanner.hosts[0]
+        watch = asyncio.create_task(scanner.watch())
+        try:
+            async with asyncio.timeout(10):
+                await eventually(lambda: all(host.status for host in scanner.hosts), "the status of all hosts")
+                if others:
+                    prefer(scanner, 0)
+                scan = await late(scanner)
+                ended = asyncio.create_task(scan.result())
+                frozen.is_frozen = True
+                await eventually(lambda: host.unanswered >= 5 or ended.done(), "the host to be noticed as frozen")
+                assert ended.done() == bool(others)
+                if others:
+                    with pytest.raises(ScanUnavailable):
+                        await ended
+                    assert not host.awaited
+                else:
+                    scan.abandon()
+                    await asyncio.gather(ended, return_exceptions=True)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
 
 
-def test_a_host_that_never_told_its_status_is_not_taken_for_frozen() -> None:
-    """Its scans may take their time."""
-
-    async def one() -> None:
-        async with faults(Call.until_gone) as a, faults(GREEN) as b, scanner_of(a, b) as scanner:
-            await scanner.status(scanner.hosts[1], 1.0)
-            for _ in range(4):
-                with pytest.raises(ScanTimeout):
-                    await scanner.status(scanner.hosts[0], 0.01)
-            assert scanner.hosts[0].silent and not scanner.hosts[0].is_lost
-
-    run(one())
+async def test_a_host_that_never_answered_a_status_request_is_not_frozen() -> None:
+    """Its scans may take as long as they need."""
+    async with faults(Call.until_gone) as a, faults(GREEN) as b, scanner_of(a, b) as scanner:
+        await scanner.status(scanner.hosts[1], 1.0)
+        for _ in range(4):
+            with pytest.raises(ScanTimeout):
+                await scanner.status(scanner.hosts[0], 0.01)
+        assert scanner.hosts[0].silent and not scanner.hosts[0].is_lost
 
 
-def test_half_a_request_leaves_nothing_to_wait_for() -> None:
+async def test_half_a_request_leaves_nothing_to_wait_for() -> None:
     """The deadline passed during the upload: the connection is closed."""
 
     async def never_read(call: Call) -> bool:
         await call.server.gone.wait()
         return True
 
-    async def one() -> None:
-        async with faults(before=never_read) as server, scanner_of(server) as scanner:
-            with pytest.raises(ScanTimeout) as caught:
-                await submit(scanner, b"x" * 40_000_000, deadline_s=0.2, keep_late=True)
-            assert caught.value.running is None and scanner.in_flight == 0
-            server.gone.set()
-
-    run(one())
+    async with faults(before=never_read) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, b"x" * 40_000_000, deadline_s=0.2, keep_late=True)
+        assert not isinstance(caught.value, ScanGoesOn) and scanner.in_flight == 0
+        server.gone.set()
 
 
-async def late(scanner: Scanner):  # type: ignore[no-untyped-def]
+async def late(scanner: Scanner) -> LateScan:
     """A scan whose deadline has passed."""
-    with pytest.raises(ScanTimeout) as caught:
+    with pytest.raises(ScanGoesOn) as caught:
         await submit(scanner, deadline_s=0.05, keep_late=True)
-    assert caught.value.running is not None
-    return caught.value.running
+    return caught.value.scan

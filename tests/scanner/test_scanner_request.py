@@ -1,4 +1,4 @@
-"""What the service gets: the request exactly as the API asks for it."""
+"""What the service receives: the request exactly as the API requires."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from python_multipart.multipart import MultipartParser
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Host, ScannerSettings
-from tests.scanner.fault_server import MAIL, REQUEST, TOKEN, FaultServer, Request, faults, run, scanner_of, submit
+from tests.scanner.fault_server import MAIL, REQUEST, TOKEN, Request, faults, scanner_of, submit
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 
@@ -54,20 +54,16 @@ def parts_of(request: Request) -> dict[str, tuple[dict[str, str], bytes]]:
     return named
 
 
-def sent(content: bytes = MAIL, request: AnalysisRequest = REQUEST, **options: Any) -> Request:
+async def sent(content: bytes = MAIL, request: AnalysisRequest = REQUEST, **options: Any) -> Request:
     """What arrives at the server for one mail."""
-
-    async def one() -> FaultServer:
-        async with faults() as server, scanner_of(server) as scanner:
-            await submit(scanner, content, request=request, **options)
-            return server
-
-    return run(one()).requests[0]
+    async with faults() as server, scanner_of(server) as scanner:
+        await submit(scanner, content, request=request, **options)
+        return server.requests[0]
 
 
-def test_request_has_two_parts_of_the_asked_types() -> None:
+async def test_request_has_two_parts_of_the_asked_types() -> None:
     """`parameters` is application/json, `email` is the raw mail."""
-    request = sent()
+    request = await sent()
     assert request.line == "POST /v1/messageQueue/submitEmail HTTP/1.1"
     assert request.fields["authorization"] == f"Bearer {TOKEN}"
     parts = parts_of(request)
@@ -85,10 +81,10 @@ def test_request_has_two_parts_of_the_asked_types() -> None:
     assert parts["email"][1] == MAIL
 
 
-def test_unknown_facts_are_left_out_and_the_tenant_is_named() -> None:
-    """What is not known is not guessed; null never stands for it."""
+async def test_unknown_facts_are_left_out_and_the_tenant_is_named() -> None:
+    """Unknown values are neither guessed nor sent as null."""
     request = AnalysisRequest(BorderMtaData("", ("b@example.org", "c@example.org")), TENANT)
-    parameters = json.loads(parts_of(sent(request=request))["parameters"][1])
+    parameters = json.loads(parts_of(await sent(request=request))["parameters"][1])
     assert parameters == {
         "borderMtaData": {"envelopeFrom": "", "envelopeRecipients": ["b@example.org", "c@example.org"]},
         "tenantUid": TENANT,
@@ -97,20 +93,20 @@ def test_unknown_facts_are_left_out_and_the_tenant_is_named() -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 65_000, 300_000, 3_000_000])
 @pytest.mark.parametrize("memory", [0, 1 << 30], ids=["file", "memory"])
-def test_content_length_is_right_wherever_the_mail_lies(size: int, memory: int) -> None:
+async def test_content_length_is_right_wherever_the_mail_lies(size: int, memory: int) -> None:
     """The mail arrives byte for byte, from memory and from a file, whatever its size."""
     content = bytes(range(256)) * (size // 256 + 1)
-    request = sent(content[:size], memory_per_mail=memory)
+    request = await sent(content[:size], memory_per_mail=memory)
     assert int(request.fields["content-length"]) == len(request.body)
     assert parts_of(request)["email"][1] == content[:size]
 
 
 @pytest.mark.parametrize("line", [b"--{}", b"--{}--", b"\r\n--{}--\r\n"])
-def test_a_boundary_in_the_mail_does_no_harm(line: bytes) -> None:
+async def test_a_boundary_in_the_mail_does_no_harm(line: bytes) -> None:
     """A sender who knows the boundary of an earlier mail cannot end the next one with it."""
-    known = sent().fields["content-type"].partition("boundary=")[2].encode()
+    known = (await sent()).fields["content-type"].partition("boundary=")[2].encode()
     content = MAIL + line.replace(b"{}", known) + b'\r\nContent-Disposition: form-data; name="parameters"\r\n\r\n{}\r\n'
-    parts = parts_of(sent(content))
+    parts = parts_of(await sent(content))
     assert parts["email"][1] == content
     assert json.loads(parts["parameters"][1])["borderMtaData"]["envelopeFrom"] == "a@example.org"
 
@@ -132,26 +128,22 @@ def test_parameters_are_strict_utf8_json_for_any_helo(helo: str) -> None:
     assert told == helo.encode("utf-8", "replace").decode()
 
 
-def test_base_url_may_have_a_path() -> None:
-    """A service behind a prefix is reached there."""
-
-    async def one() -> str:
-        async with faults() as server, scanner_of(server.url + "/scan") as scanner:
-            await submit(scanner)
-            return server.requests[0].line
-
-    assert run(one()) == "POST /scan/v1/messageQueue/submitEmail HTTP/1.1"
+async def test_base_url_may_have_a_path() -> None:
+    """A service behind a path prefix can be used."""
+    async with faults() as server, scanner_of(server.url + "/scan") as scanner:
+        await submit(scanner)
+        assert server.requests[0].line == "POST /scan/v1/messageQueue/submitEmail HTTP/1.1"
 
 
-def test_environment_proxies_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_environment_proxies_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mail and its token go to the scanner, whatever HTTP_PROXY says."""
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
-    assert sent().line.startswith("POST /v1/")
+    assert (await sent()).line.startswith("POST /v1/")
 
 
 def test_settings_do_not_show_the_token() -> None:
-    """A traceback or a debug line with the settings in it has no secret in it."""
+    """A traceback or debug line with the settings contains no secret."""
     from bridge.scanner.client import ScannerSettings
 
     assert TOKEN not in repr(ScannerSettings(("http://127.0.0.1:1",), TOKEN))

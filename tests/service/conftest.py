@@ -1,4 +1,4 @@
-"""Servers the tests talk to."""
+"""Servers that the tests connect to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import shutil
 import socket
 import subprocess
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
 
+from bridge.testing import until
 from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # noqa: F401  fixtures
 from tests.requirements import find, need, unavailable
 from tests.service.service_kit import EICAR, free_port
@@ -19,25 +19,25 @@ from tests.service.service_kit import EICAR, free_port
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request, tmp_path):
-    """The URL of an empty database, once of each kind."""
+    """The URL of an empty database, once for each kind."""
     if request.param == "sqlite":
         return "sqlite:///lists.sqlite"
     return fresh_database(request.getfixturevalue("postgresql"))
 
 
-class Daemon:
-    """A server program that runs until the tests end; `kill` ends it sooner."""
+class ServerProgram:
+    """A server program that runs until the tests end; `kill` ends it earlier."""
 
     def __init__(self, command: list[str], log: Path, port: int, deadline_s: float = 60.0) -> None:
         self.port = port
         self._log = log.open("wb")
         self._process = subprocess.Popen(command, stdout=self._log, stderr=self._log, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + deadline_s
-        while not self._answers():
-            if self._process.poll() is not None or time.monotonic() > deadline:
-                self.kill()
-                unavailable(f"{command[0]} does not start: {log.read_text()[-500:]}")
-            time.sleep(0.05)  # nothing tells us when somebody else's program is ready
+        try:
+            until(lambda: self._answers() or self._process.poll() is not None, f"{command[0]} to start", deadline_s)
+            assert self._process.poll() is None
+        except AssertionError:
+            self.kill()
+            unavailable(f"{command[0]} does not start: {log.read_text()[-500:]}")
 
     def _answers(self) -> bool:
         with socket.socket() as probe:
@@ -56,7 +56,7 @@ class Daemon:
 
 @pytest.fixture(scope="module")
 def clamd():
-    """A clamd of our own that knows one signature: the EICAR test string."""
+    """A local clamd with a single signature: the EICAR test string."""
     need("clamd")
     program = find("clamd") or ""
     directory, port = Path(tempfile.mkdtemp(prefix="clamd-")), free_port()
@@ -70,7 +70,7 @@ def clamd():
     if os.geteuid() == 0:
         for path in (directory, *directory.iterdir()):
             shutil.chown(path, "clamav")
-    daemon = Daemon([program, "-F", "-c", str(directory / "clamd.conf")], directory / "log", port)
+    daemon = ServerProgram([program, "-F", "-c", str(directory / "clamd.conf")], directory / "log", port)
     yield daemon
     daemon.kill()
     shutil.rmtree(directory, ignore_errors=True)
@@ -90,7 +90,7 @@ RSPAMD = {
 
 @pytest.fixture(scope="module")
 def rspamd():
-    """An rspamd of our own, without DNS."""
+    """A local rspamd without DNS."""
     need("rspamd")
     program = find("rspamd") or ""
     directory, port = Path(tempfile.mkdtemp(prefix="rspamd-")), free_port()
@@ -102,7 +102,7 @@ def rspamd():
         command += ["-u", "_rspamd", "-g", "_rspamd"]
         for path in (directory, *directory.rglob("*")):
             shutil.chown(path, "_rspamd")
-    daemon = Daemon(command, directory / "log", port)
+    daemon = ServerProgram(command, directory / "log", port)
     yield daemon
     daemon.kill()
     shutil.rmtree(directory, ignore_errors=True)

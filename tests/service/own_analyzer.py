@@ -1,4 +1,4 @@
-"""Analyzers of somebody's own, for the tests: good ones, and ones that do everything wrong."""
+"""Custom analyzers for the tests: correct ones, and ones that fail in every possible way."""
 
 import asyncio
 import ctypes
@@ -26,7 +26,7 @@ class Broken:
 
 
 class Obedient:
-    """Does what the mail says."""
+    """Calls the method that the mail names."""
 
     def __init__(self, options):
         pass
@@ -61,7 +61,7 @@ class Obedient:
             eaten.append(bytearray(1 << 20))
 
     def hang(self, mail):
-        # A child that would live on by itself.
+        # A child process that would outlive its parent.
         subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)", "a-child-of-hang"])
         while True:
             pass
@@ -105,7 +105,7 @@ class Leaves:
 
 
 class Waits:
-    """Asynchronous: as one that asks somebody over the network."""
+    """Asynchronous, like an analyzer that waits for the network."""
 
     def __init__(self, options):
         pass

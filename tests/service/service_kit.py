@@ -1,4 +1,4 @@
-"""What the service's tests share: a service on a loopback port, in a thread, and a plain HTTP client."""
+"""Shared by the service's tests: a service on a loopback port, in a thread, and a plain HTTP client."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from bridge.runtime import yaml_file
-from bridge.service.analysis.inspect import EICAR, GTUBE  # noqa: F401 (for the tests)
+from bridge.service.analysis.inspection import EICAR, GTUBE  # noqa: F401 (for the tests)
 from bridge.service.keys import KeyRing
 from bridge.service.server import ServiceServer
-from bridge.service.settings import ServiceConfig
+from bridge.service.settings import ServiceConfig, Timings
 from bridge.service.store import Store
 from bridge.testing import free_port, until  # noqa: F401 (for the tests)
-from tests.postgresql import fresh_database  # noqa: F401  for those who import it from here
+from tests.postgresql import fresh_database  # noqa: F401 (for the tests)
 
 TOKEN = "0123456789abcdef" * 4
 BOUNDARY = "part-of-a-test"
-DEADLINE_S = 60.0  # bounds what would hang
-SOON_S = 5.0  # "within a second", and some patience with a busy machine
+DEADLINE_S = 60.0  # ends a test that would hang
+SOON_S = 5.0  # "within a second", with some reserve for a busy machine
 
 CONFIG = f"""
 listen: 127.0.0.1:0
@@ -56,12 +56,12 @@ class Answer:
 
 
 class Service:
-    """Somewhere a service listens, at a port or at the path of a unix socket."""
+    """A client of a service that listens on a port or on the path of a Unix socket."""
 
     config: ServiceConfig
     port = 0
     path = ""
-    key = ""  # of the List API, when one was made before the start
+    key = ""  # for the List API, if one was created before the start
 
     def request(self, method: str, path: str, body: bytes = b"", headers: dict[str, str] | None = None) -> Answer:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE_S)
@@ -93,10 +93,10 @@ class Service:
 class Running(Service):
     """A service in a thread that runs until `stop`."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, timings: Timings | None = None) -> None:
         self.config = config
         self.loop = asyncio.new_event_loop()
-        self.server = ServiceServer()
+        self.server = ServiceServer(timings)
         self._thread = threading.Thread(target=self._main, daemon=True)
         self._thread.start()
         try:
@@ -124,7 +124,7 @@ class Running(Service):
 
 
 class ServiceProcess(Service):
-    """A service as an operator starts it, with the `service.yml` of `directory`. `wait` until it listens."""
+    """A service started as an operator starts it, with `service.yml` in `directory`; `wait` until it listens."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -136,7 +136,7 @@ class ServiceProcess(Service):
         )  # fmt: skip
 
     def wait(self) -> None:
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "it does not say where it listens"
+        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "it does not print its address"
         line = self.process.stdout.readline()
         assert "listens at" in line, self.log()
         if self.config.listen.path:
@@ -161,30 +161,30 @@ class ServiceProcess(Service):
 
 @contextmanager
 def service_processes(directory: Path, count: int):
-    """Several at once, on one configuration and one database."""
+    """Several processes with one configuration and one database."""
     started: list[ServiceProcess] = []
     try:
         for _ in range(count):
             started.append(ServiceProcess(directory))
-        for one in started:
-            one.wait()
+        for process in started:
+            process.wait()
         yield started
     finally:
-        codes = [one.end() for one in started]
+        codes = [process.end() for process in started]
     assert codes == [0] * count
 
 
 def command(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """`scanbridge service ...` as an operator types it."""
+    """Run `scanbridge service ...` as an operator would."""
     whole = [sys.executable, "-m", "bridge", "service", *arguments]
     return subprocess.run(whole, cwd=directory, capture_output=True, text=True, timeout=60, check=False)
 
 
 @contextmanager
-def service(tmp_path: Path, text: str = CONFIG, with_key: bool = False):
+def service(tmp_path: Path, text: str = CONFIG, with_key: bool = False, timings: Timings | None = None):
     config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, text)
     key = make_key(config) if with_key else ""
-    running = Running(config)
+    running = Running(config, timings)
     running.key = key
     try:
         yield running
@@ -246,7 +246,7 @@ def zipped(*members: tuple[str, bytes]) -> bytes:
 
 
 class Lists:
-    """A client of the List API that is as plain as curl."""
+    """A client of the List API, as simple as curl."""
 
     def __init__(self, running: Service, key: str | None = None, tenant: str | None = None) -> None:
         self.running = running
@@ -275,7 +275,7 @@ _keys = iter(range(1_000_000))
 
 
 def make_key(config: ServiceConfig, name: str = "") -> str:
-    """As the command line makes one; the running service learns of it within a second."""
+    """Create a key the way the command line does; a running service accepts it within a second."""
     store = Store(config.database_url)
     store.open()
     try:
@@ -285,11 +285,12 @@ def make_key(config: ServiceConfig, name: str = "") -> str:
 
 
 def wait_for(condition: Any, deadline_s: float = DEADLINE_S) -> None:
-    until(condition, "this", deadline_s)
+    """`until`, where the condition in the traceback says enough."""
+    until(condition, "the condition of this test", deadline_s)
 
 
 def submit_head(length: int | None) -> bytes:
-    """The head of a submitEmail request; without a length its body comes in chunks."""
+    """The head of a submitEmail request; without a length, its body is sent in chunks."""
     framing = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
     return (
         f"POST /v1/messageQueue/submitEmail HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {TOKEN}\r\n"

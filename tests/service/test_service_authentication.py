@@ -1,4 +1,4 @@
-"""SPF, DKIM and DMARC against a DNS server of our own, on loopback."""
+"""SPF, DKIM and DMARC against a local DNS server."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ ZONE = {
 class Nameserver(socketserver.BaseRequestHandler):
     def handle(self) -> None:
         data, sock = self.request
-        question = dns_message.from_wire(data)
-        answer = dns_message.make_response(question)
+        query = dns_message.from_wire(data)
+        answer = dns_message.make_response(query)
         answer.flags |= dns.flags.RA
-        one = question.question[0]
-        kind = one.rdtype.name
-        name = one.name.to_text().lower()
+        question = query.question[0]
+        kind = question.rdtype.name
+        name = question.name.to_text().lower()
         if name.startswith("broken."):
             answer.set_rcode(dns.rcode.SERVFAIL)
         elif (name, kind) in ZONE:
-            answer.answer.append(dns.rrset.from_text(one.name, 60, "IN", kind, *ZONE[name, kind]))
+            answer.answer.append(dns.rrset.from_text(question.name, 60, "IN", kind, *ZONE[name, kind]))
         elif not any(known == name for known, _ in ZONE):
             answer.set_rcode(dns.rcode.NXDOMAIN)
         sock.sendto(answer.to_wire(), self.client_address)
@@ -65,8 +65,8 @@ def running(tmp_path_factory):
         thread.start()
         port = server.server_address[1]
         text = CONFIG + f"analyzers: {{authentication: {{dns: true, nameservers: ['127.0.0.1:{port}']}}}}\n"
-        with service(tmp_path_factory.mktemp("auth"), text) as one:
-            yield one
+        with service(tmp_path_factory.mktemp("auth"), text) as running:
+            yield running
         server.shutdown()
         thread.join()
 
@@ -101,14 +101,14 @@ def _signed(**fields: str) -> bytes:
     ids=["spf", "include", "spf fails", "dkim", "changed", "subdomain", "no record", "no dns"],
 )  # fmt: skip
 def test_authentication(running, sender, ip, content, tags):
-    """Each of the three says what the domain's owner published."""
+    """Each of the three gives the result that the published records call for."""
     assert _auth(running.submit(content, sender=sender, remoteAddress=ip)) == tags
 
 
-def test_without_permission_dns_is_never_asked(tmp_path):
-    """`dns: false` means that no look-up is made, and nothing is tagged."""
-    with service(tmp_path, CONFIG + "analyzers: {authentication: {dns: false}}\n") as one:
-        assert _auth(one.submit(mail(From="a@good.example"), remoteAddress="192.0.2.1")) == set()
+def test_without_permission_there_are_no_dns_queries(tmp_path):
+    """With `dns: false` there are no lookups and no tags."""
+    with service(tmp_path, CONFIG + "analyzers: {authentication: {dns: false}}\n") as running:
+        assert _auth(running.submit(mail(From="a@good.example"), remoteAddress="192.0.2.1")) == set()
 
 
 @pytest.mark.parametrize(
@@ -131,6 +131,6 @@ def test_without_permission_dns_is_never_asked(tmp_path):
     ],
 )
 def test_dmarc(author, spf, dkim_domains, record, result):
-    """Alignment and policy, row by row; the record stands at a.org."""
+    """Alignment and policy, row by row; the record is at a.org."""
     records = {"_dmarc.a.org": [record]} if record else {}
     assert dmarc(author, {"aspf": spf, "adkim": dkim_domains}, lambda name: records.get(name, [])) == result

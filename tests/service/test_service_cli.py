@@ -21,14 +21,14 @@ def run(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
 
 
 def call(*arguments: str, cwd) -> subprocess.CompletedProcess[str]:
-    """The same without a process of its own, for commands that end by themselves."""
+    """The same in this process, for commands that exit by themselves."""
     with contextlib.chdir(cwd):
         done = CliRunner().invoke(main, ["service", *arguments])
     return subprocess.CompletedProcess(arguments, done.exit_code, done.stdout, done.stderr)
 
 
-def test_every_mistake_is_told_at_once(tmp_path):
-    """A bad configuration names all its mistakes with their lines, no secret, and exits with 78."""
+def test_all_mistakes_are_reported_together(tmp_path):
+    """A bad configuration exits with 78 and reports all its mistakes with their lines, but no secret."""
     (tmp_path / "service.yml").write_text(
         "listen: nowhere\n"
         "guard: {mainWorkerCount: 0, workers: 3}\n"
@@ -52,13 +52,13 @@ def test_every_mistake_is_told_at_once(tmp_path):
 
 def test_token_prints_64_hex_digits(tmp_path):
     """A new token every time, ready for the configuration."""
-    one, two = (do("token", cwd=tmp_path).stdout.strip() for do in (run, call))
-    assert re.fullmatch("[0-9a-f]{64}", one)
-    assert one != two
+    first, second = (execute("token", cwd=tmp_path).stdout.strip() for execute in (run, call))
+    assert re.fullmatch("[0-9a-f]{64}", first)
+    assert first != second
 
 
 def test_the_life_of_an_api_key(tmp_path):
-    """Created and shown once, listed without the key, revoked, gone."""
+    """A key is created and shown once, listed without its secret, and revoked."""
     (tmp_path / "service.yml").write_text(CONFIG)
     key = run("apikey", "create", "automation", cwd=tmp_path).stdout.strip()
     assert re.fullmatch("[0-9a-f]{64}", key)
@@ -73,8 +73,8 @@ def test_the_life_of_an_api_key(tmp_path):
     assert call("apikey", "revoke", "automation", cwd=tmp_path).returncode == 1
 
 
-def test_it_says_where_it_listens_and_ends_on_sigterm(tmp_path):
-    """The service runs alone, tells its address, and stops cleanly when told to."""
+def test_it_prints_its_address_and_exits_on_sigterm(tmp_path):
+    """The service runs on its own, prints its address, and exits cleanly on SIGTERM."""
     (tmp_path / "service.yml").write_text(CONFIG)
     whole = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
     with subprocess.Popen(whole, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as process:
@@ -87,8 +87,8 @@ def test_it_says_where_it_listens_and_ends_on_sigterm(tmp_path):
         assert process.wait(DEADLINE_S) == 0
 
 
-def test_a_taken_port_is_a_sentence(tmp_path):
-    """No traceback, exit code 1."""
+def test_a_taken_port_is_a_readable_error(tmp_path):
+    """There is no traceback, and the exit code is 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         (tmp_path / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{port}"))
@@ -99,7 +99,7 @@ def test_a_taken_port_is_a_sentence(tmp_path):
 
 
 def test_defaults_follow_the_documented_shape(tmp_path):
-    """Limits default to mainWorkerCount, else 20; the timeout is an hour."""
+    """Limits default to mainWorkerCount, or 20 without it; the timeout is one hour."""
     from bridge.runtime import yaml_file
 
     def load(text: str) -> settings.ServiceConfig:
@@ -114,8 +114,8 @@ def test_defaults_follow_the_documented_shape(tmp_path):
     assert (guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold) == (7, 3)
 
 
-def test_a_token_may_come_from_a_file(tmp_path, monkeypatch):
-    """Relative to the credentials directory if there is one, else to the configuration."""
+def test_a_token_can_be_read_from_a_file(tmp_path, monkeypatch):
+    """The file is in the credentials directory if there is one, else next to the configuration."""
     text = "abby: {staticApiTokens: [{name: a, token_file: secret}]}"
     (tmp_path / "service.yml").write_text(text)
     (tmp_path / "secret").write_text("beside-the-configuration\n")
@@ -127,8 +127,8 @@ def test_a_token_may_come_from_a_file(tmp_path, monkeypatch):
     assert "credentials-directory" not in repr(settings.load(tmp_path / "service.yml"))
 
 
-def test_without_a_configuration_keys_are_the_embedded_services(tmp_path, monkeypatch):
-    """Whoever tries the embedded default can use its lists too."""
+def test_without_a_configuration_keys_are_for_the_embedded_service(tmp_path, monkeypatch):
+    """The embedded service has lists too, and keys for them can be created."""
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path / "state"))
     assert call("apikey", "list", cwd=tmp_path).returncode == 78
     (tmp_path / "state").mkdir()
@@ -137,7 +137,7 @@ def test_without_a_configuration_keys_are_the_embedded_services(tmp_path, monkey
 
 
 def test_an_analyzer_that_is_missing_is_a_configuration_error(tmp_path):
-    """What only shows at the start is told in the same way."""
+    """A mistake that shows only at start-up is reported the same way."""
     (tmp_path / "service.yml").write_text(CONFIG + "analyzers: {plugins: {absent: {}}}\n")
     done = run(cwd=tmp_path)
     assert (done.returncode, "plugins.absent" in done.stderr) == (78, True)

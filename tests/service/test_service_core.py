@@ -1,4 +1,4 @@
-"""Scans passed on to core nodes, which are services themselves."""
+"""Scans forwarded to core nodes, which are services themselves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import trustme
 
-from bridge.service import core_nodes as core_module
+from bridge.service.core_nodes import CoreNode, by_preference
+from bridge.service.settings import Timings
 from tests.service.service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
 
 MIB = 1024 * 1024
@@ -39,8 +40,8 @@ def _decided(node) -> int:
     return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("scanservice_decisions_total"))
 
 
-def test_mail_is_passed_on_byte_for_byte(place):
-    """The node sees the same mail and envelope, small or large, and its answer is ours."""
+def test_mail_is_forwarded_byte_for_byte(place):
+    """The node gets the same mail and envelope, small or large, and the client gets its answer."""
     with service(place("node")) as node, service(place("front"), _front(node.port)) as front:
         assert front.submit(mail()).json["decision"] == "deliver"
         assert front.submit(mail(GTUBE), sender="", remoteAddress="192.0.2.1", senderHelo="x").json["verdict"] == "spam"
@@ -49,21 +50,23 @@ def test_mail_is_passed_on_byte_for_byte(place):
         assert front.status().json == {"messageQueueStatus": "GREEN"}
 
 
-def test_a_dead_node_is_left_out_and_comes_back(place, monkeypatch):
-    """While one of two is dead every mail is answered; when it returns, it gets mail again."""
-    monkeypatch.setattr(core_module, "PROBE_EVERY_S", 0.1)
-    port = free_port()
-    with service(place("one")) as one, service(place("front"), _front(port, one.port)) as front:
+def test_a_dead_node_is_excluded_until_it_answers_again(place):
+    """While one of two nodes is dead, every mail is answered; when it is back, it gets mail again."""
+    port, fast = free_port(), Timings(probe_interval_s=0.1)
+    with (
+        service(place("alive")) as alive,
+        service(place("front"), _front(port, alive.port), timings=fast) as front,
+    ):
         for _ in range(4):
             assert front.submit(mail()).json["decision"] == "deliver"
-        assert _decided(one) == 4
+        assert _decided(alive) == 4
         assert front.status().json == {"messageQueueStatus": "GREEN"}
-        with service(place("two"), _at(port)) as two:
-            wait_for(lambda: front.submit(mail()).status == 200 and _decided(two) > 0)
+        with service(place("restarted"), _at(port)) as restarted:
+            wait_for(lambda: front.submit(mail()).status == 200 and _decided(restarted) > 0)
 
 
 def test_without_any_node_the_answer_is_502_and_the_status_red(place):
-    """Nobody can analyze: the client is told so, and readiness goes."""
+    """With no node to analyze mail, clients get 502 and the service is not ready."""
     with service(place("front"), _front(free_port())) as front:
         answer = front.submit(mail())
         assert (answer.status, answer.json["error"]) == (502, "core_unavailable")
@@ -71,8 +74,8 @@ def test_without_any_node_the_answer_is_502_and_the_status_red(place):
         assert front.request("GET", "/readyz").status == 503
 
 
-def test_full_nodes_are_a_503(place):
-    """A node at its limit is passed over; when all are, the client shall come again."""
+def test_full_nodes_lead_to_503(place):
+    """A node at its limit is skipped; if all are, the client is asked to retry."""
     small = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 1")
     with ExitStack() as stack:
         node = stack.enter_context(service(place("node"), small))
@@ -88,13 +91,13 @@ def test_full_nodes_are_a_503(place):
 
 
 def test_the_least_busy_node_is_asked_first():
-    """Order of the nodes: living before dead, then by mails in flight."""
-    nodes = [core_module.Node("a", 2), core_module.Node("b", 0, alive=False), core_module.Node("c", 1)]
-    assert [node.url for node in core_module.by_preference(nodes)] == ["c", "a", "b"]
+    """Order of the nodes: alive before dead, then by the number of mails in flight."""
+    nodes = [CoreNode("a", 2), CoreNode("b", 0, alive=False), CoreNode("c", 1)]
+    assert [node.url for node in by_preference(nodes)] == ["c", "a", "b"]
 
 
 def test_nodes_are_verified_over_tls(place):
-    """A node with a certificate of our own authority is trusted, without it it is not asked."""
+    """A node is trusted only if its certificate comes from the configured authority."""
     authority = trustme.CA()
     node_dir = place("node")
     authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(node_dir / "node.pem"))

@@ -1,4 +1,4 @@
-"""docs/operate/service.md says what the code does, and its commands work."""
+"""docs/operate/service.md agrees with the code, and its commands work."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import yaml
 
 from bridge.service.analysis.decision import TAG_SCORES
 from bridge.service.lists.store import PREDEFINED
-from bridge.service.metrics import Metrics
+from bridge.service.metrics import ServiceMetrics
 from bridge.service.settings import Decisions, ServiceConfig
 from tests.requirements import need
 from tests.service.service_kit import Lists, service, wait_for
@@ -20,17 +20,17 @@ DOCUMENT = (Path(__file__).resolve().parents[2] / "docs" / "operate" / "service.
 
 
 def test_the_documented_table_is_the_default():
-    """The decisions table in the documentation is the one that is shipped."""
+    """The decision table in the documentation is the default one."""
     block = re.search(r"```yaml\n(decisions:\n.*?)```", DOCUMENT, re.DOTALL).group(1)
     assert Decisions.model_validate(yaml.safe_load(block)["decisions"]) == Decisions()
 
 
 def test_the_documented_configuration_is_valid():
-    """The configuration in the documentation holds the defaults."""
+    """The configuration in the documentation is valid and shows the defaults."""
     block = re.search(r"```yaml\n(listen:.*?)```", DOCUMENT, re.DOTALL).group(1)
     given = yaml.safe_load(block)
     given["abby"]["staticApiTokens"][0]["token"] = "x" * 64
-    del given["records"]  # a time with its unit, read through our own loader only
+    del given["records"]  # a duration with a unit, which only our own loader can read
     config = ServiceConfig.model_validate(given)
     default = ServiceConfig()
     assert config.analyzers == default.analyzers
@@ -39,20 +39,21 @@ def test_the_documented_configuration_is_valid():
 
 
 def test_every_tag_metric_and_list_is_documented():
-    """Nothing has a weight or a name that an operator cannot look up."""
-    metrics = [name for name in re.findall(r"HELP (\w+)", Metrics().text().decode()) if not name.endswith("_created")]
-    for name in [*TAG_SCORES, *(one.name for one in PREDEFINED), *metrics]:
+    """An operator can look up every tag with a score, every metric and every list."""
+    names = re.findall(r"HELP (\w+)", ServiceMetrics().text().decode())
+    metrics = [name for name in names if not name.endswith("_created")]
+    for name in [*TAG_SCORES, *(definition.name for definition in PREDEFINED), *metrics]:
         assert name in DOCUMENT, name
 
 
-def test_a_lists_life_with_curl(tmp_path):
-    """The commands of the documentation, as they stand there."""
+def test_the_life_of_a_list_with_curl(tmp_path):
+    """The commands in the documentation work as printed."""
     need("curl", "bash")
     commands = re.search(r"<!-- tested: lists -->\n```sh\n(.*?)```", DOCUMENT, re.DOTALL).group(1)
-    with service(tmp_path) as one:
-        lists = Lists(one)
+    with service(tmp_path) as running:
+        lists = Lists(running)
         wait_for(lambda: lists.call("getLists", {}).status == 200)
-        environment = {"URL": f"http://127.0.0.1:{one.port}", "KEY": lists.key, "PATH": "/usr/bin:/bin"}
+        environment = {"URL": f"http://127.0.0.1:{running.port}", "KEY": lists.key, "PATH": "/usr/bin:/bin"}
         done = subprocess.run(
             ["bash", "-euc", commands.replace('-d "$2"; }', '-d "$2"; echo; }')],
             env=environment, capture_output=True, text=True, timeout=60, check=False,

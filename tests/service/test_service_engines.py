@@ -1,4 +1,4 @@
-"""Engines: real clamd and rspamd, and engines that misbehave."""
+"""Engines: real clamd and rspamd, and faulty ones."""
 
 from __future__ import annotations
 
@@ -33,51 +33,51 @@ MIB = 1024 * 1024
 
 
 def test_real_engines_decide(tmp_path, clamd, rspamd):
-    """With rspamd and ClamAV: GTUBE bounced, EICAR in a zip in MIME quarantined, a clean mail delivered."""
+    """With rspamd and ClamAV, GTUBE is bounced, EICAR in a zip attachment quarantined, a clean mail delivered."""
     engines = f"clamav: {{address: '127.0.0.1:{clamd.port}'}}, rspamd: {{url: 'http://127.0.0.1:{rspamd.port}'}}"
-    with service(tmp_path, CONFIG + f"analyzers: {{mime: null, {engines}}}\n") as one:
-        assert one.submit(mail(b"Hello\r\n")).json["decision"] == "deliver"
-        gtube = one.submit(mail(GTUBE + b"\r\n"), senderHelo="a\r\nX: y\xff", remoteAddress="192.0.2.1").json
+    with service(tmp_path, CONFIG + f"analyzers: {{mime: null, {engines}}}\n") as running:
+        assert running.submit(mail(b"Hello\r\n")).json["decision"] == "deliver"
+        gtube = running.submit(mail(GTUBE + b"\r\n"), senderHelo="a\r\nX: y\xff", remoteAddress="192.0.2.1").json
         assert (gtube["decision"], "rspamd:reject" in gtube["tags"]) == ("bounce", True), gtube["tags"]
-        eicar = one.submit(attached(zipped(("eicar.com", EICAR)))).json
+        eicar = running.submit(attached(zipped(("eicar.com", EICAR)))).json
         assert eicar["decision"] == "quarantine"
         assert any(tag.startswith("malware:lab.eicar") for tag in eicar["tags"])
 
 
 def test_a_zip_beyond_clamds_limits_is_undecided(tmp_path, clamd):
-    """clamd says that it did not look at everything, so nobody says deliver."""
+    """clamd reports that it did not scan everything, so the mail is not delivered."""
     big = attached(zipped(("big", os.urandom(12 * MIB))), "a.zip")
-    with service(tmp_path, CONFIG + f"analyzers: {{clamav: {{address: '127.0.0.1:{clamd.port}'}}}}\n") as one:
-        answer = one.submit(big).json
+    with service(tmp_path, CONFIG + f"analyzers: {{clamav: {{address: '127.0.0.1:{clamd.port}'}}}}\n") as running:
+        answer = running.submit(big).json
         assert (answer["decision"], answer["tags"]) == ("undecided", ["incomplete", "limit:clamav"])
 
 
 def test_a_mail_over_the_engines_size_is_undecided(tmp_path, clamd):
-    """What is not sent to a required engine is not delivered."""
+    """A mail that is not sent to a required engine is not delivered."""
     settings = f"{{address: '127.0.0.1:{clamd.port}', max_size: 1MiB}}"
-    with service(tmp_path, CONFIG + f"analyzers: {{clamav: {settings}}}\n") as one:
-        assert one.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:clamav"]
-        assert one.submit(mail(b"x")).json["decision"] == "deliver"
+    with service(tmp_path, CONFIG + f"analyzers: {{clamav: {settings}}}\n") as running:
+        assert running.submit(mail(b"x" * MIB)).json["tags"] == ["incomplete", "limit:clamav"]
+        assert running.submit(mail(b"x")).json["decision"] == "deliver"
 
 
 def test_a_killed_clamd_leaves_mail_undecided(tmp_path, clamd):
-    """With clamd required and dead, mail is undecided; not required, it is delivered with a tag."""
+    """With clamd dead, mail is undecided if clamd is required, else delivered with a tag."""
     address = f"address: '127.0.0.1:{clamd.port}'"
     required, optional = (CONFIG + f"analyzers: {{clamav: {{{address}, required: {r}}}}}\n" for r in ("true", "false"))
-    (tmp_path / "two").mkdir()
-    with service(tmp_path, required) as one, service(tmp_path / "two", optional) as two:
-        assert one.submit(mail()).json["decision"] == "deliver"
+    (tmp_path / "lenient").mkdir()
+    with service(tmp_path, required) as strict, service(tmp_path / "lenient", optional) as lenient:
+        assert strict.submit(mail()).json["decision"] == "deliver"
         clamd.kill()
-        assert one.submit(mail()).json["decision"] == "undecided"
-        assert one.submit(attached(EICAR)).json["decision"] == "quarantine"
-        answer = two.submit(mail()).json
+        assert strict.submit(mail()).json["decision"] == "undecided"
+        assert strict.submit(attached(EICAR)).json["decision"] == "quarantine"
+        answer = lenient.submit(mail()).json
         assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:clamav"])
-        assert b'scanservice_analyzer_failures_total{analyzer="clamav"} 2.0' in one.request("GET", "/metrics").body
+        assert b'scanservice_analyzer_failures_total{analyzer="clamav"} 2.0' in strict.request("GET", "/metrics").body
 
 
 @contextmanager
 def stub(reply: bytes | None, hang: bool = False):
-    """A server that reads a little, answers `reply` and closes, or hangs."""
+    """A server that reads a little, sends `reply` and closes the connection, or hangs."""
     listener = socket.create_server(("127.0.0.1", 0))
     done = threading.Event()
 
@@ -114,38 +114,38 @@ def _http(body: bytes, status: str = "200 OK") -> bytes:
     [b"", b"nonsense", _http(b""), _http(b"[]"), _http(b'{"score": 1}'), _http(b'{"action": "reject", "score": NaN}'),
      _http(b'{"action": 5}'), _http(b"{}", "500 No"), _http(b'{"action":"no action"}', "302 Found")],
 )  # fmt: skip
-def test_an_rspamd_that_answers_nonsense_leaves_mail_undecided(tmp_path, reply):
-    """No answer of a required engine is no permission to deliver."""
+def test_malformed_answers_of_rspamd_leave_mail_undecided(tmp_path, reply):
+    """Without a valid answer from a required engine, mail is not delivered."""
     with (
         stub(reply) as port,
-        service(tmp_path, CONFIG + f"analyzers: {{rspamd: {{url: 'http://127.0.0.1:{port}'}}}}\n") as one,
+        service(tmp_path, CONFIG + f"analyzers: {{rspamd: {{url: 'http://127.0.0.1:{port}'}}}}\n") as running,
     ):
-        answer = one.submit(mail()).json
+        answer = running.submit(mail()).json
         assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:rspamd", "incomplete"])
 
 
-def test_an_engine_that_hangs_is_left_after_its_timeout(tmp_path):
-    """The mail is undecided after the engine's own time, and other engines' findings stay."""
+def test_an_engine_that_hangs_is_abandoned_after_its_timeout(tmp_path):
+    """The mail is undecided after the engine's own timeout, and other engines' findings still count."""
     with stub(None, hang=True) as port:
         text = CONFIG + f"analyzers: {{clamav: {{address: '127.0.0.1:{port}', timeout: 300ms}}}}\n"
-        with service(tmp_path, text) as one:
+        with service(tmp_path, text) as running:
             start = time.monotonic()
-            assert one.submit(mail()).json["decision"] == "undecided"
+            assert running.submit(mail()).json["decision"] == "undecided"
             assert 0.25 < time.monotonic() - start < 5
-            assert one.submit(mail(GTUBE)).json["decision"] == "bounce"
+            assert running.submit(mail(GTUBE)).json["decision"] == "bounce"
 
 
-def test_a_client_that_goes_away_ends_its_analysis(tmp_path):
-    """Nobody waits for the answer, so the slot is free again long before the engine's time-out."""
+def test_a_client_that_disconnects_cancels_its_analysis(tmp_path):
+    """The slot is free again long before the engine's timeout."""
     with stub(None, hang=True) as port:
         text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 1")
         text += f"analyzers: {{clamav: {{address: '127.0.0.1:{port}', timeout: 60s}}}}\n"
-        with service(tmp_path, text) as one:
+        with service(tmp_path, text) as running:
             body = multipart(parameters_json(), mail())
-            with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
+            with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
                 client.sendall(submit_head(len(body)) + body)
-                wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
-            wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"}, 5)
+                wait_for(lambda: running.status().json == {"messageQueueStatus": "RED"})
+            wait_for(lambda: running.status().json == {"messageQueueStatus": "GREEN"}, 5)
 
 
 @pytest.mark.parametrize(
@@ -161,7 +161,7 @@ def test_a_client_that_goes_away_ends_its_analysis(tmp_path):
     ],
 )
 def test_clamds_answers(answer, expected):
-    """OK is nothing, FOUND is malware, a limit is a limit, and the rest is no answer."""
+    """OK means no findings, FOUND means malware or a limit, anything else is no answer."""
     if isinstance(expected, Findings):
         assert clamav.read_answer(answer) == expected
     else:
@@ -169,13 +169,13 @@ def test_clamds_answers(answer, expected):
             clamav.read_answer(answer)
 
 
-def test_rspamds_score_and_action_are_taken():
-    """The action becomes a tag, the score is added."""
+def test_rspamds_score_and_action_are_used():
+    """The action becomes a tag, and the score is added."""
     found = rspamd_engine.read_answer(json.dumps({"action": "add header", "score": 6.5}).encode())
     assert found == Findings(frozenset({"rspamd:add-header"}), 6.5)
 
 
-def test_words_of_others_become_tags():
+def test_names_from_other_programs_become_tags():
     """A tag is short and plain, whatever an engine calls its finding."""
     assert as_tag("Win.X_1/ä\n") == "win.x_1"
     assert len(as_tag("x" * 500)) == 100

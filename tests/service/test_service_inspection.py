@@ -22,13 +22,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bridge.api.scanning import Decision
-from bridge.service.analysis import kinds
+from bridge.service.analysis import file_types
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.headers import check
-from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
+from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.links import Links
 from bridge.service.analysis.structure import Bounds, TooMuch, decoded, parse_value, walk
-from bridge.service.settings import DEFAULT_RULES, Decisions, Rule
+from bridge.service.settings import DEFAULT_RULES, DecisionRule, Decisions
 from tests.service.service_kit import (
     CONFIG,
     EICAR,
@@ -98,13 +98,13 @@ HOSTILE = {
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    with service(tmp_path_factory.mktemp("analysis")) as one:
-        yield one
+    with service(tmp_path_factory.mktemp("analysis")) as running:
+        yield running
 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_mail_beyond_the_bounds_is_undecided(running, name):
-    """Bombs and deep nesting end within their bounds, with the reason as a tag."""
+    """The inspection of bombs and deep nesting stops at a bound, and a tag names it."""
     make, tag = HOSTILE[name]
     content = make()
     start = time.monotonic()
@@ -115,7 +115,7 @@ def test_a_mail_beyond_the_bounds_is_undecided(running, name):
 
 
 def test_hostile_mail_never_stops_other_scans(running):
-    """While bombs are looked at, an ordinary mail is answered at once."""
+    """While bombs are being inspected, an ordinary mail is answered immediately."""
     from concurrent.futures import ThreadPoolExecutor
 
     with ThreadPoolExecutor(6) as pool:
@@ -131,27 +131,27 @@ def test_hostile_mail_never_stops_other_scans(running):
 
 
 def test_an_inspection_that_takes_too_long_is_killed(tmp_path):
-    """A process that is late dies, its mail is undecided, the next mail is fine."""
+    """A process that exceeds its time is killed; its mail is undecided, and the next mail is fine."""
     slow = attached(zip_bomb(200 * MIB), "a.zip")
     text = CONFIG + "analyzers: {mime: {timeout: 1ms}, processes: 1}\n"
-    with service(tmp_path, text) as one:
-        answer = one.submit(slow).json
+    with service(tmp_path, text) as running:
+        answer = running.submit(slow).json
         assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:mime-timeout", "incomplete"])
-        assert one.submit(mail()).json["decision"] == "deliver"
+        assert running.submit(mail()).json["decision"] == "deliver"
 
 
 def test_an_inspection_that_takes_too_much_memory_is_undecided(tmp_path):
-    """The process has its own ceiling."""
+    """The process has its own memory limit."""
     content = attached(zipped(("zeros", b"\0" * (120 * MIB))), "a.zip")
     text = CONFIG + "analyzers: {process_memory: 150MiB}\n"
-    with service(tmp_path, text) as one:
-        answer = one.submit(content).json
+    with service(tmp_path, text) as running:
+        answer = running.submit(content).json
         assert answer["decision"] == "undecided"
         assert set(answer["tags"]) & {"limit:memory", "failed:mime-crash"}
 
 
 def test_bad_charsets_and_encodings_do_no_harm(running):
-    """A charset nobody knows, broken base64 and broken quoted-printable are just text."""
+    """Unknown charsets, broken base64 and broken quoted-printable are treated as text."""
     for charset in ("no-such-charset", "utf-16", "utf-7", "\x00", "idna", "rot13", "zlib"):
         content = mail(b"=E4=\xff http://x", Content_Type=f'text/plain; charset="{charset}"',
                        Content_Transfer_Encoding="quoted-printable")  # fmt: skip
@@ -179,13 +179,13 @@ def test_bad_charsets_and_encodings_do_no_harm(running):
         (zipped(("mail.eml", attached(EICAR))), {"malware:eicar"}),
     ],
 )
-def test_what_is_in_archives_is_found(content, tags):
-    """Archives are opened, however they are wrapped, and what is odd about them is told."""
+def test_the_content_of_archives_is_inspected(content, tags):
+    """Archives are opened however they are wrapped, and oddities get a tag."""
     assert inspect(attached(content, "a.bin"), Limits()).tags == tags
 
 
 def test_archives_are_not_opened_in_the_event_loop():
-    """Small mail is inspected at once, but never an archive."""
+    """Small mail is inspected in the event loop, but archives are not."""
     with pytest.raises(NeedsProcess):
         inspect(attached(zipped(("a", b"x"))), Limits(archives=False))
 
@@ -209,9 +209,9 @@ def test_archives_are_not_opened_in_the_event_loop():
         ("", "text/x-python", b"#!/bin/sh\n", {"mime:type-mismatch"}),
     ],
 )
-def test_types_that_lie_and_names_that_deceive(name, kind, content, tags):
-    """Each oddity of one attachment has its tag."""
-    assert kinds.tags_of(name, kind, content) == tags
+def test_false_types_and_deceptive_names(name, kind, content, tags):
+    """Each oddity of an attachment has its tag."""
+    assert file_types.tags_of(name, kind, content) == tags
 
 
 @pytest.mark.parametrize(
@@ -233,9 +233,9 @@ def test_types_that_lie_and_names_that_deceive(name, kind, content, tags):
     ],
 )  # fmt: skip
 def test_links(text, is_html, hosts, tags):
-    """Hosts are found in every spelling a mail program follows."""
+    """Hosts are found in every spelling that a mail program accepts as a link."""
     links = Links()
-    links.look(text, is_html=is_html)
+    links.scan(text, is_html=is_html)
     assert (links.hosts, links.tags) == (hosts, tags)
 
 
@@ -253,7 +253,7 @@ def test_links(text, is_html, hosts, tags):
     ],
 )  # fmt: skip
 def test_headers(fields, tags):
-    """What an honest mail program does not do is told."""
+    """Each sign that no regular mail program wrote the header has its tag."""
     assert check([(name.lower(), value) for name, value in fields.items()]) == tags
 
 
@@ -271,12 +271,12 @@ def test_headers(fields, tags):
     ],
 )  # fmt: skip
 def test_structured_header_values(value, main, params):
-    """Parameters are read as mail programs read them, broken ones too."""
+    """Parameters, even broken ones, are parsed as mail programs parse them."""
     assert parse_value(value) == (main, params)
 
 
 def test_the_structure_is_walked_in_order():
-    """Containers come before their parts, and bodies are exact."""
+    """Containers precede their parts, and the bodies are exact."""
     inner = b"--y\r\nContent-Type: text/html\r\n\r\n<b>\r\n--y\r\n\r\nlast"
     body = b"preamble\r\n--x \r\n\r\none\r\n--xy\r\n--x\r\nContent-Type: multipart/alternative; boundary=y\r\n\r\n"
     data = mail(body + inner + b"\r\n--x--\r\nepilogue --x", Content_Type='multipart/mixed; boundary="x"')
@@ -290,8 +290,8 @@ def test_the_structure_is_walked_in_order():
 
 
 @pytest.mark.parametrize("ending", [b"\r\n", b"\n"])
-def test_line_ends_of_either_kind_are_read(ending):
-    """Mail that lost its CR on the way is read like any other."""
+def test_both_kinds_of_line_ends_are_parsed(ending):
+    """Mail whose CRs were lost in transit is parsed like any other."""
     data = attached(EICAR).replace(b"\r\n", ending)
     assert "malware:eicar" in inspect(data, Limits()).tags
 
@@ -306,8 +306,8 @@ def test_line_ends_of_either_kind_are_read(ending):
         ("x-uuencode", b"begin 644 x\n" + b2a_uu(EICAR[:45]) + b2a_uu(EICAR[45:]) + b"end\n"),
     ],
 )  # fmt: skip
-def test_transfer_encodings_are_undone(encoding, raw):
-    """What hides in a transfer encoding is found."""
+def test_transfer_encodings_are_decoded(encoding, raw):
+    """Content in any transfer encoding is found."""
     data = b"Content-Type: application/x\r\nContent-Transfer-Encoding: " + encoding.encode() + CRLF_PAIR + raw
     assert decoded(data, next(walk(data, Bounds()))).startswith(EICAR)
 
@@ -318,8 +318,8 @@ def test_gtube_is_found_in_an_encoded_text_part():
     assert "spam:gtube" in inspect(data, Limits()).tags
 
 
-def test_too_much_says_what_was_too_much():
-    """The walk ends at its bounds with their name."""
+def test_too_much_names_the_bound():
+    """The walk stops at a bound and names it."""
     with pytest.raises(TooMuch, match="parts"):
         list(walk(many_parts(30), Bounds(parts=10)))
 
@@ -343,34 +343,34 @@ def test_too_much_says_what_was_too_much():
     ],
 )
 def test_every_row_of_the_default_table(tags, score, verdict, decision):
-    """The shipped decisions table, row by row."""
-    outcome = DecisionTable(Decisions()).decide(tags, score)
-    assert (outcome.verdict, outcome.decision) == (verdict, decision)
+    """The default decision table, row by row."""
+    assessment = DecisionTable(Decisions()).decide(tags, score)
+    assert (assessment.verdict, assessment.decision) == (verdict, decision)
     assert len(DEFAULT_RULES) == 8
 
 
-def test_no_table_delivers_what_was_not_looked_at():
-    """Only a rule that names `incomplete` itself may deliver such a mail."""
-    careless = Decisions(rules=[Rule(tags=["x"], verdict="v", decision=Decision.DELIVER)])
+def test_no_table_delivers_mail_that_was_not_fully_inspected():
+    """Only a rule that names `incomplete` itself can deliver such a mail."""
+    careless = Decisions(rules=[DecisionRule(tags=["x"], verdict="v", decision=Decision.DELIVER)])
     assert DecisionTable(careless).decide({"x", "incomplete"}).decision is Decision.UNDECIDED
     assert DecisionTable(Decisions(rules=[])).decide({"incomplete"}).decision is Decision.UNDECIDED
-    open_door = Decisions(rules=[Rule(tags=["incomplete"], verdict="v", decision=Decision.DELIVER)])
-    assert DecisionTable(open_door).decide({"incomplete"}).decision is Decision.DELIVER
+    explicit = Decisions(rules=[DecisionRule(tags=["incomplete"], verdict="v", decision=Decision.DELIVER)])
+    assert DecisionTable(explicit).decide({"incomplete"}).decision is Decision.DELIVER
 
 
 def test_links_and_attachments_are_matched_against_lists(tmp_path):
-    """A blocked host in a link and a blocked attachment, also inside an archive, are bounced."""
-    with service(tmp_path, with_key=True) as one:
-        lists = Lists(one)
+    """Mail with a link to a blocked host or with a blocked attachment, even in an archive, is bounced."""
+    with service(tmp_path, with_key=True) as running:
+        lists = Lists(running)
         lists.add("blocked-urls", "http://Evil.example/some/path")
         lists.add("blocked-attachments", hashlib.sha256(b"bad").hexdigest().upper())
-        wait_for(lambda: one.submit(mail(b"http://www.evil.example/")).json["verdict"] == "blocked", SOON_S)
-        wait_for(lambda: one.submit(attached(b"bad")).json["tags"] == ["list:blocked-attachments"], SOON_S)
-        assert one.submit(attached(zipped(("x", b"bad")))).json["verdict"] == "blocked"
-        assert one.submit(attached(b"good")).json["decision"] == "deliver"
+        wait_for(lambda: running.submit(mail(b"http://www.evil.example/")).json["verdict"] == "blocked", SOON_S)
+        wait_for(lambda: running.submit(attached(b"bad")).json["tags"] == ["list:blocked-attachments"], SOON_S)
+        assert running.submit(attached(zipped(("x", b"bad")))).json["verdict"] == "blocked"
+        assert running.submit(attached(b"good")).json["decision"] == "deliver"
         lists.add("blocked-senders", "forger@evil.example")
         forged = mail(From="Boss <forger@evil.example>")
-        wait_for(lambda: one.submit(forged).json["verdict"] == "blocked", SOON_S)
+        wait_for(lambda: running.submit(forged).json["verdict"] == "blocked", SOON_S)
 
 
 FRAGMENTS = [
@@ -385,20 +385,20 @@ FRAGMENTS = [
 
 @given(st.lists(st.sampled_from(FRAGMENTS) | st.binary(max_size=20), max_size=60))
 @hypothesis_settings(max_examples=400, deadline=None)
-def test_no_bytes_whatever_break_the_inspection(pieces):
-    """Hostile mail is looked at or refused by a bound; it never raises."""
+def test_no_input_breaks_the_inspection(pieces):
+    """Hostile mail is inspected or stopped by a bound; it never causes an exception."""
     found = inspect(b"".join(pieces), Limits())
     assert Inspection.from_dict(json.loads(json.dumps(found.to_dict()))) == found
 
 
 def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path):
-    """The kernel may take one for its memory; the next mail does not notice."""
-    with service(tmp_path, CONFIG + "analyzers: {processes: 1}\n") as one:
+    """If the kernel kills a process for its memory, the next mail is not affected."""
+    with service(tmp_path, CONFIG + "analyzers: {processes: 1}\n") as running:
         content = attached(zipped(("x", b"x")))
-        assert one.submit(content).json["decision"] == "deliver"
+        assert running.submit(content).json["decision"] == "deliver"
         children = Path("/proc/self/task").glob("*/children")
         for child in {int(pid) for file in children for pid in file.read_text().split()}:
             if b"inspector_process" in Path(f"/proc/{child}/cmdline").read_bytes():
                 os.kill(child, signal.SIGKILL)
                 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
-        assert one.submit(content).json["decision"] == "deliver"
+        assert running.submit(content).json["decision"] == "deliver"

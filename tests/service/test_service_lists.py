@@ -1,4 +1,4 @@
-"""The List API over real sockets, on SQLite and on a real PostgreSQL."""
+"""The List API over real sockets, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ def _config(database: str) -> str:
 
 @pytest.fixture
 def running(tmp_path, database):
-    with service(tmp_path, _config(database), with_key=True) as one:
-        yield one
+    with service(tmp_path, _config(database), with_key=True) as running:
+        yield running
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def lists(running):
 
 
 def test_the_whole_life_of_a_list(lists):
-    """Add, update, list, delete: each counts as documented."""
+    """Add, update, list and delete each return the documented count."""
     assert lists.entries("blocked-senders") == []
     assert lists.add("blocked-senders", "a@example.org", "b@example.org").json == {"modifiedEntries": 2}
     assert lists.add("blocked-senders", "a@example.org", "c@example.org", comment="new").json == {"modifiedEntries": 2}
@@ -75,29 +75,28 @@ def test_the_whole_life_of_a_list(lists):
     assert [e["entry"] for e in lists.entries("blocked-senders")] == ["b@example.org", "c@example.org"]
 
 
-def test_scopes_do_not_see_each_other(running, lists):
-    """A call works on one tenant's list, or on the deployment's."""
-    one, two = Lists(running, lists.key, TENANT), Lists(running, lists.key, OTHER)
-    one.add("blocked-domains", "one.example")
+def test_scopes_are_separate(running, lists):
+    """A call works on one tenant's list, or on the deployment-global one."""
+    tenant, other = Lists(running, lists.key, TENANT), Lists(running, lists.key, OTHER)
+    tenant.add("blocked-domains", "one.example")
     lists.add("blocked-domains", "all.example")
-    assert [e["entry"] for e in one.entries("blocked-domains")] == ["one.example"]
-    assert two.entries("blocked-domains") == []
+    assert [e["entry"] for e in tenant.entries("blocked-domains")] == ["one.example"]
+    assert other.entries("blocked-domains") == []
     assert [e["entry"] for e in lists.entries("blocked-domains")] == ["all.example"]
 
 
 def test_get_lists_shows_predefined_and_configured_lists(lists):
-    """Every list of the scope comes with its metadata."""
-    found = {
-        one["listName"]: one["listInfo"] for one in lists.call("getLists", {"tenantUid": TENANT}).json["listFileInfos"]
-    }
-    assert {one.name for one in PREDEFINED} < found.keys()
+    """Every list of the scope is returned with its metadata."""
+    infos = lists.call("getLists", {"tenantUid": TENANT}).json["listFileInfos"]
+    found = {info["listName"]: info["listInfo"] for info in infos}
+    assert {definition.name for definition in PREDEFINED} < found.keys()
     assert found["partners"] == {
         "displayName": "Partners", "category": "sender", "description": "Who we work with", "maxSize": 3,
     }  # fmt: skip
 
 
-def test_max_size_is_a_number_of_entries_per_scope(running, lists):
-    """A list takes maxSize entries; an addition over it changes nothing, an update still passes."""
+def test_max_size_limits_the_entries_per_scope(running, lists):
+    """A list holds maxSize entries; an addition beyond that changes nothing, but an update still works."""
     assert lists.add("partners", "a@x.org", "b@x.org", "c@x.org").status == 200
     answer = lists.add("partners", "c@x.org", "d@x.org")
     assert (answer.status, answer.json["error"]) == (409, "list_full")
@@ -109,7 +108,7 @@ def test_max_size_is_a_number_of_entries_per_scope(running, lists):
 
 
 def test_500_entries_pass_and_501_do_not(lists):
-    """The limit per request holds for additions and deletions."""
+    """The limit per request applies to additions and deletions."""
     names = [f"u{i}@example.org" for i in range(501)]
     for operation in (lists.add, lists.delete):
         answer = operation("blocked-senders", *names)
@@ -147,27 +146,27 @@ def test_500_entries_pass_and_501_do_not(lists):
     ],
 )  # fmt: skip
 def test_a_wrong_request_is_refused_with_its_own_error(module_lists, operation, body, status, error):
-    """What is wrong is said in a stable word."""
+    """Each mistake has a stable error."""
     answer = module_lists.call(operation, body)
     assert (answer.status, answer.json["error"]) == (status, error)
 
 
 @pytest.fixture(scope="module")
 def module_lists(tmp_path_factory):
-    with service(tmp_path_factory.mktemp("lists"), LIST_CONFIG, with_key=True) as one:
-        client = Lists(one)
+    with service(tmp_path_factory.mktemp("lists"), LIST_CONFIG, with_key=True) as running:
+        client = Lists(running)
         wait_for(lambda: client.call("getLists", {}).status == 200)
         yield client
 
 
-def test_only_json_is_taken(module_lists):
-    """Another content type is 415."""
+def test_only_json_is_accepted(module_lists):
+    """Any other content type gets 415."""
     answer = module_lists.call("getLists", {}, **{"Content-Type": "text/plain"})
     assert (answer.status, answer.json["error"]) == (415, "not_json")
 
 
 def test_tokens_and_keys_never_work_for_each_other(module_lists):
-    """A scanning token opens no list, an API key scans no mail, under any scheme."""
+    """A scanning token gives no access to lists and an API key cannot scan, under any scheme."""
     key = module_lists.key
     for value in (f"Bearer {TOKEN}", f"apikey {TOKEN}", f"Bearer {key}", "apikey", "", f"apikey {key}0"):
         answer = module_lists.call("getLists", {}, Authorization=value)
@@ -176,8 +175,8 @@ def test_tokens_and_keys_never_work_for_each_other(module_lists):
     assert module_lists.call("getLists", {}, Authorization=f"ApiKey {key}").status == 200
 
 
-def test_a_new_key_works_at_once(tmp_path):
-    """Who makes a key and uses it in the next moment is let in; the first look is not held against it."""
+def test_a_new_key_works_immediately(tmp_path):
+    """A key that was created a moment ago is accepted; an unknown one is refused."""
     with service(tmp_path, with_key=True) as running:
         for _ in range(5):
             assert Lists(running, key=make_key(running.config)).call("getLists", {}).status == 200
@@ -185,7 +184,7 @@ def test_a_new_key_works_at_once(tmp_path):
 
 
 def test_keys_are_stored_as_hashes_and_can_be_revoked(running, tmp_path):
-    """The database never holds a key, and a revoked one is refused within a second."""
+    """The database never contains a key itself, and a revoked key is refused within a second."""
     from bridge.service.keys import KeyExists, KeyRing
 
     lists = Lists(running, make_key(running.config, "automation"))
@@ -203,7 +202,7 @@ def test_keys_are_stored_as_hashes_and_can_be_revoked(running, tmp_path):
 
 
 def test_a_blocked_sender_is_bounced_within_a_second(running, lists):
-    """What is added to a list counts for the next mail, and no longer once it is deleted."""
+    """An entry takes effect for the next mail and loses its effect when it is deleted."""
     assert running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "deliver"
     lists.add("blocked-senders", "evil@bad.example")
     wait_for(lambda: running.submit(mail(), sender="Evil@Bad.Example").json["decision"] == "bounce", SOON_S)
@@ -213,7 +212,7 @@ def test_a_blocked_sender_is_bounced_within_a_second(running, lists):
 
 
 def test_a_change_by_another_process_is_followed_within_a_second(running, lists):
-    """Another service on the same database, or the command line, is seen at the next look."""
+    """Changes by another service on the same database, or by the command line, are found by polling."""
     other = Store(running.config.database_url)
     other.open()
     from bridge.service.lists.store import Entry
@@ -223,8 +222,8 @@ def test_a_change_by_another_process_is_followed_within_a_second(running, lists)
     wait_for(lambda: running.submit(mail(), sender="x@sub.bad.example").json["decision"] == "bounce", SOON_S)
 
 
-def test_a_tenants_list_is_for_its_mail_only(running, lists):
-    """A tenant's entries never touch another tenant's mail."""
+def test_a_tenants_list_applies_only_to_its_own_mail(running, lists):
+    """A tenant's entries never affect another tenant's mail."""
     Lists(running, lists.key, TENANT).add("blocked-networks", "192.0.2.0/24", "2001:db8::/32")
     submit = lambda tenant, ip: running.submit(mail(), tenantUid=tenant, remoteAddress=ip).json["decision"]  # noqa: E731
     wait_for(lambda: submit(TENANT, "192.0.2.77") == "bounce", SOON_S)
@@ -234,7 +233,7 @@ def test_a_tenants_list_is_for_its_mail_only(running, lists):
 
 
 def test_writers_in_several_processes_lose_nothing(database, tmp_path):
-    """Concurrent additions from several stores all arrive, and the sizes add up."""
+    """Concurrent additions from several stores are all saved, and the sizes add up."""
     from bridge.runtime import yaml_file
     from bridge.service.lists.store import Entry
     from bridge.service.settings import ServiceConfig
@@ -264,7 +263,7 @@ def test_writers_in_several_processes_lose_nothing(database, tmp_path):
 
 
 def test_a_long_list_is_streamed_while_others_are_served(running, lists):
-    """A slow reader of a long stream holds up nobody, and gets every entry once."""
+    """A slow reader of a long stream delays no one else, and gets every entry once."""
     for start in range(0, 5000, 500):
         lists.add("blocked-senders", *(f"u{i:05}@example.org" for i in range(start, start + 500)), comment="x" * 2000)
     body = json.dumps({"listName": "blocked-senders"}).encode()
@@ -318,7 +317,7 @@ def test_matching(list_name, entry, traits, hit):
 
 
 def test_a_database_of_a_newer_version_is_refused(tmp_path):
-    """An old program never touches what a newer one made."""
+    """An old program never changes a database that a newer one created."""
     url = f"sqlite:///{tmp_path / 'x.sqlite'}"
     store = Store(url)
     store.open()
@@ -330,15 +329,15 @@ def test_a_database_of_a_newer_version_is_refused(tmp_path):
         Store(url).open()
 
 
-def test_a_database_that_cannot_be_had_names_no_password():
-    """The reason is told, the URL is not."""
+def test_the_error_of_an_unavailable_database_hides_the_password():
+    """The error contains the reason, but not the URL."""
     with pytest.raises(StoreUnavailable) as caught:
         Store("postgresql://user:geheim@127.0.0.1:1/x").open()
     assert "geheim" not in str(caught.value)
 
 
 def test_migrations_run_once_when_several_start(database, tmp_path):
-    """Services that start together agree on who makes the tables."""
+    """When services start together, only one of them creates the tables."""
     from bridge.runtime import yaml_file
     from bridge.service.settings import ServiceConfig
 
@@ -362,23 +361,23 @@ def test_migrations_run_once_when_several_start(database, tmp_path):
     assert errors == []
 
 
-def test_scans_go_on_when_the_database_is_away(tmp_path):
-    """Lists stay as they were, scans are answered, and list calls say 503."""
-    with service(tmp_path, LIST_CONFIG, with_key=True) as one:
-        lists = Lists(one)
+def test_scans_continue_when_the_database_is_unavailable(tmp_path):
+    """The lists in memory stay in use, scans are answered, and list calls get 503."""
+    with service(tmp_path, LIST_CONFIG, with_key=True) as running:
+        lists = Lists(running)
         wait_for(lambda: lists.call("getLists", {}).status == 200)
         lists.add("blocked-senders", "evil@bad.example")
-        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce", SOON_S)
+        wait_for(lambda: running.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce", SOON_S)
         with sqlite3.connect(tmp_path / "service.sqlite") as raw:
             raw.execute("ALTER TABLE list_entry RENAME TO away")
         raw.close()
         assert lists.add("blocked-senders", "more@bad.example").json["error"] == "storage_unavailable"
-        assert one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
-        assert one.submit(mail()).json["decision"] == "deliver"
+        assert running.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
+        assert running.submit(mail()).json["decision"] == "deliver"
 
 
 def test_entries_are_shown_as_they_were_written(lists):
-    """What was written is what is listed, though two spellings are one entry."""
+    """Entries are listed in the spelling they were added in, though two spellings are one entry."""
     assert lists.add("blocked-senders", "User@Example.ORG", "@Bad.example").json == {"modifiedEntries": 2}
     assert [e["entry"] for e in lists.entries("blocked-senders")] == ["@Bad.example", "User@Example.ORG"]
     assert lists.add("blocked-senders", "user@example.org").json == {"modifiedEntries": 1}
@@ -386,28 +385,28 @@ def test_entries_are_shown_as_they_were_written(lists):
 
 
 def test_lists_and_keys_survive_a_restart(tmp_path, database):
-    """A service that starts knows its lists before it takes the first mail."""
-    with service(tmp_path, _config(database), with_key=True) as one:
-        lists = Lists(one)
+    """A service has loaded its lists before it accepts the first mail."""
+    with service(tmp_path, _config(database), with_key=True) as running:
+        lists = Lists(running)
         lists.add("blocked-senders", *(f"u{i}@bad.example" for i in range(300)))
         lists.add("blocked-networks", "192.0.2.0/24")
-    with service(tmp_path, _config(database)) as one:
-        assert one.submit(mail(), sender="u299@bad.example").json["decision"] == "bounce"
-        assert one.submit(mail(), remoteAddress="192.0.2.3").json["decision"] == "bounce"
-        assert len(Lists(one, lists.key).entries("blocked-senders")) == 300
+    with service(tmp_path, _config(database)) as running:
+        assert running.submit(mail(), sender="u299@bad.example").json["decision"] == "bounce"
+        assert running.submit(mail(), remoteAddress="192.0.2.3").json["decision"] == "bounce"
+        assert len(Lists(running, lists.key).entries("blocked-senders")) == 300
 
 
-def test_lost_connections_to_postgresql_are_made_anew(tmp_path, postgresql):
-    """After the database server dropped every connection, lists are changed and followed as before."""
+def test_lost_connections_to_postgresql_are_reopened(tmp_path, postgresql):
+    """After the database server has dropped every connection, lists can be changed and are followed as before."""
     url = fresh_database(postgresql)
-    with service(tmp_path, _config(url), with_key=True) as one:
-        lists = Lists(one)
+    with service(tmp_path, _config(url), with_key=True) as running:
+        lists = Lists(running)
         lists.add("blocked-senders", "a@bad.example")
-        engine = create_engine(one.config.database_url.replace("postgresql:", "postgresql+psycopg:"))
+        engine = create_engine(running.config.database_url.replace("postgresql:", "postgresql+psycopg:"))
         with engine.connect() as connection:
             others = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = current_database()"
             connection.execute(text(f"{others} AND pid <> pg_backend_pid()"))
         engine.dispose()
         wait_for(lambda: lists.add("blocked-senders", "b@bad.example").status == 200)
-        wait_for(lambda: one.submit(mail(), sender="b@bad.example").json["decision"] == "bounce")
-        wait_for(lambda: one.request("GET", "/readyz").status == 200)
+        wait_for(lambda: running.submit(mail(), sender="b@bad.example").json["decision"] == "bounce")
+        wait_for(lambda: running.request("GET", "/readyz").status == 200)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: shipped, served, readable, and true (schemathesis tries to prove otherwise)."""
+"""The OpenAPI document: shipped, served, readable, and correct (schemathesis tries to prove otherwise)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def running(tmp_path, database):
-    with service(tmp_path, CONFIG.replace("sqlite:///service.sqlite", database), with_key=True) as one:
-        yield one
+    with service(tmp_path, CONFIG.replace("sqlite:///service.sqlite", database), with_key=True) as running:
+        yield running
 
 
 def _schemathesis(directory: Path, url: str, schema: str, authorization: str, *options: str) -> None:
@@ -33,33 +33,33 @@ def _schemathesis(directory: Path, url: str, schema: str, authorization: str, *o
 
 
 def test_schemathesis_finds_nothing(running, tmp_path):
-    """Requests made from the document, valid and invalid, are answered as the document says."""
+    """Valid and invalid requests generated from the document are answered as documented."""
     lists = Lists(running)
     wait_for(lambda: lists.call("getLists", {}).status == 200)
     url = f"http://127.0.0.1:{running.port}"
     scanning, listing = ("--exclude-path-regex", "^/api"), ("--include-path-regex", "^/api")
     _schemathesis(tmp_path, url, f"{url}/openapi.json", f"Bearer {TOKEN}", *scanning)
     _schemathesis(tmp_path, url, f"{url}/openapi.json", f"apikey {lists.key}", *listing)
-    # Again with the names of real lists, to come past 404 more often.
+    # Again with the names of real lists, to get past 404 more often.
     named = openapi.document()
-    named["components"]["schemas"]["ListName"] = {"enum": [one.name for one in PREDEFINED]}
+    named["components"]["schemas"]["ListName"] = {"enum": [definition.name for definition in PREDEFINED]}
     (tmp_path / "named.json").write_text(json.dumps(named))
     _schemathesis(tmp_path, url, str(tmp_path / "named.json"), f"apikey {lists.key}", *listing)
 
 
 def test_the_shipped_document_is_the_served_one(tmp_path):
-    """docs/reference/openapi.json is what the code says (`make docs` writes it)."""
+    """docs/reference/openapi.json is up to date (`make docs` writes it)."""
     shipped = json.loads((ROOT / "docs" / "reference" / "openapi.json").read_text())
     assert shipped == openapi.document()
-    with service(tmp_path) as one:
-        answer = one.request("GET", "/openapi.json")
+    with service(tmp_path) as running:
+        answer = running.request("GET", "/openapi.json")
         assert (answer.json, answer.headers["Content-Type"]) == (shipped, "application/json")
 
 
 def test_the_page_loads_nothing_from_elsewhere(tmp_path):
-    """It can be read on a machine without any network."""
-    with service(tmp_path) as one:
-        answer = one.request("GET", "/docs")
+    """The page can be read on a machine without any network."""
+    with service(tmp_path) as running:
+        answer = running.request("GET", "/docs")
     text = answer.body.decode()
     assert answer.status == 200
     assert "/v1/messageQueue/submitEmail" in text
@@ -67,7 +67,7 @@ def test_the_page_loads_nothing_from_elsewhere(tmp_path):
 
 
 def test_every_error_in_the_code_is_documented():
-    """An `error` that is not in the document could not be relied on."""
+    """Clients can only rely on an `error` that is in the document."""
     used = set()
     for path in (ROOT / "bridge" / "service").rglob("*.py"):
         used |= set(re.findall(r"(?:Refused\(\s*\d+,|Failure\()\s*\"(\w+)\"", path.read_text()))
@@ -76,13 +76,13 @@ def test_every_error_in_the_code_is_documented():
 
 
 def test_health_and_metrics(tmp_path):
-    """Operators see that it lives, that it is ready, and what it did."""
-    with service(tmp_path) as one:
-        assert one.request("GET", "/livez").status == 200
-        assert one.request("GET", "/readyz").json == {"status": "ok"}
-        one.submit(b"x")
-        one.submit(b"x", token="wrong" * 10)
-        text = one.request("GET", "/metrics").body.decode()
+    """Operators see that the service is alive and ready, and what it has done."""
+    with service(tmp_path) as running:
+        assert running.request("GET", "/livez").status == 200
+        assert running.request("GET", "/readyz").json == {"status": "ok"}
+        running.submit(b"x")
+        running.submit(b"x", token="wrong" * 10)
+        text = running.request("GET", "/metrics").body.decode()
     assert 'scanservice_decisions_total{decision="deliver"} 1.0' in text
     assert 'scanservice_decisions_total{decision="bounce"} 0.0' in text
     assert 'scanservice_refused_total{status="401"} 1.0' in text

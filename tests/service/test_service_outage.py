@@ -1,4 +1,4 @@
-"""The database is away: at the start, in the middle, and back again. And a service on a unix socket."""
+"""The database is unavailable at the start or in between, and comes back. And a service on a Unix socket."""
 
 from __future__ import annotations
 
@@ -49,28 +49,28 @@ def _refused(answer) -> None:
     assert answer.headers["Retry-After"].isdigit()
 
 
-def test_scans_go_on_while_postgresql_is_down(tmp_path, fragile_postgresql):
-    """What is known is matched, list calls read 503, nobody restarts anything, and no record is lost."""
+def test_scans_continue_while_postgresql_is_down(tmp_path, fragile_postgresql):
+    """The lists in memory are used, list calls get 503, no restart is needed, and no record is lost."""
     url = fresh_database(fragile_postgresql.url)
-    with service(tmp_path, _config(url), with_key=True) as one:
-        lists = Lists(one)
+    with service(tmp_path, _config(url), with_key=True) as running:
+        lists = Lists(running)
         lists.add("blocked-senders", "evil@bad.example")
-        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce")
+        wait_for(lambda: running.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce")
         with stopped(fragile_postgresql):
-            during = [one.submit(mail(), sender=sender).json for sender in ("evil@bad.example", "a@example.org")]
+            during = [running.submit(mail(), sender=sender).json for sender in ("evil@bad.example", "a@example.org")]
             assert [answer["decision"] for answer in during] == ["bounce", "deliver"]
             _refused(lists.add("blocked-senders", "more@bad.example"))
             _refused(lists.delete("blocked-senders", "evil@bad.example"))
             _refused(lists.call("listEntries", {"listName": "blocked-senders"}))
             assert lists.call("getLists", {}).status == 200
-            assert Lists(one, "f" * 64).call("getLists", {}).status == 401
-            wait_for(lambda: one.request("GET", "/readyz").status == 503)
-            assert one.request("GET", "/livez").status == 200
-            assert b"scanservice_lists_current 0.0" in one.request("GET", "/metrics").body
-            assert one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
+            assert Lists(running, "f" * 64).call("getLists", {}).status == 401
+            wait_for(lambda: running.request("GET", "/readyz").status == 503)
+            assert running.request("GET", "/livez").status == 200
+            assert b"scanservice_lists_current 0.0" in running.request("GET", "/metrics").body
+            assert running.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce"
         wait_for(lambda: lists.add("blocked-senders", "more@bad.example").status == 200)
-        wait_for(lambda: one.submit(mail(), sender="more@bad.example").json["decision"] == "bounce")
-        wait_for(lambda: one.request("GET", "/readyz").status == 200)
+        wait_for(lambda: running.submit(mail(), sender="more@bad.example").json["decision"] == "bounce")
+        wait_for(lambda: running.request("GET", "/readyz").status == 200)
         wait_for(lambda: {answer["ggrid"] for answer in during} <= _recorded(url))
 
 
@@ -84,7 +84,7 @@ def _recorded(url: str) -> set[str]:
 
 
 def test_a_service_that_starts_before_postgresql_waits_for_it(tmp_path, fragile_postgresql):
-    """Nobody knows what is blocked, so no mail is scanned until the lists are there; then it is, by itself."""
+    """Without the lists nobody knows what is blocked, so no mail is scanned until they are loaded."""
     config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, _config(fresh_database(fragile_postgresql.url)))
     key, store = make_key(config), Store(config.database_url)
     store.open()
@@ -92,56 +92,56 @@ def test_a_service_that_starts_before_postgresql_waits_for_it(tmp_path, fragile_
     store.close()
     with ExitStack() as stack:
         with stopped(fragile_postgresql):
-            one = stack.enter_context(service(tmp_path, _config(config.database_url)))
-            lists = Lists(one, key)
-            _refused(one.submit(mail(), sender="evil@bad.example"))
+            running = stack.enter_context(service(tmp_path, _config(config.database_url)))
+            lists = Lists(running, key)
+            _refused(running.submit(mail(), sender="evil@bad.example"))
             _refused(lists.add("blocked-senders", "more@bad.example"))
             _refused(lists.call("getLists", {}))
-            assert one.status().json == {"messageQueueStatus": "RED"}
-            assert one.request("GET", "/readyz").json["error"] == "not_ready"
-            assert one.request("GET", "/livez").status == 200
+            assert running.status().json == {"messageQueueStatus": "RED"}
+            assert running.request("GET", "/readyz").json["error"] == "not_ready"
+            assert running.request("GET", "/livez").status == 200
         decisions: list[str] = []
-        wait_for(lambda: _decided(one, decisions))
+        wait_for(lambda: _decided(running, decisions))
         assert decisions == ["bounce"]
         assert lists.add("blocked-senders", "more@bad.example").json == {"modifiedEntries": 1}
-        assert one.status().json == {"messageQueueStatus": "GREEN"}
-        wait_for(lambda: one.request("GET", "/readyz").status == 200)
+        assert running.status().json == {"messageQueueStatus": "GREEN"}
+        wait_for(lambda: running.request("GET", "/readyz").status == 200)
 
 
-def _decided(one, decisions: list[str]) -> bool:
-    """Whether a scan was answered; the first answer is kept."""
-    answer = one.submit(mail(), sender="evil@bad.example")
+def _decided(running, decisions: list[str]) -> bool:
+    """Whether a scan was answered; its decision is appended to `decisions`."""
+    answer = running.submit(mail(), sender="evil@bad.example")
     if answer.status == 200:
         decisions.append(answer.json["decision"])
     return answer.status == 200
 
 
 def test_a_service_stops_while_postgresql_is_down(tmp_path, fragile_postgresql):
-    """Also one that never saw its database ends when told to."""
+    """A service that has never reached its database also exits when asked to."""
     url = fresh_database(fragile_postgresql.url)
     (tmp_path / "service.yml").write_text(_config(url))
-    with stopped(fragile_postgresql), service_processes(tmp_path, 1) as [one]:
-        wait_for(lambda: "no mail is scanned until it can" in one.log())
-        assert "Traceback" not in one.log()
+    with stopped(fragile_postgresql), service_processes(tmp_path, 1) as [running]:
+        wait_for(lambda: "scanning no mail until it is readable" in running.log())
+        assert "Traceback" not in running.log()
 
 
-def test_a_database_that_cannot_come_back_is_told_at_the_start(tmp_path):
-    """A file that is no database does not become one by waiting."""
+def test_a_database_that_cannot_recover_is_an_error_at_start_up(tmp_path):
+    """Waiting does not turn a file of another format into a database."""
     (tmp_path / "service.sqlite").write_bytes(b"this is no database, and will not be one" * 100)
-    with pytest.raises(StoreUnavailable, match="cannot be used"), service(tmp_path):
+    with pytest.raises(StoreUnavailable, match="cannot use the database"), service(tmp_path):
         pass
 
 
-def test_a_stream_that_loses_its_database_is_cut(tmp_path, fragile_postgresql):
-    """The reader sees that it is not whole; no second answer is sent into the first."""
+def test_a_stream_that_loses_its_database_is_cut_off(tmp_path, fragile_postgresql):
+    """The reader can tell that the stream is incomplete; no second response is sent within the first."""
     url = fresh_database(fragile_postgresql.url)
-    with service(tmp_path, _config(url), with_key=True) as one:
-        lists = Lists(one)
+    with service(tmp_path, _config(url), with_key=True) as running:
+        lists = Lists(running)
         for start in range(0, 5000, 500):
             names = (f"u{i:05}@example.org" for i in range(start, start + 500))
             lists.add("blocked-senders", *names, comment="x" * 2000)
         body = json.dumps({"listName": "blocked-senders"}).encode()
-        with socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as slow:
+        with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 256 * 1024)
             slow.sendall(
                 b"POST /api/public/lists/v1/listEntries HTTP/1.1\r\nHost: x\r\nConnection: close\r\n"
@@ -160,39 +160,39 @@ def test_a_stream_that_loses_its_database_is_cut(tmp_path, fragile_postgresql):
 
 @pytest.fixture
 def short_directory():
-    """The path of a unix socket has 107 bytes at most."""
+    """The path of a Unix socket can have at most 107 bytes."""
     with tempfile.TemporaryDirectory(prefix="sb-") as directory:
         yield Path(directory)
 
 
 def test_a_service_on_a_unix_socket(short_directory):
-    """Both interfaces are served, the group may connect, metrics are local, a second one is refused."""
+    """Both interfaces are served, the group may connect, metrics need no token, a second service is refused."""
     place = short_directory / "service.sock"
     (short_directory / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"unix:{place}"))
     key = make_key(yaml_file.load(short_directory / "service.yml", ServiceConfig))
-    with service_processes(short_directory, 1) as [one]:
+    with service_processes(short_directory, 1) as [running]:
         assert stat.S_IMODE(place.stat().st_mode) == 0o660
-        lists = Lists(one, key)
+        lists = Lists(running, key)
         assert lists.add("blocked-senders", "evil@bad.example").json == {"modifiedEntries": 1}
-        wait_for(lambda: one.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce")
-        assert one.submit(mail(b"x" * 1024 * 1024)).json["decision"] == "deliver"
-        assert one.submit(mail(), token="wrong").status == 401
-        assert one.status().json == {"messageQueueStatus": "GREEN"}
-        assert b"scanservice_decisions_total" in one.request("GET", "/metrics").body
+        wait_for(lambda: running.submit(mail(), sender="evil@bad.example").json["decision"] == "bounce")
+        assert running.submit(mail(b"x" * 1024 * 1024)).json["decision"] == "deliver"
+        assert running.submit(mail(), token="wrong").status == 401
+        assert running.status().json == {"messageQueueStatus": "GREEN"}
+        assert b"scanservice_decisions_total" in running.request("GET", "/metrics").body
         second = ServiceProcess(short_directory)
         assert second.process.wait(DEADLINE_S) == 1
         assert f"cannot listen at unix:{place}" in second.log()
         second.end()
-        assert one.request("GET", "/livez").status == 200
+        assert running.request("GET", "/livez").status == 200
 
 
-def test_a_unix_socket_that_a_dead_service_left_is_taken(short_directory):
-    """After a crash the next start needs nobody to tidy up."""
+def test_a_stale_unix_socket_is_replaced(short_directory):
+    """After a crash the next start needs no manual clean-up."""
     place = short_directory / "service.sock"
     (short_directory / "service.yml").write_text(CONFIG.replace("127.0.0.1:0", f"unix:{place}"))
     dead = ServiceProcess(short_directory)
     dead.wait()
     dead.end(signal.SIGKILL)
     assert place.exists()
-    with service_processes(short_directory, 1) as [one]:
-        assert one.submit(mail()).json["decision"] == "deliver"
+    with service_processes(short_directory, 1) as [running]:
+        assert running.submit(mail()).json["decision"] == "deliver"

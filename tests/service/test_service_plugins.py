@@ -1,4 +1,4 @@
-"""Analyzers of one's own: in a process when they are plain, in the event loop when they are not."""
+"""Custom analyzers: synchronous ones run in a process, asynchronous ones in the event loop."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def installed_plugin(tmp_path, monkeypatch):
     sys.modules.pop("own_analyzer", None)
 
 
-def test_an_analyzer_of_ones_own_is_asked(tmp_path, installed_plugin):
-    """An entry point gets its options, sees the mail, and its tags and score count."""
+def test_a_custom_analyzer_is_used(tmp_path, installed_plugin):
+    """An entry point gets its options and the mail, and its tags and score count."""
     text = CONFIG + "analyzers: {plugins: {word: {options: {word: xyzzy}}}}\n"
-    with service(tmp_path, text) as one:
-        assert one.submit(mail(b"xyzzy")).json["tags"] == ["own:word"]
-        assert one.submit(mail(b"xyzzy")).json["decision"] == "quarantine"
-        assert one.submit(mail(b"plugh")).json["decision"] == "deliver"
+    with service(tmp_path, text) as running:
+        assert running.submit(mail(b"xyzzy")).json["tags"] == ["own:word"]
+        assert running.submit(mail(b"xyzzy")).json["decision"] == "quarantine"
+        assert running.submit(mail(b"plugh")).json["decision"] == "deliver"
 
 
-def test_a_broken_analyzer_of_ones_own_is_no_answer(tmp_path, installed_plugin):
-    """It cannot take the service down, only leave its mail undecided."""
-    with service(tmp_path, CONFIG + "analyzers: {plugins: {broken: {}}}\n") as one:
-        assert one.submit(mail()).json["decision"] == "undecided"
+def test_a_broken_custom_analyzer_gives_no_answer(tmp_path, installed_plugin):
+    """It cannot take the service down; it only leaves its mail undecided."""
+    with service(tmp_path, CONFIG + "analyzers: {plugins: {broken: {}}}\n") as running:
+        assert running.submit(mail()).json["decision"] == "undecided"
 
 
 OBEDIENT = """
@@ -62,15 +62,17 @@ def _obedient(timeout: str = "20s", required: str = "true") -> str:
     return CONFIG + OBEDIENT.replace("TIMEOUT", timeout).replace("REQUIRED", required)
 
 
-def test_a_plain_analyzer_runs_in_a_process_and_sees_the_envelope(tmp_path, installed_plugin):
-    """What was submitted is what it is shown; its process is not the service's and stays for the next mail."""
+def test_a_synchronous_analyzer_runs_in_a_process_and_gets_the_envelope(tmp_path, installed_plugin):
+    """It gets what was submitted; its process is a separate one and is reused for the next mail."""
     tenant = "123e4567-e89b-12d3-a456-426614174000"
-    with service(tmp_path, _obedient()) as one:
+    with service(tmp_path, _obedient()) as running:
         request = {"sender": "", "to": ("b@example.net", "ü@example.net"), "remoteAddress": "192.0.2.1"}
-        tags = one.submit(mail(b"envelope"), tenantUid=tenant, **request).json["tags"]
+        tags = running.submit(mail(b"envelope"), tenantUid=tenant, **request).json["tags"]
         seen = {"to:b@example.net", "to:ü@example.net", "from:", "client:192.0.2.1", f"tenant:{tenant}", "own:word"}
         assert set(tags) == seen
-        first, second = (one.submit(mail(content)).json["tags"] for content in (b"process", b"x" * MIB + b" process"))
+        first, second = (
+            running.submit(mail(content)).json["tags"] for content in (b"process", b"x" * MIB + b" process")
+        )
         assert first == second
         assert f"process:{os.getpid()}" not in first
 
@@ -83,43 +85,43 @@ def test_a_plain_analyzer_runs_in_a_process_and_sees_the_envelope(tmp_path, inst
         *((order, "failed:obedient") for order in ("leave", "crash", "fail", "recurse", "lie", "inject", "infinite")),
     ],
 )
-def test_a_plain_analyzer_that_goes_wrong_costs_its_mail_only(tmp_path, installed_plugin, order, tag):
-    """Too much memory, a crash, the end of its process: undecided, others' findings stay, the next mail is fine."""
-    with service(tmp_path, _obedient()) as one:
-        answer = one.submit(mail(order.encode())).json
+def test_a_failing_synchronous_analyzer_affects_only_its_mail(tmp_path, installed_plugin, order, tag):
+    """After a crash or too much memory the mail is undecided, other findings count, and the next mail is fine."""
+    with service(tmp_path, _obedient()) as running:
+        answer = running.submit(mail(order.encode())).json
         assert (answer["decision"], answer["tags"]) == ("undecided", sorted(["incomplete", "own:word", tag]))
-        assert one.submit(mail(b"nothing")).json["tags"] == ["own:word"]
+        assert running.submit(mail(b"nothing")).json["tags"] == ["own:word"]
 
 
-def test_a_plain_analyzer_that_fails_now_and_then_keeps_its_process(tmp_path, installed_plugin):
-    """An exception or a refusal of its own is an answer; only what may have hurt the process replaces it."""
-    with service(tmp_path, _obedient()) as one:
+def test_a_synchronous_analyzer_that_raises_keeps_its_process(tmp_path, installed_plugin):
+    """An exception or a refusal is an answer; the process is replaced only if its state may be damaged."""
+    with service(tmp_path, _obedient()) as running:
 
         def process() -> list[str]:
-            return one.submit(mail(b"process")).json["tags"]
+            return running.submit(mail(b"process")).json["tags"]
 
         first = process()
         for order in (b"fail", b"refuse", b"inject"):
-            one.submit(mail(order))
+            running.submit(mail(order))
         assert process() == first
-        one.submit(mail(b"eat"))
+        running.submit(mail(b"eat"))
         assert process() != first
 
 
-def test_a_plain_analyzer_that_hangs_is_killed_with_its_children(tmp_path, installed_plugin):
-    """Its mail is answered after its own time, others meanwhile, and nothing of it stays behind."""
-    with service(tmp_path, _obedient("1s")) as one:
+def test_a_synchronous_analyzer_that_hangs_is_killed_with_its_children(tmp_path, installed_plugin):
+    """Its mail is answered after its timeout, other requests meanwhile, and no process is left behind."""
+    with service(tmp_path, _obedient("1s")) as running:
         start = time.monotonic()
         answers: list[dict] = []
-        hanging = threading.Thread(target=lambda: answers.append(one.submit(mail(b"hang")).json))
+        hanging = threading.Thread(target=lambda: answers.append(running.submit(mail(b"hang")).json))
         hanging.start()
         wait_for(lambda: b"a-child-of-hang" in _command_lines())
-        assert one.status().status == 200
+        assert running.status().status == 200
         hanging.join(DEADLINE_S)
         assert answers[0]["tags"] == ["failed:obedient", "incomplete", "own:word"]
         assert 0.9 < time.monotonic() - start < 10
         wait_for(lambda: b"a-child-of-hang" not in _command_lines())
-        assert one.submit(mail(b"nothing")).json["tags"] == ["own:word"]
+        assert running.submit(mail(b"nothing")).json["tags"] == ["own:word"]
 
 
 def _command_lines() -> bytes:
@@ -130,37 +132,35 @@ def _command_lines() -> bytes:
     return found
 
 
-def test_an_analyzer_that_is_not_required_may_go_wrong(tmp_path, installed_plugin):
-    """Its mail is decided without it; a tag tells."""
+def test_an_analyzer_that_is_not_required_may_fail(tmp_path, installed_plugin):
+    """The mail is decided without it and gets a tag."""
     text = _obedient(required="false").replace("word: Subject", "word: xyzzy")
-    with service(tmp_path, text) as one:
-        answer = one.submit(mail(b"leave")).json
+    with service(tmp_path, text) as running:
+        answer = running.submit(mail(b"leave")).json
         assert (answer["decision"], answer["tags"]) == ("deliver", ["failed:obedient"])
 
 
-def test_an_asynchronous_analyzer_stays_in_the_loop_under_its_time(tmp_path, installed_plugin):
-    """One that talks to the network runs in the service, and is left after its timeout."""
-    with service(tmp_path, CONFIG + "analyzers: {plugins: {waits: {timeout: 300ms}}}\n") as one:
-        assert one.submit(mail(b"go")).json["tags"] == [f"process:{os.getpid()}"]
-        answer = one.submit(mail(b"hang")).json
+def test_an_asynchronous_analyzer_runs_in_the_loop_with_its_timeout(tmp_path, installed_plugin):
+    """An analyzer that waits for the network runs in the service and is abandoned after its timeout."""
+    with service(tmp_path, CONFIG + "analyzers: {plugins: {waits: {timeout: 300ms}}}\n") as running:
+        assert running.submit(mail(b"go")).json["tags"] == [f"process:{os.getpid()}"]
+        answer = running.submit(mail(b"hang")).json
         assert (answer["decision"], answer["tags"]) == ("undecided", ["failed:waits", "incomplete"])
     assert sys.modules["own_analyzer"].Waits.closed
 
 
-@pytest.mark.parametrize(
-    ("name", "why"), [("eats", "MemoryError"), ("leaves", "ended its process"), ("word", "KeyError")]
-)
-def test_an_analyzer_that_cannot_be_made_is_a_configuration_error(tmp_path, installed_plugin, name, why):
-    """Whatever it does when it is made, the service survives it and says which it was."""
+@pytest.mark.parametrize(("name", "why"), [("eats", "MemoryError"), ("leaves", "process ended"), ("word", "KeyError")])
+def test_an_analyzer_that_cannot_be_created_is_a_configuration_error(tmp_path, installed_plugin, name, why):
+    """Whatever happens when it is created, the service survives and names the analyzer."""
     with (
-        pytest.raises(ConfigError, match=rf"plugins\.{name}: cannot be made: .*{why}"),
+        pytest.raises(ConfigError, match=rf"plugins\.{name}: cannot create the analyzer: .*{why}"),
         service(tmp_path, CONFIG + f"analyzers: {{plugins: {{{name}: {{}}}}}}\n"),
     ):
         pass
 
 
 def test_an_analyzer_that_is_not_installed_is_a_configuration_error(tmp_path):
-    """It is told at the start, not at the first mail."""
+    """The error appears at start-up, not with the first mail."""
     with (
         pytest.raises(ConfigError, match=r"plugins\.absent"),
         service(tmp_path, CONFIG + "analyzers: {plugins: {absent: {}}}\n"),

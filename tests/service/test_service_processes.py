@@ -1,4 +1,4 @@
-"""Several service processes on one database, as real processes, on SQLite and on PostgreSQL."""
+"""Several real service processes on one database, on SQLite and on PostgreSQL."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PROCESSES = 4
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def processes(request, tmp_path_factory):
-    """Processes that were started at the same moment on a database without tables."""
+    """Processes that were started at the same time on a database without tables."""
     directory = tmp_path_factory.mktemp("service")
     url = "sqlite:///service.sqlite"
     if request.param == "postgresql":
@@ -41,14 +41,14 @@ def processes(request, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def clients(processes):
-    """A client of each process, with one key that was made while they ran."""
+    """One client per process, with one key that was created while they ran."""
     key = make_key(processes[0].config)
-    found = [Lists(one, key) for one in processes]
-    _soon(found, lambda one: one.call("getLists", {}).status == 200)
+    found = [Lists(process, key) for process in processes]
+    _wait_for_all(found, lambda client: client.call("getLists", {}).status == 200)
     return found
 
 
-def _soon(items, condition) -> None:
+def _wait_for_all(items, condition) -> None:
     for item in items:
         wait_for(lambda item=item: condition(item))
 
@@ -59,35 +59,35 @@ def _together(work, items):
 
 
 def test_processes_that_start_together_on_an_empty_database_all_serve(processes):
-    """One of them makes the tables, the others wait for it, and nobody complains."""
-    for one in processes:
-        assert one.submit(mail()).json["decision"] == "deliver"
-        assert one.request("GET", "/readyz").status == 200
-        assert " ERROR " not in one.log()
+    """One of them creates the tables, the others wait for it, and none logs an error."""
+    for process in processes:
+        assert process.submit(mail()).json["decision"] == "deliver"
+        assert process.request("GET", "/readyz").status == 200
+        assert " ERROR " not in process.log()
 
 
 def test_concurrent_additions_and_deletions_are_counted_once(clients):
-    """Each entry that went is counted by one process only, and all processes list what is left."""
+    """Each deleted entry is counted by exactly one process, and all processes list the remaining ones."""
     names = [f"u{i}@example.org" for i in range(200)]
 
-    def add(one: Lists) -> int:
-        return sum(one.add("shared", *names[i : i + 50]).json["modifiedEntries"] for i in range(0, 200, 50))
+    def add(client: Lists) -> int:
+        return sum(client.add("shared", *names[i : i + 50]).json["modifiedEntries"] for i in range(0, 200, 50))
 
-    def delete(one: Lists) -> int:
-        return sum(one.delete("shared", *names[i : i + 20]).json["modifiedEntries"] for i in range(0, 120, 20))
+    def delete(client: Lists) -> int:
+        return sum(client.delete("shared", *names[i : i + 20]).json["modifiedEntries"] for i in range(0, 120, 20))
 
     assert _together(add, clients * 2) == [200] * len(clients) * 2  # an entry that exists is updated, which counts
     assert sum(_together(delete, clients * 2)) == 120
-    for one in clients:
-        assert sorted(entry["entry"] for entry in one.entries("shared")) == sorted(names[120:])
+    for client in clients:
+        assert sorted(entry["entry"] for entry in client.entries("shared")) == sorted(names[120:])
 
 
-def test_a_lists_size_holds_over_all_processes(clients):
-    """Together they never put more into a list than it may have, and a deletion makes room for as many."""
+def test_the_maximum_size_applies_across_all_processes(clients):
+    """Together they never exceed a list's maximum size, and a deletion makes room for as many entries."""
 
     def fill(numbered: tuple[int, Lists]) -> int:
-        number, one = numbered
-        answers = [one.add("small", *(f"p{number}-{i}-{k}@x.org" for k in range(5))) for i in range(12)]
+        number, client = numbered
+        answers = [client.add("small", *(f"p{number}-{i}-{k}@x.org" for k in range(5))) for i in range(12)]
         assert {answer.status for answer in answers} <= {200, 409}
         return sum(answer.json.get("modifiedEntries", 0) for answer in answers)
 
@@ -95,14 +95,15 @@ def test_a_lists_size_holds_over_all_processes(clients):
     entries = [entry["entry"] for entry in clients[0].entries("small")]
     assert len(entries) == 150
     assert clients[1].delete("small", *entries[:5]).json == {"modifiedEntries": 5}
-    assert sorted(_together(lambda one: one.add("small", *entries[:5]).status, clients)) == [200] * PROCESSES
+    statuses = _together(lambda client: client.add("small", *entries[:5]).status, clients)
+    assert sorted(statuses) == [200] * PROCESSES
     assert clients[2].add("small", "one-more@x.org").json["error"] == "list_full"
 
 
-def test_an_entry_of_one_process_is_matched_by_all_within_a_second(processes, clients):
-    """Blocked through one, bounced by the others; released through another, delivered by all."""
+def test_an_entry_added_by_one_process_is_matched_by_all_within_a_second(processes, clients):
+    """A sender blocked through one process is bounced by all; unblocked through another, delivered by all."""
     took = []
-    for i in range(5):  # on a busy machine it may take longer now and then, but not each time
+    for i in range(5):  # on a busy machine it may take longer occasionally, but not every time
         sender = f"evil{i}@bad.example"
         clients[0].add("blocked-senders", sender)
         took.append(_until_all_decide(processes, sender, "bounce"))
@@ -116,22 +117,22 @@ def test_an_entry_of_one_process_is_matched_by_all_within_a_second(processes, cl
 
 def _until_all_decide(processes, sender: str, decision: str) -> float:
     start = time.monotonic()
-    _soon(processes, lambda one: one.submit(mail(), sender=sender).json["decision"] == decision)
+    _wait_for_all(processes, lambda process: process.submit(mail(), sender=sender).json["decision"] == decision)
     return time.monotonic() - start
 
 
-def test_a_key_of_the_command_line_works_in_all_until_it_is_revoked(processes):
-    """Made and revoked by the command line; each process notices by itself."""
+def test_a_key_from_the_command_line_works_in_all_until_it_is_revoked(processes):
+    """Each process notices by itself that the command line has created or revoked a key."""
     directory = processes[0].directory
     key = command(directory, "apikey", "create", "automation").stdout.strip()
-    clients = [Lists(one, key) for one in processes]
-    _soon(clients, lambda one: one.call("getLists", {}).status == 200)
+    clients = [Lists(process, key) for process in processes]
+    _wait_for_all(clients, lambda client: client.call("getLists", {}).status == 200)
     assert command(directory, "apikey", "revoke", "automation").returncode == 0
-    _soon(clients, lambda one: one.call("getLists", {}).status == 401)
+    _wait_for_all(clients, lambda client: client.call("getLists", {}).status == 401)
 
 
-def test_a_killed_process_leaves_the_others_their_lists(tmp_path, database):
-    """Killed in the middle of its writes: what it had answered is there, and the others can write on."""
+def test_a_killed_process_does_not_damage_the_lists(tmp_path, database):
+    """If a process is killed while writing, every confirmed entry is stored, and other processes can still write."""
     (tmp_path / "service.yml").write_text(CONFIG.replace("sqlite:///service.sqlite", database) + SMALL)
     dies = ServiceProcess(tmp_path)
     key = make_key(dies.config)

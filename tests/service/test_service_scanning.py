@@ -1,8 +1,7 @@
-"""The Email Scanning API over real sockets: what is answered to whom."""
+"""The Email Scanning API over real sockets: answers, refusals and limits."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import socket
 import threading
@@ -20,10 +19,10 @@ from bridge.mail.message import Spool
 from bridge.runtime.endpoints import Address
 from bridge.runtime.listening_socket import CannotListen
 from bridge.service.responses import Refused
-from bridge.service.scanning import admission
-from bridge.service.scanning.admission import THROTTLE_MAX_S, Admission
+from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.upload import Upload
 from bridge.service.server import ServiceServer
+from bridge.service.settings import Timings
 from tests.service.service_kit import (
     BOUNDARY,
     CONFIG,
@@ -49,8 +48,8 @@ PARAMETERS = parameters_json()
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory):
-    with service(tmp_path_factory.mktemp("service")) as one:
-        yield one
+    with service(tmp_path_factory.mktemp("service")) as running:
+        yield running
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def running(tmp_path_factory):
     ids=["clean", "empty", "garbage", "gtube", "eicar", "attached", "zip", "zip-in-zip", "large"],
 )
 def test_a_mail_gets_its_decision(running, content, decision):
-    """Test strings give the three decisions a new user wants to see, wherever they hide."""
+    """The test strings produce the three decisions a new user wants to see, wherever in the mail they are."""
     answer = running.submit(content)
     assert answer.status == 200
     assert AnalysisResult.from_json(answer.body).decision is decision
@@ -87,7 +86,7 @@ def test_a_result_has_every_documented_field(running):
     assert first["tags"] == []
 
 
-def test_parts_may_come_in_either_order(running):
+def test_parts_may_arrive_in_either_order(running):
     """The mail may come before its parameters."""
     body = part("email", mail(GTUBE)) + part("parameters", PARAMETERS, "application/json; charset=utf-8") + closing()
     assert running.upload(body).json["decision"] == "bounce"
@@ -117,7 +116,7 @@ MAIL_PART = part("email", mail())
     ],
 )
 def test_a_malformed_upload_is_refused_with_its_own_error(running, body, status, error):
-    """Parts that are missing, doubled or of the wrong type each have a stable error."""
+    """Missing, duplicate and mistyped parts each have a stable error."""
     answer = running.upload(body)
     assert (answer.status, answer.json["error"]) == (status, error)
     assert answer.headers["Content-Type"] == "application/json"
@@ -141,13 +140,13 @@ def test_a_malformed_upload_is_refused_with_its_own_error(running, body, status,
     ],
 )
 def test_invalid_parameters_are_refused(running, parameters):
-    """Every field is checked as the interface describes it."""
+    """Every field is checked against the description of the interface."""
     answer = running.upload(multipart(json.dumps(parameters).encode(), mail()))
     assert (answer.status, answer.json["error"]) == (400, "invalid_parameters")
 
 
-def test_odd_but_valid_parameters_are_taken(running):
-    """The null sender, IPv6, half a surrogate and unknown fields do not stop a scan."""
+def test_odd_but_valid_parameters_are_accepted(running):
+    """The null sender, IPv6, a lone surrogate and unknown fields do not prevent a scan."""
     raw = (
         b'{"borderMtaData": {"envelopeFrom": "", "envelopeRecipients": ["b@c"], "remoteAddress": "2001:db8::1",'
         b' "senderHelo": "\\udcff<script>", "new": 1}, "tenantUid": "123E4567-e89b-12d3-a456-426614174000"}'
@@ -156,8 +155,8 @@ def test_odd_but_valid_parameters_are_taken(running):
 
 
 @pytest.mark.parametrize("content_type", ["application/json", "multipart/mixed; boundary=x", "text/plain"])
-def test_only_multipart_form_data_is_taken(running, content_type):
-    """Another content type is 415."""
+def test_only_multipart_form_data_is_accepted(running, content_type):
+    """Any other content type gets 415."""
     answer = running.upload(multipart(PARAMETERS, mail()), content_type=content_type)
     assert (answer.status, answer.json["error"]) == (415, "not_multipart")
 
@@ -175,24 +174,24 @@ def test_a_wrong_token_is_refused(running, value):
 
 
 def test_permissions_limit_a_token(tmp_path):
-    """A token for status cannot scan, and one for scanning cannot ask the status."""
+    """A token for status cannot scan, and a token for scanning cannot get the status."""
     text = CONFIG.replace(
         f"- {{name: test, token: {TOKEN}}}",
         f"- {{name: s, token: s{TOKEN}, permissions: [scan]}}\n"
         f"    - {{name: t, token: t{TOKEN}, permissions: [status]}}",
     )
-    with service(tmp_path, text) as one:
-        assert one.submit(mail(), token="s" + TOKEN).status == 200
-        assert one.submit(mail(), token="t" + TOKEN).json["error"] == "forbidden"
-        assert one.status("t" + TOKEN).status == 200
-        assert one.status("s" + TOKEN).status == 403
+    with service(tmp_path, text) as running:
+        assert running.submit(mail(), token="s" + TOKEN).status == 200
+        assert running.submit(mail(), token="t" + TOKEN).json["error"] == "forbidden"
+        assert running.status("t" + TOKEN).status == 200
+        assert running.status("s" + TOKEN).status == 403
 
 
-def test_without_rest_api_no_scan_is_taken(tmp_path):
-    """guard.scanSources.restApi is what enables submitEmail."""
-    with service(tmp_path, CONFIG.replace("scanSources: {restApi: {}}", "mainWorkerCount: 3")) as one:
-        assert one.submit(mail()).json["error"] == "scan_source_disabled"
-        assert one.status().json == {"messageQueueStatus": "GREEN"}
+def test_without_rest_api_scans_are_refused(tmp_path):
+    """Only guard.scanSources.restApi enables submitEmail."""
+    with service(tmp_path, CONFIG.replace("scanSources: {restApi: {}}", "mainWorkerCount: 3")) as running:
+        assert running.submit(mail()).json["error"] == "scan_source_disabled"
+        assert running.status().json == {"messageQueueStatus": "GREEN"}
 
 
 @pytest.mark.parametrize(
@@ -203,33 +202,33 @@ def test_without_rest_api_no_scan_is_taken(tmp_path):
     ],
 )
 def test_other_paths_and_methods_answer_error_objects(running, method, path, status, error):
-    """Every outcome but success is an Error object."""
+    """Every response other than success is an Error object."""
     answer = running.request(method, path)
     assert (answer.status, answer.json["error"]) == (status, error)
 
 
 @pytest.mark.parametrize("extra", [-1, 0])
 def test_a_mail_of_exactly_50_mib_passes(running, extra):
-    """The limit is for the mail: what multipart adds does not count."""
+    """The limit applies to the mail alone; multipart overhead does not count."""
     assert running.submit(mail(b"x" * 64).ljust(50 * MIB + extra, b"y")).status == 200
 
 
 @pytest.mark.parametrize("extra", [1, 15 * MIB])
-def test_a_mail_over_50_mib_is_413_for_a_client_that_reads_late(running, extra):
-    """A client that sends everything before it reads still gets to read 413."""
+def test_a_client_that_reads_late_gets_413_for_a_mail_over_50_mib(running, extra):
+    """A client that sends everything before it reads still receives the 413."""
     answer = running.submit(b"x" * (50 * MIB + extra))
     assert (answer.status, answer.json["error"]) == (413, "payload_too_large")
 
 
-def test_413_comes_before_the_body_is_sent(running):
-    """With an honest Content-Length the refusal comes at once."""
+def test_413_is_sent_before_the_body_arrives(running):
+    """With a correct Content-Length the refusal is immediate."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
         client.sendall(submit_head(60 * MIB))
         assert client.recv(100).startswith(b"HTTP/1.1 413 ")
 
 
 def test_413_reaches_a_client_that_sends_chunks(running):
-    """Without a Content-Length the limit is met on the way."""
+    """Without a Content-Length the limit is reached during the upload."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
         client.sendall(submit_head(None))
         client.sendall(_chunk(part("email", b"")[:-2]))
@@ -244,7 +243,7 @@ def test_413_reaches_a_client_that_sends_chunks(running):
     [b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n", b"Content-Length: 5\r\nContent-Length: 6\r\n"],
 )
 def test_conflicting_lengths_are_refused(running, extra):
-    """A request that could be read in two ways is not read at all."""
+    """A request whose length is ambiguous is not read at all."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
         client.sendall(b"POST /v1/admin/status HTTP/1.1\r\nHost: x\r\n" + extra + b"\r\n0\r\n\r\n")
         head, _, body = _read_all(client).partition(b"\r\n\r\n")
@@ -252,46 +251,47 @@ def test_conflicting_lengths_are_refused(running, extra):
         assert json.loads(body)["error"] == "bad_request"
 
 
-def test_an_endless_request_head_is_cut(running):
-    """A head over 64 KiB is refused, and memory stays flat."""
+def test_an_endless_request_head_is_refused(running):
+    """A head over 64 KiB gets 431, so memory stays flat."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
         client.sendall(b"POST / HTTP/1.1\r\nX: " + b"a" * 70_000)
         assert _read_all(client).startswith(b"HTTP/1.1 431 ")
 
 
 def test_at_the_limit_requests_are_refused_and_status_is_red(tmp_path):
-    """With every slot taken the next request reads 503 with Retry-After, and the status says RED."""
-    with service(tmp_path, CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 2")) as one:
-        held = [_hold_slot(one.port) for _ in range(2)]
-        wait_for(lambda: one.status().json == {"messageQueueStatus": "RED"})
-        answer = one.submit(mail())
+    """With every slot taken, the next request gets 503 with Retry-After, and the status is RED."""
+    with service(tmp_path, CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 2")) as running:
+        held = [_hold_slot(running.port) for _ in range(2)]
+        wait_for(lambda: running.status().json == {"messageQueueStatus": "RED"})
+        answer = running.submit(mail())
         assert (answer.status, answer.json["error"]) == (503, "saturated")
         assert int(answer.headers["Retry-After"]) >= 1
         for client in held:
             client.close()
-        wait_for(lambda: one.status().json == {"messageQueueStatus": "GREEN"})
-        assert one.submit(mail()).status == 200
+        wait_for(lambda: running.status().json == {"messageQueueStatus": "GREEN"})
+        assert running.submit(mail()).status == 200
 
 
 def test_from_the_threshold_status_is_yellow(tmp_path):
-    """Between threshold and limit the queue is YELLOW."""
+    """Between threshold and limit the status is YELLOW."""
     text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 4, guardRequestThrottleThreshold: 1")
-    with service(tmp_path, text) as one, _hold_slot(one.port):
-        wait_for(lambda: one.status().json == {"messageQueueStatus": "YELLOW"})
+    with service(tmp_path, text) as running, _hold_slot(running.port):
+        wait_for(lambda: running.status().json == {"messageQueueStatus": "YELLOW"})
 
 
 @pytest.mark.parametrize(
     ("limit", "threshold", "count", "delay"),
-    [(20, 20, 19, 0.0), (20, 10, 9, 0.0), (20, 10, 10, 0.5), (20, 10, 14, 2.5), (20, 10, 19, THROTTLE_MAX_S)],
+    [(20, 20, 19, 0.0), (20, 10, 9, 0.0), (20, 10, 10, 0.5), (20, 10, 14, 2.5), (20, 10, 19, 5.0)],
 )
 def test_the_throttle_is_linear(limit, threshold, count, delay):
-    """The delay grows from the threshold to the limit in a straight line."""
-    assert Admission(limit, threshold).delay(count) == pytest.approx(delay)
+    """The delay grows linearly from the threshold to the limit."""
+    assert Timings().throttle_max_s == 5.0
+    assert Admission(limit, threshold, Timings().throttle_max_s).delay(count) == pytest.approx(delay)
 
 
-def test_admission_refuses_at_the_limit_only():
-    """The last slot is given, the next is not, and a slot given back is given again."""
-    admission = Admission(1, 1)
+def test_admission_refuses_only_at_the_limit():
+    """The last slot can be taken, the next request is refused, and a returned slot can be taken again."""
+    admission = Admission(1, 1, Timings().throttle_max_s)
     assert admission.enter() == 0.0
     with pytest.raises(Refused):
         admission.enter()
@@ -300,30 +300,33 @@ def test_admission_refuses_at_the_limit_only():
 
 
 def test_many_scans_at_once_each_get_their_own_answer(running):
-    """Answers never go to another mail."""
+    """No mail gets the answer of another."""
 
-    def one(i: int) -> bool:
+    def gets_its_own_answer(i: int) -> bool:
         answer = running.submit(mail(GTUBE if i % 2 else b"x"))
         return answer.status == 503 or answer.json["decision"] == ("bounce" if i % 2 else "deliver")
 
     with ThreadPoolExecutor(10) as pool:
-        assert all(pool.map(one, range(100)))
+        assert all(pool.map(gets_its_own_answer, range(100)))
 
 
 def test_a_taken_port_is_an_exception(running):
-    """Starting where somebody listens raises a sentence and does not end the process."""
+    """Starting on a port in use raises a readable error and does not end the process."""
     config = running.config.model_copy(update={"listen": Address("127.0.0.1", running.port)})
     with pytest.raises(CannotListen, match=f"127.0.0.1:{running.port}"):
         running.call(ServiceServer().start(config))
 
 
-def test_stop_finishes_what_runs(tmp_path):
-    """A scan that is being uploaded when the service is told to stop still gets its answer."""
-    with service(tmp_path) as one, socket.create_connection(("127.0.0.1", one.port), timeout=DEADLINE_S) as client:
+def test_stop_finishes_running_requests(tmp_path):
+    """A scan whose upload is in progress when the service stops still gets its answer."""
+    with (
+        service(tmp_path) as running,
+        socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client,
+    ):
         body = multipart(PARAMETERS, mail())
         client.sendall(submit_head(len(body)) + body[:-10])
-        wait_for(lambda: one.server._http._server.server_state.tasks)
-        stopping = threading.Thread(target=lambda: one.call(one.server.stop(5)))
+        wait_for(lambda: running.server._http._server.server_state.tasks)
+        stopping = threading.Thread(target=lambda: running.call(running.server.stop(5)))
         stopping.start()
         client.sendall(body[-10:])
         assert b'"deliver"' in _read_all(client)
@@ -347,8 +350,8 @@ def _read_all(client: socket.socket) -> bytes:
     return data
 
 
-def test_a_client_that_waits_for_100_continue_reads_413_only(running):
-    """curl asks before it sends a large body; a refusal is then the whole answer."""
+def test_a_client_that_waits_for_100_continue_gets_only_413(running):
+    """curl asks before it sends a large body; a refusal is then the only response."""
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
         client.sendall(submit_head(60 * MIB).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
         answer = _read_all(client)
@@ -356,8 +359,8 @@ def test_a_client_that_waits_for_100_continue_reads_413_only(running):
     assert b"100 Continue" not in answer
 
 
-def test_a_client_that_waits_for_100_continue_is_told_to_go_on(running):
-    """And without a refusal it sends its mail as usual."""
+def test_a_client_that_waits_for_100_continue_gets_it(running):
+    """Without a refusal the client gets 100, sends its mail, and gets the result."""
     body = multipart(PARAMETERS, mail())
     with socket.create_connection(("127.0.0.1", running.port), timeout=DEADLINE_S) as client:
         client.sendall(submit_head(len(body)).replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
@@ -368,8 +371,8 @@ def test_a_client_that_waits_for_100_continue_is_told_to_go_on(running):
 
 @given(st.lists(st.integers(1, 400), max_size=20))
 @settings(max_examples=40, deadline=None)
-def test_an_upload_reads_the_same_however_it_is_cut(cuts):
-    """Chunks may end anywhere, also within a delimiter or a header."""
+async def test_an_upload_reads_the_same_however_it_is_split(cuts):
+    """Chunks may end anywhere, even within a delimiter or a header."""
     body, pieces, spool = multipart(PARAMETERS, mail(b"x" * 300)), [], Spool(MIB)
     for cut in cuts:
         pieces.append(body[:cut])
@@ -381,24 +384,23 @@ def test_an_upload_reads_the_same_however_it_is_cut(cuts):
         return events.pop(0)
 
     upload = Upload(spool)
-    request = asyncio.run(upload.read(receive, f"multipart/form-data; boundary={BOUNDARY}".encode()))
+    request = await upload.read(receive, f"multipart/form-data; boundary={BOUNDARY}".encode())
     assert request.border.envelope_from == "a@example.org"
     assert upload.mail.content() == mail(b"x" * 300)
     upload.close()
     assert spool.in_use == 0
 
 
-def test_a_path_with_a_slash_too_many_is_not_found(running):
-    """Nobody is redirected."""
+def test_a_path_with_a_trailing_slash_is_not_found(running):
+    """There is no redirect."""
     assert running.request("POST", "/v1/admin/status/").status == 404
 
 
-def test_from_the_threshold_requests_are_delayed(tmp_path, monkeypatch):
+def test_from_the_threshold_requests_are_delayed(tmp_path):
     """A busy service slows its clients down before it refuses them."""
-    monkeypatch.setattr(admission, "THROTTLE_MAX_S", 0.4)
     text = CONFIG.replace("{restApi: {}}", "{restApi: {}}, mainWorkerCount: 3, guardRequestThrottleThreshold: 1")
-    with service(tmp_path, text) as one, _hold_slot(one.port):
-        wait_for(lambda: one.status().json == {"messageQueueStatus": "YELLOW"})
+    with service(tmp_path, text, timings=Timings(throttle_max_s=0.4)) as running, _hold_slot(running.port):
+        wait_for(lambda: running.status().json == {"messageQueueStatus": "YELLOW"})
         start = time.monotonic()
-        assert one.submit(mail()).status == 200
+        assert running.submit(mail()).status == 200
         assert time.monotonic() - start >= 0.2

@@ -1,4 +1,4 @@
-"""A guess at a token or a key learns nothing from the time that its refusal takes."""
+"""The time that a refusal takes reveals nothing about a token or a key."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ GUESSES = [
 
 @pytest.mark.parametrize("guess", GUESSES, ids=range(len(GUESSES)))
 def test_a_guess_is_compared_with_every_token_in_constant_time(guess: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first, the last and none of them, of any length: as many comparisons, each of two digests of one length."""
+    """Whether a guess matches the first, the last or no token, it costs as many comparisons of equal length."""
     compared: list[int] = []
 
     def compare(known: bytes, given: bytes, real=hmac.compare_digest) -> bool:

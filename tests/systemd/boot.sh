@@ -1,5 +1,5 @@
 #!/bin/bash
-# Inside new namespaces (machine.py made them): make the root's own view of the kernel, then become its systemd.
+# Inside new namespaces (created by machine.py): set up the root's view of the kernel, then become its systemd.
 #   boot.sh ROOT RESULTS LAYOUT     LAYOUT is "unified" or the version 1 controllers, comma separated
 set -eu
 root=$1 results=$2 layout=$3
@@ -14,17 +14,17 @@ if [ "$layout" = unified ]; then
     mount -t cgroup2 cgroup2 sys/fs/cgroup
 else
     mount -t tmpfs -o mode=755 tmpfs sys/fs/cgroup
-    for one in ${layout//,/ }; do
-        mkdir "sys/fs/cgroup/$one"
-        mount -t cgroup -o "$one" cgroup "sys/fs/cgroup/$one"
+    for controller in ${layout//,/ }; do
+        mkdir "sys/fs/cgroup/$controller"
+        mount -t cgroup -o "$controller" cgroup "sys/fs/cgroup/$controller"
     done
     mkdir sys/fs/cgroup/systemd sys/fs/cgroup/unified
     mount -t cgroup -o none,name=systemd cgroup sys/fs/cgroup/systemd
     mount -t cgroup2 cgroup2 sys/fs/cgroup/unified
 fi
-for one in null zero full random urandom tty; do
-    touch "dev/$one"
-    mount --bind "/dev/$one" "dev/$one"
+for device in null zero full random urandom tty; do
+    touch "dev/$device"
+    mount --bind "/dev/$device" "dev/$device"
 done
 mkdir dev/pts dev/shm
 mount -t devpts -o newinstance,ptmxmode=0666 devpts dev/pts
@@ -35,7 +35,7 @@ mount --bind "$results" opt/trial/results
 ip link set lo up
 hostname machine
 mkdir run/before
-pivot_root . run/before  # chroot would not do: units with mount namespaces of their own need a real root
+pivot_root . run/before  # chroot is not enough: units with their own mount namespaces need a real root
 cd /
 umount -l /run/before
 mount --make-rshared /   # as systemd does on a real machine; without it credentials do not reach their service

@@ -1,4 +1,4 @@
-"""Inside the machine: how the trial speaks to systemd, and the mail that it sends."""
+"""Inside the machine: how the trial talks to systemd, and the mail that it sends."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def journal(unit: str = BRIDGE, since: str = "") -> str:
 
 
 def cursor() -> str:
-    """Now, in the journal."""
+    """The current position in the journal."""
     out = command("journalctl", "-n", "1", "-o", "json", "--no-pager").stdout
     return str(json.loads(out)["__CURSOR"])
 
@@ -54,7 +54,7 @@ def cursor() -> str:
 def until(condition: Callable[[], Any], what: str, limit_s: float = 30.0) -> Any:
     end = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited in vain for {what}"
+        assert time.monotonic() < end, f"timed out waiting for {what}"
         time.sleep(0.05)
     return found
 
@@ -69,7 +69,7 @@ def user_of(pid: str) -> int:
 
 
 class World:
-    """A scanner and a next hop in this process, and what the bridge is told of them."""
+    """A scanner and a next hop in this process, and the bridge's configuration for them."""
 
     def __init__(self) -> None:
         self._background = Background()
@@ -114,7 +114,7 @@ class World:
 
 
 def send(marker: str = "hello", size: int = 0, timeout_s: float = 60.0) -> str:
-    """One mail over a new connection: the last reply, "" when we were hung up on."""
+    """Send one mail over a new connection; the last reply, or "" if the connection was closed."""
     with SmtpClient(SMTP, timeout_s=timeout_s) as client:
         client.open()
         if not client.begin().startswith(b"354"):
@@ -125,7 +125,7 @@ def send(marker: str = "hello", size: int = 0, timeout_s: float = 60.0) -> str:
 
 @contextmanager
 def dropped_in(unit: str, *lines: str) -> Iterator[None]:
-    """The unit with these settings, for a while."""
+    """Run the unit with these settings inside the context."""
     place = Path("/run/systemd/system") / f"{unit}.d"
     place.mkdir(parents=True)
     (place / "trial.conf").write_text("\n".join(["[Service]", *lines]) + "\n")
@@ -138,13 +138,13 @@ def dropped_in(unit: str, *lines: str) -> Iterator[None]:
 
 
 class Load:
-    """Clients that send mail after mail, each over a new connection, and note what happens to them."""
+    """Clients that send one mail after another, each over a new connection, and record the replies."""
 
     def __init__(self, clients: int = 6) -> None:
         self.seen: Counter[str] = Counter()
         self.accepted: list[str] = []
         self._over = threading.Event()
-        self._threads = [threading.Thread(target=self._work, args=(one,)) for one in range(clients)]
+        self._threads = [threading.Thread(target=self._work, args=(number,)) for number in range(clients)]
 
     def __enter__(self) -> Load:
         for thread in self._threads:
@@ -180,7 +180,7 @@ class Load:
 
 
 def unix_send(path: str) -> str:
-    """A mail through a unix socket."""
+    """Send a mail through a unix socket."""
     with socket.socket(socket.AF_UNIX) as sock, sock.makefile("rb") as lines:
         sock.settimeout(30)
         sock.connect(path)

@@ -38,7 +38,7 @@ LIMIT_S = 600.0
 def main() -> int:
     need_root()
     mount_alone()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # an end as any other: nothing is left behind
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # a normal exit, so that everything is cleaned up
     only = sys.argv[1:]
     root = cached_root()
     found: list[dict[str, object]] = []
@@ -50,13 +50,13 @@ def main() -> int:
         found, finished = found + more, finished and to_the_end
     if not only and finished:
         write_page(found)
-    failed = [one["name"] for one in found if not one["ok"]]
+    failed = [step["name"] for step in found if not step["ok"]]
     print(f"{len(found) - len(failed)} hold, {len(failed)} do not" + ("" if finished else "; the trial did not finish"))
     return 0 if finished and found and not failed else 1
 
 
 def run_machine(root: Path, prepare: Callable[[Path], None]) -> tuple[list[dict[str, object]], bool]:
-    """One machine's life: what it noted, and whether it came to the end."""
+    """Run one machine: its results, and whether it finished."""
     with layer(root) as (top, results):
         prepare(top)
         boot(top, results)
@@ -68,12 +68,12 @@ def run_machine(root: Path, prepare: Callable[[Path], None]) -> tuple[list[dict[
 def need_root() -> None:
     if os.geteuid() != 0:
         sys.exit("only root can start a machine")
-    if missing := [one for one in ("mmdebstrap", "unshare") if shutil.which(one) is None]:
+    if missing := [tool for tool in ("mmdebstrap", "unshare") if shutil.which(tool) is None]:
         sys.exit(f"not installed: {' '.join(missing)} (deploy/test-servers.sh installs them)")
 
 
 def mount_alone() -> None:
-    """In a mount namespace of our own: what is mounted goes with us, however we end."""
+    """Move into a new mount namespace: its mounts disappear with us, however we exit."""
     if os.environ.get("SCANBRIDGE_MACHINE") != str(os.getpid()):
         os.environ["SCANBRIDGE_MACHINE"] = str(os.getpid())
         os.execvp("unshare", ["unshare", "--mount", "--propagation", "private", sys.executable, *sys.argv])
@@ -83,7 +83,7 @@ def mount_alone() -> None:
 
 
 def cached_root() -> Path:
-    """Debian with systemd, and the libraries that the project needs; made anew when those change."""
+    """Debian with systemd and the libraries that the project needs; built again when those change."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     key = hashlib.sha256(" ".join([PACKAGES, *project["dependencies"]]).encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
@@ -111,7 +111,7 @@ def build(root: Path) -> None:
         run([*pip, "wheel", "--no-deps", "-w", wheels, str(PROJECT)])
         tags = [f"manylinux_2_{minor}" for minor in range(17, 37)] + ["manylinux2014"]
         target = ["--python-version", "3.11", "--implementation", "cp", "--only-binary=:all:"]
-        for tag in tags:  # what Debian's C library can load, whatever Python runs here
+        for tag in tags:  # wheels that Debian's C library can load, whichever Python runs here
             target += ["--platform", f"{tag}_{platform.machine()}"]
         (wheel,) = Path(wheels).glob("*.whl")
         run([*pip, "install", "--no-compile", "--target", str(root / SITE), *target, str(wheel)])
@@ -129,11 +129,11 @@ def run(command: list[str]) -> None:
 
 @contextmanager
 def layer(root: Path) -> Iterator[tuple[Path, Path]]:
-    """What the run changes stays above the root, and goes with it."""
+    """An overlay on the root: changes of the run are discarded with it."""
     with tempfile.TemporaryDirectory(prefix="scanbridge-machine-") as name:
         place = Path(name)
-        for one in ("upper", "work", "root", "results"):
-            (place / one).mkdir()
+        for directory in ("upper", "work", "root", "results"):
+            (place / directory).mkdir()
         (place / "upper").chmod(0o755)
         options = f"lowerdir={root},upperdir={place}/upper,workdir={place}/work"
         run(["mount", "-t", "overlay", "overlay", "-o", options, f"{place}/root"])
@@ -157,7 +157,7 @@ def install(root: Path, only: list[str]) -> None:
 
 
 def install_package(root: Path) -> None:
-    """A machine that has never seen us, and two versions of the Debian package; the trial has a Python of its own."""
+    """A fresh machine and two versions of the Debian package; the trial uses a separate Python."""
     place = root / "opt/trial"
     place.mkdir()
     run(["mv", str(root / "opt/scanbridge"), str(place / "venv")])
@@ -178,7 +178,7 @@ def install_package(root: Path) -> None:
 
 
 def trial(root: Path, command: str) -> None:
-    """The service that tries everything, and ends the machine."""
+    """The service that runs the trial and then shuts the machine down."""
     place = root / "opt/trial"
     (place / "results").mkdir(parents=True)
     for source in HERE.glob("*.py"):
@@ -204,7 +204,7 @@ WantedBy=multi-user.target
 """
 
 
-# Control groups: one of our own in each hierarchy, so that the machine's systemd has a root to work under
+# Control groups: a separate one in each hierarchy, as the root for the machine's systemd
 
 
 def boot(root: Path, results: Path) -> None:
@@ -227,7 +227,7 @@ def boot(root: Path, results: Path) -> None:
             process.wait()
             for place in places:
                 remove(place)
-    for name in ("console", "output"):  # empty when all is well
+    for name in ("console", "output"):  # empty if everything worked
         if (results / name).exists() and (text := (results / name).read_text(errors="replace")):
             print(f"--- {name}\n{text[-6000:]}")
 
@@ -242,9 +242,9 @@ def control_groups(name: str) -> tuple[str, list[Path]]:
         for controller in ("memory", "pids"):
             (top / "cgroup.subtree_control").write_text(f"+{controller}")
     else:
-        controllers = [one for one in ("memory", "pids") if one in ours]
+        controllers = [controller for controller in ("memory", "pids") if controller in ours]
         layout = ",".join(controllers)
-        places = [top / one / ours[one].lstrip("/") / name for one in controllers]
+        places = [top / controller / ours[controller].lstrip("/") / name for controller in controllers]
         places += [top / "systemd" / name, top / "unified" / name]
     for place in places:
         place.mkdir()
@@ -254,7 +254,7 @@ def control_groups(name: str) -> tuple[str, list[Path]]:
 def remove(place: Path) -> None:
     end = time.monotonic() + 10
     while place.exists():
-        for group in sorted((one for one in place.rglob("*") if one.is_dir()), reverse=True):
+        for group in sorted((path for path in place.rglob("*") if path.is_dir()), reverse=True):
             _try_rmdir(group)
         _try_rmdir(place)
         if time.monotonic() > end:
@@ -266,7 +266,7 @@ def remove(place: Path) -> None:
 def _try_rmdir(group: Path) -> None:
     try:
         group.rmdir()
-    except OSError:  # a process in it is not quite gone
+    except OSError:  # a process in it has not exited yet
         pass
 
 
@@ -277,9 +277,9 @@ def follow(process: subprocess.Popen[bytes], results: Path) -> None:
     while True:
         over = process.poll() is not None
         lines = path.read_text().splitlines() if path.exists() else []
-        for one in map(json.loads, lines[shown:]):
+        for step in map(json.loads, lines[shown:]):
             print(
-                f"{'holds ' if one['ok'] else 'FAILS '} {one['seconds']:5.1f} s  {one['name']}: {one['seen']}",
+                f"{'holds ' if step['ok'] else 'FAILS '} {step['seconds']:5.1f} s  {step['name']}: {step['seen']}",
                 flush=True,
             )
         shown = len(lines)
@@ -292,16 +292,16 @@ def follow(process: subprocess.Popen[bytes], results: Path) -> None:
 
 
 def write_page(found: list[dict[str, object]]) -> None:
-    about = next(str(one["seen"]) for one in found if one["name"] == "the machine")
+    about = next(str(step["seen"]) for step in found if step["name"] == "the machine")
     lines = [
         f"The last run, {time.strftime('%Y-%m-%d')}: {about}.",
         "",
         "| what was tried | | what was seen |",
         "|---|---|---|",
     ]
-    for one in found:
-        if one["name"] != "the machine":
-            lines.append(f"| {one['name']} | {'holds' if one['ok'] else '**fails**'} | {one['seen']} |")
+    for step in found:
+        if step["name"] != "the machine":
+            lines.append(f"| {step['name']} | {'holds' if step['ok'] else '**fails**'} | {step['seen']} |")
     text = PAGE.read_text()
     new = re.sub(
         r"(<!-- trial -->\n).*?(<!-- end -->)", lambda m: m[1] + "\n".join(lines) + "\n" + m[2], text, flags=re.S

@@ -1,4 +1,4 @@
-"""Inside a machine that has never seen us: the Debian package from its installation to its end, noted as in trial.py.
+"""Inside a fresh machine: the Debian package from installation to removal, recorded as in trial.py.
 
 Unlike there the steps are one story: each goes on where the one before it ended, and the first failure ends it.
 """
@@ -72,7 +72,7 @@ def upgrade(next_hop: NextHop) -> str:
         begun = time.monotonic()
         dpkg("-i", str(TRIAL / "new.deb"))
         took = time.monotonic() - begun
-        assert took < 45, f"{took:.0f} s: somebody waited for the end of drain_timeout"
+        assert took < 45, f"{took:.0f} s: something waited for the whole drain_timeout"
         assert show("MainPID") != process and status()["ready"], "it was not restarted"
         done = len(load.accepted)
         until(lambda: len(load.accepted) > done + 20, "mail to flow again", 60)
@@ -93,7 +93,7 @@ def removed(next_hop: NextHop) -> str:
     except ConnectionRefusedError:
         pass
     else:
-        raise AssertionError("somebody still listens")
+        raise AssertionError("something still listens")
     assert next_hop.url in CONFIG.read_text() and not Path("/opt/scanbridge").exists()
     said = dpkg("-P", "scanbridge")
     (kept,) = Path("/var/lib/private/scanbridge").rglob("*.eml")
@@ -112,7 +112,7 @@ def by_ansible(next_hop: NextHop) -> str:
     assert " changed=0 " in again and " failed=0 " in again, again
     process = show("MainPID")
     assert " failed=0 " in play(next_hop, admission={"max_in_processing": 7}) and show("MainPID") == process
-    assert status()["max_in_processing"] == 7, "the new configuration is not in force"
+    assert status()["max_in_processing"] == 7, "the new configuration is not in effect"
     second = CONFIG.read_text()
     assert " failed=1 " in play(next_hop, no_such_key=1) and CONFIG.read_text() == second != first
     return (
@@ -122,7 +122,7 @@ def by_ansible(next_hop: NextHop) -> str:
 
 
 def play(next_hop: NextHop, **settings: object) -> str:
-    """The role, as from another machine; what Ansible said."""
+    """Apply the role as if from another machine; returns Ansible's output."""
     config = {
         "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "api-token"},
         "listeners": [{"name": "mx", "address": "127.0.0.1:10025", "profile": "postfix-proxy"}],
@@ -154,7 +154,7 @@ STORY: list[tuple[str, Callable[[NextHop], str]]] = [
 
 
 def dpkg(*words: str) -> str:
-    done = command("dpkg", "--force-unsafe-io", *words, timeout_s=300)  # no power cut is to be survived here
+    done = command("dpkg", "--force-unsafe-io", *words, timeout_s=300)  # no need to survive a power cut here
     return done.stdout + done.stderr
 
 

@@ -1,4 +1,4 @@
-"""The unit files, as far as they can be judged without a running systemd (`make test-systemd` has one)."""
+"""The unit files, as far as they can be checked without a running systemd (`make test-systemd` runs one)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def unit(name: str) -> dict[str, dict[str, list[str]]]:
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A root with the units in their place, and something to start in the place of the program."""
+    """A root directory with the units installed, and a stand-in for the program."""
     root = tmp_path_factory.mktemp("root")
     units = root / "etc/systemd/system"
     units.mkdir(parents=True)
@@ -51,11 +51,11 @@ def verify(root: Path, *names: str) -> str:
     paths = [str(root / "etc/systemd/system" / name) for name in names]
     done = subprocess.run([*command, *paths], capture_output=True, text=True, timeout=30)
     said = (done.stderr + done.stdout).splitlines()
-    return "\n".join(line for line in said if "scanbridge" in line or "wrong" in line)  # not what it says of its own
+    return "\n".join(line for line in said if "scanbridge" in line or "wrong" in line)  # not about other units
 
 
 def test_systemd_finds_nothing_wrong_with_the_units(installed: Path) -> None:
-    """`systemd-analyze verify` is silent about all of them, instances included."""
+    """`systemd-analyze verify` reports nothing about any of them, including instances."""
     need("systemd-analyze")
     names = [file.name.replace("@.", "@one.") for file in SYSTEMD.glob("scanbridge*")]
     assert len(names) == 6
@@ -67,7 +67,7 @@ def test_systemd_finds_nothing_wrong_with_the_units(installed: Path) -> None:
 
 
 def test_a_wrong_unit_would_be_found(installed: Path) -> None:
-    """The test above can fail."""
+    """This shows that the test above can fail."""
     need("systemd-analyze")
     text = (SYSTEMD / "scanbridge.service").read_text()
     (installed / "etc/systemd/system/wrong.service").write_text(text.replace("WatchdogSec=30s", "WatchdogSec=soon"))
@@ -85,7 +85,7 @@ def test_exposure_is_small(name: str) -> None:
 
 
 def test_instances_are_as_strict_as_the_single_service() -> None:
-    """What differs is where things lie, and the user."""
+    """Only the paths and the user differ."""
     one, many = unit("scanbridge.service"), unit("scanbridge@.service")
     places = {"ExecStart", "ExecReload", "LoadCredential", "StateDirectory", "User"}
     assert many["Service"].pop("SupplementaryGroups") == ["scanbridge"]
@@ -96,7 +96,7 @@ def test_instances_are_as_strict_as_the_single_service() -> None:
 
 
 def test_sockets_are_those_of_the_usual_configuration() -> None:
-    """The addresses of the README's configuration and the recipes; the service's own."""
+    """The addresses of the README's configuration and of the recipes; and the service's address."""
     assert unit("scanbridge.socket")["Socket"]["ListenStream"] == [
         "127.0.0.1:10025",
         "127.0.0.1:10027",

@@ -64,8 +64,8 @@ def machine(world: World) -> str:
 
 @step("unit files")
 def verify(world: World) -> str:
-    units = sorted(str(one) for one in UNITS.glob("scanbridge*"))
-    found = command("systemd-analyze", "verify", *(one.replace("@.", "@trial.") for one in units))
+    units = sorted(str(path) for path in UNITS.glob("scanbridge*"))
+    found = command("systemd-analyze", "verify", *(unit.replace("@.", "@trial.") for unit in units))
     assert "scanbridge" not in found.stderr, found.stderr[-500:]
     scores = []
     for unit in (BRIDGE, "scanbridge@trial.service", SCANNER):
@@ -134,7 +134,7 @@ def activation(world: World) -> str:
             if port == SMTP:
                 sock.settimeout(30)
                 assert sock.recv(100).startswith(b"220 ")
-    assert "wait in vain" not in journal()
+    assert "are never served" not in journal()
     return f"a client on each of {SMTP}, {MILTER} and {ADMIN} had the service started, and was served"
 
 
@@ -159,7 +159,7 @@ def reload(world: World) -> str:
 
 
 def block_with_a_pipe(world: World, unit: str = BRIDGE) -> None:
-    """The configuration becomes a pipe that nobody writes to: reading it anew stands still, in the event loop."""
+    """Replace the configuration by a pipe without a writer: a reload then blocks the event loop."""
     CONFIG.unlink()
     os.mkfifo(CONFIG)
     os.kill(int(show("MainPID")), signal.SIGHUP)
@@ -172,11 +172,11 @@ def watchdog(world: World) -> str:
     with dropped_in(BRIDGE, "WatchdogSec=2s"):
         systemctl("restart", BRIDGE)
         before, since, pid = int(show("NRestarts")), cursor(), show("MainPID")
-        time.sleep(4)  # twice the time: whoever is fed lives
+        time.sleep(4)  # twice the limit: a process that feeds the watchdog survives
         assert show("MainPID") == pid and int(show("NRestarts")) == before
         block_with_a_pipe(world)
         begun = time.monotonic()
-        reply = send(timeout_s=60)  # waits in the socket's queue for the next process
+        reply = send(timeout_s=60)  # waits in the socket's queue until the next process accepts it
         took = time.monotonic() - begun
         assert reply.startswith("250") and show("MainPID") != pid, reply
     log = journal(since=since)
@@ -197,14 +197,14 @@ def workers(world: World) -> str:
     world.configure(workers=2)
     with dropped_in(BRIDGE, "WatchdogSec=3s", f"Environment=PYTHONPATH={block}"):
         systemctl("restart", BRIDGE)
-        pid, since, first = show("MainPID"), cursor(), {one["pid"] for one in status()["workers"]}
+        pid, since, first = show("MainPID"), cursor(), {worker["pid"] for worker in status()["workers"]}
         victim = min(first)
         os.kill(victim, signal.SIGRTMIN)
         until(lambda: not Path(f"/proc/{victim}").exists(), "the blocked worker's end")
-        until(lambda: len({one["pid"] for one in status()["workers"]} - {victim}) == 2, "another worker")
+        until(lambda: len({worker["pid"] for worker in status()["workers"]} - {victim}) == 2, "another worker")
         assert show("MainPID") == pid and send().startswith("250")
         log = journal(since=since)
-        assert f"worker {victim} gives no sign of life" in log and "sitecustomize.py" in log
+        assert f"worker {victim} shows no sign of life" in log and "sitecustomize.py" in log
         world.configure(workers=2)
         CONFIG.rename(ETC / "kept")
         os.mkfifo(CONFIG)
@@ -371,7 +371,7 @@ def instances(world: World) -> str:
         )
     systemctl("stop", "scanbridge@one.service", "scanbridge@one.socket")
     assert unix_send("/run/scanbridge/two/smtp.sock").startswith("250") and len(users) == 2
-    state = sorted(one.name for one in Path("/var/lib/private/scanbridge-instances").iterdir())
+    state = sorted(path.name for path in Path("/var/lib/private/scanbridge-instances").iterdir())
     systemctl("stop", "scanbridge@two.service", "scanbridge@two.socket")
     return f"two, each with its own user, sockets, token and state ({', '.join(state)}); one stops, the other goes on"
 

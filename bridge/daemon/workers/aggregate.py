@@ -1,10 +1,10 @@
-"""One scrape gives the numbers of all workers, whichever of them answers it.
+"""One scrape shows the numbers of all workers, whichever worker answers it.
 
-The one that is asked rings at the others, waits a moment for them to write their boards anew, and
-adds everything up. One that does not write in time (it hangs, or the machine is very busy) is counted as silent
-and its last known numbers are used, so that no counter ever goes backwards. What a worker
-counted before it ended is on the supervisor's board; of one that was killed, what it had written
-last: all that was ever shown, and all but the last second.
+The worker that is asked rings the others, waits briefly for them to write fresh snapshots, and adds
+everything up. A worker that does not write in time (it hangs, or the machine is very busy) is counted
+as silent, and its last snapshot is used, so no counter ever goes backwards. The counts of workers that
+have ended are in the supervisor's snapshot. For a killed worker these are the counts it last published:
+everything that was ever shown, and everything except its last second.
 """
 
 from __future__ import annotations
@@ -14,76 +14,178 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from bridge.daemon.workers.worker_context import Share
+from prometheus_client import CollectorRegistry
+
+from bridge.daemon.admin import OwnStatus, worker_summary
+from bridge.daemon.workers.shared_counters import SharedCounters
+from bridge.daemon.workers.shared_snapshots import SharedSnapshots
+from bridge.scanner.circuit import State
 
 log = logging.getLogger(__name__)
 
-_INTERVAL_S = 1.0
+INTERVAL_S = 1.0
 _PATIENCE_S = 1.0
-_LOOK_S = 0.002
+_POLL_S = 0.002
+_CIRCUITS = {State.CLOSED: 0, State.HALF_OPEN: 1, State.OPEN: 2}
 
-Words = dict[str, Any]
+Snapshot = dict[str, Any]
 
 
-class Siblings:
-    """Our board, and the others'. `words` is what we have to say: plain data."""
+@dataclass(frozen=True, slots=True)
+class SharedRow:
+    """One worker's row in the shared memory."""
 
-    def __init__(self, share: Share, words: Callable[[], Words]) -> None:
-        self._share = share
-        self._words = words
+    row: int
+    counters: SharedCounters
+    snapshots: SharedSnapshots
+    supervisor: int  # process id
+    life: int  # identifies this worker: a process id may be reused
+    workers_wanted: int
+
+    def read_supervisor(self) -> Snapshot:
+        """The supervisor's phase, its reloads, and the counts of the workers that have ended."""
+        text = self.snapshots.read(self.snapshots.supervisor)
+        return dict(json.loads(text)) if text else {}
+
+
+class Aggregate:
+    """The admin view (`bridge.daemon.admin.AdminView`) of one of several workers: it answers for all of them."""
+
+    def __init__(self, shared: SharedRow, status: OwnStatus, is_retired: Callable[[], bool]) -> None:
+        self._shared = shared
+        self._status = status
+        self._is_retired = is_retired
+        self._silent = 0
         self._too_long = False
+        status.metrics.workers_silent.read = lambda: [((), self._silent)]
 
-    async def write_always(self) -> None:
-        """Write when rung at, and once a second in any case. Ends by being cancelled."""
-        loop, boards, row = asyncio.get_running_loop(), self._share.boards, self._share.row
-        loop.add_reader(boards.bell(row), self._rung)
+    # What the admin address shows
+
+    async def registry(self) -> CollectorRegistry:
+        others, supervisor, self._silent = await self._ask()
+        snapshots = [snapshot["metrics"] for snapshot in others] + [supervisor.get("metrics", {})]
+        return self._status.metrics.merged(snapshots).registry
+
+    def problem(self) -> str:
+        own = "" if self._is_retired() else self._status.problem()
+        if own:
+            return own
+        phase = self._shared.read_supervisor().get("phase", "starting")
+        return "" if phase == "ready" else str(phase)
+
+    async def state(self) -> dict[str, Any]:
+        own = self._status.state()
+        others, supervisor, silent = await self._ask()
+        now = time.monotonic()
+        workers = [worker_summary(own), *(worker_summary(other["state"], now - other["at"]) for other in others)]
+        uptime_s = round(now - supervisor["started"]) if "started" in supervisor else own["uptime_s"]
+        return {
+            **merge_states(own, [snapshot["state"] for snapshot in others]),
+            "pid": self._shared.supervisor,
+            "uptime_s": uptime_s,
+            "ready": not self.problem(),
+            "reload": supervisor.get("reload") or own["reload"],
+            "workers": sorted(workers, key=lambda worker: int(worker["pid"])),
+            "workers_wanted": self._shared.workers_wanted,
+            "silent_workers": silent,
+        }
+
+    # Writing our snapshot
+
+    def publish(self) -> None:
         try:
-            while True:
-                self.write()
-                self._share.ledger.beat(row, time.monotonic())
-                self._share.tell_connections()
-                await asyncio.sleep(_INTERVAL_S)
-        finally:
-            loop.remove_reader(boards.bell(row))
-
-    def _rung(self) -> None:
-        self._share.boards.heard(self._share.row)
-        self.write()
-
-    def write(self) -> None:
-        try:
-            self._share.boards.write(self._share.row, json.dumps(self._words()).encode())
+            self._shared.snapshots.write(self._shared.row, json.dumps(self._snapshot()).encode())
         except ValueError as exc:
             if not self._too_long:
-                log.error("metrics: %s: those of this worker are missing", exc)
+                log.error("metrics of this worker are missing from scrapes: %s", exc)
             self._too_long = True
 
-    async def ask(self) -> tuple[list[Words], Words, int]:
-        """What the others say, what the supervisor says, and how many did not answer in time."""
-        boards, own = self._share.boards, self._share.row
-        editions = {row: boards.edition(row) for row in range(boards.rows) if row != own}
-        waiting = {row: edition for row, edition in editions.items() if edition}  # also those that are leaving
+    def _snapshot(self) -> Snapshot:
+        now = time.monotonic()  # the same clock in all processes of the machine
+        status = self._status
+        return {"life": self._shared.life, "at": now, "metrics": status.metrics.snapshot(), "state": status.state()}
+
+    async def publish_regularly(self) -> None:
+        """Also records our heartbeat and our connections, for the supervisor and the other workers."""
+        loop, shared = asyncio.get_running_loop(), self._shared
+        bell = shared.snapshots.bell(shared.row)
+        loop.add_reader(bell, self._on_bell)
+        try:
+            while True:
+                self.publish()
+                shared.counters.beat(shared.row, time.monotonic())
+                shared.counters.set_connections(shared.row, self._status.connections)
+                await asyncio.sleep(INTERVAL_S)
+        finally:
+            loop.remove_reader(bell)
+
+    def _on_bell(self) -> None:
+        self._shared.snapshots.reset_bell(self._shared.row)
+        self.publish()
+
+    # Reading the others'
+
+    async def _ask(self) -> tuple[list[Snapshot], Snapshot, int]:
+        """The other workers' snapshots, the supervisor's, and the number of workers that did not answer in time."""
+        snapshots, own = self._shared.snapshots, self._shared.row
+        versions = {row: snapshots.version(row) for row in range(snapshots.rows) if row != own}
+        waiting = {row: version for row, version in versions.items() if version}  # includes workers about to exit
         for row in waiting:
-            boards.ring(row)
+            snapshots.ring(row)
         end = time.monotonic() + _PATIENCE_S
         while waiting and time.monotonic() < end:
-            await asyncio.sleep(_LOOK_S)
-            waiting = {row: edition for row, edition in waiting.items() if boards.edition(row) == edition}
-        self.write()  # whatever is shown once is kept, should we be killed right after
-        found, supervisor = self._read()
+            await asyncio.sleep(_POLL_S)
+            waiting = {row: version for row, version in waiting.items() if snapshots.version(row) == version}
+        self.publish()  # numbers that were shown once must survive, even if we are killed right afterwards
+        found, supervisor = self._read_all()
         return found, supervisor, len(waiting)
 
-    def _read(self) -> tuple[list[Words], Words]:
-        """All boards at one moment of the supervisor's: no worker is both on its own board and on that one."""
-        boards, found, supervisor = self._share.boards, [], {}
+    def _read_all(self) -> tuple[list[Snapshot], Snapshot]:
+        """All snapshots during one version of the supervisor's, so that no worker's counts are read twice."""
+        snapshots, found, supervisor = self._shared.snapshots, [], {}
         for _ in range(5):
-            edition = boards.edition(boards.supervisor)
-            supervisor = self._share.supervisor_says()
-            texts = [boards.read(row) for row in range(boards.rows) if row != self._share.row]
+            version = snapshots.version(snapshots.supervisor)
+            supervisor = self._shared.read_supervisor()
+            texts = [snapshots.read(row) for row in range(snapshots.rows) if row != self._shared.row]
             gone = set(supervisor.get("gone", ()))
-            found = [words for words in map(json.loads, filter(None, texts)) if words["life"] not in gone]
-            if boards.edition(boards.supervisor) == edition:
+            found = [snapshot for snapshot in map(json.loads, filter(None, texts)) if snapshot["life"] not in gone]
+            if snapshots.version(snapshots.supervisor) == version:
                 break
         return found, supervisor
+
+
+def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """Our state with the sums of all workers, the worst circuit of each scanner, and every next hop that is down."""
+    states = [own, *others]
+    scanner, hops = (_by_key(states, "scanner", "url"), _by_key(states, "next_hops", "name"))
+    return {
+        **own,
+        "connections": sum(state["connections"] for state in states),
+        "scanner": [
+            {
+                **host,
+                "in_flight": sum(seen["in_flight"] for seen in scanner[host["url"]]),
+                "circuit": max((seen["circuit"] for seen in scanner[host["url"]]), key=_CIRCUITS.__getitem__),
+            }
+            for host in own["scanner"]
+        ],
+        "next_hops": [
+            {
+                **hop,
+                "up": all(seen["up"] for seen in hops[hop["name"]]),
+                "busy": sum(seen["busy"] for seen in hops[hop["name"]]),
+            }
+            for hop in own["next_hops"]
+        ],
+    }
+
+
+def _by_key(states: list[dict[str, Any]], section: str, key: str) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for state in states:
+        for entry in state[section]:
+            found.setdefault(entry[key], []).append(entry)
+    return found

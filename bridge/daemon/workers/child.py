@@ -1,9 +1,9 @@
-"""The supervisor's children: how one is forked, and what it does until it ends.
+"""The supervisor's child processes: how one is forked, and what it does until it exits.
 
-A child tells how it ended by its exit code: 0 as told, 78 the configuration, 1 what may pass. It
-takes its orders by signals that no terminal and no service manager sends to a whole group, so that
-each order is heard once: SIGTERM (also from others) is "finish and end", SIGUSR1 "hurry", SIGUSR2
-"others take over: finish and end". When the supervisor is gone without a word, it ends too.
+The exit code tells how a child ended: 0 as ordered, 78 bad configuration, 1 a problem that may go away.
+Orders come as signals that no terminal and no service manager sends to a whole process group, so each
+is received once: SIGTERM (which others may send too) is "finish and exit", SIGUSR1 "hurry", SIGUSR2
+"other workers take over: finish and exit". If the supervisor disappears, its children exit as well.
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.daemon.daemon import Daemon
 from bridge.daemon.embedded import start_service
-from bridge.daemon.workers.worker_context import Share
+from bridge.daemon.shutdown import Shutdown
+from bridge.daemon.workers.worker_context import SupervisedWorker
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe import mail_log
+from bridge.observe import log_writer
 
 log = logging.getLogger(__name__)
 
 FAILED, CONFIG = 1, 78
 STOP, HURRY, RETIRE = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 
-Work = Callable[[mail_log.LineWriter], Coroutine[None, None, None]]
+Work = Callable[[log_writer.LineWriter], Coroutine[None, None, None]]
 
 
 def fork(conf: Config, lifeline_end: int, work: Work) -> int:
-    """The child's process id. Only the supervisor returns from here."""
+    """Run `work` in a child process and return its process id. Only the supervisor returns from here."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()
@@ -44,18 +45,18 @@ def fork(conf: Config, lifeline_end: int, work: Work) -> int:
     code = FAILED
     try:
         os.close(lifeline_end)
-        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):  # the supervisor speaks for us
+        for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):  # only the supervisor reports to systemd
             os.environ.pop(name, None)
-        code = _live(conf, work)
+        code = _run_child(conf, work)
     finally:
         os._exit(code)
 
 
-def _live(conf: Config, work: Work) -> int:
-    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to us too, but they are the supervisor's
+def _run_child(conf: Config, work: Work) -> int:
+    for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all processes; the supervisor acts
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    writer = mail_log.set_up(conf.log.format, conf.log.level, shared=True, veil=wiring.veil(conf))
+    writer = log_writer.set_up(conf.log.format, conf.log.level, shared=True, redaction=wiring.redaction(conf))
     try:
         uvloop.run(work(writer))
         return 0
@@ -64,56 +65,54 @@ def _live(conf: Config, work: Work) -> int:
         os.write(2, f"{exc}\n".encode() if isinstance(exc, ConfigError) else f"scanbridge: {exc}\n".encode())
         return CONFIG if isinstance(exc, ConfigError) else FAILED
     except Exception:
-        log.exception("a child of the supervisor ends by an unexpected error")
+        log.exception("process %d: unexpected error; exiting", os.getpid())
         return FAILED
     finally:
         writer.close()
 
 
-def worker(conf: Config, share: Share) -> Work:
-    """Takes mail."""
+def worker(conf: Config, context: SupervisedWorker) -> Work:
+    """Accepts mail."""
 
-    async def work(writer: mail_log.LineWriter) -> None:
-        loop = asyncio.get_running_loop()
-        share.sockets.keep_only(wiring.addresses(conf))  # also what a reload is about to close
-        daemon = Daemon(conf, writer, share)
+    async def work(writer: log_writer.LineWriter) -> None:
+        loop, shutdown = asyncio.get_running_loop(), Shutdown()
+        context.sockets.keep_only(wiring.addresses(conf))  # a reload may be about to close the others
 
         def retire() -> None:
-            daemon.retired = True
-            daemon.tell_stop()
+            context.retire()
+            shutdown.request()
 
-        for number, order in ((STOP, daemon.tell_stop), (HURRY, daemon.hurry), (RETIRE, retire)):
+        for number, order in ((STOP, shutdown.request), (HURRY, shutdown.hurry), (RETIRE, retire)):
             loop.add_signal_handler(number, order)
-        loop.add_reader(share.lifeline, _on_gone, share.lifeline, daemon.tell_stop)
-        await daemon.start()
-        if daemon.view.siblings is not None:
-            daemon.view.siblings.write()  # who asks a sibling now hears of us
-        share.tell_ready()
-        await daemon.wait_told()
-        await daemon.stop(on_closed=share.tell_closed)
+        loop.add_reader(context.lifeline, _on_supervisor_gone, context.lifeline, shutdown.request)
+        daemon = await Daemon.start(conf, writer, context, shutdown)
+        daemon.view.publish()  # the other workers include this one in their answers from now on
+        context.report_ready()
+        await daemon.wait_for_stop()
+        await daemon.stop(on_closed=context.report_closed)
 
     return work
 
 
-def service(conf: Config, share: Share, state: Path) -> Work:
-    """Runs the embedded scanning service, until the workers are through."""
+def service(conf: Config, context: SupervisedWorker, state: Path) -> Work:
+    """Runs the embedded scanning service until the last worker has exited."""
 
-    async def work(writer: mail_log.LineWriter) -> None:
-        loop, told = asyncio.get_running_loop(), asyncio.Event()
-        signal.signal(STOP, signal.SIG_IGN)  # a service manager tells everybody, but workers need us to the end
-        loop.add_signal_handler(HURRY, told.set)
-        loop.add_reader(share.lifeline, _on_gone, share.lifeline, told.set)
-        server = await start_service(conf, state, share.sockets.open("service", wiring.service_address(conf)))
-        share.tell_ready()
-        beating = asyncio.create_task(share.beat_always())
-        await told.wait()
+    async def work(writer: log_writer.LineWriter) -> None:
+        loop, stop = asyncio.get_running_loop(), asyncio.Event()
+        signal.signal(STOP, signal.SIG_IGN)  # service managers signal all processes; workers need us to the end
+        loop.add_signal_handler(HURRY, stop.set)
+        loop.add_reader(context.lifeline, _on_supervisor_gone, context.lifeline, stop.set)
+        server = await start_service(conf, state, context.sockets.open("service", wiring.service_address(conf)))
+        context.report_ready()
+        heartbeat = asyncio.create_task(context.beat_regularly())
+        await stop.wait()
         await server.stop(1)
-        beating.cancel()
+        heartbeat.cancel()
 
     return work
 
 
-def _on_gone(lifeline: int, stop: Callable[[], None]) -> None:
+def _on_supervisor_gone(lifeline: int, stop: Callable[[], None]) -> None:
     asyncio.get_running_loop().remove_reader(lifeline)
-    log.error("the supervisor is gone")
+    log.error("the supervisor is gone; stopping")
     stop()

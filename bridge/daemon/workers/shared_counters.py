@@ -1,13 +1,14 @@
-"""What all workers together have in processing, exactly: mails and bytes, one row for each worker.
+"""Counters that all workers share: mails and bytes in processing, exact, one row per worker.
 
-Beside that, what they tell each other: that they are ready and alive, and how many connections each has.
+The same table holds what the workers and the supervisor need to know about each other: which process
+is ready, which is alive, and how many connections each worker has.
 
-The numbers lie in memory that the workers inherit. Only a row's worker changes the row, and near a limit
-taking happens under a lock of the kernel's, so that what was taken cannot pass it. Giving back
-needs no lock: a sum that is read meanwhile is at most too high. A worker that dies holds no lock
-(the kernel ends it) and the supervisor clears its row. Knows nothing of mail.
+The numbers live in memory that the workers inherit. Only a row's own worker changes the row. Near a
+limit, taking happens under a kernel lock, so the sum cannot pass the limit. Giving back needs no
+lock: a sum read meanwhile is at most too high. A worker that dies releases its lock (the kernel does
+that), and the supervisor clears its row. Knows nothing of mail.
 
-What breaks if this is wrong: the scanner gets more than it was promised, or slots are lost for good.
+If this is wrong, the scanner gets more mail than it was promised, or slots are lost until a restart.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ import fcntl
 import mmap
 import os
 
-_CELL = 8  # bytes; written and read whole, because they are aligned
+_CELL = 8  # bytes; aligned, so each is read and written as a whole
 
 
 class Column:
-    """One kind of number as one worker sees it: its own cell, and the sum of all."""
+    """One kind of number as one worker sees it: its own cell, and the sum of all cells."""
 
     __slots__ = ("_cells", "_lock", "_row")
 
@@ -29,7 +30,7 @@ class Column:
 
     @property
     def total(self) -> int:
-        """The sum, but for what `take_one` does just now. Writes nothing: our cell may be another process' own."""
+        """The exact sum, except for a `take_one` in progress. Writes nothing: the supervisor reads with any row."""
         fcntl.lockf(self._lock, fcntl.LOCK_EX)
         try:
             return sum(self._cells)
@@ -37,7 +38,7 @@ class Column:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
     def glance(self) -> int:
-        """The sum for almost nothing; off by what moves from one worker to another at this very moment."""
+        """The sum without the lock: cheap, but off by whatever changes while it is read."""
         return sum(self._cells)
 
     @property
@@ -46,7 +47,7 @@ class Column:
         return value
 
     def take(self, count: int, limit: int) -> int | None:
-        """Add to our cell unless the sum would pass the limit: the sum before, or None."""
+        """Add `count` to our cell and return the previous sum; None, and no change, if it would pass the limit."""
         fcntl.lockf(self._lock, fcntl.LOCK_EX)
         try:
             before = sum(self._cells)
@@ -58,11 +59,11 @@ class Column:
             fcntl.lockf(self._lock, fcntl.LOCK_UN)
 
     def take_one(self, limit: int) -> int | None:
-        """What `take(1, limit)` does, without the lock as long as there is room for one more of every row.
+        """The same as `take(1, limit)`, but without the lock while there is room for one more from every row.
 
-        Our one is written down first and the sum read after that. Whoever does so at the same moment may miss ours as
-        we may miss his, one from each row, and for those there is room. If there was room before we wrote and is none
-        after it, we have been slow, and the lock decides.
+        We write our own count first and read the sum afterwards. Another worker that does the same at this moment may
+        miss ours, and we may miss theirs: at most one from each row, and there is room for those. If there was room
+        before our write but not after it, the lock decides.
         """
         cells, most = self._cells, limit - len(self._cells)
         if sum(cells) < most:
@@ -76,20 +77,20 @@ class Column:
         self._cells[self._row] -= count
 
 
-class Ledger:
-    """Made by the supervisor before it forks. `rows` is how many processes can use it at once.
+class SharedCounters:
+    """Created by the supervisor before it forks. `rows` is the largest number of processes that use it together.
 
-    Locks are POSIX ones (`lockf`), which belong to a process and not to an open file: an inherited
-    descriptor will do, and the death of their holder ends them.
+    The locks are POSIX locks (`lockf`). They belong to a process, not to an open file, so an inherited
+    descriptor works, and they end when their holder dies.
     """
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
-        self._lock = os.memfd_create("scanbridge-ledger", os.MFD_CLOEXEC)
+        self._lock = os.memfd_create("scanbridge-counters", os.MFD_CLOEXEC)
         self._memory = mmap.mmap(-1, 5 * rows * _CELL)  # anonymous and shared
         cells = memoryview(self._memory).cast("q")
         columns = [cells[i * rows : (i + 1) * rows] for i in range(5)]
-        self._mails, self._bytes, self._ready, self._beats, self._connections = columns
+        self._mails, self._bytes, self._ready, self._heartbeats, self._connections = columns
 
     def mails(self, row: int) -> Column:
         return Column(self._mails, self._lock, row)
@@ -104,29 +105,33 @@ class Ledger:
         return bool(self._ready[row])
 
     def set_connections(self, row: int, count: int) -> None:
-        """Of a worker; other processes say nothing, and nothing is 0."""
+        """Stored plus one: 0 means that the process does not report connections (the embedded service)."""
         self._connections[row] = count + 1
 
-    def fewest_connections(self, but: int, since_s: float) -> int | None:
-        """Of the workers that take some and gave a sign of life since then, without this one; None: no other does."""
+    def fewest_connections(self, except_row: int, since_s: float) -> int | None:
+        """The smallest count among the other ready workers with a heartbeat since then; None if there are none."""
         since = int(since_s * 1000)
-        rows = enumerate(zip(self._ready, self._beats, self._connections, strict=True))
-        found = [told - 1 for row, (ready, beat, told) in rows if ready and told and beat >= since and row != but]
+        rows = enumerate(zip(self._ready, self._heartbeats, self._connections, strict=True))
+        found = [
+            stored - 1
+            for row, (ready, heartbeat, stored) in rows
+            if ready and stored and heartbeat >= since and row != except_row
+        ]
         return min(found, default=None)
 
     def beat(self, row: int, now_s: float) -> None:
-        """A sign of life."""
-        self._beats[row] = int(now_s * 1000)
+        """Record a heartbeat."""
+        self._heartbeats[row] = int(now_s * 1000)
 
     def first_alive(self) -> int | None:
-        """The lowest row with a worker; the supervisor gives the first sign of life when it forks one."""
-        return next((row for row, beat in enumerate(self._beats) if beat), None)
+        """The lowest row with a process; the supervisor records the first heartbeat when it forks one."""
+        return next((row for row, heartbeat in enumerate(self._heartbeats) if heartbeat), None)
 
     def last_beat(self, row: int) -> float:
-        value: int = self._beats[row]
+        value: int = self._heartbeats[row]
         return value / 1000
 
     def clear(self, row: int) -> None:
-        """Its worker is gone (and must be): what it had in processing is free again."""
-        for column in (self._ready, self._mails, self._bytes, self._beats, self._connections):
+        """Free everything the row's worker had in processing. That worker must be gone."""
+        for column in (self._ready, self._mails, self._bytes, self._heartbeats, self._connections):
             column[row] = 0

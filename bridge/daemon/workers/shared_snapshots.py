@@ -1,9 +1,12 @@
-"""Each worker's numbers on a board that the others can read: for one scrape that gives all.
+"""Snapshots that all workers can read: each worker's numbers, so that one scrape can show them all.
 
-A board is shared memory with two halves. Its worker writes the half that is not current, then makes
-it current, so a worker that is killed while it writes leaves its last whole words behind: what it
-had counted does not vanish with it. Whoever wants fresh words rings, and every worker that
-turns its event loop writes at once.
+A snapshot is shared memory with two halves. Its worker writes the half that is not current and then
+makes it current. A worker killed in the middle of a write therefore leaves its previous snapshot
+intact, and what it had counted is not lost with it. A process that needs fresh numbers rings, and
+every worker whose event loop runs then writes a new version.
+
+Knows bytes only; what they mean is known in `aggregate`. If this is wrong, counters go backwards
+when a worker dies.
 """
 
 from __future__ import annotations
@@ -12,13 +15,13 @@ import mmap
 import os
 import zlib
 
-_HALF = 1024 * 1024  # bytes; memory that nobody has touched costs nothing
-_HEAD = 8  # the number of the last edition; odd ones are in the second half
+_HALF = 1024 * 1024  # bytes; pages that were never written use no memory
+_HEAD = 8  # the number of the current version; odd versions are in the second half
 _LABEL = 16  # length and checksum
 
 
-class Boards:
-    """Made by the supervisor before it forks; one for each row, and the last for the supervisor."""
+class SharedSnapshots:
+    """Created by the supervisor before it forks: one snapshot per row, and the last one for the supervisor."""
 
     def __init__(self, rows: int) -> None:
         self.rows = rows
@@ -28,44 +31,44 @@ class Boards:
 
     @property
     def supervisor(self) -> int:
-        """The number of the supervisor's own board."""
+        """The row of the supervisor's own snapshot."""
         return self.rows
 
     def bell(self, row: int) -> int:
-        """Readable when somebody has rung."""
+        """A descriptor that becomes readable when another process asks this row for a fresh snapshot."""
         return self._bells[row]
 
     def ring(self, row: int) -> None:
         os.eventfd_write(self._bells[row], 1)
 
-    def heard(self, row: int) -> None:
+    def reset_bell(self, row: int) -> None:
         try:
             os.eventfd_read(self._bells[row])
         except BlockingIOError:
             pass
 
-    def edition(self, row: int) -> int:
+    def version(self, row: int) -> int:
         start = row * self._size
         return int.from_bytes(self._memory[start : start + _HEAD], "little")
 
     def write(self, row: int, text: bytes) -> None:
         """Raises ValueError when it does not fit."""
         if len(text) > _HALF - _LABEL:
-            raise ValueError(f"{len(text)} bytes do not fit on a board")
-        edition = self.edition(row) + 1
-        start = self._half(row, edition)
+            raise ValueError(f"{len(text)} bytes do not fit into a snapshot")
+        version = self.version(row) + 1
+        start = self._half(row, version)
         label = len(text).to_bytes(8, "little") + zlib.crc32(text).to_bytes(8, "little")
         self._memory[start + _LABEL : start + _LABEL + len(text)] = text
         self._memory[start : start + _LABEL] = label
-        self._memory[row * self._size : row * self._size + _HEAD] = edition.to_bytes(_HEAD, "little")
+        self._memory[row * self._size : row * self._size + _HEAD] = version.to_bytes(_HEAD, "little")
 
     def read(self, row: int) -> bytes:
-        """The last whole words; b"" when there are none (or the writer was faster, three times)."""
+        """The last complete snapshot; b"" if there is none, or if it changed during each of three attempts."""
         for _ in range(3):
-            edition = self.edition(row)
-            if edition == 0:
+            version = self.version(row)
+            if version == 0:
                 return b""
-            start = self._half(row, edition)
+            start = self._half(row, version)
             length = int.from_bytes(self._memory[start : start + 8], "little")
             checksum = int.from_bytes(self._memory[start + 8 : start + _LABEL], "little")
             text = self._memory[start + _LABEL : start + _LABEL + min(length, _HALF)]
@@ -74,10 +77,10 @@ class Boards:
         return b""
 
     def clear(self, row: int) -> None:
-        """For the next worker of this row. The writer must be gone."""
+        """Empty the row for its next worker. The previous one must be gone."""
         self._memory[row * self._size : row * self._size + _HEAD] = bytes(_HEAD)
         if row < self.rows:
-            self.heard(row)
+            self.reset_bell(row)
 
-    def _half(self, row: int, edition: int) -> int:
-        return row * self._size + _HEAD + (edition & 1) * _HALF
+    def _half(self, row: int, version: int) -> int:
+        return row * self._size + _HEAD + (version & 1) * _HALF

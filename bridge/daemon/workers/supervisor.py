@@ -1,9 +1,8 @@
-"""The supervisor: binds the sockets, forks the workers, restarts the dead, takes the signals.
+"""The supervisor: starts the workers, restarts those that die, and handles the signals.
 
-It handles no mail and runs no event loop and no thread: one loop waits for a signal and then looks
-at everything there is to do. All sockets are opened here and inherited, so clients that wait in a
-socket's queue outlive the worker that would have served them. A worker's end gives its slots back at
-once, and what it had counted is added to the supervisor's own board.
+It handles no mail and runs no event loop and no thread: one loop waits for a signal and then checks
+everything there is to do. When a worker exits, its slots are free immediately, and what it had
+counted is added to the supervisor's own snapshot.
 """
 
 from __future__ import annotations
@@ -11,22 +10,18 @@ from __future__ import annotations
 import gc
 import json
 import logging
-import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from bridge.config.model import Config
-from bridge.daemon import embedded, resources, wiring
-from bridge.daemon.sockets import Sockets
-from bridge.daemon.status import Reloads
+from bridge.daemon import embedded, quarantine_upkeep, resources, wiring
+from bridge.daemon.reload import ReloadHistory
 from bridge.daemon.systemd import notify, notify_stopping, watchdog_s
-from bridge.daemon.workers.child import CONFIG, FAILED, HURRY, RETIRE, STOP, fork, service, worker
-from bridge.daemon.workers.rolling_reload import Replacement
-from bridge.daemon.workers.shared_counters import Ledger
-from bridge.daemon.workers.shared_snapshots import Boards
-from bridge.daemon.workers.worker_context import Share
+from bridge.daemon.workers.child import CONFIG, FAILED, HURRY, STOP
+from bridge.daemon.workers.processes import GRACE_S, Child, Processes
+from bridge.daemon.workers.rolling_reload import RollingReload
 from bridge.observe.metrics import Metrics
 from bridge.quarantine.quarantine import Quarantine
 
@@ -34,136 +29,73 @@ log = logging.getLogger(__name__)
 
 _SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD, signal.SIGUSR1}
 _TURN_S = 1.0
-_SOON_S = 3.0  # a worker that ends within this has died at once
+_SOON_S = 3.0  # a process that exits within this time has failed to start
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
-_GRACE_S = 10.0  # beyond the drain time; then a worker is killed
 _SERVICE_GRACE_S = 5.0
 
 
-@dataclass(slots=True)
-class Child:
-    """One process: a worker, or the embedded service."""
-
-    pid: int
-    row: int
-    life: int
-    started: float
-    conf: Config
-    is_service: bool = False
-    leaving: bool = False  # told to end
-    ends_by: float = float("inf")
-    aborted: bool = False  # it gave no sign of life
-
-    def __str__(self) -> str:
-        return "the scanning service" if self.is_service else f"worker {self.pid}"
-
-
 class Supervisor:
-    """`run` returns the exit code. `reread` gives the configuration anew, for SIGHUP."""
+    """`run` returns the exit code. `reread` reads the configuration again, for SIGHUP."""
 
     def __init__(self, conf: Config, reread: Callable[[], Config], on_ready: Callable[[], None] = lambda: None) -> None:
-        self.config = conf
-        self.sockets = Sockets()
-        self.reloads = Reloads()
-        self.reloads.succeeded()
-        self.reloads.count = 0
-        self.children: dict[int, Child] = {}
+        self._state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+        self._processes = Processes(conf, self._state)
         self._reread = reread
         self._on_ready = on_ready
-        self._wanted = wiring.worker_count(conf)
-        rows = 3 * self._wanted + 1  # old workers finish their mail beside the new ones; the last is the service's
-        self.ledger, self._boards = Ledger(rows), Boards(rows)
-        self._lifeline, self._lifeline_end = os.pipe()
+        self._reloads = ReloadHistory()
         self._metrics = Metrics(listener.name for listener in conf.listeners)
-        self.reloads.show(self._metrics)
-        self._lives = 0
-        self._gone: list[int] = []  # lives whose numbers are in ours
+        self._reloads.show(self._metrics)
+        self._gone: list[int] = []  # lives of workers whose counts are in our metrics
         self._phase = "starting"
-        self._started = time.monotonic()
-        self._failures = 0  # workers that died at once, in a row
-        self._next_start = 0.0
-        self._kill_at = float("inf")
-        self._replacement: Replacement | None = None
-        self._reload_wanted = False
-        self._exit_code: int | None = None
         self._is_trial = True  # the first child of a kind is not up yet
+        self._started = time.monotonic()
+        self._failures = 0  # processes that exited soon after their start, in a row
+        self._next_start = 0.0
+        self._reload_wanted = False
+        self._reload: RollingReload | None = None  # the one in progress
+        self._exit_code: int | None = None  # set once the supervisor stops
+        self._kill_at = float("inf")
         self._hung_s = watchdog_s()
         self._fed = 0.0
 
     # Start
 
     def run(self) -> int:
-        """Until told to stop. Raises ConfigError, CannotListen."""
+        """Run until told to stop. Raises ConfigError, CannotListen."""
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        self._prepare()
+        self._prepare(self._processes.config)
         gc.collect()
-        gc.freeze()  # what the children share with us stays shared
-        self._post()
-        if self.config.embedded_service:
-            self._start_service()
-            self._await_first()
+        gc.freeze()  # so that memory shared with the children stays shared
+        self._publish()
+        if self._processes.config.embedded_service:
+            self._processes.start_service()
+            self._wait_ready()
         if self._exit_code is None:
-            self.start_worker()
-            self._await_first()
+            self._processes.start_worker()
+            self._wait_ready()
         self._is_trial = False
         if self._exit_code is None:
             self._tend()
-        while self._exit_code is None or self.children:
+        while self._exit_code is None or len(self._processes):
             self._turn()
         log.info("stopped")
         return self._exit_code
 
-    def _prepare(self) -> None:
-        """All that can be wrong before the first process."""
-        conf = self.config
-        self._state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+    def _prepare(self, conf: Config) -> None:
+        """Everything that can fail before the first process is started."""
         if conf.embedded_service:
-            embedded.make_token(conf)
-            self.sockets.hold("service", wiring.service_address(conf))
+            embedded.make_secrets(conf)
+            self._processes.open_service_socket()
         wiring.token(conf)
-        self.open_sockets(conf)
-        self.sockets.warn_of_idle()
-        quarantine = Quarantine(wiring.quarantine_place(conf, self._state))
-        # A remote one is seen to by the first worker: obstore's threads would not survive the fork.
-        if not quarantine.is_remote and (left := quarantine.clean()) > 0:
-            log.info("quarantine: %d unfinished files of an earlier run removed", left)
+        self._processes.open_sockets(conf)
+        self._processes.sockets.warn_of_idle()
+        # Object storage is left to the first worker: obstore's threads would not survive the fork.
+        quarantine_upkeep.clean(Quarantine(wiring.quarantine_place(conf, self._state)))
 
-    def open_sockets(self, conf: Config) -> None:
-        """Those that are not open yet. Raises CannotListen, ConfigError."""
-        for one in conf.listeners:
-            self.sockets.hold(one.name, one.address, one.unix_mode, one.unix_owner)
-        self.sockets.hold("admin", conf.admin.address)
-
-    def close_sockets(self, conf: Config) -> None:
-        """Those that `conf` does not name."""
-        service = [("service", wiring.service_address(conf))] if conf.embedded_service else []
-        self.sockets.keep_only([*wiring.addresses(conf), *service])
-
-    def _await_first(self) -> None:
-        """The first child of a kind shows whether there is any sense in starting others."""
-        while not all(self.ledger.is_ready(child.row) for child in self.children.values()):
+    def _wait_ready(self) -> None:
+        """The first child of a kind shows whether others would start at all."""
+        while not all(map(self._processes.is_ready, self._processes)):
             self._turn()
-
-    def _share(self, row: int) -> Share:
-        self._lives += 1
-        return Share(row, self.ledger, self._boards, self.sockets, os.getpid(), self._lifeline, self._lives)
-
-    def start_worker(self, conf: Config | None = None) -> Child:
-        conf = conf or self.config
-        taken = {child.row for child in self.children.values()}
-        row = next(row for row in range(self.ledger.rows - 1) if row not in taken)
-        self.ledger.beat(row, time.monotonic())
-        share = self._share(row)
-        pid = fork(conf, self._lifeline_end, worker(conf, share))
-        child = self.children[pid] = Child(pid, row, share.life, time.monotonic(), conf)
-        return child
-
-    def _start_service(self) -> None:
-        row = self.ledger.rows - 1
-        self.ledger.beat(row, time.monotonic())
-        share = self._share(row)
-        pid = fork(self.config, self._lifeline_end, service(self.config, share, self._state))
-        self.children[pid] = Child(pid, row, share.life, time.monotonic(), self.config, is_service=True)
 
     # The loop
 
@@ -172,117 +104,107 @@ class Supervisor:
         pause = _TURN_S if self._next_start <= time.monotonic() else 0.1
         if self._hung_s:
             pause = min(pause, self._hung_s / 4)
-        heard = signal.sigtimedwait(_SIGNALS, pause)
-        if heard is not None and heard.si_signo in (signal.SIGTERM, signal.SIGINT):
+        received = signal.sigtimedwait(_SIGNALS, pause)
+        if received is not None and received.si_signo in (signal.SIGTERM, signal.SIGINT):
             self._on_stop()
-        elif heard is not None and heard.si_signo == signal.SIGHUP:
+        elif received is not None and received.si_signo == signal.SIGHUP:
             self._reload_wanted = True
-        self._reap()
+        for child, code in self._processes.reap():
+            self._on_exit(child, code)
         if self._exit_code is not None:
             self._end_others()
         elif not self._is_trial:
             self._tend()
         self._feed_watchdog()
 
-    def workers(self) -> list[Child]:
-        """Those that are to stay."""
-        return [child for child in self.children.values() if not child.is_service and not child.leaving]
-
-    def _has_room(self) -> bool:
-        """Whether all workers can be replaced: those of the last reload may still be finishing their mail."""
-        return len(self.children) + self._wanted < self.ledger.rows
-
-    def is_ready(self, child: Child) -> bool:
-        return child.pid in self.children and self.ledger.is_ready(child.row)
-
     def _tend(self) -> None:
-        """As many workers as there should be, the service, and what a reload has to do next."""
+        """Keep the wanted number of workers and the service running, and advance a reload."""
         self._kill_hung()
         self._kill_late()
-        if self._replacement is None:
+        if self._reload is None:
             self._restart()
-            if self._phase == "ready" and self._reload_wanted and self._has_room():
+            if self._phase == "ready" and self._reload_wanted and self._processes.has_room:
                 self._reload_wanted = False
-                self._replacement = Replacement(self, self._reread)
-        if self._replacement is not None and self._replacement.advance():
-            self._replacement = None
-            self._post()
+                self._reload = RollingReload(self._processes, self._reloads, self._reread)
+        if self._reload is not None and self._reload.advance():
+            self._reload = None
+            self._publish()
         if self._phase == "starting" and self._is_complete():
-            self._phase = "ready"
-            self._post()
-            notify("READY=1")
-            notify(f"STATUS={self._wanted} workers take mail")
-            self._on_ready()
-            log.info("%d workers are ready", self._wanted)
+            self._on_complete()
 
     def _is_complete(self) -> bool:
-        workers = self.workers()
-        return len(workers) == self._wanted and all(map(self.is_ready, workers))
+        workers = self._processes.workers()
+        return len(workers) == self._processes.workers_wanted and all(map(self._processes.is_ready, workers))
+
+    def _on_complete(self) -> None:
+        wanted = self._processes.workers_wanted
+        self._phase = "ready"
+        self._publish()
+        notify("READY=1")
+        notify(f"STATUS={wanted} workers accept mail")
+        self._on_ready()
+        log.info("%d workers are ready", wanted)
 
     def _restart(self) -> None:
         if time.monotonic() < self._next_start:
             return
-        if self.config.embedded_service and not any(child.is_service for child in self.children.values()):
-            self._start_service()
-        for _ in range(self._wanted - len(self.workers())):
-            self.start_worker()
+        if self._processes.config.embedded_service and not self._processes.has_service:
+            self._processes.start_service()
+        for _ in range(self._processes.workers_wanted - len(self._processes.workers())):
+            self._processes.start_worker()
 
     def _kill_hung(self) -> None:
-        """As systemd would kill a single process whose event loop stands still: its stack goes to the log."""
+        """As systemd kills a single process whose event loop is blocked: SIGABRT puts the stack into the log."""
         if not self._hung_s:
             return
-        for child in [child for child in self.children.values() if not child.leaving]:
+        for child in self._processes:
+            if child.leaving:
+                continue
             if child.aborted:
-                self.tell(child, signal.SIGKILL)
-            elif time.monotonic() - self.ledger.last_beat(child.row) > self._hung_s:
-                log.error("%s gives no sign of life: it is killed", child)
+                self._processes.send(child, signal.SIGKILL)
+            elif self._processes.silent_s(child) > self._hung_s:
+                log.error("%s shows no sign of life; killing it", child)
                 child.aborted = True
-                self.tell(child, signal.SIGABRT)
+                self._processes.send(child, signal.SIGABRT)
 
     def _kill_late(self) -> None:
-        """Old workers that do not come to an end."""
-        for child in self.children.values():
+        """Kill replaced workers that did not exit within their drain time."""
+        for child in self._processes:
             if time.monotonic() >= child.ends_by:
-                log.error("worker %d does not end: it is killed", child.pid)
-                self.tell(child, signal.SIGKILL)
+                self._kill(child)
+
+    def _kill(self, child: Child) -> None:
+        log.error("%s did not exit in time; killing it", child)
+        self._processes.send(child, signal.SIGKILL)
 
     def _feed_watchdog(self) -> None:
         if self._hung_s and time.monotonic() - self._fed >= self._hung_s / 4:
             self._fed = time.monotonic()
             notify("WATCHDOG=1")
 
-    # Ends
+    # When a child exits
 
-    def _reap(self) -> None:
-        while self.children:
-            pid, status = os.waitpid(-1, os.WNOHANG)
-            if pid == 0:
-                return
-            child = self.children.pop(pid, None)
-            if child is not None:
-                self._bury(child, os.waitstatus_to_exitcode(status))
-
-    def _bury(self, child: Child, code: int) -> None:
-        """Its slots are free, its numbers ours."""
-        was_ready = self.ledger.is_ready(child.row)
-        self.ledger.clear(child.row)
-        if text := self._boards.read(child.row):
+    def _on_exit(self, child: Child, code: int) -> None:
+        """Free its slots, keep its counts, and decide what comes next."""
+        counters, snapshots = self._processes.counters, self._processes.snapshots
+        was_ready = counters.is_ready(child.row)
+        counters.clear(child.row)
+        if text := snapshots.read(child.row):
             self._metrics.add(json.loads(text)["metrics"])
-        self._gone = [*self._gone[-self.ledger.rows :], child.life]
+        self._gone = [*self._gone[-counters.rows :], child.life]
         if not child.leaving and self._exit_code is None:
-            self._mourn(child, code, was_ready)
-        self._post()
-        self._boards.clear(child.row)
+            self._on_unexpected_exit(child, code, was_ready)
+        self._publish()
+        snapshots.clear(child.row)
 
-    def _mourn(self, child: Child, code: int, was_ready: bool) -> None:
-        """It ended unasked: when to start the next one, or that there is no sense in it."""
-        how = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
+    def _on_unexpected_exit(self, child: Child, code: int, was_ready: bool) -> None:
+        """Start another one, soon or after a pause; or stop, if another one would fail as well."""
+        how = f"was killed by signal {-code}" if code < 0 else f"exited with code {code}"
         log.error("%s %s", child, how)
-        first = self._phase == "starting"
-        if not was_ready and (first or (code == CONFIG and not self.workers())):
-            self._end(code if code > 0 else FAILED)
+        if not was_ready and (self._phase == "starting" or (code == CONFIG and not self._processes.workers())):
+            self._begin_stop(code if code > 0 else FAILED)
             return
-        if self._replacement is not None and self._replacement.concerns(child):
+        if self._reload is not None and self._reload.handles(child):
             return
         self._metrics.worker_restarts.values[()] += 1
         soon = time.monotonic() - child.started < _SOON_S
@@ -290,60 +212,53 @@ class Supervisor:
         if self._failures > 1:
             pause = min(_FIRST_PAUSE_S * 2 ** (self._failures - 2), _LONGEST_PAUSE_S)
             self._next_start = time.monotonic() + pause
-            log.error("the next one is started in %.1f s", pause)
+            log.error("%d processes in a row exited soon after their start; pausing for %.1f s", self._failures, pause)
+
+    # Stop
 
     def _on_stop(self) -> None:
         if self._exit_code is None:
-            self._end(0)
+            self._begin_stop(0)
             return
-        log.warning("told to stop again")
-        for child in self.children.values():
+        log.warning("told to stop again: mail in processing is given up soon")
+        for child in self._processes:
             if not child.is_service:
-                self.tell(child, HURRY)
+                self._processes.send(child, HURRY)
 
-    def _end(self, code: int) -> None:
+    def _begin_stop(self, code: int) -> None:
+        conf = self._processes.config
         self._exit_code = code
         self._phase = "stopping"
-        self._post()
-        notify_stopping(wiring.longest_stop_s(self.config))
-        self.sockets.keep_only([])
-        self._kill_at = time.monotonic() + self.config.drain_timeout + _GRACE_S
-        for child in self.children.values():
+        self._publish()
+        notify_stopping(wiring.longest_stop_s(conf))
+        self._processes.sockets.keep_only([])
+        self._kill_at = time.monotonic() + conf.drain_timeout + GRACE_S
+        for child in self._processes:
             child.leaving = True
             if not child.is_service:
-                self.tell(child, STOP)
+                self._processes.send(child, STOP)
 
     def _end_others(self) -> None:
-        """The service after the last worker; whoever does not end in time is ended."""
-        late = time.monotonic() >= self._kill_at
-        only_service = all(child.is_service for child in self.children.values())
-        for child in self.children.values():
+        """Stop the service after the last worker, and kill processes that did not exit in time."""
+        late, only_service = time.monotonic() >= self._kill_at, self._processes.only_service
+        for child in self._processes:
             if late:
-                log.error("process %d does not end: it is killed", child.pid)
-                self.tell(child, signal.SIGKILL)
-            elif only_service and child.is_service:
-                self.tell(child, HURRY)
+                self._kill(child)
+            elif only_service:
+                self._processes.send(child, HURRY)
         if only_service:
             self._kill_at = min(self._kill_at, time.monotonic() + _SERVICE_GRACE_S)
 
-    def retire(self, child: Child) -> None:
-        """Another has taken its place."""
-        child.leaving = True
-        child.ends_by = time.monotonic() + child.conf.drain_timeout + _GRACE_S
-        self.tell(child, RETIRE)
+    # Our snapshot
 
-    def tell(self, child: Child, number: signal.Signals) -> None:
-        os.kill(child.pid, number)  # it is not reaped, so the number is still its own
-
-    # The board
-
-    def _post(self) -> None:
-        """What workers must know of us, to answer for all."""
-        words = {
+    def _publish(self) -> None:
+        """Write what workers must know about us, to answer for the whole daemon."""
+        snapshot = {
             "phase": self._phase,
             "started": self._started,
             "gone": self._gone,
-            "reload": asdict(self.reloads),
+            "reload": asdict(self._reloads),
             "metrics": self._metrics.snapshot(),
         }
-        self._boards.write(self._boards.supervisor, json.dumps(words).encode())
+        snapshots = self._processes.snapshots
+        snapshots.write(snapshots.supervisor, json.dumps(snapshot).encode())

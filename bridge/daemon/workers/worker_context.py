@@ -1,87 +1,177 @@
-"""What a worker has in common with its siblings: sockets, counts, boards; made by the supervisor.
+"""Where this process stands among the workers: alone, or one of several that share sockets and limits.
 
-The two accounts that limit mail in processing look like those of a single process to everything
-that uses them; only here is it known that other processes draw on them too.
+The daemon asks a `WorkerContext` for everything that differs between the two. The accounts that
+limit mail in processing look the same to the code that uses them; only here is it known that other
+processes may draw on them too.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
 
+from bridge.daemon.admin import AdminView, OwnStatus, SingleView
 from bridge.daemon.sockets import Sockets
-from bridge.daemon.workers.shared_counters import Column, Ledger
-from bridge.daemon.workers.shared_snapshots import Boards
-from bridge.errors import Saturated
+from bridge.daemon.workers.aggregate import INTERVAL_S, Aggregate, SharedRow
+from bridge.daemon.workers.shared_counters import Column
 from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
 
-_BEAT_S = 1.0
-_AHEAD = 8  # connections more, and a quarter: connections come and go
+_AHEAD = 8  # connections more than a quarter above the fewest: connections come and go
 
 
-class SharedAdmission(Admission):
-    """The slots of all workers together."""
-
-    def __init__(self, settings: AdmissionSettings, slots: Column) -> None:
-        self.settings = settings
-        self._slots = slots
+class WorkerContext(Protocol):
+    """What the daemon needs to know about the other processes, if there are any."""
 
     @property
-    def in_processing(self) -> int:  # type: ignore[override]  # a number of its own costs one process nothing
-        return self._slots.total
+    def sockets(self) -> Sockets: ...
 
-    def glance(self) -> int:
-        return self._slots.glance()  # the hot path of a bad day
+    @property
+    def has_supervisor(self) -> bool:
+        """Whether a supervisor does what must be done once, at the start, before any worker runs."""
 
-    def enter(self, is_pressed: Callable[[], bool] = lambda: False) -> float:
-        before = self._slots.take_one(self.settings.max_in_processing)
-        if before is None:
-            raise Saturated("mail in processing is at its limit")
-        return self.delay_after(before, is_pressed)
+    @property
+    def is_first(self) -> bool:
+        """Whether this process does what only one of them may do (fetch lists, purge the quarantine)."""
 
-    def leave(self) -> None:
-        self._slots.give_back(1)
+    @property
+    def is_retired(self) -> bool:
+        """Whether a reload has started another worker to replace this one."""
+
+    def admission(self, settings: AdmissionSettings) -> Admission: ...
+
+    def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool: ...
+
+    def balance(self, connections: Callable[[], int]) -> Callable[[], bool] | None:
+        """A check whether to leave new connections to other workers; None if there are none."""
+
+    def admin_view(self, status: OwnStatus) -> AdminView: ...
 
 
-class SharedSpool(Spool):
-    """The bytes of all workers together.
+class SingleProcess:
+    """The daemon is one process."""
 
-    A worker with mail in processing keeps a small reserve, because taking from the common account needs a lock. So
-    the limit is never passed, and may seem to be reached a thousandth of it too early for each worker.
+    has_supervisor = False
+    is_first = True
+    is_retired = False
+
+    def __init__(self) -> None:
+        self.sockets = Sockets()
+
+    def admission(self, settings: AdmissionSettings) -> Admission:
+        return Admission(settings)
+
+    def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
+        return Spool(limit, memory_per_mail, directory)
+
+    def balance(self, connections: Callable[[], int]) -> Callable[[], bool] | None:
+        return None
+
+    def admin_view(self, status: OwnStatus) -> AdminView:
+        return SingleView(status)
+
+
+class SupervisedWorker:
+    """The daemon is one of several workers, started by a supervisor."""
+
+    has_supervisor = True
+
+    def __init__(self, shared: SharedRow, sockets: Sockets, lifeline: int) -> None:
+        self.sockets = sockets
+        self.lifeline = lifeline  # readable (end of file) once the supervisor is gone
+        self.life = shared.life
+        self._shared = shared
+        self._row, self._counters = shared.row, shared.counters
+        self._is_retired = False
+
+    @property
+    def is_first(self) -> bool:
+        return self._counters.first_alive() == self._row
+
+    @property
+    def is_retired(self) -> bool:
+        return self._is_retired
+
+    def retire(self) -> None:
+        """Another worker replaces this one and answers for it from now on."""
+        self._is_retired = True
+
+    def admission(self, settings: AdmissionSettings) -> Admission:
+        return Admission(settings, self._counters.mails(self._row))
+
+    def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
+        return Spool(limit, memory_per_mail, directory, ReservedBytes(self._counters.bytes(self._row), limit // 1000))
+
+    def balance(self, connections: Callable[[], int]) -> Callable[[], bool] | None:
+        return lambda: self.is_ahead(connections())
+
+    def is_ahead(self, own: int) -> bool:
+        """Whether another worker has so many fewer connections than our `own` that it should get the next ones."""
+        self._counters.set_connections(self._row, own)
+        fewest = self._counters.fewest_connections(self._row, time.monotonic() - 2 * INTERVAL_S)
+        return fewest is not None and own >= fewest * 1.25 + _AHEAD
+
+    def admin_view(self, status: OwnStatus) -> AdminView:
+        return Aggregate(self._shared, status, lambda: self.is_retired)
+
+    # Reports to the supervisor
+
+    async def beat_regularly(self) -> None:
+        """Record a heartbeat every second, until cancelled: the event loop of this process runs."""
+        while True:
+            self._counters.beat(self._row, time.monotonic())
+            await asyncio.sleep(INTERVAL_S)
+
+    def report_ready(self) -> None:
+        self._counters.set_ready(self._row, True)
+        self._wake_supervisor()
+
+    def report_closed(self) -> None:
+        """This process accepts no more connections."""
+        self._counters.set_ready(self._row, False)
+        self._wake_supervisor()
+
+    def _wake_supervisor(self) -> None:
+        if os.getppid() == self._shared.supervisor:
+            os.kill(self._shared.supervisor, signal.SIGUSR1)
+
+
+class ReservedBytes:
+    """The bytes of all workers together, drawn with a reserve: taking from the shared account needs a lock.
+
+    A worker with mail in processing keeps up to `reserve` bytes more than its mail needs. The limit is therefore
+    never passed, but may appear to be reached early by that reserve (a thousandth of the limit) for each worker.
     """
 
-    def __init__(self, limit: int, memory_per_mail: int, directory: str | None, used: Column) -> None:
-        self.limit, self.memory_per_mail, self.directory = limit, memory_per_mail, directory
+    def __init__(self, used: Column, reserve: int) -> None:
         self._used = used
-        self._own = 0  # what our mail holds; the rest of what we took is the reserve
+        self._own = 0  # what our mail holds; what we took beyond that is the reserve
         self._reserve = 0
-        self._most_reserve = limit // 1000
+        self._most_reserve = reserve
 
     @property
-    def in_use(self) -> int:  # type: ignore[override]
+    def in_use(self) -> int:
         return self._used.total
 
-    def take(self, count: int) -> None:
-        if count > self._reserve:
-            self._refill(count)
+    def take(self, count: int, limit: int) -> bool:
+        if count > self._reserve and not self._refill(count, limit):
+            return False
         self._reserve -= count
         self._own += count
+        return True
 
-    def _refill(self, count: int) -> None:
-        """Have at least so much in reserve."""
+    def _refill(self, count: int, limit: int) -> bool:
+        """Bring the reserve to at least `count`."""
         missing = count - self._reserve
         for more in (missing + self._most_reserve, missing):
-            if self._used.take(more, self.limit) is not None:
+            if self._used.take(more, limit) is not None:
                 self._reserve += more
-                return
-        raise Saturated("bytes in processing are at their limit")
+                return True
+        return False
 
     def give_back(self, count: int) -> None:
         self._own -= count
@@ -90,64 +180,3 @@ class SharedSpool(Spool):
         if self._reserve > kept:
             self._used.give_back(self._reserve - kept)
             self._reserve = kept
-
-
-@dataclass(slots=True)
-class Share:
-    """One worker's place among the others."""
-
-    row: int
-    ledger: Ledger
-    boards: Boards
-    sockets: Sockets
-    supervisor: int  # its process id
-    lifeline: int  # reads as ended when the supervisor is gone
-    life: int = 0  # which worker this is: a process id may come again
-    connections: Callable[[], int] = lambda: 0  # how many we have
-
-    def admission(self, settings: AdmissionSettings) -> Admission:
-        return SharedAdmission(settings, self.ledger.mails(self.row))
-
-    def spool(self, limit: int, memory_per_mail: int, directory: str | None) -> Spool:
-        return SharedSpool(limit, memory_per_mail, directory, self.ledger.bytes(self.row))
-
-    def tell_connections(self) -> int:
-        """Tell the others how many we have."""
-        count = self.connections()
-        self.ledger.set_connections(self.row, count)
-        return count
-
-    def is_ahead(self) -> bool:
-        """Whether another worker has so many connections less than we that the next ones should be his."""
-        own = self.tell_connections()
-        fewest = self.ledger.fewest_connections(self.row, time.monotonic() - 2 * _BEAT_S)
-        return fewest is not None and own >= fewest * 1.25 + _AHEAD
-
-    @property
-    def is_first(self) -> bool:
-        """Of those that live: it does what need be done once only."""
-        return self.ledger.first_alive() == self.row
-
-    async def beat_always(self) -> None:
-        """A sign of life each second: our event loop turns. Ends by being cancelled."""
-        while True:
-            self.ledger.beat(self.row, time.monotonic())
-            await asyncio.sleep(_BEAT_S)
-
-    def tell_ready(self) -> None:
-        self.ledger.set_ready(self.row, True)
-        self._wake()
-
-    def tell_closed(self) -> None:
-        """We take no connections any more."""
-        self.ledger.set_ready(self.row, False)
-        self._wake()
-
-    def _wake(self) -> None:
-        if os.getppid() == self.supervisor:
-            os.kill(self.supervisor, signal.SIGUSR1)
-
-    def supervisor_says(self) -> dict[str, Any]:
-        """Its phase, its reloads, and the counts of the workers that are gone."""
-        text = self.boards.read(self.boards.supervisor)
-        return dict(json.loads(text)) if text else {}

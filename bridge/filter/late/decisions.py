@@ -1,13 +1,13 @@
-"""Late decisions: the service may take an hour, SMTP may not.
+"""Late decisions: a scan may take an hour, an SMTP transaction may not.
 
-When the deadline of a mail passes, its client reads 451, but the scan goes on. Its decision is kept,
-and when the same mail comes back it is answered at once; while the scan still runs, with another 451,
-never with a second scan. A mail in this state holds its slot in admission, because the scanner has it,
-but not its content, which is uploaded already.
+When a mail's deadline passes, its client reads 451, but the scan continues. Its decision is stored, and
+when the client sends the same mail again, it is answered immediately; while the scan still runs, it is
+answered with another 451, and never scanned a second time. Until the scan ends, the mail holds its slot
+in admission, because the scanner is working on it, but not its content, which has been uploaded.
 
-Everything that touches the store happens in one thread, in order; mail never waits for a write. Most
-mail costs a look at an empty set. What breaks if this is wrong: one mail gets another's decision, so
-the key is a strong hash of everything the scanner saw that the sender chose.
+One thread performs all store operations in order; mail never waits for a write. Most mail costs only
+the check of an empty set. If this is wrong, one mail gets another's decision; therefore the key is a
+strong hash of everything the scanner saw that the sender chose.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.errors import RunningScan, Saturated, ScanError
-from bridge.filter.late.fingerprint import fingerprint, mark
+from bridge.errors import Saturated, ScanError
+from bridge.filter.late.fingerprint import envelope_hash, fingerprint
 from bridge.filter.late.store import Entry, LateStore, LateStoreError, MemoryStore
 from bridge.mail.envelope import Envelope
 from bridge.mail.message import Message
@@ -35,30 +35,28 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-_REFRESH_S = 1.0  # how soon one worker learns of another's late mail
-_OVERLAP_S = 5.0  # clocks and commits of several processes are never quite in order
-_PURGE_S = 60.0  # also how often other machines are told that a scan is still waited for
-_ALIVE_S = 3 * _PURGE_S  # a machine that does not say so for this long waits for nothing
-_REOPEN_S = 10.0  # a store that is away is asked for again after so long
-_SPARE_ENTRIES = 10_000
-_ASK_S = 2.0  # a store that takes longer is passed over: the mail is scanned
-_WRITE_S = 1.0  # so long the 451 waits for the store to know of the scan
-_CLOSE_S = 5.0
+
+class LateStatus(StrEnum):
+    """How late decisions affected one mail, for log and metrics."""
+
+    HIT = "hit"  # answered with a stored decision
+    RUNNING = "running"  # another 451: its scan still runs
+    AWAITED = "awaited"  # its deadline passed, its scan continues
 
 
-class Late(StrEnum):
-    """What late decisions had to do with one mail, for log and metrics."""
+class LateScanEnd(StrEnum):
+    """How a scan ended that continued after its deadline."""
 
-    HIT = "hit"  # answered with a decision that was kept
-    RUNNING = "running"  # 451 again: its scan still runs
-    AWAITED = "awaited"  # its deadline passed, its scan goes on
-
-
-class Scan(StrEnum):
-    """How a scan that went on ended."""
-
-    KEPT = "kept"  # its decision waits for the mail to come back
+    KEPT = "kept"  # its decision is stored until the mail is sent again
     FAILED = "failed"  # no decision
+
+
+class RunningScan(Protocol):
+    """A scan whose deadline has passed: to be awaited or abandoned."""
+
+    async def result(self) -> AnalysisResult: ...
+
+    def abandon(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,67 +64,87 @@ class LateSettings:
     max_age_s: float = 86400.0
     max_entries: int = 100_000
     scan_limit_s: float = 3600.0
+    refresh_s: float = 1.0  # how soon one worker learns of another worker's late mail
+    overlap_s: float = 5.0  # read again each time: clocks and commits of several processes are not in order
+    purge_s: float = 60.0  # also how often other machines learn that a scan is still awaited
+    reopen_s: float = 10.0  # pause before a store that is unavailable is opened again
+    lookup_limit_s: float = 2.0  # if the store takes longer, the mail is scanned
+    write_limit_s: float = 1.0  # longest wait of a 451 until the store knows of the scan
+    close_limit_s: float = 5.0
+    spare_entries: int = 10_000  # kept in memory while the store fails
+    hash_envelope: Callable[[str | None, Envelope], bytes] = envelope_hash
+    hash_mail: Callable[[str | None, Envelope, Message], Awaitable[bytes]] = fingerprint
+
+    @property
+    def alive_s(self) -> float:
+        """A machine that has not confirmed its running scans for this long no longer awaits them."""
+        return 3 * self.purge_s
 
 
 class LateDecisions:
-    """Shared by all listeners. `start`, then `look_up` and `follow` per mail, then `stop`."""
+    """Shared by all listeners. `start`; `look_up` and `follow` for each mail; `stop`."""
 
     def __init__(
-        self, settings: LateSettings, store: LateStore, on_end: Callable[[Scan], None] = lambda scan: None
+        self, settings: LateSettings, store: LateStore, on_end: Callable[[LateScanEnd], None] = lambda end: None
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._store = store
-        self._spare = MemoryStore()  # for what the store would not take
+        self._spare = MemoryStore()  # for entries that the store did not accept
         self._on_end = on_end
         self._owner = ""
-        self._marks: set[bytes] = set()  # of every envelope the store may know; a few too many do no harm
-        self._stamp = 0  # the store's, when its marks were last read
-        self._new_marks: set[bytes] = set()  # since they were last read from the store
-        self._running: dict[bytes, bytes] = {}  # key: mark
+        self._envelopes: set[bytes] = set()  # hashes of all envelopes in the store; some stale ones do no harm
+        self._new_envelopes: set[bytes] = set()  # added since they were last read from the store
+        self._stamp = 0  # the store's stamp when they were last read
+        self._running: dict[bytes, bytes] = {}  # the mail's fingerprint -> its envelope's hash
         self._tasks: set[asyncio.Task[None]] = set()
         self._thread = ThreadPoolExecutor(1, "late")
         self._is_open = False
-        self._failing = False
-        self._stopped = False
+        self._is_failing = False
+        self._is_stopped = False
         self._refresher: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> int:
-        """Scans that nobody waits for now."""
+        """Scans that continue after their deadline."""
         return len(self._running)
 
     def is_empty(self) -> bool:
         """Whether there is nothing to look up: the usual case."""
-        return self._stopped or (not self._marks and self._store.stamp() == self._stamp)
+        return self._is_stopped or (not self._envelopes and self._store.stamp() == self._stamp)
 
     async def start(self) -> None:
-        """Open the store; while one cannot be opened, memory stands in for it."""
+        """Open the store; until it can be opened, entries are kept in memory."""
         self._owner = _this_process()
         self._is_open = await self._in_thread(self._open)
-        await self._reread()
+        await self._read_all()
         self._refresher = asyncio.create_task(self._refresh())
 
-    async def look_up(self, tenant: str | None, envelope: Envelope, message: Message) -> AnalysisResult | Late | None:
-        """The decision on this very mail, RUNNING while it is being made, None when nothing is known."""
+    async def look_up(
+        self, tenant: str | None, envelope: Envelope, message: Message
+    ) -> AnalysisResult | LateStatus | None:
+        """The decision on this mail, RUNNING while its scan continues, None when nothing is known."""
+        settings = self.settings
         try:
-            async with asyncio.timeout(_ASK_S):
-                if self._store.stamp() != self._stamp:  # another worker has put something in
-                    await self._read_new(_OVERLAP_S + _REFRESH_S)
-                if mark(tenant, envelope) not in self._marks:
+            async with asyncio.timeout(settings.lookup_limit_s):
+                if self._store.stamp() != self._stamp:  # another worker has added an entry
+                    await self._read_new(settings.overlap_s + settings.refresh_s)
+                if settings.hash_envelope(tenant, envelope) not in self._envelopes:
                     return None
-                key = await fingerprint(tenant, envelope, message)
+                key = await settings.hash_mail(tenant, envelope, message)
                 if key in self._running:
-                    return Late.RUNNING
+                    return LateStatus.RUNNING
                 entry = await self._in_thread(self._get, key)
         except TimeoutError:
-            log.warning("late decisions: no answer from the store in time")
+            log.warning("late decisions: the store did not answer in time; scanning the mail")
             return None
-        now = time.time()
-        if entry is None or entry.changed_at < now - self._settings.max_age_s:
+        return self._known(entry, time.time())
+
+    def _known(self, entry: Entry | None, now: float) -> AnalysisResult | LateStatus | None:
+        if entry is None or entry.changed_at < now - self.settings.max_age_s:
             return None
         if entry.result is not None:
             return entry.result
-        return Late.RUNNING if _is_waited_for(entry, now) else None
+        return LateStatus.RUNNING if _is_awaited(entry, now - self.settings.alive_s) else None
 
     async def follow(
         self,
@@ -136,64 +154,64 @@ class LateDecisions:
         scan: RunningScan,
         release: Callable[[], None],
     ) -> None:
-        """Wait for this scan in the background. `release` is called when it has ended, however.
+        """Wait for this scan in the background; `release` is called when it has ended, whatever its result.
 
-        Returns when all workers can know of it: the client has not got its 451 before that.
+        Returns when all workers can know of the scan, so that a client cannot send the mail again before that.
         """
         try:
-            key = await fingerprint(tenant, envelope, message)
+            key = await self.settings.hash_mail(tenant, envelope, message)
         except BaseException:
             scan.abandon()
             release()
             raise
-        entry = Entry(key, mark(tenant, envelope), time.time(), self._owner)
-        if self._stopped or key in self._running:  # the same mail twice at once: one of the two scans is enough
+        if self._is_stopped or key in self._running:  # the same mail arrived twice: one scan is enough
             scan.abandon()
             release()
             return
-        self._running[key] = entry.mark
-        self._marks.add(entry.mark)
-        self._new_marks.add(entry.mark)
+        entry = Entry(key, self.settings.hash_envelope(tenant, envelope), time.time(), self._owner)
+        self._running[key] = entry.envelope
+        self._envelopes.add(entry.envelope)
+        self._new_envelopes.add(entry.envelope)
         written = asyncio.wrap_future(self._thread.submit(self._put, entry))
         task = asyncio.create_task(self._await(entry, scan, release))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-        await asyncio.wait([written], timeout=_WRITE_S)
+        await asyncio.wait([written], timeout=self.settings.write_limit_s)
 
     async def _await(self, entry: Entry, scan: RunningScan, release: Callable[[], None]) -> None:
         result: AnalysisResult | None = None
         try:
-            async with asyncio.timeout(self._settings.scan_limit_s):
+            async with asyncio.timeout(self.settings.scan_limit_s):
                 result = await scan.result()
         except (ScanError, Saturated) as exc:
-            log.warning("a scan that went on after its deadline failed: %s", exc)
+            log.warning("late scan failed: %s", exc)
         except TimeoutError:
-            log.warning("a scan that went on after its deadline was given up")
+            log.warning("late scan did not end within %g s; giving it up", self.settings.scan_limit_s)
         finally:
             scan.abandon()
             release()
             self._end(entry, result)
 
     def _end(self, entry: Entry, result: AnalysisResult | None) -> None:
-        """Keep what decides something; after anything else the next try is scanned anew."""
+        """Store a decision; without one, the mail is scanned again when it returns."""
         if result is not None and result.decision is not Decision.UNDECIDED:
             self._thread.submit(self._put, replace(entry, changed_at=time.time(), owner="", result=result))
-            self._on_end(Scan.KEPT)
+            self._on_end(LateScanEnd.KEPT)
         else:
             self._thread.submit(self._remove, entry.key)
-            self._on_end(Scan.FAILED)
-        self._running.pop(entry.key, None)  # who looks now asks the store, behind the write
+            self._on_end(LateScanEnd.FAILED)
+        self._running.pop(entry.key, None)  # a look-up from now on asks the store, after the write above
 
     def give_up(self) -> None:
-        """Running scans end now, without a decision."""
+        """End running scans now, without a decision."""
         for task in self._tasks:
             task.cancel()
 
     async def stop(self, limit_s: float) -> None:
-        """Running scans may end within the time; what is known is on disk when this returns. Once is enough."""
-        if self._stopped:
+        """Give running scans this long to end, then store everything and close. A second call does nothing."""
+        if self._is_stopped:
             return
-        self._stopped = True
+        self._is_stopped = True
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=limit_s)
         self.give_up()
@@ -201,48 +219,48 @@ class LateDecisions:
             self._refresher.cancel()
         await asyncio.gather(*self._tasks, *filter(None, [self._refresher]), return_exceptions=True)
         try:
-            async with asyncio.timeout(_CLOSE_S):
+            async with asyncio.timeout(self.settings.close_limit_s):
                 await self._in_thread(self._store.close)
         except TimeoutError:
             log.warning("late decisions: the store did not close in time")
         self._thread.shutdown(wait=False)
 
     async def _refresh(self) -> None:
-        """Learn what other processes put into the store, and remove what is too old."""
+        """Read what other processes have stored, and remove what is too old."""
         purged = read = opened = time.monotonic()
         while True:
-            await asyncio.sleep(_REFRESH_S)
+            await asyncio.sleep(self.settings.refresh_s)
             now = time.monotonic()
-            if not self._is_open and now - opened >= _REOPEN_S:
+            if not self._is_open and now - opened >= self.settings.reopen_s:
                 opened = now
                 self._is_open = await self._in_thread(self._open)
-            if now - purged >= _PURGE_S:
+            if now - purged >= self.settings.purge_s:
                 purged = now
                 await self._in_thread(self._purge)
-                await self._reread()
+                await self._read_all()
             elif self._store.shared:
-                await self._read_new(now - read + _OVERLAP_S)
+                await self._read_new(now - read + self.settings.overlap_s)
             read = now
 
     async def _read_new(self, seconds: float) -> None:
-        """What was put into the store in the last seconds."""
+        """Read what was stored in the last seconds."""
         stamp = self._store.stamp()
-        found = await self._in_thread(self._read_marks, time.time() - seconds)
+        found = await self._in_thread(self._read_envelopes, time.time() - seconds)
         if found is not None:
-            self._marks |= found
+            self._envelopes |= found
             self._stamp = stamp
 
-    async def _reread(self) -> None:
-        self._new_marks = set()
+    async def _read_all(self) -> None:
+        self._new_envelopes = set()
         self._stamp = self._store.stamp()
-        found = await self._in_thread(self._read_marks, 0.0)
+        found = await self._in_thread(self._read_envelopes, 0.0)
         if found is not None:
-            self._marks = found | self._new_marks | set(self._running.values())
+            self._envelopes = found | self._new_envelopes | set(self._running.values())
 
     async def _in_thread(self, work: Callable[..., T], *arguments: object) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *arguments)
 
-    # In the thread. A store that fails costs a second scan, never a mail.
+    # In the thread. A failing store costs a second scan, never a mail.
 
     def _open(self) -> bool:
         return self._try(self._store.open)
@@ -252,7 +270,7 @@ class LateDecisions:
             self._spare.remove(entry.key)
             return
         self._spare.put(entry)
-        self._spare.purge(0.0, _SPARE_ENTRIES)
+        self._spare.purge(0.0, self.settings.spare_entries)
 
     def _get(self, key: bytes) -> Entry | None:
         found: list[Entry | None] = [self._spare.get(key)]
@@ -264,30 +282,30 @@ class LateDecisions:
         self._spare.remove(key)
         self._try(self._store.remove, key)
 
-    def _read_marks(self, since: float) -> set[bytes] | None:
+    def _read_envelopes(self, since: float) -> set[bytes] | None:
         found: list[set[bytes]] = []
-        self._try(lambda: found.append(self._store.marks(since)))
-        return found[0] | self._spare.marks(since) if found else None
+        self._try(lambda: found.append(self._store.envelopes(since)))
+        return found[0] | self._spare.envelopes(since) if found else None
 
     def _purge(self) -> None:
-        before = time.time() - self._settings.max_age_s
-        self._spare.purge(before, _SPARE_ENTRIES)
+        before = time.time() - self.settings.max_age_s
+        self._spare.purge(before, self.settings.spare_entries)
         if self._running:
             self._try(self._store.touch, self._owner, time.time())
-        self._try(self._store.purge, before, self._settings.max_entries)
+        self._try(self._store.purge, before, self.settings.max_entries)
 
     def _try(self, work: Callable[..., object], *arguments: object) -> bool:
-        """Whether it worked; a trouble that lasts is said once."""
+        """Returns whether it worked; a lasting failure is logged once."""
         try:
             work(*arguments)
         except LateStoreError as exc:
-            if not self._failing:
-                log.error("late decisions: the store fails, what is new is kept only in memory: %s", exc)
-            self._failing = True
+            if not self._is_failing:
+                log.error("late decisions: the store fails; new entries are kept only in memory: %s", exc)
+            self._is_failing = True
             return False
-        if self._failing:
+        if self._is_failing:
             log.info("late decisions: the store works again")
-        self._failing = False
+        self._is_failing = False
         return True
 
 
@@ -295,19 +313,19 @@ def _this_process() -> str:
     return f"{socket.gethostname()}/{os.getpid()}/{_started(os.getpid())}"
 
 
-def _is_waited_for(entry: Entry, now: float) -> bool:
-    """Whether the process that waits for a scan is still there; another machine's must have said so of late."""
+def _is_awaited(entry: Entry, alive_since: float) -> bool:
+    """Whether the process that awaits the scan still exists; on another machine: whether it confirmed that recently."""
     try:
         host, pid, started = entry.owner.rsplit("/", 2)
         if host == socket.gethostname():
             return _started(int(pid)) == started
-    except ValueError:  # nothing we wrote
+    except ValueError:  # not written by us
         return False
-    return entry.changed_at > now - _ALIVE_S
+    return entry.changed_at > alive_since
 
 
 def _started(pid: int) -> str:
-    """When a process began, so that a number used again is no mistake; "" when there is none."""
+    """When a process was started, to recognise a reused process id; "" if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (OSError, IndexError):

@@ -1,8 +1,8 @@
-"""Where late decisions are kept: in memory, or in a database.
+"""Where late decisions are stored: in memory, or in a database.
 
-SQLite, so that all workers share it and it survives a restart; PostgreSQL for several machines: no
-statement is either's own. Everything is synchronous and belongs in a thread. What is in here can be
-had again by another scan: a damaged file that is ours alone is set aside.
+SQLite is shared by all workers and survives a restart; PostgreSQL also serves several machines. No
+statement is specific to either. Everything is synchronous and must run in a thread. Another scan can
+replace whatever is lost here, so a damaged file that holds only our table is renamed and recreated.
 """
 
 from __future__ import annotations
@@ -42,55 +42,55 @@ from bridge.errors import BridgeError
 from bridge.runtime import database
 from bridge.runtime.database import Database
 
-_BUSY_S = 2.0
+BUSY_S = 2.0  # longest wait for the lock, and for a statement
 
 
 class LateStoreError(BridgeError):
-    """The store cannot be used now; mail goes on without it."""
+    """The store cannot be used now; mail is processed without it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One mail whose scan took longer than its client could wait."""
+    """One mail whose scan took longer than its deadline."""
 
     key: bytes  # the mail's fingerprint
-    mark: bytes  # its envelope's
+    envelope: bytes  # the hash of its envelope
     changed_at: float  # seconds since 1970
-    owner: str = ""  # the process that waits for the scan
+    owner: str = ""  # the process that awaits the scan
     result: AnalysisResult | None = None  # None: the scan still runs
 
 
 class LateStore(Protocol):
     """Every method may raise LateStoreError."""
 
-    shared: bool  # other processes write to it too
+    shared: bool  # other processes write to it as well
 
     def open(self) -> None: ...
 
     def close(self) -> None: ...
 
     def put(self, entry: Entry) -> None:
-        """In place of what was there for this key."""
+        """Replaces the entry of this key."""
 
     def get(self, key: bytes) -> Entry | None: ...
 
     def remove(self, key: bytes) -> None: ...
 
-    def marks(self, since: float) -> set[bytes]:
-        """Of all entries changed since then."""
+    def envelopes(self, since: float) -> set[bytes]:
+        """The envelope hashes of all entries changed since then."""
 
     def purge(self, before: float, max_entries: int) -> None:
-        """Remove what is older, and the oldest of too many."""
+        """Removes entries that are older, and the oldest above the maximum number."""
 
     def touch(self, owner: str, now: float) -> None:
-        """What this process waits for is still waited for: changed now."""
+        """Confirms that this process still awaits its scans: sets their `changed_at`."""
 
     def stamp(self) -> int:
-        """Another number after each `put`, of any process on this machine. Quick, and for any thread."""
+        """A number that changes with each `put` of any process on this machine. Fast; callable from any thread."""
 
 
 class MemoryStore:
-    """Gone when the process ends."""
+    """Lost when the process ends."""
 
     shared = False
 
@@ -113,8 +113,8 @@ class MemoryStore:
     def remove(self, key: bytes) -> None:
         self._entries.pop(key, None)
 
-    def marks(self, since: float) -> set[bytes]:
-        return {entry.mark for entry in self._entries.values() if entry.changed_at >= since}
+    def envelopes(self, since: float) -> set[bytes]:
+        return {entry.envelope for entry in self._entries.values() if entry.changed_at >= since}
 
     def purge(self, before: float, max_entries: int) -> None:
         too_many = len(self._entries) - max_entries
@@ -123,7 +123,7 @@ class MemoryStore:
                 del self._entries[key]
 
     def touch(self, owner: str, now: float) -> None:
-        """Nobody else can ask."""
+        """No other process reads this store."""
 
     def stamp(self) -> int:
         return 0
@@ -134,7 +134,7 @@ late_decision = Table(
     "late_decision",
     metadata,
     Column("key", LargeBinary(32), primary_key=True),
-    Column("mark", LargeBinary(8), nullable=False),
+    Column("mark", LargeBinary(8), nullable=False),  # the hash of the envelope
     Column("changed_at", Float, nullable=False),
     Column("owner", String(200), nullable=False),
     Column("result", Text),  # MessageAnalysisResult as JSON; NULL while the scan runs
@@ -143,32 +143,33 @@ late_decision = Table(
 
 
 def _create(connection: Connection) -> None:
-    late_decision.create(connection, checkfirst=True)  # the version was once remembered elsewhere
+    late_decision.create(connection, checkfirst=True)  # an older release stored the schema version elsewhere
 
 
-# Number n brings a database from version n to n + 1. Never change one that was released: add one.
+# Step n migrates from version n to n + 1. Never change a released step: add another.
 MIGRATIONS: list[database.Step] = [_create]
-VERSION_TABLE = "late_schema"  # others may keep theirs in the same database
-_LOCK = 0x1A7EDEC1  # in PostgreSQL writers follow each other, as they do in SQLite
+VERSION_TABLE = "late_schema"  # other parts may keep their own version in the same database
+_LOCK = 0x1A7EDEC1  # serialises writers in PostgreSQL, as SQLite does by itself
 
 
 class SqlStore:
-    """A database; after `open` it is at the newest schema."""
+    """A database; `open` brings it to the newest schema."""
 
     shared = True
 
-    def __init__(self, place: Database, stamp: Path, *, is_ours: bool = False) -> None:
-        """`stamp` is a file that all processes of this machine share; `is_ours`: nobody else's tables are in there."""
+    def __init__(self, place: Database, stamp: Path, *, is_ours: bool = False, busy_s: float = BUSY_S) -> None:
+        """`stamp` is a file shared by all processes of this machine; `is_ours`: the database has no other tables."""
         self._place = place
         self._stamp_path = stamp
         self._is_ours = is_ours
+        self._busy_s = busy_s
         self._engine: Engine | None = None
         self._stamp: mmap.mmap | None = None
 
     @classmethod
-    def in_file(cls, path: Path) -> SqlStore:
-        """An SQLite file with nothing else in it."""
-        return cls(Database.file(path), path.with_name(f"{path.name}-stamp"), is_ours=True)
+    def in_file(cls, path: Path, busy_s: float = BUSY_S) -> SqlStore:
+        """An SQLite file of our own."""
+        return cls(Database.file(path), path.with_name(f"{path.name}-stamp"), is_ours=True, busy_s=busy_s)
 
     def open(self) -> None:
         try:
@@ -181,9 +182,9 @@ class SqlStore:
     def _open(self) -> None:
         try:
             with _translated():
-                # After a power failure the newest entries may be gone: they are scanned again.
+                # NORMAL: a power failure may lose the newest entries; those mails are scanned again.
                 self._engine = self._place.engine(
-                    wait_s=_BUSY_S, connections=1, synchronous="NORMAL", statement_s=_BUSY_S
+                    wait_s=self._busy_s, connections=1, synchronous="NORMAL", statement_s=self._busy_s
                 )
                 self._stamp = _open_stamp(self._stamp_path)
             with self._writing() as connection:
@@ -193,7 +194,7 @@ class SqlStore:
             raise
 
     def _set_aside(self, exc: DatabaseError) -> bool:
-        """A file that is damaged, or no database at all, must not stop us at every start."""
+        """Rename a damaged file, or one that is no database, so that it does not fail at every start."""
         path = self._place.path
         damaged = getattr(exc.orig, "sqlite_errorcode", None) in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
         if not damaged or not self._is_ours or path is None:
@@ -217,7 +218,7 @@ class SqlStore:
             connection.execute(delete(late_decision).where(late_decision.c.key == entry.key))
             connection.execute(
                 insert(late_decision).values(
-                    key=entry.key, mark=entry.mark, changed_at=entry.changed_at, owner=entry.owner, result=result
+                    key=entry.key, mark=entry.envelope, changed_at=entry.changed_at, owner=entry.owner, result=result
                 )
             )
         if self._stamp is not None:
@@ -241,7 +242,7 @@ class SqlStore:
         with self._writing() as connection:
             connection.execute(delete(late_decision).where(late_decision.c.key == key))
 
-    def marks(self, since: float) -> set[bytes]:
+    def envelopes(self, since: float) -> set[bytes]:
         with self._reading() as connection:
             rows = connection.execute(select(late_decision.c.mark).where(late_decision.c.changed_at >= since))
             return set(rows.scalars())
@@ -272,7 +273,7 @@ class SqlStore:
 
     def _opened(self) -> Engine:
         if self._engine is None:
-            raise LateStoreError("it is not open")
+            raise LateStoreError("the store is not open")
         return self._engine
 
 

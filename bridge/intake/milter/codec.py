@@ -287,6 +287,10 @@ def encode_response(event: int, command: int, data: bytes = b"") -> bytes:
     """One frame. Raises ValueError if the table does not allow this response to the event."""
     if command not in protocol.EVENTS[event].responses:
         raise ValueError(f"{chr(command)!r} is not a response to {protocol.EVENTS[event].name}")
+    return _frame(command, data)
+
+
+def _frame(command: int, data: bytes) -> bytes:
     return _HEAD.pack(len(data) + 1, command) + data
 
 
@@ -302,9 +306,9 @@ def encode_reply(event: int, reply: Reply) -> bytes:
 
 
 def encode_add_header(name: str, value: str, agreement: Agreement) -> bytes:
-    space = " " if agreement.leading_space else ""  # else the mail server adds it
+    space = " " if agreement.steps & protocol.LEADING_SPACE else ""  # else the mail server adds it
     data = f"{_field_text(name)}\0{space}{_field_text(value)}\0".encode("utf-8", "replace")
-    return encode_response(protocol.END_OF_BODY, protocol.ADD_HEADER, data)
+    return _frame(protocol.ADD_HEADER, data)  # several per mail: no lookup in the table of responses
 
 
 def encode_delete_header(name: bytes, index: int) -> bytes:

@@ -210,10 +210,10 @@ class MilterConnection(asyncio.Protocol):
     # --- events ----------------------------------------------------------------------------------
 
     def _handle_events(self, data: bytes) -> None:
-        fields = self._fields
+        fields, header = self._fields, protocol.HEADER
         for command, payload in self._decoder.feed(data):
             # Half of a mail's events are header fields; all but the first skip the table.
-            if command == protocol.HEADER and self._state is _HEADERS:
+            if command == header and self._state is _HEADERS:
                 fields.append(payload)
                 continue
             if fields:
@@ -223,7 +223,7 @@ class MilterConnection(asyncio.Protocol):
                 raise ProtocolError(f"command {command:#04x} is not allowed {self._state.value}")
             state, handle = event
             if state is not self._state:
-                self._enter(state)
+                self._state, self._events = state, _DISPATCH[state]
             handle(self, payload)
         if fields:
             self._add_fields()
@@ -267,7 +267,7 @@ class MilterConnection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif context.filter.door is not None and (listed := self._refused_by_list(sender)) is not None:
+        elif context.filter.envelope_lists is not None and (listed := self._refused_by_list(sender)) is not None:
             mail.refuse(listed)
         elif mail.refusal is None and (closed := context.filter.closed_at_mail()):
             mail.refuse(closed)
@@ -277,7 +277,7 @@ class MilterConnection(asyncio.Protocol):
     def _on_rcpt(self, data: bytes) -> None:
         mail = self._mail
         assert mail is not None
-        if self._context.filter.door is None:
+        if self._context.filter.envelope_lists is None:
             self._answer(protocol.RCPT, mail.add_recipient(data))
         else:
             self._answer(protocol.RCPT, mail.add_recipient(data, lambda to: self._refused_by_list(mail.sender, to)))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
 from bridge.filter.policy import NO_STORAGE, SATURATED, reply_to_error
 from bridge.intake.milter import codec
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
@@ -117,7 +118,7 @@ class Mail:
     def _has_same_tenant(self, address: str) -> bool:
         """A mail is scanned for one tenant: the first recipient's."""
         tenants = self._limits.tenant_by_domain
-        return not tenants or tenants.get(_domain(address)) == tenants.get(_domain(self.recipients[0].address))
+        return not tenants or tenants.get(domain_of(address)) == tenants.get(domain_of(self.recipients[0].address))
 
     # --- the header section ----------------------------------------------------------------------
 
@@ -195,10 +196,6 @@ class Mail:
             self.refuse(SATURATED)
         except OSError:  # the spool's disk: no space, no inodes, an I/O error
             self.refuse(NO_STORAGE)
-
-
-def _domain(address: str) -> str:
-    return address.rpartition("@")[2].lower()
 
 
 def _declared_size(params: tuple[str, ...]) -> int:

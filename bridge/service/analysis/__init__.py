@@ -1,1 +1,1 @@
-"""What the service thinks of a mail: inspection of its bytes, engines, lists, and the decision."""
+"""The analysis of a mail: inspection of its bytes, engines, lists, and the decision."""

@@ -1,8 +1,8 @@
-"""Archives, opened within a budget.
+"""Archives, unpacked within a budget.
 
-A small file can hold a large one, and archives hold archives: everything unpacked anywhere in one
-mail draws on one `Budget`, and `TooMuch` ends the walk. Formats the standard library cannot read
-(RAR, 7z) are recognised but not opened. What is broken is reported as such, never raised.
+A small archive can contain a huge file, and archives can contain archives. So everything unpacked
+from one mail is charged to one `Budget`, and `TooMuch` ends the walk. Formats that the standard library
+cannot read (RAR, 7z) are recognised but not opened. A broken member is reported, not raised.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from dataclasses import dataclass
 
 from bridge.service.analysis.structure import TooMuch
 
-MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory while it is looked at
+MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
 _CHUNK = 256 * 1024
-_ZIP_TAIL = 22 + 65_535  # the end record and the longest comment
-_MAX_DIRECTORY = 16 * 1024 * 1024  # bytes of a zip's central directory
+_ZIP_TAIL = 22 + 65_535  # the end-of-central-directory record and the longest comment
+_MAX_DIRECTORY = 16 * 1024 * 1024  # bytes of a zip file's central directory
 
 
 @dataclass(slots=True)
@@ -46,7 +46,7 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Member:
-    """A file within an archive. `content` is None when it is encrypted or cannot be read."""
+    """A file within an archive. `content` is None if the file is encrypted or unreadable."""
 
     name: str
     content: bytes | None
@@ -54,14 +54,14 @@ class Member:
 
 
 def kind_of(content: bytes) -> str:
-    """The archive format, by its magic number; empty when it is none."""
+    """The archive format by its magic number; empty if this is not an archive."""
     for magic, kind in _MAGIC:
         if content.startswith(magic):
             return kind
     if content[257:262] == b"ustar":
         return "tar"
     if content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
-        return "zip"  # programs find a zip by its end, whatever stands before it
+        return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
 
 
@@ -77,7 +77,7 @@ _MAGIC = [
 
 
 def members(content: bytes, kind: str, name: str, budget: Budget) -> Iterator[Member]:
-    """The files within. Raises TooMuch at the budget and BadArchive when it cannot be read."""
+    """The files in the archive. Raises TooMuch if the budget is exhausted, BadArchive if it is unreadable."""
     opener = _OPENERS.get(kind)
     if opener is None:
         raise BadArchive
@@ -88,7 +88,7 @@ def members(content: bytes, kind: str, name: str, budget: Budget) -> Iterator[Me
 
 
 class BadArchive(Exception):
-    """Broken, or of a kind we cannot open."""
+    """The archive is broken, or its format is not supported."""
 
 
 _BROKEN = (
@@ -119,7 +119,7 @@ def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Bu
 
 
 def _check_directory(content: bytes, budget: Budget) -> None:
-    """Before `zipfile` reads the whole directory into memory: is it one we would read?"""
+    """Check the size of the directory before `zipfile` reads all of it into memory."""
     at = content.rfind(b"PK\x05\x06")
     if at < 0 or at + 22 > len(content):
         raise BadArchive
@@ -142,7 +142,7 @@ def _tar(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
 def _gzip(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
     out = []
-    while content.startswith(b"\x1f\x8b"):  # several streams behind each other are one file
+    while content.startswith(b"\x1f\x8b"):  # concatenated streams form one file
         decoder = zlib.decompressobj(31)
         out.append(_inflate(decoder, content, budget))
         content = decoder.unused_data
@@ -201,4 +201,4 @@ _OPENERS: dict[str, Callable[[bytes, str, Budget], Iterator[Member]]] = {
     "xz": _xz,
 }
 OPENABLE = frozenset(_OPENERS)
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz"})  # one file in, one file out: no nesting worth a tag
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz"})  # they contain a single file, so no nesting that deserves a tag

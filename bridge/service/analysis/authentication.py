@@ -1,9 +1,9 @@
-"""SPF, DKIM and DMARC, where DNS may be asked (`analyzers.authentication.dns: true`).
+"""SPF, DKIM and DMARC, where DNS queries are allowed (`analyzers.authentication.dns: true`).
 
-The cryptography and the rules of SPF are pyspf's and dkimpy's; DMARC is small and written here: the
-record of the From domain or of a parent (the tree walk that replaced the public suffix list), and
-alignment. Libraries that block run in a thread, under one clock for all look-ups of a mail. A DNS
-that does not answer is no answer of ours either: it raises.
+pyspf evaluates SPF and dkimpy verifies signatures. DMARC is small and implemented here: the record
+of the From domain or of a parent (the tree walk that replaced the public suffix list), and alignment.
+The libraries block, so they run in a thread, with one deadline for all lookups of a mail. If DNS does
+not answer, the analyzer raises and gives no answer either.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from bridge.service.settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
 MAX_SIGNATURES = 5
-THREADS = 16  # they wait for DNS most of the time
+THREADS = 16  # they mostly wait for DNS
 MAX_LABELS = 8  # of a domain, in the tree walk
 
 
 class DnsUnavailable(Exception):
-    """A look-up had no answer, not even "there is none"."""
+    """A lookup got no response, not even that the name does not exist."""
 
 
 @dataclass(frozen=True, slots=True)
 class Results:
-    """What the three say; `dmarc` is `pass`, the policy of a failure, or empty without a record."""
+    """The three results; `dmarc` is `pass`, the policy for a failed mail, or empty without a record."""
 
     spf: str = ""
     dkim: str = ""
@@ -55,12 +55,12 @@ class AuthenticationAnalyzer:
             resolver: Any = _library("dns.resolver")
         except ImportError:
             raise ConfigError(
-                "analyzers.authentication: its libraries are missing (pip install 'scanbridge[authentication]')"
+                "analyzers.authentication: libraries are missing; run pip install 'scanbridge[authentication]'"
             ) from None
-        self._spf.DNSLookup = _spf_lookup  # its documented way to use another resolver
+        self._spf.DNSLookup = _spf_lookup  # pyspf's documented way to use another resolver
         self._resolver: Any = resolver.Resolver(configure=not settings.nameservers)
         if settings.nameservers:
-            self._resolver.nameservers = [one.host for one in settings.nameservers]
+            self._resolver.nameservers = [address.host for address in settings.nameservers]
             self._resolver.port = settings.nameservers[0].port
         self._timeout_s = settings.timeout
         self._threads = ThreadPoolExecutor(THREADS, "authentication")
@@ -78,7 +78,7 @@ class AuthenticationAnalyzer:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def check(self, mail: Mail) -> Results:
-        """All three. Blocks; raises DnsUnavailable."""
+        """Run all three checks. Blocks; raises DnsUnavailable."""
         content = b"".join(mail.chunks())
         dns = _Dns(self._resolver, time.monotonic() + self._timeout_s)
         spf, spf_domain = self._check_spf(mail, dns)
@@ -101,17 +101,18 @@ class AuthenticationAnalyzer:
         return str(result), str(query.o)
 
     def _check_dkim(self, content: bytes, dns: _Dns) -> tuple[str, list[str]]:
-        """`pass` when a signature holds; the domains of those that do."""
+        """`pass` if at least one signature is valid, and the domains of the valid ones."""
         try:
             verifier = self._dkim.DKIM(content)
             count = sum(1 for name, _ in verifier.headers if name.lower() == b"dkim-signature")
-            good = [self._signer(verifier, i, dns) for i in range(min(count, MAX_SIGNATURES))]
+            signers = [self._signer(verifier, i, dns) for i in range(min(count, MAX_SIGNATURES))]
         except self._dkim.DKIMException:
             return "fail", []
-        domains = [domain for domain in good if domain]
+        domains = [domain for domain in signers if domain]
         return ("pass" if domains else "fail" if count else "none"), domains
 
     def _signer(self, verifier: Any, index: int, dns: _Dns) -> str:
+        """The domain of a signature; empty if the signature is invalid."""
         try:
             if verifier.verify(index, dnsfunc=lambda name, timeout=5: dns.raw_txt(name.decode("ascii", "replace"))):
                 return str(verifier.domain.decode("ascii", "replace")).lower()
@@ -126,7 +127,7 @@ def _library(name: str) -> Any:
 
 @dataclass(slots=True)
 class _Dns:
-    """Look-ups of one mail: remembered, and all of them before one deadline."""
+    """The lookups of one mail: cached, and all subject to one deadline."""
 
     resolver: Any
     deadline: float
@@ -158,14 +159,14 @@ class _Dns:
         return b"".join(found[0].strings) if found else None
 
     def txt(self, name: str) -> list[str]:
-        return [b"".join(one.strings).decode("ascii", "replace") for one in self.ask(name, "TXT")]
+        return [b"".join(record.strings).decode("ascii", "replace") for record in self.ask(name, "TXT")]
 
 
-_current = threading.local()  # the look-ups of the mail this thread is busy with
+_current = threading.local()  # the lookups of the mail that this thread is checking
 
 
 def _spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, str], Any]]:
-    """What pyspf asks DNS through, over our resolver and within our deadline."""
+    """Replaces pyspf's DNS lookup: uses our resolver and our deadline."""
     readers: dict[str, Callable[[Any], Any]] = {
         "A": lambda r: r.address,
         "AAAA": lambda r: r.address,
@@ -175,14 +176,14 @@ def _spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, st
     }
     if kind not in readers:
         return []
-    return [((name, kind), readers[kind](one)) for one in _current.dns.ask(name, kind)]
+    return [((name, kind), readers[kind](record)) for record in _current.dns.ask(name, kind)]
 
 
 def dmarc(author: str, passed: Mapping[str, Iterable[str]], txt: Callable[[str], list[str]]) -> str:
-    """`pass`, or the policy (`none`, `quarantine`, `reject`) of a mail that fails, or empty without a record.
+    """`pass`, or the policy (`none`, `quarantine`, `reject`) for a mail that fails, or empty without a record.
 
-    `passed` has the domains that SPF (`aspf`) and DKIM (`adkim`) vouch for, by the tag that says how
-    strictly each must agree with the author's domain.
+    `passed` contains the domains authenticated by SPF (`aspf`) and DKIM (`adkim`), under the tag that
+    says how strictly they must align with the author's domain.
     """
     record, found_at, organisation = _find_record(author, txt)
     if record is None:
@@ -201,7 +202,7 @@ def _within(domain: str, organisation: str) -> bool:
 
 
 def _find_record(author: str, txt: Callable[[str], list[str]]) -> tuple[dict[str, str] | None, str, str]:
-    """The nearest record at or above the domain, and the organisation: the topmost that has one."""
+    """The nearest record at or above the domain, its domain, and the organisation: the topmost domain with one."""
     record, found_at, organisation = None, "", author
     labels = author.split(".")
     names = [author] + [".".join(labels[i:]) for i in range(max(1, len(labels) - MAX_LABELS + 1), len(labels) - 1)]
@@ -216,7 +217,7 @@ def _find_record(author: str, txt: Callable[[str], list[str]]) -> tuple[dict[str
 
 
 def _record(texts: list[str]) -> dict[str, str] | None:
-    found = [one for one in texts if one.replace(" ", "").lower().startswith("v=dmarc1")]
+    found = [text for text in texts if text.replace(" ", "").lower().startswith("v=dmarc1")]
     if len(found) != 1:
         return None
     pairs = (part.partition("=") for part in found[0].split(";"))
@@ -224,14 +225,14 @@ def _record(texts: list[str]) -> dict[str, str] | None:
 
 
 def _author_domain(content: bytes) -> str:
-    """The domain in From; empty when there is not exactly one."""
+    """The domain in From; empty unless there is exactly one."""
     try:
         first = next(walk(content, Bounds()))
     except TooMuch:
         return ""
-    authors = [one for value in first.values("from") for one in headers.addresses(value)]
+    authors = [address for value in first.values("from") for address in headers.addresses(value)]
     try:
-        found = {spelling.domain(one.rpartition("@")[2]) for one in authors}
+        found = {spelling.domain(address.rpartition("@")[2]) for address in authors}
     except ValueError:
         return ""
     return found.pop() if len(found) == 1 else ""

@@ -1,8 +1,8 @@
-"""ClamAV over clamd's INSTREAM: the mail goes out in chunks, one line comes back.
+"""ClamAV over clamd's INSTREAM: the mail is sent in chunks, and clamd answers with one line.
 
-clamd unpacks MIME and archives itself. What is beyond its own limits it reports as found, named
-`Heuristics.Limits.Exceeded`, if `AlertExceedsMax yes` is set (docs/service.md asks for it); that is
-a limit and no malware.
+clamd unpacks MIME and archives itself. If `AlertExceedsMax yes` is set (docs/operate/service.md recommends
+it), clamd reports a mail beyond its own limits as a finding named `Heuristics.Limits.Exceeded`. That
+is a limit, not malware.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ MAX_ANSWER = 4096
 
 
 class ClamdError(Exception):
-    """clamd did not say OK or FOUND."""
+    """clamd answered neither OK nor FOUND."""
 
 
 class ClamAvAnalyzer:
@@ -37,7 +37,7 @@ class ClamAvAnalyzer:
             await _send(writer, mail)
             answer = await reader.readuntil(b"\0")
         except (ConnectionError, asyncio.IncompleteReadError) as exc:
-            answer = await _last_word(reader, exc)
+            answer = await _buffered_answer(reader, exc)
         finally:
             writer.close()
         return read_answer(answer)
@@ -62,12 +62,12 @@ async def _send(writer: asyncio.StreamWriter, mail: Mail) -> None:
     await writer.drain()
 
 
-async def _last_word(reader: asyncio.StreamReader, exc: Exception) -> bytes:
-    """clamd says why before it hangs up in the middle of a stream."""
+async def _buffered_answer(reader: asyncio.StreamReader, exc: Exception) -> bytes:
+    """What clamd sent before it closed the connection in the middle of a stream: the reason."""
     try:
         return await reader.read(MAX_ANSWER)
     except OSError:
-        raise ClamdError("the connection broke") from exc
+        raise ClamdError("connection lost") from exc
 
 
 def read_answer(answer: bytes) -> Findings:
@@ -84,4 +84,4 @@ def read_answer(answer: bytes) -> Findings:
         return Findings(frozenset({f"malware:{as_tag(name)}"}))
     if "size limit exceeded" in text:
         raise LimitReached("size")
-    raise ClamdError(text[:200] or "an empty answer")
+    raise ClamdError(text[:200] or "empty answer")

@@ -1,8 +1,8 @@
-"""From tags and scores to verdict and decision, by the table in the configuration.
+"""The decision table: turns tags and scores into a verdict and a decision.
 
-Pure: the same tags give the same answer. Two rules stand above the table. A mail that was not
-looked at completely (tag `incomplete`) is never delivered, unless a rule names that tag itself.
-And a tag has one score, wherever it came from and however often.
+Pure: the same tags always give the same result. Two rules override the table. A mail that was not
+inspected completely (tag `incomplete`) is never delivered, unless a rule names that tag itself. And
+each tag counts once, no matter where it came from or how often.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from bridge.service.settings import Decisions
 
 INCOMPLETE = "incomplete"
 
-# What a tag weighs unless `decisions.scores` says otherwise. docs/service.md explains each.
+# The default score of each tag; `decisions.scores` overrides it. docs/operate/service.md explains each tag.
 TAG_SCORES: dict[str, float] = {
     "mime:executable": 8.0,
     "mime:double-extension": 5.0,
@@ -49,7 +49,7 @@ TAG_SCORES: dict[str, float] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Assessment:
     verdict: str
     decision: Decision
     score: float
@@ -64,7 +64,7 @@ class DecisionTable:
             for rule in settings.rules
         ]
 
-    def decide(self, tags: set[str], extra_score: float = 0.0) -> Outcome:
+    def decide(self, tags: set[str], extra_score: float = 0.0) -> Assessment:
         score = round(extra_score + sum(self._scores.get(tag, 0.0) for tag in tags), 2)
         for pattern, rule in self._rules:
             if pattern is not None and not any(map(pattern.match, tags)):
@@ -73,10 +73,10 @@ class DecisionTable:
                 continue
             if self._unsafe(rule.decision, tags) and not (pattern and pattern.match(INCOMPLETE)):
                 continue
-            return Outcome(rule.verdict, rule.decision, score)
+            return Assessment(rule.verdict, rule.decision, score)
         if self._unsafe(self._otherwise, tags):
-            return Outcome("incomplete", Decision.UNDECIDED, score)
-        return Outcome("clean", self._otherwise, score)
+            return Assessment("incomplete", Decision.UNDECIDED, score)
+        return Assessment("clean", self._otherwise, score)
 
     @staticmethod
     def _unsafe(decision: Decision, tags: set[str]) -> bool:

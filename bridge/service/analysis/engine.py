@@ -1,8 +1,8 @@
-"""What an analyzer is: something that is shown one mail and answers with tags and a score.
+"""The interface of an analyzer: it gets one mail and returns tags and a score.
 
-This is the interface for analyzers of one's own (docs/service.md, "Your own analyzer"), and our
-engines use it too. Raising anything means "no answer"; `LimitReached` means "I do not look at mail
-like this one". Both leave the mail undecided when the analyzer is required.
+Custom analyzers implement it (docs/operate/service.md, "Your own analyzer"), and so do our own engines.
+Any exception means "no answer"; `LimitReached` means that the analyzer does not handle mail like this
+one. If the analyzer is required, both leave the mail undecided.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from bridge.api.scanning import AnalysisRequest
 @dataclass(frozen=True, slots=True)
 class Findings:
     tags: frozenset[str] = frozenset()
-    score: float = 0.0  # beside what the tags weigh
+    score: float = 0.0  # in addition to the scores of the tags
 
 
 class LimitReached(Exception):
-    """The mail is beyond what the analyzer looks at."""
+    """The mail exceeds a limit of the analyzer."""
 
 
 class Content(Protocol):
-    """Where the bytes of a mail are."""
+    """The bytes of a mail, wherever they are stored."""
 
     @property
     def size(self) -> int: ...
@@ -40,14 +40,14 @@ class Mail:
 
     ggrid: str
     request: AnalysisRequest
-    stored: Content  # not for analyzers of one's own: they use what follows
+    stored: Content  # internal; custom analyzers use `size` and `chunks`
 
     @property
     def size(self) -> int:
         return self.stored.size
 
     def chunks(self) -> Iterator[bytes]:
-        """The raw mail, in pieces of at most a few hundred KiB."""
+        """The raw mail, in chunks of at most a few hundred KiB."""
         return self.stored.chunks()
 
 
@@ -61,14 +61,14 @@ class Analyzer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """An analyzer with its bounds."""
+    """An analyzer with its name and limits."""
 
     name: str
     analyzer: Analyzer
     required: bool
-    timeout_s: float | None  # None: it keeps its own time
+    timeout_s: float | None  # None: the analyzer applies its own timeout
 
 
 def as_tag(text: str) -> str:
-    """Somebody else's word, fit for a tag."""
+    """A name from another program, in characters that a tag may have."""
     return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("-")[:100]

@@ -1,4 +1,4 @@
-"""Which engines the configuration asks for, analyzers of one's own among them."""
+"""The engines that the configuration enables, including custom analyzers."""
 
 from __future__ import annotations
 
@@ -11,17 +11,14 @@ from bridge.service.settings import Analyzers
 
 
 def engines_of(settings: Analyzers) -> list[Engine]:
-    """Raises ConfigError when an analyzer of one's own is not installed."""
-    found = []
-    if settings.clamav is not None:
-        one = settings.clamav
-        found.append(Engine("clamav", ClamAvAnalyzer(one), one.required, one.timeout))
-    if settings.rspamd is not None:
-        two = settings.rspamd
-        found.append(Engine("rspamd", RspamdAnalyzer(two), two.required, two.timeout))
-    if settings.authentication is not None and settings.authentication.dns:
-        three = settings.authentication
-        found.append(Engine("authentication", AuthenticationAnalyzer(three), three.required, three.timeout))
+    """Raises ConfigError if a custom analyzer is not installed."""
+    engines = []
+    if (clamav := settings.clamav) is not None:
+        engines.append(Engine("clamav", ClamAvAnalyzer(clamav), clamav.required, clamav.timeout))
+    if (rspamd := settings.rspamd) is not None:
+        engines.append(Engine("rspamd", RspamdAnalyzer(rspamd), rspamd.required, rspamd.timeout))
+    if (auth := settings.authentication) is not None and auth.dns:
+        engines.append(Engine("authentication", AuthenticationAnalyzer(auth), auth.required, auth.timeout))
     for name, plugin in settings.plugins.items():
-        found.append(Engine(name, PluginAnalyzer(name, plugin), plugin.required, None))
-    return found
+        engines.append(Engine(name, PluginAnalyzer(name, plugin), plugin.required, None))
+    return engines

@@ -1,4 +1,4 @@
-"""Header consistency: what an honest mail program does not do."""
+"""Header consistency: signs in the header fields that no regular mail program wrote them."""
 
 from __future__ import annotations
 
@@ -6,18 +6,20 @@ import re
 from collections.abc import Sequence
 from email.utils import parsedate_tz
 
+from bridge.mail.address import domain_of
+
 _ADDRESS = re.compile(r"[^\s<>\"'(),;:]{1,64}@[^\s<>\"'(),;:]{1,253}")
 _ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
 
 
 def addresses(value: str) -> list[str]:
-    """The addresses in a header value; those in angle brackets if there are any."""
+    """The addresses in a header value; only those in angle brackets, if there are any."""
     in_brackets = re.findall(r"<([^<>\s]{1,320})>", value)
-    return [a for a in in_brackets if "@" in a] or _ADDRESS.findall(value)
+    return [address for address in in_brackets if "@" in address] or _ADDRESS.findall(value)
 
 
 def check(fields: Sequence[tuple[str, str]]) -> set[str]:
-    """Tags for what is missing, doubled or contradictory in the mail's own header."""
+    """Tags for missing, duplicate or contradictory fields in the mail's own header."""
     values: dict[str, list[str]] = {}
     for name, value in fields:
         values.setdefault(name, []).append(value)
@@ -27,7 +29,7 @@ def check(fields: Sequence[tuple[str, str]]) -> set[str]:
     if "date" in values and parsedate_tz(values["date"][0][:200]) is None:
         found.add("header:bad-date")
     sender = values.get("from", [""])[0]
-    if _shows_another(sender):
+    if _display_name_differs(sender):
         found.add("header:display-address")
     if len(addresses(sender)) > 1:
         found.add("header:several-from")
@@ -37,12 +39,12 @@ def check(fields: Sequence[tuple[str, str]]) -> set[str]:
     return found
 
 
-def _shows_another(sender: str) -> bool:
+def _display_name_differs(sender: str) -> bool:
     """`"boss@example.org" <stranger@evil.example>`"""
-    shown, bracket, rest = sender.partition("<")
-    inside = _ADDRESS.search(shown)
-    return bool(bracket and inside and _host(inside.group()) != _host(rest.rstrip("> \t")))
+    display_name, bracket, rest = sender.partition("<")
+    shown = _ADDRESS.search(display_name)
+    return bool(bracket and shown and _host(shown.group()) != _host(rest.rstrip("> \t")))
 
 
 def _host(address: str) -> str:
-    return address.rpartition("@")[2].strip("> \t").lower()
+    return domain_of(address).strip("> \t")

@@ -1,20 +1,20 @@
-"""Inspection in processes of its own: for what may hurt."""
+"""Inspection in separate processes, for large mail and archives: a crash there harms nothing else."""
 
 from __future__ import annotations
 
-from bridge.service.analysis.inspect import Inspection, Limits
-from bridge.service.analysis.workers import Workers
-from bridge.service.scanning.upload import StoredMail
+from bridge.service.analysis.inspection import Inspection, Limits
+from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.worker_pool import WorkerPool
 
 MODULE = "bridge.service.analysis.inspector_process"
 
 
 class Inspector:
     def __init__(self, processes: int, memory_bytes: int) -> None:
-        self._workers = Workers(MODULE, processes, memory_bytes, {})
+        self._workers = WorkerPool(MODULE, processes, memory_bytes, {})
 
     async def inspect(self, mail: StoredMail, limits: Limits, timeout_s: float) -> Inspection:
-        """Raises WorkerFailed. The time to wait for a free process does not count."""
+        """Raises WorkerFailed. `timeout_s` does not include the wait for a free process."""
         return await self._workers.ask(mail, limits.to_dict(), timeout_s, Inspection.from_dict)
 
     async def stop(self) -> None:

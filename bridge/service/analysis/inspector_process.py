@@ -1,4 +1,4 @@
-"""The process that inspects mail which may hurt: large ones, and archives. It writes no file."""
+"""The process that inspects large mail and archives. It cannot write to any file."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import mmap
 import resource
 from typing import Any
 
-from bridge.service.analysis.inspect import Inspection, Limits, inspect
+from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.worker import Handler, serve
 
 

@@ -1,6 +1,6 @@
-"""Links in the text of a mail: which hosts they lead to, and which of them deceive.
+"""Links in the text of a mail: which hosts they point to, and which of them are deceptive.
 
-Every pattern here has bounded repetition, so the time is linear in the text whatever it holds.
+All repetition in the patterns is bounded, so the time is linear in the length of any text.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import ipaddress
 import re
 from urllib.parse import unquote
 
-# All of them work on lower-case text and begin with letters that are found fast.
+# The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
-_BEFORE = ("http:", "https:", "ftp:", "=", "='", '="')  # what makes `//host` a link
+_BEFORE = ("http:", "https:", "ftp:", "=", "='", '="')  # `//host` is a link only after one of these
 _BARE = re.compile(r"www\.([a-z0-9.-]{1,250})")
 _ANCHOR = re.compile(r"<a\s")
 _HREF = re.compile(r"href\s{0,9}=\s{0,9}[\"']?https?://([^\s/\"'>?#]{1,400})")
@@ -22,29 +22,29 @@ _NUMBER_HOST = re.compile(r"(0x[0-9a-f]{1,8}|\d{8,10})")
 
 
 class Links:
-    """Collects from text after text."""
+    """Collects hosts and tags from any number of texts."""
 
     def __init__(self) -> None:
         self.hosts: set[str] = set()
         self.tags: set[str] = set()
         self._seen: set[str] = set()
 
-    def look(self, text: str, *, is_html: bool) -> None:
+    def scan(self, text: str, *, is_html: bool) -> None:
         text = text.lower()
         if is_html and "&" in text:
             text = html.unescape(text)
         if "\\\\" in text:
-            text = text.replace("\\\\", "//")  # browsers take it for the same
+            text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
         for match in _LINK.finditer(text):
             raw = match.group(1)
             if raw not in self._seen and text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):
-                self._take(raw)
+                self._add(raw)
         for match in _BARE.finditer(text):
-            self._take("www." + match.group(1))
+            self._add("www." + match.group(1))
         if is_html:
-            self._anchors(text)
+            self._check_anchors(text)
 
-    def _anchors(self, text: str) -> None:
+    def _check_anchors(self, text: str) -> None:
         """`<a href="http://evil.example">bank.example</a>`"""
         match = _ANCHOR.search(text)
         while match is not None:
@@ -55,7 +55,7 @@ class Links:
                     self._compare(target.group(1), shown.group(1))
             match = _ANCHOR.search(text, max(end, match.end()))
 
-    def _take(self, raw: str) -> None:
+    def _add(self, raw: str) -> None:
         if raw in self._seen:
             return
         self._seen.add(raw)
@@ -72,13 +72,13 @@ class Links:
         self.hosts.add(host)
 
     def _compare(self, target: str, shown: str) -> None:
-        real, told = host_of(target.rpartition("@")[2]), host_of(shown)
-        if "." in told and real and not _related(real, told):
+        real, displayed = host_of(target.rpartition("@")[2]), host_of(shown)
+        if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
 
 
 def host_of(raw: str) -> str:
-    """A host in the spelling lists use; empty when there is none."""
+    """The host in the spelling that lists use; empty if there is none."""
     host = unquote(raw) if "%" in raw else raw
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     host = host.strip(".").lower()
@@ -95,7 +95,7 @@ def host_of(raw: str) -> str:
 
 def _is_address(host: str) -> bool:
     if ":" not in host and not host[-1:].isdigit():
-        return False  # nearly all hosts, and an exception is dear
+        return False  # nearly all hosts end here, without the cost of an exception
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -103,6 +103,6 @@ def _is_address(host: str) -> bool:
     return True
 
 
-def _related(one: str, other: str) -> bool:
-    """The same last two labels: links through www, mail or a tracker of one's own are common."""
-    return one.split(".")[-2:] == other.split(".")[-2:]
+def _related(first: str, second: str) -> bool:
+    """Whether the last two labels agree: links through www, mail or the sender's own tracker are common."""
+    return first.split(".")[-2:] == second.split(".")[-2:]

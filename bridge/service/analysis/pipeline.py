@@ -1,9 +1,9 @@
-"""The analyzers of one mail, together, and what they amount to.
+"""The analysis of one mail: runs all analyzers and combines their findings into a result.
 
-Inspection of the bytes runs here in the event loop when that is cheaper than handing it away
-(small mail, no archive in it), else in a process. Engines run beside it, each under its own
-deadline. An analyzer that fails, is late, or meets its own bound leaves the tag `incomplete` if it
-is required; it never fails the request. Tags tell what happened: `failed:NAME`, `limit:NAME`.
+Inspection of the bytes runs in the event loop if that is cheaper than handing it over (small mail
+without archives), else in a separate process. Engines run concurrently with it, each with its own
+deadline. An analyzer that fails, times out or reaches its own limit never fails the request; if it is
+required, the mail gets the tag `incomplete`. Tags say what happened: `failed:NAME`, `limit:NAME`.
 """
 
 from __future__ import annotations
@@ -12,46 +12,30 @@ import asyncio
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
-from uuid import uuid4
 
-from bridge.api.scanning import AnalysisRequest, AnalysisResult
+from bridge.api.scanning import AnalysisResult
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.engine import Engine, Findings, LimitReached, Mail
-from bridge.service.analysis.inspect import Inspection, Limits, NeedsProcess, inspect
+from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.inspector import Inspector
+from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.structure import Bounds
-from bridge.service.analysis.workers import WorkerFailed
+from bridge.service.analysis.worker_pool import WorkerFailed
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of
-from bridge.service.metrics import Metrics
-from bridge.service.scanning.records import Records
-from bridge.service.scanning.upload import StoredMail
+from bridge.service.metrics import ServiceMetrics
+from bridge.service.scanning.records import RecordWriter
 from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
 
-INLINE_BYTES = 64 * 1024  # a millisecond or two of inspection at most
+INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event loop for more than 1-2 ms
 
 log = logging.getLogger("bridge.service")
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    """One mail to analyze."""
-
-    ggrid: str
-    created: str
-    request: AnalysisRequest
-    mail: StoredMail
-
-    @classmethod
-    def new(cls, request: AnalysisRequest, mail: StoredMail) -> Job:
-        return cls(str(uuid4()), utc_now(), request, mail)
-
-
-@dataclass(frozen=True, slots=True)
 class _Answer:
-    """One analyzer's part, failures included."""
+    """One analyzer's answer, including a failure."""
 
     findings: Findings = field(default_factory=Findings)
     incomplete: bool = False
@@ -62,9 +46,9 @@ class Pipeline:
         self,
         config: ServiceConfig,
         follower: ListFollower,
-        records: Records,
+        records: RecordWriter,
         engines: Sequence[Engine],
-        metrics: Metrics,
+        metrics: ServiceMetrics,
     ) -> None:
         analyzers = config.analyzers
         self._table = DecisionTable(config.decisions)
@@ -79,7 +63,7 @@ class Pipeline:
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
 
     async def start(self) -> None:
-        """Raises ConfigError when an analyzer of one's own cannot be made."""
+        """Raises ConfigError if a custom analyzer cannot be created."""
         for engine in self._engines:
             await engine.analyzer.start()
 
@@ -90,25 +74,25 @@ class Pipeline:
 
     @property
     def ready(self) -> bool:
-        """Whether there are lists to match with: without, what is blocked would be delivered."""
+        """Whether the lists are loaded; without them, blocked mail would be delivered."""
         return self._follower.loaded
 
-    def analyze_now(self, job: Job) -> AnalysisResult | None:
-        """The whole analysis, if it is a matter of microseconds; else None."""
+    def analyze_now(self, job: AnalysisJob) -> AnalysisResult | None:
+        """The result if the whole analysis takes only microseconds, else None."""
         if self._engines:
             return None
         inspection = self._inspect_now(job)
         return None if inspection is None else self._conclude(job, inspection, [])
 
-    async def analyze(self, job: Job) -> AnalysisResult:
+    async def analyze(self, job: AnalysisJob) -> AnalysisResult:
         mail = Mail(job.ggrid, job.request, job.mail)
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(self._inspect(job))
+            inspecting = group.create_task(self._inspect(job))
             asking = [group.create_task(self._ask(engine, mail)) for engine in self._engines]
-        inspection, answer = looking.result()
+        inspection, answer = inspecting.result()
         return self._conclude(job, inspection, [answer, *(task.result() for task in asking)])
 
-    def _inspect_now(self, job: Job) -> Inspection | None:
+    def _inspect_now(self, job: AnalysisJob) -> Inspection | None:
         if job.mail.size > INLINE_BYTES:
             return None
         try:
@@ -116,7 +100,7 @@ class Pipeline:
         except NeedsProcess:
             return None
 
-    async def _inspect(self, job: Job) -> tuple[Inspection, _Answer]:
+    async def _inspect(self, job: AnalysisJob) -> tuple[Inspection, _Answer]:
         inspection = self._inspect_now(job)
         if inspection is not None:
             return inspection, _Answer()
@@ -131,7 +115,7 @@ class Pipeline:
                 return _Answer(await engine.analyzer.analyze(mail))
         except LimitReached:
             return self._failure(mail.ggrid, engine.name, f"limit:{engine.name}", engine.required)
-        except Exception as exc:  # an engine's own failure is its answer
+        except Exception as exc:  # whatever goes wrong in an engine counts as its answer
             why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed) else type(exc).__name__
             log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, why)
             return self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required)
@@ -141,32 +125,39 @@ class Pipeline:
         log.info("ggrid=%s analyzer=%s %s", ggrid, name, tag)
         return _Answer(Findings(frozenset({tag})), incomplete=required)
 
-    def _conclude(self, job: Job, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
-        tags = inspection.tags | {f"limit:{name}" for name in inspection.limits}
-        tags |= self._on_lists(job, inspection)
-        for answer in answers:
-            tags |= answer.findings.tags
-        if any(answer.incomplete for answer in answers) or (inspection.limits and self._mime.required):
-            tags.add(INCOMPLETE)
-        outcome = self._table.decide(tags, sum(answer.findings.score for answer in answers))
+    def _conclude(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
+        tags = self._tags(job, inspection, answers)
+        assessment = self._table.decide(tags, sum(answer.findings.score for answer in answers))
         result = AnalysisResult(
-            decision=outcome.decision,
+            decision=assessment.decision,
             ggrid=job.ggrid,
-            verdict=outcome.verdict,
+            verdict=assessment.verdict,
             tags=tuple(sorted(tags)),
             created=job.created,
             completed=utc_now(),
         )
-        self._records.add(result, job.request.tenant_uid, outcome.score, job.mail.size)
-        self._metrics.decided(outcome.decision)
+        self._report(job, result, assessment.score)
+        return result
+
+    def _tags(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> set[str]:
+        tags = inspection.tags | {f"limit:{name}" for name in inspection.limits}
+        tags |= self._list_tags(job, inspection)
+        for answer in answers:
+            tags |= answer.findings.tags
+        if any(answer.incomplete for answer in answers) or (inspection.limits and self._mime.required):
+            tags.add(INCOMPLETE)
+        return tags
+
+    def _report(self, job: AnalysisJob, result: AnalysisResult, score: float) -> None:
+        self._records.add(result, job.request.tenant_uid, score, job.mail.size)
+        self._metrics.decided(result.decision)
         if self._log_scans:
             log.info(
                 "ggrid=%s size=%d decision=%s verdict=%s score=%s tags=%s",
-                *(job.ggrid, job.mail.size, result.decision, result.verdict, outcome.score, ",".join(result.tags)),
+                *(job.ggrid, job.mail.size, result.decision, result.verdict, score, ",".join(result.tags)),
             )
-        return result
 
-    def _on_lists(self, job: Job, inspection: Inspection) -> set[str]:
+    def _list_tags(self, job: AnalysisJob, inspection: Inspection) -> set[str]:
         border = job.request.border
         traits = traits_of(
             border.envelope_from, inspection.senders, border.remote_address, inspection.hosts, inspection.digests
@@ -187,8 +178,3 @@ def _limits(analyzers: Analyzers, *, archives: bool = True) -> Limits:
         look_at_headers=analyzers.headers is not None,
         archives=archives,
     )
-
-
-def utc_now() -> str:
-    """RFC 3339 in UTC, to the millisecond."""
-    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

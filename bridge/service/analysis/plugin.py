@@ -1,9 +1,9 @@
-"""Analyzers of one's own: Python entry points, found by name.
+"""Custom analyzers: Python entry points, found by name.
 
-A plain one looks at mail in processes of its own, bounded in time and memory. One that is a
-coroutine talks to somebody over the network, so it stays here in the event loop: its time is
-bounded, its memory is not. Which of the two it is, a process finds out at the start: an analyzer
-that takes too much to be made is never made here.
+A synchronous analyzer runs in separate processes, limited in time and memory. An asynchronous one
+is expected to wait for the network, so it runs here in the event loop: its time is limited, its
+memory is not. A separate process finds out which of the two it is, so that an analyzer that needs
+too much time or memory to be created never affects this one.
 """
 
 from __future__ import annotations
@@ -18,74 +18,80 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
-from bridge.service.analysis.workers import WorkerFailed, Workers
-from bridge.service.scanning.upload import StoredMail
+from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.worker_pool import WorkerFailed, WorkerPool
 from bridge.service.settings import Plugin
 
 ENTRY_POINTS = "scanbridge.analyzers"
 MODULE = "bridge.service.analysis.plugin_process"
 MAX_TAGS = 100
-_TAG = re.compile(r"[^\s,\x00-\x1f\x7f-\x9f]{1,200}")  # tags stand in logs, separated by commas
+_TAG = re.compile(r"[^\s,\x00-\x1f\x7f-\x9f]{1,200}")  # tags are logged, separated by commas
 
 
 class PluginFailed(Exception):
-    """It gave no answer; the text is the type of its exception, never the exception's text."""
+    """The analyzer gave no answer; the text is the type of its exception, never the exception's text."""
 
 
 class PluginAnalyzer:
     def __init__(self, name: str, settings: Plugin) -> None:
-        """Raises ConfigError when no installed package offers it."""
+        """Raises ConfigError if no installed package provides the analyzer."""
         found = list(entry_points(group=ENTRY_POINTS, name=name))
         if not found:
-            raise ConfigError(f"analyzers.plugins.{name}: no installed package offers it as {ENTRY_POINTS}")
+            raise ConfigError(
+                f"analyzers.plugins.{name}: no installed package provides an entry point {name} in the group "
+                f"{ENTRY_POINTS}"
+            )
         self._name = name
         self._entry_point: EntryPoint = found[0]
         self._settings = settings
         setup = {"group": ENTRY_POINTS, "name": name, "options": settings.options, "timeout_s": settings.timeout}
         try:
-            self._workers = Workers(MODULE, settings.processes, settings.memory, setup, may_log=True)
-        except (TypeError, ValueError):  # YAML knows dates, and more
-            raise ConfigError(f"analyzers.plugins.{name}.options: only what JSON can say") from None
-        self._here: Any = None  # the analyzer, when it is one for the event loop
+            self._workers = WorkerPool(MODULE, settings.processes, settings.memory, setup, may_log=True)
+        except (TypeError, ValueError):  # YAML also has dates, for example
+            raise ConfigError(f"analyzers.plugins.{name}.options: only values that JSON can express") from None
+        self._async_analyzer: Any = None  # set if the analyzer runs in the event loop
 
     async def start(self) -> None:
-        """Raises ConfigError when it cannot be made."""
+        """Raises ConfigError if the analyzer cannot be created."""
         try:
-            said = await self._workers.start()
+            greeting = await self._workers.start()
         except WorkerFailed:
-            said = {"failed": "it ended its process, or took too long"}
-        if "failed" in said:
+            greeting = {"failed": "its process ended or took too long"}
+        if "failed" in greeting:
             await self._workers.stop()
-            raise ConfigError(f"analyzers.plugins.{self._name}: cannot be made: {said['failed']}")
-        if said["async"]:
+            raise self._cannot_create(greeting["failed"])
+        if greeting["async"]:
             await self._workers.stop()
-            self._here = self._make()
+            self._async_analyzer = self._create()
 
     async def analyze(self, mail: Mail) -> Findings:
         if mail.size > self._settings.max_size:
             raise LimitReached("size")
-        if self._here is None:
+        if self._async_analyzer is None:
             assert isinstance(mail.stored, StoredMail)
             found = await self._workers.ask(mail.stored, _request(mail), self._settings.timeout, _read)
             if isinstance(found, Exception):
                 raise found
             return found
         async with asyncio.timeout(self._settings.timeout):
-            return _checked(await self._here.analyze(mail))
+            return _checked(await self._async_analyzer.analyze(mail))
 
     async def close(self) -> None:
         await self._workers.stop()
-        close = getattr(self._here, "close", None)
+        close = getattr(self._async_analyzer, "close", None)
         if close is not None:
             result = close()
             if inspect.isawaitable(result):
                 await result
 
-    def _make(self) -> Any:
+    def _create(self) -> Any:
         try:
             return self._entry_point.load()(self._settings.options)
         except Exception as exc:
-            raise ConfigError(f"analyzers.plugins.{self._name}: cannot be made: {type(exc).__name__}") from exc
+            raise self._cannot_create(type(exc).__name__) from exc
+
+    def _cannot_create(self, why: str) -> ConfigError:
+        return ConfigError(f"analyzers.plugins.{self._name}: cannot create the analyzer: {why}")
 
 
 def _request(mail: Mail) -> dict[str, Any]:
@@ -93,7 +99,7 @@ def _request(mail: Mail) -> dict[str, Any]:
 
 
 def _read(answer: dict[str, Any]) -> Findings | LimitReached | PluginFailed:
-    """A process' answer. When this raises, the process is replaced: nobody knows how it is after that."""
+    """A process's answer. If this raises, the process is replaced, because its state is unknown."""
     if answer.get("limit") == "memory":
         raise LimitReached("memory")
     if "limit" in answer:
@@ -110,7 +116,7 @@ def _checked(found: Any) -> Findings:
     if not isinstance(found, Findings):
         raise PluginFailed("not Findings")
     if not all(isinstance(tag, str) and _TAG.fullmatch(tag) for tag in found.tags) or len(found.tags) > MAX_TAGS:
-        raise PluginFailed("tags that are none")
+        raise PluginFailed("invalid tags")
     if not isinstance(found.score, int | float) or not math.isfinite(found.score):
-        raise PluginFailed("a score that is no number")
+        raise PluginFailed("score is not a finite number")
     return found

@@ -1,7 +1,7 @@
-"""The process in which somebody's plain (synchronous) analyzer looks at mail.
+"""The process in which a custom synchronous analyzer runs.
 
-Trusted to be what the operator installed, not to be right: it may raise, hang, eat memory or end
-the process, and costs one mail the answer. What it logs goes where the service's own log goes.
+The operator installed it, so it is not hostile, but it may be faulty: it may raise, hang, use up
+memory or end the process, and then one mail gets no answer. It logs to the service's own log.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ GRACE_S = 5
 
 
 def begin(setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
-    """Make the analyzer; say that it waits (`async`: it then runs elsewhere), or why it cannot be made."""
+    """Create the analyzer and report whether it is asynchronous (it then runs elsewhere), or why creation failed."""
     found = list(entry_points(group=setup["group"], name=setup["name"]))
     if not found:
-        return {"failed": "not installed"}, _none
+        return {"failed": "not installed"}, _no_analyzer
     try:
         analyzer = found[0].load()(setup["options"])
-        waits = inspect.iscoroutinefunction(analyzer.analyze)
+        is_async = inspect.iscoroutinefunction(analyzer.analyze)
     except Exception as exc:
-        return {"failed": type(exc).__name__}, _none
-    # If our parent is gone and cannot kill us, the kernel does: also inside of somebody's C code.
+        return {"failed": type(exc).__name__}, _no_analyzer
+    # If the parent has died and cannot kill this process, the kernel's alarm does, even in the middle of C code.
     alarm_s = math.ceil(setup["timeout_s"]) + GRACE_S
-    return {"async": waits}, lambda request, mail: _timed(analyzer, request, mail, alarm_s)
+    return {"async": is_async}, lambda request, mail: _timed(analyzer, request, mail, alarm_s)
 
 
-def _none(_request: dict[str, Any], _mail: int) -> dict[str, Any]:
+def _no_analyzer(_request: dict[str, Any], _mail: int) -> dict[str, Any]:
     return {"failed": "absent"}
 
 
@@ -63,8 +63,8 @@ def _analyze(analyzer: Any, request: dict[str, Any], mail: int) -> dict[str, Any
     return {"tags": list(found.tags), "score": found.score}
 
 
-class _File:
-    """A mail in a file, which other processes may be reading too: no position is moved."""
+class _MailFile:
+    """A mail in a file. Other processes may be reading it too, so the file position must not move."""
 
     def __init__(self, file: int) -> None:
         self._file = file
@@ -83,7 +83,7 @@ class _File:
 def _mail(request: dict[str, Any], file: int) -> Mail:
     border = request["border"]
     border["envelope_recipients"] = tuple(border["envelope_recipients"])
-    return Mail(request["ggrid"], AnalysisRequest(BorderMtaData(**border), request["tenant_uid"]), _File(file))
+    return Mail(request["ggrid"], AnalysisRequest(BorderMtaData(**border), request["tenant_uid"]), _MailFile(file))
 
 
 if __name__ == "__main__":

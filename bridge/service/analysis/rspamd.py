@@ -16,7 +16,7 @@ MAX_ANSWER = 4 * 1024 * 1024
 
 
 class RspamdError(Exception):
-    """An answer that is none."""
+    """rspamd's answer is an error or unusable."""
 
 
 class RspamdAnalyzer:
@@ -24,7 +24,7 @@ class RspamdAnalyzer:
         self._url = f"{settings.url}/checkv2"
         self._max_size = settings.max_size
         limits = httpx2.Limits(max_connections=100, max_keepalive_connections=20)
-        # Each step may take the whole time; the pipeline ends the sum of them.
+        # The timeout applies to each step of a request; the pipeline limits the total.
         self._client = httpx2.AsyncClient(trust_env=False, timeout=settings.timeout, limits=limits)
 
     async def start(self) -> None:
@@ -42,7 +42,7 @@ class RspamdAnalyzer:
             async for piece in response.aiter_bytes():
                 answer += piece
                 if len(answer) > MAX_ANSWER:
-                    raise RspamdError("the answer is too long")
+                    raise RspamdError(f"answer larger than {MAX_ANSWER} bytes")
         finally:
             await response.aclose()
         return read_answer(bytes(answer))
@@ -55,7 +55,7 @@ def _headers(mail: Mail) -> list[tuple[bytes, bytes]]:
     border = mail.request.border
     found = [(b"Content-Length", str(mail.size).encode()), (b"Queue-Id", mail.ggrid.encode())]
     found.append((b"From", _value(border.envelope_from)))
-    found += [(b"Rcpt", _value(one)) for one in border.envelope_recipients[:1000]]
+    found += [(b"Rcpt", _value(recipient)) for recipient in border.envelope_recipients[:1000]]
     if border.remote_address:
         found.append((b"IP", _value(border.remote_address)))
     if border.sender_helo:
@@ -64,7 +64,7 @@ def _headers(mail: Mail) -> list[tuple[bytes, bytes]]:
 
 
 def _value(text: str) -> bytes:
-    """What strangers wrote must not end the header it stands in."""
+    """Replace control characters, so that remote input cannot break out of its header field."""
     return re.sub(rb"[\x00-\x1f\x7f]", b"?", text[:1000].encode("utf-8", "replace"))
 
 
@@ -74,12 +74,12 @@ async def _body(mail: Mail) -> AsyncIterator[bytes]:
 
 
 def read_answer(body: bytes) -> Findings:
-    """Raises RspamdError when there is no action in it."""
+    """Raises RspamdError if the answer has no action."""
     try:
         answer = json.loads(body)
         action, score = answer["action"], float(answer.get("score", 0.0))
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise RspamdError("not an answer of rspamd") from None
+        raise RspamdError("malformed answer") from None
     if not isinstance(action, str) or not math.isfinite(score):
-        raise RspamdError("not an answer of rspamd")
+        raise RspamdError("malformed answer")
     return Findings(frozenset({f"rspamd:{as_tag(action)}"}), score)

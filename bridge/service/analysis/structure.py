@@ -1,9 +1,9 @@
 """The MIME structure of a mail, as offsets into its bytes.
 
-Written by hand because the standard parser builds a tree of copies (four times the mail), recurses
-with the nesting, and cannot be told to stop. This one walks with `find` over bytes or an `mmap`,
-copies headers only, and ends at its bounds: `TooMuch` means that the mail is larger in parts,
-depth or headers than we are willing to look at. It never raises anything else, whatever the bytes.
+Hand-written, because the standard parser builds a tree of copies (four times the size of the mail),
+recurses once per nesting level, and has no limits. This one walks bytes or an `mmap` with `find`,
+copies only headers, and stops at its bounds: `TooMuch` means that the mail has more parts, nesting
+or header bytes than we are willing to examine. It raises nothing else, whatever the input.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from urllib.parse import unquote_to_bytes
 
 Buffer = bytes | mmap.mmap
 
-MAX_VALUE = 2000  # of one header field; the rest is not looked at
+MAX_VALUE = 2000  # bytes of one header field; the rest is ignored
 MAX_FIELDS = 2000
 
 
 class TooMuch(Exception):
-    """A bound was reached; the text is its name, one word."""
+    """A bound was reached; the text is its one-word name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Bounds:
 
 @dataclass(slots=True)
 class Part:
-    """One leaf or container; `body` to `end` are its encoded bytes."""
+    """One leaf or container; its encoded bytes are from `body` to `end`."""
 
     body: int
     end: int
@@ -52,7 +52,7 @@ class Part:
 
 
 def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
-    """Every part, outermost first. The first one is the mail itself, with its header fields."""
+    """Every part, outermost first. The first part is the mail itself, with its header fields."""
     todo: list[tuple[int, int, int]] = [(0, len(data), 0)]
     count = 0
     while todo:
@@ -68,7 +68,7 @@ def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
 
 
 def decoded(data: Buffer, part: Part) -> bytes:
-    """The part's content with its transfer encoding undone; what is broken is skipped."""
+    """The part's content with its transfer encoding removed; invalid input is skipped."""
     raw = data[part.body : part.end]
     match part.encoding:
         case "base64":
@@ -97,7 +97,7 @@ def _read_part(data: Buffer, start: int, end: int, depth: int, bounds: Bounds) -
 
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int]:
-    """The header section, and where the body begins."""
+    """The header section, and the offset at which the body starts."""
     first = data[start : min(start + 2, end)]
     if first[:1] == b"\n" or first == b"\r\n":
         return b"", start + (1 if first[:1] == b"\n" else 2)
@@ -138,7 +138,7 @@ def _children(data: Buffer, part: Part, room: int) -> list[tuple[int, int, int]]
 
 
 def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[int, int]]:
-    """The spans between delimiter lines; an unterminated last one reaches to the end."""
+    """The spans between delimiter lines; an unterminated last span extends to the end of the part."""
     mark = b"\n--" + boundary.encode("utf-8", "replace")
     found: list[tuple[int, int]] = []
     begin, lines = -1, 0
@@ -147,13 +147,13 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
         at = data.find(mark, part.body, part.end)
     while at >= 0:
         lines += 1
-        if lines > 2 * room + 100:  # lines that only start like a delimiter cost time too
+        if lines > 2 * room + 100:  # lines that only begin like a delimiter take time too
             raise TooMuch("parts")
         after = at + len(mark)
         closing = data[after : after + 2] == b"--"
         line_end = data.find(b"\n", after, part.end)
         rest = data[after : min(line_end if line_end >= 0 else part.end, after + 200)]
-        if closing or not rest.strip():  # else a longer boundary that starts like ours
+        if closing or not rest.strip():  # else it is a longer boundary that begins like ours
             if begin >= 0:
                 found.append((begin, _before_newline(data, at + 1, begin)))
             if closing:
@@ -176,7 +176,7 @@ _PARAM = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)', re.DOTAL
 
 
 def parse_value(value: str) -> tuple[str, dict[str, str]]:
-    """`text/plain; charset="x"` into its two halves; RFC 2231 and RFC 2047 names are decoded."""
+    """Split `text/plain; charset="x"` into type and parameters; RFC 2231 and RFC 2047 encodings are decoded."""
     main = value.partition(";")[0].strip().lower()
     plain: dict[str, str] = {}
     pieces: dict[str, dict[int, str]] = {}
@@ -199,11 +199,11 @@ def _unquoted(raw: str) -> str:
         return raw
     if len(raw) > 1 and raw.endswith('"'):
         return re.sub(r"\\(.)", r"\1", raw[1:-1])
-    return raw[1:]  # never closed: mail programs take the rest for the value
+    return raw[1:]  # no closing quote: mail programs use the rest as the value
 
 
 def _extended(text: str) -> str:
-    """RFC 2231: charset'language'percent-encoded."""
+    """Decode RFC 2231: charset'language'percent-encoded."""
     charset, quote, rest = text.partition("'")
     if not quote:
         return text
@@ -211,7 +211,7 @@ def _extended(text: str) -> str:
 
 
 def _words(text: str) -> str:
-    """RFC 2047 words, where clients put them though they must not."""
+    """Decode RFC 2047 encoded words: forbidden in parameters, but mail programs write them there."""
     if "=?" not in text:
         return text
     try:
@@ -224,7 +224,7 @@ def _words(text: str) -> str:
 def _as_text(raw: bytes, charset: str) -> str:
     try:
         return raw.decode(charset or "utf-8", "replace")
-    except (LookupError, ValueError):  # a charset nobody knows
+    except (LookupError, ValueError):  # unknown charset
         return raw.decode("latin-1")
 
 
@@ -232,7 +232,7 @@ _NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghij
 
 
 def _base64(raw: bytes) -> bytes:
-    clean = raw.translate(None, _NOT_BASE64)  # padding too: what follows it in mail is still read by clients
+    clean = raw.translate(None, _NOT_BASE64)  # padding too: mail programs keep reading after it
     clean = clean[: len(clean) - 1] if len(clean) % 4 == 1 else clean
     return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
 

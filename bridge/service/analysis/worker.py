@@ -1,9 +1,9 @@
-"""A worker's own side: bound itself, then answer one mail after the other.
+"""The main loop of a worker process: limit its own resources, then answer one mail after another.
 
-Started by `workers`, which sends files over a socket: first the setup, then for each mail a
-request (JSON) and the mail; back goes a line of JSON for each. It may be killed at any moment and
-keeps nothing that matters. JSON and not pickle: it reads hostile bytes, and its parent must be
-able to mistrust its answer.
+`worker_pool` starts the process and sends it file descriptors over a socket: first the setup, then
+for each mail a request (JSON) and the mail. The worker answers each with one line of JSON. It may be
+killed at any time and keeps no state. JSON rather than pickle, because the worker reads hostile bytes
+and the parent must not have to trust its answers.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-Handler = Callable[[dict[str, Any], int], dict[str, Any]]  # request and mail to answer
+Handler = Callable[[dict[str, Any], int], dict[str, Any]]  # (request, mail) -> answer
 
 
 def serve(begin: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> None:
-    """`begin` gets the setup; it gives what to say of ourselves, and what answers a mail."""
+    """`begin` gets the setup and returns a greeting for the parent and the handler for each mail."""
     connection = socket.socket(fileno=int(sys.argv[1]))
     memory = int(sys.argv[2])
     resource.setrlimit(resource.RLIMIT_AS, (memory, memory))

@@ -1,8 +1,9 @@
 """The List API as ASGI endpoints.
 
-`tenantUid` absent means the deployment's own scope. Because a misspelt `tenantUid` would then
-change the whole deployment, unknown fields are refused. Database work runs in threads; the stream
-of entries is paged, so its memory is one page and a slow reader holds neither lock nor connection.
+Without `tenantUid`, a call works on the deployment-global scope. A misspelt `tenantUid` would
+therefore change the whole deployment, so unknown fields are refused. Database work runs in threads. The
+stream of entries is read page by page: it needs the memory of one page, and a slow reader holds
+neither a lock nor a connection.
 """
 
 from __future__ import annotations
@@ -21,14 +22,14 @@ from bridge.matching import spelling
 from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import GLOBAL, PAGE, Entry, ListFull, ListStore
-from bridge.service.responses import Refused, header, refuse, send_json, storage_unavailable
-from bridge.service.scanning.upload import is_json, tenant
+from bridge.service.requests import header, is_json, tenant_uid
+from bridge.service.responses import Refused, refuse, send_json, storage_unavailable
 from bridge.service.settings import ListDefinition
 from bridge.service.store import STORAGE_ERRORS
 
-MAX_BODY = 8 * 1024 * 1024  # 500 entries with their comments, every character escaped
+MAX_BODY = 8 * 1024 * 1024  # 500 entries with comments, every character escaped
 BODY_TIMEOUT_S = 60.0
-WRITE_TIMEOUT_S = 60.0  # how long a reader of the stream may take for one chunk
+WRITE_TIMEOUT_S = 60.0  # time for a reader of the stream to accept one chunk
 CHUNK = 64 * 1024
 
 log = logging.getLogger("bridge.service")
@@ -43,58 +44,55 @@ class ListsApi:
         self._keys = keys
         self._follower = follower
 
-    def endpoint(self, handler: Handler) -> Endpoint:
-        return Endpoint(self._keys, handler)
+    def endpoint(self, handler: Handler) -> ListEndpoint:
+        return ListEndpoint(self._keys, handler)
 
     async def add_entries(self, body: Body, send: Send) -> None:
-        _only(body, {"listName", "entries", "tenantUid"})
-        one, scope = self._list(body), _scope(body)
-        new = [_entry(one, item, i) for i, item in enumerate(_items(body))]
+        _check_fields(body, {"listName", "entries", "tenantUid"})
+        definition, scope = self._list(body), _scope(body)
+        entries = [_entry(definition, item, i) for i, item in enumerate(_items(body))]
         try:
-            count = await asyncio.to_thread(self._lists.add, scope, one.name, new)
+            count = await asyncio.to_thread(self._lists.add, scope, definition.name, entries)
         except ListFull:
-            raise Refused(409, "list_full", f"the list would have more than {one.maxSize} entries") from None
+            text = f"the list would have more than {definition.maxSize} entries"
+            raise Refused(409, "list_full", text) from None
         self._follower.wake()
         await send_json(send, 200, {"modifiedEntries": count})
 
     async def delete_entries(self, body: Body, send: Send) -> None:
-        _only(body, {"listName", "entries", "tenantUid"})
-        one, scope = self._list(body), _scope(body)
-        gone = [name for i, item in enumerate(_items(body)) if (name := _reference(one, item, i))]
-        count = await asyncio.to_thread(self._lists.delete, scope, one.name, gone)
+        _check_fields(body, {"listName", "entries", "tenantUid"})
+        definition, scope = self._list(body), _scope(body)
+        keys = [key for i, item in enumerate(_items(body)) if (key := _key(definition, item, i))]
+        count = await asyncio.to_thread(self._lists.delete, scope, definition.name, keys)
         self._follower.wake()
         await send_json(send, 200, {"modifiedEntries": count})
 
     async def get_lists(self, body: Body, send: Send) -> None:
-        _only(body, {"tenantUid"})
+        _check_fields(body, {"tenantUid"})
         _scope(body)
         await send_json(send, 200, {"listFileInfos": [info.to_dict() for info in self._lists.infos()]})
 
     async def list_entries(self, body: Body, send: Send) -> None:
-        _only(body, {"listName", "tenantUid"})
-        one, scope = self._list(body), _scope(body)
-        chunks, last = await asyncio.to_thread(self._page, scope, one.name, None)
+        _check_fields(body, {"listName", "tenantUid"})
+        name, scope = self._list(body).name, _scope(body)
+        chunks, last = await asyncio.to_thread(self._page, scope, name, None)
         headers = [(b"content-type", NDJSON.encode())]
         await send({"type": "http.response.start", "status": 200, "headers": headers})
-        while chunks:
-            for chunk in chunks:
-                try:
-                    async with asyncio.timeout(WRITE_TIMEOUT_S):
-                        await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                except TimeoutError:
-                    log.info("list=%s a reader of its entries stopped reading", one.name)
-                    return  # without its end: the reader sees that it is not whole
-            if last is None:
-                break
-            try:
-                chunks, last = await asyncio.to_thread(self._page, scope, one.name, last)
-            except STORAGE_ERRORS as exc:
-                log.error("list=%s the database was lost while its entries were read: %s", one.name, type(exc).__name__)
-                return  # without its end here too
+        try:
+            await _send_chunks(send, chunks)
+            while last is not None:
+                chunks, last = await asyncio.to_thread(self._page, scope, name, last)
+                await _send_chunks(send, chunks)
+        except TimeoutError:
+            log.info("list=%s client stopped reading the stream of entries", name)
+            return  # no final chunk: the client can tell that the stream is incomplete
+        except STORAGE_ERRORS as exc:
+            log.error("list=%s database lost while streaming entries: %s", name, type(exc).__name__)
+            return  # no final chunk here either
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     def _page(self, scope: str, name: str, after: str | None) -> tuple[list[bytes], str | None]:
-        """One page as NDJSON, and where the next begins; None when there is none. Blocks."""
+        """One page as NDJSON, and the key after which the next page starts (None: no more). Blocks."""
         page = self._lists.page(scope, name, after)
         return _lines(page), page[-1].key if len(page) == PAGE else None
 
@@ -102,14 +100,14 @@ class ListsApi:
         name = body.get("listName")
         if not isinstance(name, str):
             raise _invalid("`listName` must be a string")
-        one = self._lists.definitions.get(name)
-        if one is None:
+        definition = self._lists.definitions.get(name)
+        if definition is None:
             raise Refused(404, "list_not_found", "there is no list of this name")
-        return one
+        return definition
 
 
-class Endpoint:
-    """Key, body, handler; what goes wrong becomes an Error object."""
+class ListEndpoint:
+    """Checks the key, reads the body, calls the handler, and turns failures into Error objects."""
 
     def __init__(self, keys: KeyRing, handler: Handler) -> None:
         self._keys = keys
@@ -150,17 +148,20 @@ async def _read(scope: Scope, receive: Receive) -> Body:
     return body
 
 
-def _only(body: Body, known: set[str]) -> None:
+def _check_fields(body: Body, known: set[str]) -> None:
     if not body.keys() <= known:
-        raise _invalid(f"the fields are {', '.join(sorted(known))}, and no others")
+        raise _invalid(f"unknown field; the only fields are {', '.join(sorted(known))}")
 
 
 def _scope(body: Body) -> str:
     if "tenantUid" not in body:
         return GLOBAL
     if body["tenantUid"] is None:
-        raise _invalid("`tenantUid` must be a UUID; leave it out for the deployment's own lists")
-    return tenant(body["tenantUid"], "invalid_request") or GLOBAL
+        raise _invalid("`tenantUid` must be a UUID; omit it for the deployment-global lists")
+    try:
+        return tenant_uid(body["tenantUid"]) or GLOBAL
+    except ValueError as exc:
+        raise _invalid(str(exc)) from None
 
 
 def _items(body: Body) -> list[Any]:
@@ -172,36 +173,43 @@ def _items(body: Body) -> list[Any]:
     return items
 
 
-def _entry(one: ListDefinition, item: Any, position: int) -> Entry:
+def _entry(definition: ListDefinition, item: Any, position: int) -> Entry:
     if not isinstance(item, dict) or not item.keys() <= {"entry", "comment"} or not isinstance(item.get("entry"), str):
-        raise _invalid(f"`entries[{position}]` must be an object of `entry` and `comment`")
+        raise _invalid(f"`entries[{position}]` must be an object with `entry` and `comment`")
     if not 1 <= len(item["entry"]) <= spelling.MAX_ENTRY:
         raise _invalid(f"`entries[{position}].entry` must have 1 to {spelling.MAX_ENTRY} characters")
     comment = item.get("comment", "")
     if not isinstance(comment, str) or not spelling.is_clean(comment):
         raise _invalid(f"`entries[{position}].comment` must be text of at most {spelling.MAX_COMMENT} characters")
     try:
-        return Entry(spelling.normalise(one.category, item["entry"]), item["entry"], comment)
+        return Entry(spelling.normalise(definition.category, item["entry"]), item["entry"], comment)
     except ValueError as exc:
-        # 409: the request is well-formed, but the list is not one for such entries.
+        # 409: the request is well-formed, but this list cannot contain such an entry.
         raise Refused(409, "invalid_entry", f"`entries[{position}]`: {exc}") from None
 
 
-def _reference(one: ListDefinition, item: Any, position: int) -> str:
-    """The entry's one spelling; empty when no such entry can exist, which is no error."""
+def _key(definition: ListDefinition, item: Any, position: int) -> str:
+    """The entry's canonical spelling; empty if no such entry can exist, which is not an error."""
     if not isinstance(item, str):
         raise _invalid(f"`entries[{position}]` must be a string")
     try:
-        return spelling.normalise(one.category, item)
+        return spelling.normalise(definition.category, item)
     except ValueError:
         return ""
+
+
+async def _send_chunks(send: Send, chunks: list[bytes]) -> None:
+    """Raises TimeoutError if the client stops reading."""
+    for chunk in chunks:
+        async with asyncio.timeout(WRITE_TIMEOUT_S):
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
 def _lines(page: list[Entry]) -> list[bytes]:
     """NDJSON in chunks of about 64 KiB."""
     chunks, current, size = [], [], 0
-    for one in page:
-        line = b'{"entry": %s, "comment": %s}\n' % (_quoted(one.shown), _quoted(one.comment))
+    for entry in page:
+        line = b'{"entry": %s, "comment": %s}\n' % (_quoted(entry.shown), _quoted(entry.comment))
         current.append(line)
         size += len(line)
         if size >= CHUNK:
@@ -211,7 +219,7 @@ def _lines(page: list[Entry]) -> list[bytes]:
 
 
 def _quoted(text: str) -> bytes:
-    """A JSON string; a third of the time of `json.dumps` of the whole line."""
+    """A JSON string. Takes a third of the time of `json.dumps` for the whole line."""
     return encode_basestring_ascii(text).encode()
 
 

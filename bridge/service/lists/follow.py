@@ -1,8 +1,8 @@
-"""Keeps the index in memory in step with the database, whoever changes it.
+"""Keeps the index in memory in step with the database, including changes by other processes.
 
-Our own writes wake it at once; those of other processes are seen at the next look, every half
-second. When the database is away the index stays as it was, and scans go on. When it was never
-there, nobody knows what is blocked: `loaded` is False, and no mail must be decided.
+Writes of this process trigger a poll immediately; changes by other processes are found by polling
+every half second. If the database becomes unavailable, the index stays as it is and scans continue. If
+it has never been available, nobody knows what is blocked: `loaded` is False, and no mail may be decided.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bridge.service.lists.index import ListIndex
 from bridge.service.lists.store import REMOVALS_KEPT_S, Change, ListStore
 from bridge.service.store import STORAGE_ERRORS, Store, StoreUnavailable
 
-LOOK_EVERY_S = 0.5
-TIDY_EVERY_S = 3600.0
-HELPING = 1000  # changes applied before others get their turn
+POLL_INTERVAL_S = 0.5
+EXPIRE_INTERVAL_S = 3600.0
+BATCH = 1000  # changes applied before the event loop runs other tasks
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class ListFollower:
         self.index = ListIndex(lists.definitions.values())
         self._seen = 0
         self._seen_at = 0.0
-        self._tidied_at = time.monotonic()
+        self._expired_at = time.monotonic()
         self._wake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._thread = ThreadPoolExecutor(1, "lists")
@@ -45,7 +45,7 @@ class ListFollower:
         self.current = False
 
     async def start(self) -> None:
-        """Raises StoreUnavailable, unless that may pass: then it is tried until it does."""
+        """Raises StoreUnavailable, unless it is temporary: then loading is retried until it succeeds."""
         try:
             await self._load_all()
         except StoreUnavailable as exc:
@@ -61,13 +61,13 @@ class ListFollower:
         await asyncio.to_thread(self._thread.shutdown)
 
     def wake(self) -> None:
-        """Something was written here: look now."""
+        """Poll now, because this process has written something."""
         self._wake.set()
 
     async def _follow(self) -> None:
         while True:
             try:
-                async with asyncio.timeout(LOOK_EVERY_S):
+                async with asyncio.timeout(POLL_INTERVAL_S):
                     await self._wake.wait()
             except TimeoutError:
                 pass
@@ -75,12 +75,12 @@ class ListFollower:
             try:
                 if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
                     await self._load_all()
-                await self._apply(await self._in_thread(self._look))
+                await self._apply(await self._in_thread(self._poll))
             except STORAGE_ERRORS as exc:
                 self._lost(exc)
             else:
                 if self._trouble:
-                    log.info("lists: the database can be read again")
+                    log.info("lists: database readable again")
                 self._trouble = ""
                 self.current = True
 
@@ -89,19 +89,19 @@ class ListFollower:
         self.loaded = self.current = True
 
     def _lost(self, exc: Exception) -> None:
-        """Once for each reason, not twice a second."""
+        """Log each reason once, not twice a second."""
         why = str(exc) if isinstance(exc, StoreUnavailable) else type(exc).__name__
-        meanwhile = "going on with what is known" if self.loaded else "no mail is scanned until it can"
+        meanwhile = "using the lists in memory" if self.loaded else "scanning no mail until it is readable"
         if why != self._trouble:
-            log.error("lists: the database cannot be read, %s: %s", meanwhile, why)
+            log.error("lists: cannot read the database, %s: %s", meanwhile, why)
         self._trouble = why
         self.current = False
 
     async def _apply(self, changes: list[Change]) -> None:
-        """Here in the event loop, so that no scan sees a set while it changes; in small helpings."""
+        """Runs in the event loop, so that no scan sees a half-changed set; in small batches."""
         for i, change in enumerate(changes):
             (self.index.add if change.present else self.index.remove)(change.scope, change.name, change.entry)
-            if i % HELPING == HELPING - 1:
+            if i % BATCH == BATCH - 1:
                 await asyncio.sleep(0)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
@@ -117,12 +117,12 @@ class ListFollower:
         self._seen, self._seen_at = now, time.monotonic()
         return index
 
-    def _look(self) -> list[Change]:
+    def _poll(self) -> list[Change]:
         self._keys.refresh()
         changes = self._lists.changes(self._seen) if self._lists.now() != self._seen else []
         self._seen = max([self._seen, *(change.seq for change in changes)])
         self._seen_at = time.monotonic()
-        if self._seen_at - self._tidied_at > TIDY_EVERY_S:
-            self._tidied_at = self._seen_at
-            self._lists.forget_removals()
+        if self._seen_at - self._expired_at > EXPIRE_INTERVAL_S:
+            self._expired_at = self._seen_at
+            self._lists.expire_removals()
         return changes

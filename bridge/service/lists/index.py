@@ -1,8 +1,8 @@
-"""The lists in memory: what a mail is matched against, without asking the database.
+"""The lists in memory: mail is matched against them without a database query.
 
-Sets and dictionaries only, so a look-up costs the same in a list of ten entries and of a million.
-What an entry matches is told by `bridge.matching`; what only the content of a mail shows (a URL's
-host, an attachment) is known here. Knows nothing of storage: `listfollow` feeds it.
+Only sets and dictionaries, so a lookup takes as long in a list of ten entries as in one of a million.
+`bridge.matching` defines what an entry matches; this module adds what only the content of a mail
+shows (the host of a URL, an attachment). Knows nothing about storage: `follow` fills it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridge.matching.match import Length, address, find_address, find_network, upwards
+from bridge.matching.match import Length, address, domain_and_parents, find_address, find_network
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
 
 
 @dataclass(frozen=True, slots=True)
 class Traits:
-    """What of a mail is compared with lists, already normalised."""
+    """The properties of a mail that are compared with lists, already normalised."""
 
     envelope_sender: str = ""
     header_senders: tuple[str, ...] = ()
@@ -29,16 +29,16 @@ class Traits:
 
 class ListIndex:
     def __init__(self, definitions: Iterable[ListDefinition]) -> None:
-        self._categories = {one.name: one.category for one in definitions}
-        self._words: dict[str, dict[str, set[str]]] = {}  # by scope and list
+        self._categories = {definition.name: definition.category for definition in definitions}
+        self._words: dict[str, dict[str, set[str]]] = {}  # by scope, then list
         self._networks: dict[str, dict[str, dict[Length, set[int]]]] = {}
 
     def add(self, scope: str, name: str, entry: str) -> None:
         if self._categories.get(name) == "network":
             network = ipaddress.ip_network(entry)
-            place = self._networks.setdefault(scope, {}).setdefault(name, {})
-            place.setdefault((network.version, network.prefixlen), set()).add(int(network.network_address))
-        elif name in self._categories:  # a list that is no longer configured stays in the database only
+            lengths = self._networks.setdefault(scope, {}).setdefault(name, {})
+            lengths.setdefault((network.version, network.prefixlen), set()).add(int(network.network_address))
+        elif name in self._categories:  # the entries of a list that is no longer configured stay in the database
             self._words.setdefault(scope, {}).setdefault(name, set()).add(entry)
 
     def remove(self, scope: str, name: str, entry: str) -> None:
@@ -53,24 +53,24 @@ class ListIndex:
             self._words.get(scope, {}).get(name, set()).discard(entry)
 
     def match(self, tenant: str | None, traits: Traits) -> list[str]:
-        """The names of the lists, of the tenant or the deployment, that this mail is on."""
+        """The names of all lists that match this mail, of the tenant and of the deployment-global scope."""
         found = set()
         for scope in (GLOBAL, tenant) if tenant else (GLOBAL,):
-            found |= {name for name, words in self._words.get(scope, {}).items() if self._hit(name, words, traits)}
+            found |= {name for name, words in self._words.get(scope, {}).items() if self._matches(name, words, traits)}
             found |= {name for name, lengths in self._networks.get(scope, {}).items() if _within(lengths, traits)}
         return sorted(found)
 
-    def _hit(self, name: str, words: set[str], traits: Traits) -> bool:
-        # A From header is written by whoever wrote the mail: it may put a mail on a list, but never free it.
+    def _matches(self, name: str, words: set[str], traits: Traits) -> bool:
+        # The author of a mail chooses its From header, so it can get a mail blocked but never allowed.
         senders = [traits.envelope_sender]
         if not name.startswith("allowed-"):
             senders += traits.header_senders
         category = self._categories[name]
         match category:
             case "sender" | "domain":
-                return any(find_address(category, words, one) for one in senders)
+                return any(find_address(category, words, sender) for sender in senders)
             case "url":
-                return any(d in words for host in traits.hosts for d in upwards(host))
+                return any(domain in words for host in traits.hosts for domain in domain_and_parents(host))
             case "attachment":
                 return not words.isdisjoint(traits.digests)
             case _:
@@ -79,10 +79,10 @@ class ListIndex:
 
 def traits_of(sender: str, header_senders: Iterable[str], client: str | None, hosts: Iterable[str],
               digests: Iterable[str]) -> Traits:  # fmt: skip
-    """Normalise what strangers wrote; what has no normal form matches nothing."""
+    """Normalise remote input; a value without a normal form matches nothing."""
     return Traits(
         address(sender),
-        tuple(a for a in map(address, header_senders) if a),
+        tuple(normal for normal in map(address, header_senders) if normal),
         client or "",
         tuple(hosts),
         tuple(digests),

@@ -1,8 +1,8 @@
-"""Lists in the database: which there are, and the entries of each, per scope.
+"""Lists in the database: their definitions, and the entries of each list per scope.
 
-The predefined lists exist in every scope, tenant or deployment, and so do the configured ones.
-`size` is kept beside the entries, because counting a million of them for each addition would
-cost more than the addition.
+The predefined and the configured lists exist in every scope: each tenant, and the deployment-global
+one. The size of a list is stored separately, because counting a million entries for each addition
+would cost more than the addition.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from bridge.errors import BridgeError
 from bridge.service.settings import ListDefinition
 from bridge.service.store import Store, clock, list_entry, list_removal, list_state, next_numbers
 
-GLOBAL = ""  # the scope of the deployment
+GLOBAL = ""  # the deployment-global scope
 PAGE = 2000
 PREDEFINED_SIZE = 1_000_000
 REMOVALS_KEPT_S = 86_400.0
@@ -32,18 +32,23 @@ PREDEFINED = [
             "allowed-senders",
             "Allowed senders",
             "sender",
-            "Mail from these addresses is delivered if not malware.",
+            "Mail from these addresses is delivered unless it is malware.",
         ),
         ("blocked-domains", "Blocked domains", "domain", "Mail from these domains is bounced."),
-        ("allowed-domains", "Allowed domains", "domain", "Mail from these domains is delivered if not malware."),
+        ("allowed-domains", "Allowed domains", "domain", "Mail from these domains is delivered unless it is malware."),
         ("blocked-networks", "Blocked networks", "network", "Mail from clients in these networks is bounced."),
-        ("allowed-networks", "Allowed networks", "network", "Mail from these networks is delivered if not malware."),
+        (
+            "allowed-networks",
+            "Allowed networks",
+            "network",
+            "Mail from clients in these networks is delivered unless it is malware.",
+        ),
         ("blocked-urls", "Blocked URLs", "url", "Mail with links to these hosts is bounced."),
         (
             "blocked-attachments",
             "Blocked attachments",
             "attachment",
-            "Mail with attachments of this SHA-256 is bounced.",
+            "Mail with an attachment that has one of these SHA-256 digests is bounced.",
         ),
     ]
 ]
@@ -55,7 +60,7 @@ class ListFull(BridgeError):
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`key` is the one spelling that matches mail, `shown` is how somebody wrote it."""
+    """`key` is the canonical spelling that mail is matched against, `shown` is the spelling as written."""
 
     key: str
     shown: str
@@ -64,7 +69,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One entry that came (`present`) or went, in the order of `seq`."""
+    """One entry that was added (`present`) or removed; changes are ordered by `seq`."""
 
     seq: int
     scope: str
@@ -76,18 +81,19 @@ class Change:
 class ListStore:
     def __init__(self, store: Store, configured: Iterable[ListDefinition]) -> None:
         self._store = store
-        self.definitions = {one.name: one for one in [*PREDEFINED, *configured]}
+        self.definitions = {definition.name: definition for definition in [*PREDEFINED, *configured]}
 
     def infos(self) -> list[ListFileInfo]:
-        """The same lists in every scope; only their entries differ."""
+        """All lists. Every scope has the same lists; only the entries differ."""
         return [
-            ListFileInfo(one.name, one.displayName or one.name, one.category, one.description, one.maxSize)
-            for one in self.definitions.values()
-        ]
+            ListFileInfo(name, definition.displayName or name, definition.category, definition.description,
+                         definition.maxSize)
+            for name, definition in self.definitions.items()
+        ]  # fmt: skip
 
     def add(self, scope: str, name: str, entries: Sequence[Entry]) -> int:
-        """Insert or update; the answer is how many. Raises ListFull."""
-        wanted = {one.key: one for one in entries}  # of two with one key the last counts
+        """Insert or update entries and return how many. Raises ListFull."""
+        wanted = {entry.key: entry for entry in entries}  # if a key appears twice, the last one wins
         if not wanted:
             return 0
         with self._store.writing() as connection:
@@ -101,18 +107,18 @@ class ListStore:
                     "scope": scope,
                     "name": name,
                     "entry": key,
-                    "comment": one.comment,
+                    "comment": entry.comment,
                     "seq": first + i,
-                    "shown": one.shown if one.shown != key else None,
+                    "shown": entry.shown if entry.shown != key else None,
                 }
-                for i, (key, one) in enumerate(wanted.items())
+                for i, (key, entry) in enumerate(wanted.items())
             ]
             _upsert(connection, rows)
             _set_size(connection, scope, name, size)
         return len(wanted)
 
     def delete(self, scope: str, name: str, entries: Sequence[str]) -> int:
-        """Remove what is there; the answer is how many were."""
+        """Remove the entries that exist and return how many there were."""
         wanted = list(dict.fromkeys(entries))
         if not wanted:
             return 0
@@ -134,7 +140,7 @@ class ListStore:
         return len(known)
 
     def page(self, scope: str, name: str, after: str | None) -> list[Entry]:
-        """The next entries behind `after`, in the order of the key: a stream is many of these."""
+        """The next entries after `after`, ordered by key."""
         query = select(list_entry.c.entry, list_entry.c.shown, list_entry.c.comment)
         query = query.where(list_entry.c.scope == scope, list_entry.c.name == name)
         if after is not None:
@@ -143,7 +149,7 @@ class ListStore:
             rows = connection.execute(query.order_by(list_entry.c.entry).limit(PAGE))
             return [Entry(key, shown or key, comment) for key, shown, comment in rows]
 
-    # What the index in memory follows.
+    # For the index in memory.
 
     def now(self) -> int:
         """The number of the newest change."""
@@ -151,7 +157,7 @@ class ListStore:
             return int(connection.execute(select(clock.c.value)).scalar_one())
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
-        """(scope, name, entry) of all lists, without holding them in memory."""
+        """(scope, name, entry) of all lists, streamed."""
         query = select(list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
         with self._store.reading() as connection:
             result = connection.execution_options(stream_results=True, yield_per=10_000).execute(query)
@@ -159,16 +165,17 @@ class ListStore:
                 yield row.scope, row.name, row.entry
 
     def changes(self, since: int) -> list[Change]:
-        """What happened after change number `since`, in order."""
-        came = select(list_entry.c.seq, list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
-        went = select(list_removal.c.seq, list_removal.c.scope, list_removal.c.name, list_removal.c.entry)
+        """All changes after number `since`, in order."""
+        added = select(list_entry.c.seq, list_entry.c.scope, list_entry.c.name, list_entry.c.entry)
+        removed = select(list_removal.c.seq, list_removal.c.scope, list_removal.c.name, list_removal.c.entry)
+        added, removed = added.where(list_entry.c.seq > since), removed.where(list_removal.c.seq > since)
         with self._store.reading() as connection:
-            found = [Change(*row, present=True) for row in connection.execute(came.where(list_entry.c.seq > since))]
-            found += [Change(*row, present=False) for row in connection.execute(went.where(list_removal.c.seq > since))]
+            found = [Change(*row, present=True) for row in connection.execute(added)]
+            found += [Change(*row, present=False) for row in connection.execute(removed)]
         return sorted(found, key=lambda change: change.seq)
 
-    def forget_removals(self) -> None:
-        """Removals older than a day: whoever was away that long reads everything anew."""
+    def expire_removals(self) -> None:
+        """Delete removals older than a day; a process that missed them reloads all lists."""
         with self._store.writing() as connection:
             old = list_removal.c.removed_at < time.time() - REMOVALS_KEPT_S
             connection.execute(delete(list_removal).where(old))

@@ -1,1 +1,1 @@
-"""The Email Scanning API."""
+"""The Email Scanning API: submitEmail and status."""

@@ -1,7 +1,7 @@
 """The Email Scanning API: submitEmail and status, as ASGI endpoints.
 
-The way of a scan: token, slot, upload, queue, answer. The slot is taken at the head of the
-request, so what is refused costs no upload, and it is given back whatever happens.
+A scan passes through five steps: token, slot, upload, queue, answer. The slot is taken as soon as
+the head of the request is known, so a refused request costs no upload. The slot is always given back.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from starlette.types import Receive, Scope, Send
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.mail.message import Spool
-from bridge.service.analysis.pipeline import Job
+from bridge.service.analysis.job import AnalysisJob
 from bridge.service.auth import StaticTokens
-from bridge.service.metrics import Metrics
-from bridge.service.queue import Core
-from bridge.service.responses import Refused, header, refuse, send_json, storage_unavailable
+from bridge.service.metrics import ServiceMetrics
+from bridge.service.queue import AnalysisBackend
+from bridge.service.requests import header
+from bridge.service.responses import Refused, refuse, send_json, storage_unavailable
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, too_large
 from bridge.service.settings import Permission
@@ -28,23 +29,23 @@ from bridge.service.settings import Permission
 log = logging.getLogger("bridge.service")
 
 
-class SubmitEmail:
+class SubmitEmailEndpoint:
     """POST /v1/messageQueue/submitEmail"""
 
     def __init__(
         self,
         tokens: StaticTokens,
         admission: Admission,
-        core: Core,
+        backend: AnalysisBackend,
         spool: Spool,
-        metrics: Metrics,
+        metrics: ServiceMetrics,
         *,
         enabled: bool,
         timeout_s: float,
     ) -> None:
         self._tokens = tokens
         self._admission = admission
-        self._core = core
+        self._backend = backend
         self._spool = spool
         self._metrics = metrics
         self._enabled = enabled
@@ -52,16 +53,16 @@ class SubmitEmail:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            result = await self._admitted(scope, receive)
-        except Refused as refused:  # the slot is free again: a client that is slow to read it holds up nobody
+            result = await self._admit_and_scan(scope, receive)
+        except Refused as refused:  # the slot is free by now, so a client that reads slowly blocks no one
             self._metrics.refused(refused.status)
             await refuse(scope, receive, send, refused)
         except Disconnected:
-            log.info("a client went away before its answer")
+            log.info("client disconnected before its answer was ready")
         else:
             await send_json(send, 200, result.to_dict())
 
-    async def _admitted(self, scope: Scope, receive: Receive) -> AnalysisResult:
+    async def _admit_and_scan(self, scope: Scope, receive: Receive) -> AnalysisResult:
         try:
             delay = self._enter(scope)
         except Refused as refused:
@@ -77,11 +78,11 @@ class SubmitEmail:
             self._metrics.took(time.monotonic() - start)
 
     def _enter(self, scope: Scope) -> float:
-        """Everything that can be said from the head alone; the answer is the throttle."""
+        """Check everything that the head alone decides, take a slot, and return the delay in seconds."""
         self._tokens.check(scope, Permission.SCAN)
         if not self._enabled:
             raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
-        if not self._core.ready:
+        if not self._backend.ready:
             raise storage_unavailable()
         check_length(scope)
         return self._admission.enter()
@@ -90,23 +91,23 @@ class SubmitEmail:
         upload = Upload(self._spool)
         try:
             request = await upload.read(receive, header(scope, b"content-type"))
-            job = Job.new(request, upload.mail)
-            return self._core.try_now(job) or await self._queued(job, receive)
+            job = AnalysisJob.new(request, upload.mail)
+            return self._backend.try_now(job) or await self._wait_for_result(job, receive)
         finally:
             upload.close()
 
-    async def _queued(self, job: Job, receive: Receive) -> AnalysisResult:
-        """Wait for the workers; a client that goes away ends the analysis."""
-        future = self._core.submit(job)
-        gone = asyncio.create_task(_disconnect(receive))
-        either: set[asyncio.Future[Any]] = {future, gone}
+    async def _wait_for_result(self, job: AnalysisJob, receive: Receive) -> AnalysisResult:
+        """Queue the job; if the client disconnects, the analysis is cancelled."""
+        future = self._backend.submit(job)
+        disconnected = asyncio.create_task(_disconnect(receive))
+        either: set[asyncio.Future[Any]] = {future, disconnected}
         try:
             async with asyncio.timeout(self._timeout_s):
                 await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         except TimeoutError:
             raise Refused(504, "analysis_timeout", "the analysis took longer than longRequestTimeout") from None
         finally:
-            gone.cancel()
+            disconnected.cancel()
             if not future.done():
                 future.cancel()
         if future.cancelled():
@@ -114,12 +115,12 @@ class SubmitEmail:
         return future.result()
 
 
-class Status:
+class StatusEndpoint:
     """POST /v1/admin/status"""
 
-    def __init__(self, tokens: StaticTokens, state: Callable[[], Awaitable[QueueStatus]]) -> None:
+    def __init__(self, tokens: StaticTokens, status: Callable[[], Awaitable[QueueStatus]]) -> None:
         self._tokens = tokens
-        self._state = state
+        self._status = status
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -127,20 +128,20 @@ class Status:
         except Refused as refused:
             await refuse(scope, receive, send, refused)
             return
-        await send_json(send, 200, {"messageQueueStatus": str(await self._state())})
+        await send_json(send, 200, {"messageQueueStatus": str(await self._status())})
 
 
-async def queue_status(admission: Admission, core: Core) -> QueueStatus:
-    """The worse of what our own limit and the core say."""
+async def queue_status(admission: Admission, backend: AnalysisBackend) -> QueueStatus:
+    """The worse status of the two: our own limit and the backend."""
     ours = await admission.status()
     if ours is QueueStatus.RED:
         return ours
-    theirs = await core.status()
+    theirs = await backend.status()
     return ours if theirs is QueueStatus.GREEN else theirs
 
 
 def check_length(scope: Scope) -> None:
-    """413 before the first byte of a body that cannot be right."""
+    """Refuse an oversized body with 413 before its first byte is read."""
     length = header(scope, b"content-length")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
         raise too_large()

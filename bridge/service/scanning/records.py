@@ -1,8 +1,8 @@
-"""Analysis records: what was decided about which ggrid, written behind the scan's back.
+"""Analysis records: which decision each ggrid got, written to the database in the background.
 
-A scan leaves its record in a queue and goes on; once a second the queue is written in one
-transaction. When the database is away the queue fills up and then drops the oldest, which is
-counted: a record is worth less than a mail. Records hold no addresses and no content.
+A scan puts its record in a queue and does not wait; once a second the queue is written in one
+transaction. If the database is unavailable, the queue fills up and then drops the oldest records,
+which is counted: a record is worth less than a mail. Records contain no addresses and no content.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from sqlalchemy import delete, insert
 from bridge.api.scanning import AnalysisResult
 from bridge.service.store import STORAGE_ERRORS, Store, analysis
 
-WRITE_EVERY_S = 1.0
-TIDY_EVERY_S = 3600.0
+WRITE_INTERVAL_S = 1.0
+EXPIRE_INTERVAL_S = 3600.0
 MAX_WAITING = 20_000
 BATCH = 2000
 
 log = logging.getLogger("bridge.service")
 
 
-class Records:
+class RecordWriter:
     def __init__(self, store: Store, retention_s: float) -> None:
         self._store = store
         self._retention_s = retention_s
         self._waiting: deque[dict[str, Any]] = deque()
         self._task: asyncio.Task[None] | None = None
-        self._tidied_at = float("-inf")
+        self._expired_at = float("-inf")
         self._failing = False
         self._stopping = asyncio.Event()
         self.dropped = 0
@@ -58,26 +58,29 @@ class Records:
         )
 
     async def start(self) -> None:
-        self._task = asyncio.create_task(self._write_for_ever(), name="records")
+        self._task = asyncio.create_task(self._write_periodically(), name="records")
 
     async def stop(self) -> None:
-        """Write what is left; a write under way is finished, never abandoned with its connection."""
+        """Write the remaining records. A write in progress is finished, so no connection is left open."""
         self._stopping.set()
         if self._task is not None:
             await self._task
 
-    async def _write_for_ever(self) -> None:
+    async def _write_periodically(self) -> None:
         while not self._stopping.is_set():
             try:
-                async with asyncio.timeout(WRITE_EVERY_S):
+                async with asyncio.timeout(WRITE_INTERVAL_S):
                     await self._stopping.wait()
             except TimeoutError:
                 pass
             await self._flush()
-        await self._flush()  # what came while the last write was under way
+        await self._flush()  # records added during the last write
 
     async def _flush(self) -> None:
-        """What is waiting now, and no more: under load there is always one more, and a transaction for each costs."""
+        """Write the records that are queued now; those added meanwhile wait.
+
+        Under load the queue is never empty, and one transaction per record would be expensive.
+        """
         left = len(self._waiting)
         while left > 0:
             batch = [self._waiting.popleft() for _ in range(min(BATCH, left))]
@@ -87,7 +90,7 @@ class Records:
             except STORAGE_ERRORS as exc:
                 self._waiting.extendleft(reversed(batch))
                 if not self._failing:
-                    log.error("records: the database cannot be written: %s", type(exc).__name__)
+                    log.error("records: cannot write to the database: %s", type(exc).__name__)
                 self._failing = True
                 return
             self._failing = False
@@ -95,7 +98,7 @@ class Records:
     def _write(self, batch: list[dict[str, Any]]) -> None:
         with self._store.writing() as connection:
             connection.execute(insert(analysis), batch)
-            if time.monotonic() - self._tidied_at > TIDY_EVERY_S:
-                self._tidied_at = time.monotonic()
+            if time.monotonic() - self._expired_at > EXPIRE_INTERVAL_S:
+                self._expired_at = time.monotonic()
                 oldest = datetime.now(UTC) - timedelta(seconds=self._retention_s)
                 connection.execute(delete(analysis).where(analysis.c.completed < oldest.isoformat()))

@@ -1,6 +1,6 @@
-"""Processes that take and give back at random, some killed at random; prints what was seen as JSON.
+"""Processes that take and give back at random, some of them killed at random; prints what it saw as JSON.
 
-A program of its own, because it forks: `hammer.py SECONDS WORKERS LIMIT BYTES_LIMIT`.
+A separate program, because it forks: `hammer.py SECONDS WORKERS LIMIT BYTES_LIMIT`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import signal
 import sys
 import time
 
-from bridge.daemon.workers.shared_counters import Ledger
+from bridge.daemon.workers.shared_counters import SharedCounters
 
-TOO_MANY = 3  # exit code of a worker that saw a limit passed
+TOO_MANY = 3  # exit code of a worker that saw a limit exceeded
 
 
-def work(ledger: Ledger, held_now: Ledger, row: int, limit: int, bytes_limit: int) -> None:
-    """`held_now` is the truth: written after a slot was taken, under a lock of its own, and before it is given back."""
-    mails, room, truth = ledger.mails(row), ledger.bytes(row), held_now.mails(row)
+def work(counters: SharedCounters, held_now: SharedCounters, row: int, limit: int, bytes_limit: int) -> None:
+    """`held_now` is the reference: counted after a slot is taken and before it is given back, under another lock."""
+    mails, room, truth = counters.mails(row), counters.bytes(row), held_now.mails(row)
     held: list[int] = []
     ending = []
     signal.signal(signal.SIGTERM, lambda *_: ending.append(1))
@@ -46,18 +46,18 @@ def work(ledger: Ledger, held_now: Ledger, row: int, limit: int, bytes_limit: in
     os._exit(0)
 
 
-def start(ledger: Ledger, held_now: Ledger, row: int, limit: int, bytes_limit: int) -> int:
+def start(counters: SharedCounters, held_now: SharedCounters, row: int, limit: int, bytes_limit: int) -> int:
     pid = os.fork()
     if pid == 0:
         random.seed()
-        work(ledger, held_now, row, limit, bytes_limit)
+        work(counters, held_now, row, limit, bytes_limit)
     return pid
 
 
 def hammer(seconds: float, workers: int, limit: int, bytes_limit: int) -> dict[str, int]:
-    ledger, held_now = Ledger(workers), Ledger(workers)
-    mails, room, truth = ledger.mails(0), ledger.bytes(0), held_now.mails(0)
-    pids = [start(ledger, held_now, row, limit, bytes_limit) for row in range(workers)]
+    counters, held_now = SharedCounters(workers), SharedCounters(workers)
+    mails, room, truth = counters.mails(0), counters.bytes(0), held_now.mails(0)
+    pids = [start(counters, held_now, row, limit, bytes_limit) for row in range(workers)]
     seen = {"most": 0, "most_bytes": 0, "killed": 0, "wrong": 0, "fullest_deaths": 0}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
@@ -69,10 +69,10 @@ def hammer(seconds: float, workers: int, limit: int, bytes_limit: int) -> dict[s
         os.kill(pids[row], signal.SIGKILL)
         seen["wrong"] += os.waitstatus_to_exitcode(os.waitpid(pids[row], 0)[1]) == TOO_MANY
         seen["killed"] += 1
-        seen["fullest_deaths"] = max(seen["fullest_deaths"], ledger.mails(row).own)
+        seen["fullest_deaths"] = max(seen["fullest_deaths"], counters.mails(row).own)
         held_now.clear(row)
-        ledger.clear(row)
-        pids[row] = start(ledger, held_now, row, limit, bytes_limit)
+        counters.clear(row)
+        pids[row] = start(counters, held_now, row, limit, bytes_limit)
     for pid in pids:
         os.kill(pid, signal.SIGTERM)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])

@@ -1,4 +1,4 @@
-"""Several workers: limits for all together, numbers of all, and no harm when one dies."""
+"""Several workers: shared limits, combined metrics, and no harm when one dies."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.daemon.workers.workers_kit import children, clients_of_all, is_alive,
 
 
 def test_the_limit_holds_for_all_workers_together(tmp_path: Path) -> None:
-    """Three slots: whichever worker has the connection, the fourth mail is refused at MAIL, and one scrape says so."""
+    """With three slots the fourth mail is refused at MAIL by whichever worker gets it, and one scrape shows it."""
     admission = {"max_in_processing": 3, "throttle_threshold": 3}
     with running(tmp_path, workers=2, admission=admission) as (bridge, scanner, _), ExitStack() as stack:
         gate = Gate(scanner)
@@ -39,8 +39,8 @@ def test_the_limit_holds_for_all_workers_together(tmp_path: Path) -> None:
         assert number(bridge, "scanbridge_workers") == 2 and number(bridge, "scanbridge_workers_silent") == 0
 
 
-def test_connections_that_stay_are_shared_by_the_workers(tmp_path: Path) -> None:
-    """Who wakes up first does not take them all, and nobody waits long."""
+def test_lasting_connections_are_balanced_among_the_workers(tmp_path: Path) -> None:
+    """The worker that wakes up first does not accept them all, and no client waits long."""
     with running(tmp_path, workers=2) as (bridge, _, _), ExitStack() as stack:
         pids = workers(bridge)
         clients = [stack.enter_context(bridge.client()) for _ in range(60)]
@@ -50,12 +50,12 @@ def test_connections_that_stay_are_shared_by_the_workers(tmp_path: Path) -> None
 
 
 def test_a_killed_worker_gives_its_slots_back_and_is_replaced(tmp_path: Path) -> None:
-    """Its clients lose their connection and keep their mail; the others notice nothing; no counter goes back."""
+    """Its clients lose their connection and keep their mail; others are unaffected; no counter goes backwards."""
     admission = {"max_in_processing": 2, "throttle_threshold": 2}
     with running(tmp_path, workers=2, admission=admission) as (bridge, scanner, _), ExitStack() as stack:
         for _ in range(10):
             assert bridge.send().startswith("250 ")
-        assert number(bridge, "scanbridge_mails_total") == 10  # and so both have written what they know
+        assert number(bridge, "scanbridge_mails_total") == 10  # so both have published their numbers
         gate = Gate(scanner)
         found = clients_of_all(bridge, stack, each=2)
         (victim, doomed), (other, kept) = found.items()
@@ -65,7 +65,7 @@ def test_a_killed_worker_gives_its_slots_back_and_is_replaced(tmp_path: Path) ->
         assert kept[0].say(b"MAIL FROM:<a@b>")[0].startswith(b"451 4.3.2 ")
         os.kill(victim, signal.SIGKILL)
         assert all(client.is_cut() for client in doomed)
-        until(lambda: kept[0].say(b"MAIL FROM:<a@b>")[0].startswith(b"250 "), "the slots of the dead")
+        until(lambda: kept[0].say(b"MAIL FROM:<a@b>")[0].startswith(b"250 "), "the slots of the killed worker")
         gate.let_go = True
         assert kept[1].mail().startswith(b"250 ")
         until(lambda: len(workers(bridge)) == 2, "another worker")
@@ -73,11 +73,11 @@ def test_a_killed_worker_gives_its_slots_back_and_is_replaced(tmp_path: Path) ->
         assert number(bridge, "scanbridge_mails_total") == 11
         assert number(bridge, "scanbridge_worker_restarts_total") == 1
         assert number(bridge, "scanbridge_in_processing") == number(bridge, "scanbridge_bytes_in_processing") == 0
-        assert f"worker {victim} was ended by signal 9" in bridge.log
+        assert f"worker {victim} was killed by signal 9" in bridge.log
 
 
-def test_a_connection_in_the_queue_outlives_the_workers(tmp_path: Path) -> None:
-    """All workers hang and are killed: who connected meanwhile is served by the next ones."""
+def test_a_connection_waiting_in_the_queue_survives_the_workers(tmp_path: Path) -> None:
+    """All workers hang and are killed: a client that connected meanwhile is served by the next ones."""
     with running(tmp_path, workers=2) as (bridge, _, _):
         pids = workers(bridge)
         for pid in pids:
@@ -89,8 +89,8 @@ def test_a_connection_in_the_queue_outlives_the_workers(tmp_path: Path) -> None:
             assert client.mail().startswith(b"250 ")
 
 
-def test_a_silent_worker_is_counted_and_its_numbers_stay(tmp_path: Path) -> None:
-    """One that is stopped cannot answer; what it last said is still in the sum."""
+def test_a_silent_worker_is_counted_and_its_numbers_are_kept(tmp_path: Path) -> None:
+    """A stopped process cannot answer; its last published numbers are still part of the sums."""
     with running(tmp_path, workers=2) as (bridge, _, _), ExitStack() as stack:
         for clients in clients_of_all(bridge, stack).values():
             assert clients[0].mail().startswith(b"250 ")
@@ -102,16 +102,16 @@ def test_a_silent_worker_is_counted_and_its_numbers_stay(tmp_path: Path) -> None
             return list(json.loads(text)["workers"]) if code == 200 else []
 
         os.kill(frozen, signal.SIGSTOP)
-        # What the stopped one's event loop had accepted stays there; a new connection may need a second try.
+        # A connection that the stopped worker had accepted gets no answer, so a scrape may need a second try.
         until(lambda: number(bridge, "scanbridge_workers_silent") == 1, "a scrape that misses it", 30)
         assert number(bridge, "scanbridge_mails_total") == 2
-        until(lambda: any(one["pid"] == frozen and one["silent_s"] for one in seen_workers()), "its name", 30)
+        until(lambda: any(seen["pid"] == frozen and seen["silent_s"] for seen in seen_workers()), "it in /status", 30)
         os.kill(frozen, signal.SIGCONT)
         until(lambda: number(bridge, "scanbridge_workers_silent") == 0, "its answer")
 
 
-def test_the_embedded_service_outlives_workers_and_is_restarted_itself(tmp_path: Path) -> None:
-    """It is a process of its own."""
+def test_the_embedded_service_survives_workers_and_is_restarted_itself(tmp_path: Path) -> None:
+    """It is a separate process."""
     url = f"http://127.0.0.1:{free_port()}"
     with parts() as (_, _, next_hop), ExitStack() as stack:
         config, port, admin = write_config(tmp_path, url, next_hop.url, workers=2, embedded_service=True)
@@ -125,14 +125,17 @@ def test_the_embedded_service_outlives_workers_and_is_restarted_itself(tmp_path:
         assert scanning in children(bridge.process.pid)
         assert bridge.send().startswith("250 ")
         os.kill(scanning, signal.SIGKILL)
-        until(lambda: len(children(bridge.process.pid)) == 3 and scanning not in children(bridge.process.pid), "it")
+        until(
+            lambda: len(children(bridge.process.pid)) == 3 and scanning not in children(bridge.process.pid),
+            "its restart",
+        )
         until(lambda: bridge.send().startswith("250 "), "a scan by the new one")
         bridge.signal()
         assert bridge.wait() == 0
 
 
-def test_without_a_supervisor_the_workers_end(tmp_path: Path) -> None:
-    """Killed without a word: they finish and free the ports, so that the next one can start."""
+def test_without_a_supervisor_the_workers_exit(tmp_path: Path) -> None:
+    """If it is killed, they finish and free the ports, so the next one can start."""
     with running(tmp_path, workers=2) as (bridge, _, _):
         pids = workers(bridge)
         bridge.end()
@@ -147,8 +150,8 @@ def test_without_a_supervisor_the_workers_end(tmp_path: Path) -> None:
             again.end()
 
 
-def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
-    """A token that is missing and a certificate that cannot be read are 78, a taken port is 1."""
+def test_a_problem_is_reported_once(tmp_path: Path) -> None:
+    """A missing token and an unreadable certificate exit with 78, a taken port with 1."""
     config, port, _ = write_config(tmp_path, "http://127.0.0.1:9", "127.0.0.1:9", workers=2)
     with socket.create_server(("127.0.0.1", port)):
         done = scanbridge("run", "-c", config)
@@ -161,26 +164,30 @@ def test_what_is_wrong_is_said_once(tmp_path: Path) -> None:
     assert done.returncode == 78 and done.stderr.count("cannot be used together") == 1, done.stderr
     (tmp_path / "token").unlink()
     done = scanbridge("run", "-c", config)
-    assert done.returncode == 78 and done.stderr.count("put the secret into it") == 1
+    assert done.returncode == 78 and done.stderr.count("it must hold the secret on one line") == 1
     assert "Traceback" not in done.stderr
 
 
-def test_workers_that_cannot_come_back_end_the_supervisor(tmp_path: Path) -> None:
-    """While one still takes mail the others are tried again, ever more rarely; when none is left, 78."""
+def test_the_supervisor_exits_when_no_worker_can_be_restarted(tmp_path: Path) -> None:
+    """While one worker accepts mail, others are retried with growing pauses; when none is left, exit 78."""
     with running(tmp_path, workers=2) as (bridge, _, _):
         first, second = workers(bridge)
         (tmp_path / "token").unlink()
         os.kill(first, signal.SIGKILL)
-        until(lambda: bridge.log.count("ended with exit code 78") >= 2, "the second attempt")
-        assert bridge.send().startswith("250 ") and "the next one is started in 0.5 s" in bridge.log
+        until(lambda: bridge.log.count("exited with code 78") >= 2, "the second attempt")
+        assert bridge.send().startswith("250 ") and "exited soon after their start; pausing for 0.5 s" in bridge.log
         os.kill(second, signal.SIGKILL)
         assert bridge.wait() == 78
 
 
-def test_one_processor_needs_no_supervisor(tmp_path: Path) -> None:
-    """`auto` where there is one processor is a single process, as by default."""
-    one = {min(os.sched_getaffinity(0))}
-    with running(tmp_path, {"preexec_fn": lambda: os.sched_setaffinity(0, one)}, workers="auto") as (bridge, _, _):
+def test_one_cpu_needs_no_supervisor(tmp_path: Path) -> None:
+    """`auto` on one cpu is a single process, as by default."""
+    cpu = {min(os.sched_getaffinity(0))}
+    with running(tmp_path, {"preexec_fn": lambda: os.sched_setaffinity(0, cpu)}, workers="auto") as (
+        bridge,
+        _,
+        _,
+    ):
         assert workers(bridge) == [bridge.process.pid] and not children(bridge.process.pid)
         with bridge.client() as client:
             assert owner(client, workers(bridge)) == bridge.process.pid

@@ -1,4 +1,4 @@
-"""SIGHUP: a new configuration without a lost connection, in one process and in several."""
+"""SIGHUP: a new configuration without a lost connection, with one process and with several."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.daemon.workers.workers_kit import clients_of_all, is_alive, number, s
 
 
 def change(bridge: Bridge, **sections: Any) -> None:
-    """Write these sections over those in the file."""
+    """Replace these sections in the file."""
     path = bridge.directory / "bridge.yml"
     data, _ = yaml_file.read(path, path.read_text())
     path.write_text(yaml_file.dump({**data, **sections}))
@@ -32,7 +32,7 @@ def reload(bridge: Bridge) -> Any:
 
 
 def signalled(bridge: Bridge) -> dict[str, Any]:
-    """The same as a service manager does it; what became of it."""
+    """Reload as a service manager does it, and return the result."""
     before = state(bridge)["reload"]["count"]
     bridge.signal(signal.SIGHUP)
     until(lambda: state(bridge)["reload"]["count"] > before, "the reload")
@@ -41,15 +41,16 @@ def signalled(bridge: Bridge) -> dict[str, Any]:
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> None:
-    """It is said in the log, the metrics, the status and the exit code; then a good one is taken."""
+    """The log, the metrics, the status and the exit code show it; a good one is used afterwards."""
     with running(tmp_path, workers=count) as (bridge, _, _):
         pids, began = workers(bridge), number(bridge, "scanbridge_config_reload_time_seconds")
         assert number(bridge, "scanbridge_config_reload_success") == 1 and began > 1e9
         token = (tmp_path / "token").read_text()
         (tmp_path / "token").unlink()
         done = reload(bridge)
-        assert done.returncode == 1 and "the old configuration stays" in done.stderr
-        assert "the old configuration stays" in bridge.log and "put the secret into it" in bridge.log
+        assert done.returncode == 1 and "keeping the old configuration" in done.stderr
+        assert "reload failed, keeping the old configuration" in bridge.log
+        assert "it must hold the secret on one line" in bridge.log
         assert number(bridge, "scanbridge_config_reload_success") == 0
         assert workers(bridge) == pids and bridge.send().startswith("250 ")
         (tmp_path / "token").write_text(token)
@@ -61,23 +62,23 @@ def test_a_bad_configuration_keeps_the_old_one(tmp_path: Path, count: int) -> No
             assert client.reply().startswith(b"220 renamed.example ")
 
 
-def test_what_only_a_restart_can_change_is_refused(tmp_path: Path) -> None:
-    """And a file with mistakes does not get as far as the daemon."""
+def test_a_change_that_needs_a_restart_is_refused(tmp_path: Path) -> None:
+    """And `scanbridge reload` finds the mistakes of a bad file before it signals the daemon."""
     with running(tmp_path, workers=2) as (bridge, _, _):
         change(bridge, log={"format": "json"}, state_directory=str(tmp_path / "elsewhere"))
         outcome = signalled(bridge)
         assert not outcome["ok"]
-        assert "state_directory: can be changed by a restart only" in outcome["problem"]
-        assert "log: can be changed by a restart only" in outcome["problem"]
+        assert "state_directory: cannot be changed by a reload" in outcome["problem"]
+        assert "log: cannot be changed by a reload" in outcome["problem"]
         (tmp_path / "bridge.yml").write_text("listeners: 3\n")
         assert reload(bridge).returncode == 78
-        bridge.signal(signal.SIGHUP)  # who does not ask first
-        until(lambda: "a list is expected here" in bridge.log, "a line about the mistake")
+        bridge.signal(signal.SIGHUP)  # without the check of `scanbridge reload`
+        until(lambda: "a list is expected here" in bridge.log, "a log line about the mistake")
         assert bridge.send().startswith("250 ")
 
 
-def test_one_process_swaps_its_parts_under_open_connections(tmp_path: Path) -> None:
-    """Running mail ends by the old word, the next mail of the same connection goes by the new one."""
+def test_one_process_changes_its_configuration_under_open_connections(tmp_path: Path) -> None:
+    """Mail in processing ends with the old policy; the next mail on the same connection gets the new one."""
     with running(tmp_path) as (bridge, scanner, next_hop):
         gate = Gate(scanner)
         with bridge.client() as client, bridge.client() as other:
@@ -85,7 +86,7 @@ def test_one_process_swaps_its_parts_under_open_connections(tmp_path: Path) -> N
             gate.arrived()
             change(bridge, policy={"deliver": "reject"}, admission={"max_in_processing": 7})
             done = reload(bridge)
-            assert (done.returncode, done.stdout) == (0, "the new configuration is in force\n")
+            assert (done.returncode, done.stdout) == (0, "the new configuration is in use\n")
             gate.let_go = True
             assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
             assert client.mail().startswith(b"550 5.7.1 ") and other.mail().startswith(b"550 5.7.1 ")
@@ -98,7 +99,7 @@ def test_one_process_swaps_its_parts_under_open_connections(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("count", [1, 2])
 def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
-    """A new one opens, a removed one drains and closes its port, the one that stays never closes."""
+    """A new one opens, a removed one drains and closes its port, and a kept one never closes."""
     with running(tmp_path, workers=count) as (bridge, scanner, _), ExitStack() as stack:
         stays = {"name": "mx", "address": f"127.0.0.1:{bridge.port}"}
         first, second = free_port(), free_port()
@@ -117,7 +118,7 @@ def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
         with SmtpClient(second) as client:
             assert b"LMTP" in client.reply()
         assert bridge.send().startswith("250 ")
-        assert [one["name"] for one in state(bridge)["listeners"]] == ["mx", "second"]
+        assert [listener["name"] for listener in state(bridge)["listeners"]] == ["mx", "second"]
         assert number(bridge, "scanbridge_mails_total", listener="first") == 1
         taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         address = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -129,8 +130,8 @@ def test_listeners_come_and_go(tmp_path: Path, count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 2])
-def test_a_renewed_certificate_is_shown(tmp_path: Path, count: int) -> None:
-    """The same file names, other contents."""
+def test_a_renewed_certificate_is_presented(tmp_path: Path, count: int) -> None:
+    """The file names stay the same, the contents change."""
     authority = trustme.CA()
 
     def issue() -> str:
@@ -160,7 +161,7 @@ def test_a_renewed_certificate_is_shown(tmp_path: Path, count: int) -> None:
 
 
 def test_workers_are_replaced_one_after_the_other_under_load(tmp_path: Path) -> None:
-    """New processes, no connection refused, no mail lost, and no counter goes back."""
+    """New processes, no connection refused, no mail lost, and no counter goes backwards."""
     with running(tmp_path, workers=2) as (bridge, scanner, next_hop), ExitStack() as stack:
         gate = Gate(scanner)
         before = workers(bridge)
@@ -172,12 +173,12 @@ def test_workers_are_replaced_one_after_the_other_under_load(tmp_path: Path) -> 
 
         def keep_sending() -> None:
             while not done.is_set():
-                with SmtpClient(bridge.port) as client, suppress(ConnectionError):  # hung up on, with a 421
+                with SmtpClient(bridge.port) as client, suppress(ConnectionError):  # closed with a 421
                     if client.reply().startswith(b"220"):
                         client.say(b"EHLO client.example")
                         answers.append(client.mail())
 
-        scanner.reply = answer(200, result())  # what is new passes; what waits at the gate goes on waiting
+        scanner.reply = answer(200, result())  # new mail passes; mail at the gate still waits
         threads = [threading.Thread(target=keep_sending) for _ in range(3)]
         for thread in threads:
             thread.start()
@@ -193,8 +194,8 @@ def test_workers_are_replaced_one_after_the_other_under_load(tmp_path: Path) -> 
             thread.join(10)
         gate.let_go = True
         assert waiting.reply().startswith(b"250 ")
-        accepted = sum(one.startswith(b"250 ") for one in answers)
+        accepted = sum(reply.startswith(b"250 ") for reply in answers)
         assert len(next_hop.mails) == accepted + 1 and accepted >= 50
-        until(lambda: not any(map(is_alive, before)), "the end of the old ones")
+        until(lambda: not any(map(is_alive, before)), "the old workers to exit")
         assert len(workers(bridge)) == 2 and not set(workers(bridge)) & set(before)
         assert number(bridge, "scanbridge_mails_total", action="relay") == accepted + 1

@@ -1,4 +1,4 @@
-"""Stopping several workers, and what systemd hears of them."""
+"""Stopping several workers, and what is reported to systemd."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.daemon.process_kit import ROOT, Gate, environment, get, parts, runnin
 from tests.daemon.workers.workers_kit import children, clients_of_all, is_alive, send, workers
 
 
-def test_sigterm_drains_all_workers_at_once(tmp_path: Path) -> None:
-    """421 to the idle of each, 250 to the running mail of each, no new connections, exit 0."""
+def test_sigterm_drains_all_workers_together(tmp_path: Path) -> None:
+    """Idle clients of each get 421, mail in processing 250, new connections none; exit 0."""
     with running(tmp_path, workers=2) as (bridge, scanner, next_hop), ExitStack() as stack:
         gate = Gate(scanner)
         found = clients_of_all(bridge, stack, each=2)
@@ -36,8 +36,8 @@ def test_sigterm_drains_all_workers_at_once(tmp_path: Path) -> None:
         assert len(next_hop.mails) == 2 and not any(map(is_alive, found))
 
 
-def test_only_a_second_signal_hurries(tmp_path: Path) -> None:
-    """Also when a service manager sends the first one to every process, and a terminal the second."""
+def test_only_a_second_signal_shortens_the_drain(tmp_path: Path) -> None:
+    """Even if a service manager sends the first one to every process, and a terminal the second."""
     with running(tmp_path, workers=2, drain_timeout="60s") as (bridge, scanner, next_hop), ExitStack() as stack:
         gate = Gate(scanner)
         found = clients_of_all(bridge, stack)
@@ -46,7 +46,7 @@ def test_only_a_second_signal_hurries(tmp_path: Path) -> None:
         gate.arrived(2)
         for pid in (bridge.process.pid, *found):
             os.kill(pid, signal.SIGTERM)
-        until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the first signal to be heard")
+        until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the first signal to take effect")
         assert "told to stop again" not in bridge.log
         for pid in (bridge.process.pid, *found):
             os.kill(pid, signal.SIGINT)
@@ -57,8 +57,8 @@ def test_only_a_second_signal_hurries(tmp_path: Path) -> None:
         assert not next_hop.mails and "told to stop again" in bridge.log
 
 
-def test_systemd_hears_from_the_supervisor_and_a_hung_worker_is_replaced(tmp_path: Path) -> None:
-    """READY once all take mail, WATCHDOG while we live; a worker or a service that stands still is killed."""
+def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Path) -> None:
+    """READY once all workers accept mail, WATCHDOG regularly; a worker or service that hangs is killed."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as notices, parts() as (_, _, next_hop):
         notices.bind(str(tmp_path / "notify"))
         notices.settimeout(15)
@@ -80,8 +80,8 @@ def test_systemd_hears_from_the_supervisor_and_a_hung_worker_is_replaced(tmp_pat
             (service,) = children(bridge.process.pid) - set(workers(bridge))
             for pid in (hung, service):
                 os.kill(pid, signal.SIGSTOP)
-            until(lambda: f"worker {hung} gives no sign of life" in bridge.log, "its end")
-            until(lambda: "the scanning service gives no sign of life" in bridge.log, "the service's end")
+            until(lambda: f"worker {hung} shows no sign of life" in bridge.log, "its end")
+            until(lambda: "the scanning service shows no sign of life" in bridge.log, "the service's end")
             until(lambda: not is_alive(service), "its end")
             until(lambda: len(set(workers(bridge)) - {hung}) == 2, "another")
             bridge.signal(signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""A bridge with several workers as real processes: its workers, its numbers, mail that waits."""
+"""Helpers for a bridge with several workers as real processes: its workers, its metrics, mail in processing."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def state(bridge: Bridge) -> dict[str, Any]:
 
 
 def workers(bridge: Bridge) -> list[int]:
-    """The process ids of those that are ready."""
+    """The process ids of the workers that are ready."""
     return [worker["pid"] for worker in state(bridge).get("workers", []) if worker["ready"]]
 
 
@@ -68,7 +68,7 @@ def owner(client: SmtpClient, pids: list[int]) -> int:
 
 
 def clients_of_all(bridge: Bridge, stack: ExitStack, each: int = 1) -> dict[int, list[SmtpClient]]:
-    """Connections until every worker has so many; the rest is closed again."""
+    """`each` connections to every worker; further ones are opened as needed and not returned."""
     pids = workers(bridge)
     found: dict[int, list[SmtpClient]] = {pid: [] for pid in pids}
 
@@ -77,13 +77,13 @@ def clients_of_all(bridge: Bridge, stack: ExitStack, each: int = 1) -> dict[int,
         mine = found[owner(client, pids)]
         if len(mine) < each:
             mine.append(client)
-        return all(len(one) == each for one in found.values())
+        return all(len(clients) == each for clients in found.values())
 
     until(another, "connections at every worker")
     return found
 
 
 def send(client: SmtpClient) -> None:
-    """A whole mail, without waiting for its answer."""
+    """Send a whole mail without waiting for the reply."""
     assert client.begin().startswith(b"354 ")
     client.send(MAIL + b".\r\n")

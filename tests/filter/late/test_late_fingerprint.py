@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from dataclasses import replace
 
 import pytest
 
-from bridge.filter.late.fingerprint import IN_A_THREAD_FROM, TRACE, fingerprint, mark
+from bridge.filter.late.fingerprint import IN_A_THREAD_FROM, TRACE, envelope_hash, fingerprint
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 
@@ -16,26 +15,26 @@ ENVELOPE = Envelope("a@example.org", (Recipient("b@example.org"), Recipient("c@e
 
 
 def message(content: bytes, step: int = 0, memory: int = 1 << 20) -> Message:
-    one = Message(Spool(1 << 30, memory))
+    mail = Message(Spool(1 << 30, memory))
     for start in range(0, len(content), step or len(content) or 1):
-        one.write(content[start : start + (step or len(content))])
-    return one
+        mail.write(content[start : start + (step or len(content))])
+    return mail
 
 
-def key(content: bytes = MAIL, envelope: Envelope = ENVELOPE, tenant: str | None = None, **options: int) -> bytes:
-    one = message(content, **options)
+async def key(content: bytes = MAIL, envelope: Envelope = ENVELOPE, tenant: str | None = None, **options: int) -> bytes:
+    mail = message(content, **options)
     try:
-        return asyncio.run(fingerprint(tenant, envelope, one))
+        return await fingerprint(tenant, envelope, mail)
     finally:
-        one.close()
+        mail.close()
 
 
 @pytest.mark.parametrize("name", sorted(TRACE))
-def test_trace_fields_make_no_difference(name: bytes) -> None:
-    """Whatever servers write on the way, in front or in the middle, folded or not."""
+async def test_trace_fields_make_no_difference(name: bytes) -> None:
+    """Whatever servers add on the way, at the top or in the middle, folded or not."""
     field = name.title() + b": by x\r\n\tfor y;\r\n z\r\n"
-    assert key(field + MAIL) == key()
-    assert key(MAIL.replace(b"X-A", name.upper() + b" :1\r\nX-A")) == key()
+    assert await key(field + MAIL) == await key()
+    assert await key(MAIL.replace(b"X-A", name.upper() + b" :1\r\nX-A")) == await key()
 
 
 @pytest.mark.parametrize(
@@ -52,9 +51,9 @@ def test_trace_fields_make_no_difference(name: bytes) -> None:
         b"",
     ],
 )
-def test_other_content_is_another_mail(content: bytes) -> None:
+async def test_other_content_is_another_mail(content: bytes) -> None:
     """Every byte that the sender chose counts."""
-    assert key(content) != key()
+    assert await key(content) != await key()
 
 
 @pytest.mark.parametrize(
@@ -67,32 +66,32 @@ def test_other_content_is_another_mail(content: bytes) -> None:
         (ENVELOPE, "123e4567-e89b-12d3-a456-426614174000"),
     ],
 )
-def test_another_envelope_is_another_mail(envelope: Envelope, tenant: str | None) -> None:
-    """Sender, each recipient and tenant count, and none can pose as a part of another."""
-    assert key(envelope=envelope, tenant=tenant) != key()
-    assert mark(tenant, envelope) != mark(None, ENVELOPE)
+async def test_another_envelope_is_another_mail(envelope: Envelope, tenant: str | None) -> None:
+    """Sender, each recipient and tenant count, and none can imitate part of another."""
+    assert await key(envelope=envelope, tenant=tenant) != await key()
+    assert envelope_hash(tenant, envelope) != envelope_hash(None, ENVELOPE)
 
 
-def test_order_and_parameters_of_recipients_make_no_difference() -> None:
-    """A mail server may name them in another order the second time."""
+async def test_order_and_parameters_of_recipients_make_no_difference() -> None:
+    """A mail server may use another order the second time."""
     other = Envelope(ENVELOPE.sender, (Recipient("c@example.org", ("NOTIFY=NEVER",)), Recipient("b@example.org")))
-    assert key(envelope=other) == key() and mark(None, other) == mark(None, ENVELOPE)
+    assert await key(envelope=other) == await key() and envelope_hash(None, other) == envelope_hash(None, ENVELOPE)
 
 
 @pytest.mark.parametrize("size", [0, 100, IN_A_THREAD_FROM - 1, IN_A_THREAD_FROM, 1 << 20])
-def test_the_way_the_mail_came_makes_no_difference(size: int) -> None:
-    """In one piece or in many, in memory or in a file, hashed here or in a thread."""
+async def test_how_the_mail_was_received_makes_no_difference(size: int) -> None:
+    """In one chunk or many, in memory or in a file, hashed directly or in a thread."""
     content = MAIL + b"x" * size
-    assert key(content) == key(content, step=997) == key(content, step=100_000, memory=0)
+    assert await key(content) == await key(content, step=997) == await key(content, step=100_000, memory=0)
 
 
-def test_our_own_fields_are_stripped_before() -> None:
-    """The head that stands for what came is the one that is hashed."""
-    one = message(b"X-Scan-Id: forged\r\n" + MAIL)
-    one.replace_head(MAIL.partition(b"\r\n\r\n")[0] + b"\r\n")
-    assert asyncio.run(fingerprint(None, ENVELOPE, one)) == key()
+async def test_our_own_fields_are_stripped_before() -> None:
+    """The replaced header section is the one that is hashed."""
+    mail = message(b"X-Scan-Id: forged\r\n" + MAIL)
+    mail.replace_head(MAIL.partition(b"\r\n\r\n")[0] + b"\r\n")
+    assert await fingerprint(None, ENVELOPE, mail) == await key()
 
 
-def test_bytes_that_are_no_text_are_hashed_too() -> None:
+def test_undecodable_addresses_are_hashed() -> None:
     """Lone surrogates cannot stop the hash."""
-    assert len(mark(None, Envelope("\udcff@example.org", (Recipient("b@example.org"),)))) == 8
+    assert len(envelope_hash(None, Envelope("\udcff@example.org", (Recipient("b@example.org"),)))) == 8

@@ -1,14 +1,14 @@
-"""Several machines with one PostgreSQL: what one of them learned late, all of them know."""
+"""Several machines with one PostgreSQL: all of them know each late decision."""
 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.filter.late import decisions
 from bridge.testing import answer, result, running_bridge
 from tests.filter.smtp_kit import Gate, mail_lines, send, until
 
@@ -16,7 +16,7 @@ HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the
 
 
 def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_database: str, tmp_path: Path) -> None:
-    """451 there too while the scan runs here, then the decision; only one scanner saw the mail."""
+    """The other machine replies 451 while the scan runs, then with the decision; only one scanner saw the mail."""
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     shared = {"state_database": server_database}
@@ -38,16 +38,17 @@ def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_
 
 
 def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
-    fragile_postgresql: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    fragile_postgresql: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until then decisions wait in memory; the log says so once, and never the URL."""
-    monkeypatch.setattr(decisions, "_REOPEN_S", 0.1)
+    """Until then decisions are kept in memory; the log says so once, without the URL."""
     caplog.set_level("INFO")
     url = fragile_postgresql.url.format(name="postgres")
     fragile_postgresql.stop()
     is_away = True
     try:
         with running_bridge(tmp_path, {"state_database": url}, **HURRIED) as bridge:
+            assert bridge.daemon.late is not None
+            bridge.daemon.late.settings = replace(bridge.daemon.late.settings, reopen_s=0.1)
             gate = Gate(bridge, answer(200, result("bounce")))
             assert send(bridge).startswith("451 4.4.7 ")
             gate.open()

@@ -1,4 +1,4 @@
-"""A mail server with listeners whose bridges answer, hang, are slow, and are killed: Postfix's and Sendmail's."""
+"""Postfix and Sendmail, each with listeners whose bridges answer, hang, are slow, or are killed."""
 
 from __future__ import annotations
 
@@ -17,36 +17,36 @@ from tests.intake.milter.mta_kit import Bridge, Postfix
 from tests.requirements import need
 from tests.sendmail_kit import Sendmail
 
-SLOW_S = 3.5  # longer than either server waits for one answer of the listener "slow"
+SLOW_S = 3.5  # longer than either mail server waits for one answer on the listener "slow"
 
 
 @dataclass
 class Front:
-    """`ports`: mx, hung, slow and dead; at `dead` nobody listens until a test has somebody do so."""
+    """`ports`: mx, hung, slow and dead; nothing listens at `dead` until a test starts a bridge there."""
 
     destination: Destination
     bridge: Bridge
     dead: int
     ports: Mapping[str, int]
-    without_us = "451"  # its own words when we do not answer begin like this
+    without_us = "451"  # how its own reply begins when we do not answer
 
     def port(self, listener: str) -> int:
         return self.ports[listener]
 
     def queue_id(self, reply: str) -> str:
-        """From its reply to the final dot, which must be its usual one."""
+        """The queue id in its reply to the final dot, which must be a success."""
         raise NotImplementedError
 
     def is_discarded(self, queue_id: str) -> bool:
-        """Whether it says that it has thrown this mail away, or does not know it any more."""
+        """Whether it logged that it discarded this mail, or no longer has it."""
         raise NotImplementedError
 
     def is_held(self, queue_id: str) -> bool:
-        """Whether this mail waits for a person."""
+        """Whether this mail is in its hold queue."""
         raise NotImplementedError
 
     def release(self, queue_id: str) -> None:
-        """Send what was held on its way."""
+        """Deliver a mail that was held."""
         raise NotImplementedError
 
 
@@ -114,7 +114,7 @@ def sendmail_front() -> Iterator[SendmailFront]:
         ports = {name: free_port() for name in milters}
         lines = ""
         for name, milter in milters.items():
-            whole = "2s" if name == "hung" else "5m"  # for the decision, altogether
+            whole = "2s" if name == "hung" else "5m"  # for the whole decision
             lines += _LISTENER.format(name=name, port=ports[name], milter=milter, wait=_WAITS_S[name], whole=whole)
         with Sendmail(lines, ports.values(), destination.port) as sendmail:
             yield SendmailFront(destination, bridge, milters["dead"], ports, sendmail)

@@ -1,4 +1,4 @@
-"""What the milter tests share: a scripted filter, a mail server's side of the wire, a running listener."""
+"""What the milter tests share: a scripted filter, a mail server's side of a connection, a running listener."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from bridge.mail.transaction import Transaction
 
 ALL_ACTIONS = 0x1FF
 ALL_STEPS = 0x1FFFFF
-DEADLINE_S = 60.0  # longest wait for anything that should happen at once
+DEADLINE_S = 60.0  # the longest wait for anything that should happen immediately
 
 SETTINGS = MilterSettings(name="milter")
 
@@ -48,7 +48,7 @@ class Seen:
 
 
 class ScriptedFilter(Filter):
-    """Does what the test says with each mail, and remembers it."""
+    """Does with each mail what the test says, and records it."""
 
     def __init__(self, answer: Action | Callable[[Seen], Awaitable[Outcome]] = Action.RELAY) -> None:
         self.deadline_s = 30.0
@@ -109,7 +109,7 @@ async def as_wanted(seen: Seen) -> Outcome:
 
 
 def described(seen: Seen) -> str:
-    """A mail as one JSON line, for tests that look at it from outside."""
+    """A mail as one JSON line, for tests in another process."""
     client, envelope = seen.tx.session.client, seen.tx.envelope
     return json.dumps(
         {
@@ -192,7 +192,7 @@ class Mta:
         self.send(frame("N"), *(frame("B", body[i : i + 65535]) for i in range(0, len(body), 65535)), frame("E"))
 
     async def closed(self) -> bool:
-        """Whether the other side closes, with nothing more to say."""
+        """Whether the other side closes without another answer."""
         async with asyncio.timeout(DEADLINE_S):
             try:
                 return await self.reader.read() == b""
@@ -200,7 +200,7 @@ class Mta:
                 return True
 
     async def ended(self) -> bytes:
-        """Wait until the other side closes; what it said before."""
+        """Wait until the other side closes; returns what it sent before."""
         said = b""
         async with asyncio.timeout(DEADLINE_S):
             try:
@@ -252,7 +252,7 @@ async def listening(
     filter_: Filter, settings: MilterSettings = SETTINGS, sock: socket.socket | None = None, room: int = 1 << 30,
     hooks: dict[str, Any] | None = None, **changes: Any,
 ) -> AsyncIterator[Listener]:  # fmt: skip
-    """A listener for the time of the test; afterwards no byte may still be accounted for."""
+    """A listener for the duration of a test; afterwards no byte may be left in the spool."""
     sock = sock or tcp_socket()
     server = MilterServer(replace(settings, **changes), filter_, Spool(room), **(hooks or {}))
     await server.serve(sock)

@@ -1,8 +1,8 @@
-"""A milter listener as a process of its own, for tests that kill it or look at its memory.
+"""A milter listener in a separate process, for tests that kill it or measure its memory.
 
     milter_process.py PORT SCAN_SECONDS PROGRESS_SECONDS
 
-Says `ready` when it listens and `scanning` for every mail it got.
+Prints `ready` when it listens, and `scanning` for every mail.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.intake.milter.milter_kit import OUTCOMES, SETTINGS
 
 
 class Sleeper(Filter):
-    """Takes its time with every mail and keeps nothing of it."""
+    """Waits with every mail, and then delivers it."""
 
     deadline_s = 60.0
     header_prefix = "X-Scan-"

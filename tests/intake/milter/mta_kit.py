@@ -1,4 +1,4 @@
-"""Real mail servers for the milter tests, with a bridge beside them, private to one test run."""
+"""Real mail servers for the milter tests, with a bridge next to them, private to one test run."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Bridge:
 
 
 def send(port: int, marker: str, *fields: str, want: str = "relay", body: str = "Hello", **options: Any) -> str:
-    """Send one mail as an SMTP client would; the reply to the first command that was refused, or to the dot."""
+    """Send one mail as an SMTP client does; returns the first refusal, or the reply to the final dot."""
     with smtplib.SMTP("127.0.0.1", port, local_hostname="client.example", timeout=60) as client:
         return send_on(client, marker, *fields, want=want, body=body, **options)
 
@@ -157,15 +157,15 @@ class BridgeProcess:
         return self
 
     def says(self, word: str) -> None:
-        """Wait until it says so."""
+        """Wait until it prints this word."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if line.strip() == word:
                 return
-        raise AssertionError(f"the bridge ended before it said {word}")
+        raise AssertionError(f"the bridge exited before it printed {word}")
 
     def memory(self) -> int:
-        """Resident bytes now."""
+        """Its resident memory in bytes."""
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         found = re.search(r"VmRSS:\s+(\d+) kB", status)
         assert found

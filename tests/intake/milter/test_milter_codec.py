@@ -1,4 +1,4 @@
-"""The milter codec without any I/O: frames, negotiation, what is in the events, responses."""
+"""The milter codec, without I/O: frames, negotiation, the content of events, responses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MESSAGE_EVENTS = [command for command, event in protocol.EVENTS.items() if event
 
 
 def decode(pieces: list[bytes]) -> list[tuple[int, bytes]]:
-    """All events, with the pieces of a body put together again."""
+    """All events, with the pieces of a body joined."""
     decoder, events, body = Decoder(), [], b""
     for piece in pieces:
         for command, data in decoder.feed(piece):
@@ -35,7 +35,7 @@ frames = st.lists(st.tuples(st.sampled_from(sorted(protocol.EVENTS)), st.binary(
 
 @given(frames)
 def test_frames_read_whole_or_byte_by_byte_are_the_same(events):
-    """How the network cuts a stream changes nothing."""
+    """How the network splits a stream makes no difference."""
     stream = b"".join(frame(command, data) for command, data in events)
     assert decode([stream]) == events
     assert decode([stream[i : i + 1] for i in range(len(stream))]) == events
@@ -43,7 +43,7 @@ def test_frames_read_whole_or_byte_by_byte_are_the_same(events):
 
 @given(frames, st.data())
 def test_frames_cut_anywhere_are_the_same(events, data):
-    """Two reads that meet anywhere give what one read gives."""
+    """Two reads, split anywhere, give the same events as one read."""
     stream = b"".join(frame(command, payload) for command, payload in events)
     cut = data.draw(st.integers(0, len(stream)))
     assert decode([stream[:cut], stream[cut:]]) == events
@@ -51,7 +51,7 @@ def test_frames_cut_anywhere_are_the_same(events, data):
 
 @given(frames, st.data())
 def test_truncated_stream_gives_its_complete_frames(events, data):
-    """A stream that ends early gives the frames that are complete, and no error."""
+    """A stream that ends early gives its complete frames, and no error."""
     stream = b"".join(frame(command, payload) for command, payload in events)
     cut = stream[: data.draw(st.integers(0, len(stream)))]
     decoder = Decoder()
@@ -62,7 +62,7 @@ def test_truncated_stream_gives_its_complete_frames(events, data):
 
 @given(st.binary(max_size=600), frames, st.data())
 def test_noise_raises_protocol_error_or_nothing(noise, events, data):
-    """No input gives another exception than ours, and none makes the decoder hoard."""
+    """No input raises any exception but ours, and none makes the decoder buffer more than a frame."""
     stream = bytearray(b"".join(frame(command, payload) for command, payload in events) + noise)
     for _ in range(data.draw(st.integers(0, 4))):
         if stream:
@@ -79,7 +79,7 @@ def test_noise_raises_protocol_error_or_nothing(noise, events, data):
 
 @pytest.mark.parametrize("length", [0, 0xFFFFFFFF, protocol.CONTENT_LIMIT + 2])
 def test_impossible_length_is_refused_before_anything_is_kept(length):
-    """The four bytes of a length are enough to say no."""
+    """The four bytes of the length are enough to refuse a frame."""
     with pytest.raises(ProtocolError):
         list(Decoder().feed(struct.pack(">I", length)))
 
@@ -95,13 +95,13 @@ def test_every_event_has_its_longest_frame(command):
 
 @pytest.mark.parametrize("command", sorted(set(range(256)) - set(protocol.EVENTS)))
 def test_unknown_command_is_refused(command):
-    """A command nobody knows ends the connection, whatever it carries."""
+    """An unknown command ends the connection, whatever data it has."""
     with pytest.raises(ProtocolError):
         list(Decoder().feed(frame(command, b"x")))
 
 
-def test_body_is_handed_on_before_its_frame_is_complete():
-    """A connection holds back no body bytes: they lie where the spool counts them."""
+def test_body_is_passed_on_before_its_frame_is_complete():
+    """The decoder buffers no body bytes: they are held only where the spool counts them."""
     decoder = Decoder()
     data = frame("B", b"x" * 60000)
     assert list(decoder.feed(data[:1000])) == [(protocol.BODY_PART, b"x" * 995)]
@@ -112,7 +112,7 @@ def test_body_is_handed_on_before_its_frame_is_complete():
 
 
 def test_dribbled_frame_is_seen_as_stalled():
-    """Bytes that complete nothing do not count as progress."""
+    """Bytes that do not complete a frame are not progress."""
     decoder = Decoder()
     data = frame("H", b"client.example\0")
     list(decoder.feed(data[:6]))
@@ -128,27 +128,27 @@ def test_dribbled_frame_is_seen_as_stalled():
 
 @pytest.mark.parametrize("offered", [2, 3, 4, 5, 6, 7, 99])
 def test_version_is_at_most_the_mail_servers_and_six(offered):
-    """Versions 2 to 6 are spoken; a newer mail server is answered with 6."""
+    """We support versions 2 to 6, and answer a newer mail server with 6."""
     assert codec.negotiate(struct.pack(">III", offered, 0, 0)).version == min(offered, 6)
 
 
 @pytest.mark.parametrize("offer", [b"", b"\0" * 11, struct.pack(">III", 1, 0, 0), struct.pack(">III", 0, 0, 0)])
 def test_impossible_offer_is_refused(offer):
-    """Version 1 and a cut-off offer cannot be spoken with."""
+    """Version 1 and a truncated offer are not supported."""
     with pytest.raises(ProtocolError):
         codec.negotiate(offer)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1), st.integers(2, 2**32 - 1))
 def test_nothing_is_asked_for_that_was_not_offered(actions, steps, version):
-    """Postfix drops a filter that wants more than the offer."""
+    """Postfix drops a filter that asks for more than was offered."""
     agreement = codec.negotiate(struct.pack(">III", version, actions, steps))
     assert agreement.actions & ~actions == 0
     assert agreement.steps & ~steps == 0
 
 
 def test_everything_we_do_not_answer_is_silent_when_offered():
-    """MAIL, RCPT and the end of the message are waited for, nothing else is."""
+    """The mail server waits for our answer to MAIL, RCPT and the end of the message only."""
     agreement = codec.negotiate(struct.pack(">III", 6, ALL_ACTIONS, ALL_STEPS))
     assert agreement.answered == {protocol.NEGOTIATE, protocol.MAIL, protocol.RCPT, protocol.END_OF_BODY}
     assert agreement.steps & protocol.LEADING_SPACE
@@ -170,7 +170,7 @@ def test_larger_data_sizes_are_taken(offered, taken):
 
 
 def test_symbol_lists_cover_every_stage():
-    """Postfix uses its own longer list where none is given, so all seven are."""
+    """Postfix uses its own, longer list for a stage without one, so we send all seven."""
     data = codec.encode_negotiation(codec.negotiate(struct.pack(">III", 6, ALL_ACTIONS, ALL_STEPS)))[5 + 12 :]
     stages = {}
     while data:
@@ -188,7 +188,7 @@ def test_symbol_lists_are_not_sent_unasked():
     assert len(data) == 5 + 12
 
 
-# --- what is in the events ---
+# --- the content of events ---
 
 
 @pytest.mark.parametrize(
@@ -208,13 +208,13 @@ def test_symbol_lists_are_not_sent_unasked():
     ],
 )
 def test_connect_is_read_for_every_family(data, expected):
-    """Only an address is an address; what is not known is left out."""
+    """Only a valid address is used; what is unknown is left out."""
     assert codec.parse_connect(data) == expected
 
 
 @pytest.mark.parametrize("data", [b"", b"x", b"x\0", b"x\x004", b"x\x004\0\x19192.0.2.1", b"x\0Z\0\0y\0"])
 def test_malformed_connect_is_refused(data):
-    """A CONNECT that is cut short or of no known family ends the connection."""
+    """A CONNECT that is truncated or has an unknown family ends the connection."""
     with pytest.raises(ProtocolError):
         codec.parse_connect(data)
 
@@ -231,20 +231,20 @@ def test_malformed_connect_is_refused(data):
     ],
 )
 def test_address_is_taken_as_it_came(data, expected):
-    """Addresses lose their brackets and nothing else."""
+    """Only the brackets are removed from an address."""
     assert codec.parse_address(data) == expected
 
 
 @pytest.mark.parametrize("raw", [b"<a\rb@d>", b"<a\nb@d>", b"<a\x7f@d>", b"<\xff\xfe@d>", b"<" + b"x" * 3000 + b">"])
-def test_address_that_no_file_or_json_can_take_is_refused(raw):
-    """Control characters, broken UTF-8 and endless addresses get 553."""
+def test_address_that_does_not_fit_into_a_file_or_json_is_refused(raw):
+    """Control characters, invalid UTF-8 and overlong addresses get 553."""
     reply = codec.parse_address(raw + b"\0")
     assert isinstance(reply, Reply)
     assert reply.code == 553
 
 
 def test_macros_are_bytes_of_any_kind():
-    """Names and values are taken as they are; a name without a value is none."""
+    """Names and values are kept as they are; a name without a value is ignored."""
     assert codec.parse_macros(b"{auth_authen}\0j\xfcrgen\0i\0ABC\0") == {b"{auth_authen}": b"j\xfcrgen", b"i": b"ABC"}
     assert codec.parse_macros(b"") == {}
     assert codec.parse_macros(b"odd\0") == {}
@@ -258,7 +258,7 @@ def test_text_from_strangers_is_always_strict_utf8(raw):
 
 @given(st.binary(max_size=100))
 def test_parsers_raise_protocol_error_or_nothing(data):
-    """Whatever an event carries, its parser answers or raises our own error."""
+    """Whatever an event contains, its parser returns a value or raises our own error."""
     for parse in (codec.parse_connect, codec.parse_address, codec.parse_macros, codec.negotiate, codec.parse_strings):
         try:
             assert parse(data) is not None
@@ -271,7 +271,7 @@ def test_parsers_raise_protocol_error_or_nothing(data):
 
 @pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
 def test_only_the_responses_of_the_table_can_be_built(command):
-    """A response that an event cannot have is a mistake of ours and raises."""
+    """A response that the event does not allow is a bug of ours, and raises."""
     for code in range(256):
         if code in protocol.EVENTS[command].responses:
             assert codec.encode_response(command, code) == frame(code)
@@ -280,8 +280,8 @@ def test_only_the_responses_of_the_table_can_be_built(command):
                 codec.encode_response(command, code)
 
 
-def test_discard_is_no_answer_to_connect_or_helo():
-    """Postfix warns of it and ignores it."""
+def test_discard_is_not_an_answer_to_connect_or_helo():
+    """Postfix would log a warning and ignore it."""
     assert (
         protocol.DISCARD not in protocol.EVENTS[protocol.CONNECT].responses | protocol.EVENTS[protocol.HELO].responses
     )
@@ -289,7 +289,7 @@ def test_discard_is_no_answer_to_connect_or_helo():
 
 
 def test_edits_are_for_the_end_of_the_message_only():
-    """Header edits at any other time would end the link."""
+    """At any other time, a header edit would end the connection."""
     for command, event in protocol.EVENTS.items():
         assert (protocol.ADD_HEADER in event.responses) == (command == protocol.END_OF_BODY)
 
@@ -305,20 +305,20 @@ def test_edits_are_for_the_end_of_the_message_only():
     ],
 )
 def test_reply_code_is_a_safe_format_string(reply, expected):
-    """Every percent sign is doubled, every line carries its code, nothing but ASCII goes out."""
+    """Every percent sign is doubled, every line has its code, and only ASCII is sent."""
     assert codec.encode_reply(protocol.END_OF_BODY, reply)[5:] == expected
 
 
 def test_reply_code_is_bounded():
-    """Neither lines nor their number can grow beyond what libmilter's readers take."""
+    """Neither the lines nor their number exceed what libmilter accepts."""
     text = codec.encode_reply(protocol.MAIL, Reply(451, "4.3.2", "\n".join(["x" * 2000] * 100)))[5:]
     lines = text.split(b"\r\n")
     assert len(lines) == 32
     assert max(map(len, lines)) < 980
 
 
-def test_success_is_no_reply_code():
-    """A 250 by REPLYCODE is malformed to every mail server."""
+def test_success_is_not_a_reply_code():
+    """Every mail server takes a 250 in REPLYCODE for malformed."""
     with pytest.raises(ValueError, match="4xx and 5xx"):
         codec.encode_reply(protocol.END_OF_BODY, Reply(250, "2.0.0", "Ok"))
 
@@ -327,7 +327,7 @@ def test_success_is_no_reply_code():
     ("value", "expected"), [("a", b" a"), ("a\r\n b", b" a\n b"), ("a\nBcc: x", b" a Bcc: x"), ("a\0b", b" ab")]
 )
 def test_stamped_header_cannot_start_another_one(value, expected):
-    """A line end in a stamped value is kept for a continuation line only."""
+    """A line end in a header value is kept only before a continuation line."""
     agreement = codec.Agreement(6, protocol.CAN_ADD_HEADERS, protocol.LEADING_SPACE)
     assert codec.encode_add_header("X-Scan-Id", value, agreement)[5:] == b"X-Scan-Id\0" + expected + b"\0"
 
@@ -340,7 +340,7 @@ def test_header_space_is_ours_only_when_agreed():
 
 
 def test_every_state_knows_where_each_of_its_events_leads():
-    """The table has a row per state, leads to states only, and lets no content in before MAIL."""
+    """The table has a row for each state, leads only to states, and allows no content before MAIL."""
     assert set(protocol.TRANSITIONS) == set(protocol.State)
     for row in protocol.TRANSITIONS.values():
         assert set(row) <= set(protocol.EVENTS) | {protocol.BODY_PART}

@@ -1,4 +1,4 @@
-"""One mail over a real socket: what the filter gets, and what the mail server hears."""
+"""One mail over a real socket: what the filter gets, and what the mail server reads."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ async def send_mail(answer, *fields, body=b"Hello\r\n", **flags):
 
 
 async def test_deliver_strips_forged_fields_and_stamps_ours():
-    """Fields that only we may write are removed, last first; then ours are added and the mail goes on."""
+    """Fields that only we may write are removed, the last one first; then ours are added."""
     responses, _ = await send_mail(
         Action.RELAY,
         (b"X-Scan-Id", b" forged"),
@@ -66,19 +66,19 @@ async def test_deliver_strips_forged_fields_and_stamps_ours():
         (Action.QUARANTINE, [("d", b"")]),
     ],
 )
-async def test_decision_in_the_mail_servers_words(action, expected):
-    """Refusals carry our own code and text; what is dropped or in our store is discarded."""
+async def test_decision_becomes_a_milter_response(action, expected):
+    """A refusal has our own code and text; mail that is dropped or in our quarantine is discarded."""
     assert (await send_mail(action))[0] == expected
 
 
 async def test_hold_is_quarantine_and_then_continue():
-    """The mail server keeps the mail in its own hold queue, stamped, and says 250."""
+    """The mail server puts the mail into its own hold queue, with our fields, and answers 250."""
     responses, filter_ = await send_mail(Action.HOLD)
     assert letters(responses) == "hqc"
     assert filter_.seen[0].tx.id.encode() in responses[1][1]
 
 
-async def test_hold_without_the_ability_is_put_off():
+async def test_hold_without_the_ability_is_deferred():
     """A mail server that cannot hold mail must not deliver it: 451."""
     responses, _ = await send_mail(Action.HOLD, actions=0x11)
     assert letters(responses) == "y"
@@ -87,13 +87,13 @@ async def test_hold_without_the_ability_is_put_off():
 
 @pytest.mark.parametrize(("actions", "expected"), [(0, "c"), (0x01, "hhc"), (0x10, "mc"), (0x11, "mhhc")])
 async def test_header_edits_are_limited_to_what_was_granted(actions, expected):
-    """Without the right to edit, the mail is delivered as it is."""
+    """A mail server that allows no header edits delivers the mail unchanged."""
     responses, _ = await send_mail(Action.RELAY, (b"X-Scan-Id", b" forged"), actions=actions)
     assert letters(responses) == expected
 
 
-async def test_broken_filter_is_451_and_tells_nothing(caplog):
-    """An exception of our own is a temporary failure; its text stays in the log."""
+async def test_broken_filter_is_451_without_details(caplog):
+    """An exception in the filter is a temporary failure; its text goes to the log only."""
 
     async def broken(seen):
         raise RuntimeError("secret path")
@@ -104,8 +104,8 @@ async def test_broken_filter_is_451_and_tells_nothing(caplog):
     assert "secret path" in caplog.text
 
 
-async def test_refusal_that_is_none_is_451(caplog):
-    """A reject with a success code cannot be told to a mail server; doubt is a 4xx."""
+async def test_refusal_with_a_success_code_is_451(caplog):
+    """A mail server cannot be sent a rejection with a success code; in doubt the answer is 4xx."""
 
     async def confused(seen):
         return Outcome(Action.REJECT, Reply(250, "2.0.0", "Ok"))
@@ -117,7 +117,7 @@ async def test_refusal_that_is_none_is_451(caplog):
 
 
 async def test_mail_is_rebuilt_and_attributed():
-    """The filter gets the whole mail, the envelope, and the client of the mail server."""
+    """The filter gets the whole mail, its envelope, and the mail server's client."""
     responses, filter_ = await send_mail(
         Action.RELAY, (b"Subject", b"tight"), (b"X-Fold", b" a\n\tb"), body=b"line\r\n.\r\n\xff\r\n"
     )
@@ -133,7 +133,7 @@ async def test_mail_is_rebuilt_and_attributed():
 
 
 async def test_end_of_body_may_carry_the_last_chunk():
-    """Some mail servers put the end of the body into the command that ends it."""
+    """Some mail servers send the last piece of the body with the command that ends it."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -147,7 +147,7 @@ async def test_end_of_body_may_carry_the_last_chunk():
 
 @pytest.mark.parametrize("flag", [28, 29])
 async def test_larger_body_chunks_arrive_whole(flag):
-    """Chunks of 256 KiB and 1 MiB are taken when they were agreed on."""
+    """Chunks of 256 KiB and 1 MiB are accepted if they were negotiated."""
     filter_ = ScriptedFilter()
     size = {28: 256 * 1024 - 1, 29: 1024 * 1024 - 1}[flag]
     async with listening(filter_) as listener:
@@ -162,7 +162,7 @@ async def test_larger_body_chunks_arrive_whole(flag):
 
 
 async def test_whole_dialogue_byte_by_byte_gives_the_same_mail():
-    """A network that delivers single bytes changes nothing."""
+    """A network that delivers single bytes makes no difference."""
     filter_ = ScriptedFilter()
     dialogue = b"".join(
         [
@@ -191,7 +191,7 @@ async def test_whole_dialogue_byte_by_byte_gives_the_same_mail():
 
 @pytest.mark.parametrize("helo", [b"xn--zzzz--", b"<script>", b"x" * 500, b"\xff\xfe\r\n\x1b[31m", "ü\u2028".encode()])
 async def test_helo_of_any_bytes_is_valid_json(helo):
-    """Whatever a stranger says in HELO, the request to the service can be written."""
+    """Whatever HELO contains, the request to the service is valid."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -205,7 +205,7 @@ async def test_helo_of_any_bytes_is_valid_json(helo):
 
 
 async def test_macros_of_any_event_and_any_bytes_are_harmless():
-    """Macros nobody asked for are not kept, and undecodable ones become valid text."""
+    """Macros that we did not ask for are ignored, and undecodable ones become valid text."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -220,7 +220,7 @@ async def test_macros_of_any_event_and_any_bytes_are_harmless():
 
 
 async def test_version_two_peer_is_answered_at_every_step():
-    """An old mail server waits after each event, and header values come without their space."""
+    """An old mail server waits for an answer to each event, and sends header values without the space."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()

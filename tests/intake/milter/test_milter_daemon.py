@@ -1,4 +1,4 @@
-"""The whole daemon as a milter of a real Postfix: same core, same policy, same metrics as for SMTP."""
+"""The whole daemon as a milter of a real Postfix, with the same filter, policy and metrics as over SMTP."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def marker():
-    """A word that is in one mail only."""
+    """A word that only one mail contains."""
     return f"daemark{next(_NUMBERS)}mark"
 
 
@@ -40,7 +40,7 @@ def whole(tmp_path_factory):
 
 @pytest.fixture
 def scanner(whole):
-    """The scripted scanner; after the test it says deliver again."""
+    """The scripted scanner; after the test it answers deliver again."""
     yield whole.bridge.scanner
     whole.bridge.scanner.reply = answer(200, result())
 
@@ -51,7 +51,7 @@ def metrics(whole) -> str:
 
 
 def test_delivered_mail_is_scanned_and_stamped(whole, scanner, marker):
-    """The service gets envelope, client and the mail without forged fields; the reader gets our stamp."""
+    """The service gets envelope, client, and the mail without forged fields; the recipient gets our fields."""
     with smtplib.SMTP("127.0.0.1", whole.port) as client:
         client.ehlo("first.example")
         client.docmd("XCLIENT", "ADDR=198.51.100.7")
@@ -83,7 +83,7 @@ def test_delivered_mail_is_scanned_and_stamped(whole, scanner, marker):
     ],
 )
 def test_decision_is_carried_out(whole, scanner, marker, decision, expected):
-    """Bounce and undecided are refused with our id, drop and quarantine look accepted, none is delivered."""
+    """Bounce and undecided are refused with our id, drop and quarantine look accepted; none is delivered."""
     scanner.reply = answer(200, result(decision))
     reply = send(whole.port, marker)
     assert reply.startswith(expected)
@@ -106,7 +106,7 @@ def test_decision_is_carried_out(whole, scanner, marker, decision, expected):
     ids=["500", "HTML", "401", "413", "429"],
 )
 def test_scanner_that_misbehaves_delivers_nothing(whole, scanner, marker, misbehaviour, expected):
-    """Without a decision there is no delivery, and the reply names no internals."""
+    """Without a decision there is no delivery, and the reply reveals no internals."""
     scanner.reply = misbehaviour
     reply = send(whole.port, marker)
     assert reply.startswith(expected)
@@ -115,7 +115,7 @@ def test_scanner_that_misbehaves_delivers_nothing(whole, scanner, marker, misbeh
 
 
 def test_red_service_is_451_at_mail_and_green_lets_mail_in_again(whole, scanner, marker):
-    """The service says that its queue is full: Postfix hears it before any content is sent."""
+    """When the service reports a full queue, Postfix reads it before it sends any content."""
 
     def at_mail(code):
         with smtplib.SMTP("127.0.0.1", whole.port) as client:
@@ -135,7 +135,7 @@ def test_red_service_is_451_at_mail_and_green_lets_mail_in_again(whole, scanner,
 
 
 def test_own_quarantine_and_fail_open_are_a_matter_of_policy(marker, tmp_path):
-    """`quarantine: quarantine` keeps the mail in our store; `unavailable: relay` lets it pass, marked."""
+    """`quarantine: quarantine` puts the mail into our quarantine; `unavailable: relay` lets it pass, marked."""
     need("postfix", root=True)
     config = {"policy": {"quarantine": "quarantine", "unavailable": "relay"}}
     with (

@@ -1,4 +1,4 @@
-"""Whole connections fed with anything: no exception but ours, and nothing stays behind."""
+"""Whole connections fed with arbitrary events: no exception but ours, and nothing is left behind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOM = 20_000
 
 
 class Wire(asyncio.Transport):
-    """What a transport is to a connection, without a network."""
+    """A transport without a network."""
 
     def __init__(self) -> None:
         super().__init__({"socket": socket.socket(socket.AF_UNIX)})
@@ -40,7 +40,7 @@ class Wire(asyncio.Transport):
 
 
 def frames_of(data: bytes) -> list[bytes]:
-    """Cut what we said into frames; anything else than whole frames is an error."""
+    """Split our answers into frames; anything but whole frames is an error."""
     frames = []
     while data:
         (length,) = struct.unpack(">I", data[:4])
@@ -73,7 +73,7 @@ mail = st.lists(st.builds(frame, st.just("L"), header), max_size=4).map(
 @settings(deadline=None, max_examples=200)
 @given(st.lists(st.one_of(event, mail), max_size=25), st.integers(1, 400), st.booleans())
 def test_connection_survives_anything_and_leaves_nothing_behind(events, step, breathe):
-    """Valid, invalid and cut-up events in any order: whole frames come back, and no room stays taken."""
+    """Valid, invalid and split events in any order: whole frames come back, and no memory stays in use."""
     stream = offer() + b"".join(events)
     problems = []
 
@@ -100,5 +100,5 @@ def test_connection_survives_anything_and_leaves_nothing_behind(events, step, br
     with asyncio.Runner() as runner:
         said = runner.run(scenario())
     assert not problems
-    known = {code for one in protocol.EVENTS.values() for code in one.responses}
-    assert all(one[0] in known for one in frames_of(said))
+    known = {code for event in protocol.EVENTS.values() for code in event.responses}
+    assert all(response[0] in known for response in frames_of(said))

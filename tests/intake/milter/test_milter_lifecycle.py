@@ -62,7 +62,7 @@ async def test_abort_forgets_the_mail(content):
 
 
 async def test_quit_nc_makes_room_for_another_client():
-    """A connection that is used again knows nothing of the client before."""
+    """A connection that is reused keeps nothing of the previous client."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -82,8 +82,8 @@ async def test_quit_nc_makes_room_for_another_client():
 
 
 @pytest.mark.parametrize("ending", [frame("A"), frame("Q"), frame("K"), None], ids=["ABORT", "QUIT", "QUIT_NC", "lost"])
-async def test_mail_that_nobody_waits_for_is_not_scanned_on(ending):
-    """ABORT, QUIT and a lost connection cancel the running scan and free its room."""
+async def test_mail_that_nobody_waits_for_is_no_longer_scanned(ending):
+    """ABORT, QUIT and a lost connection cancel the running scan and free its memory."""
     filter_ = ScriptedFilter(forever)
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -109,7 +109,7 @@ async def test_connection_is_usable_after_an_abort_during_the_scan():
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 late.set()
-                return OUTCOMES[Action.REJECT]  # too late to be stopped
+                return OUTCOMES[Action.REJECT]  # it could no longer be stopped
         return OUTCOMES[Action.RELAY]
 
     filter_ = ScriptedFilter(stubborn)
@@ -127,7 +127,7 @@ async def test_connection_is_usable_after_an_abort_during_the_scan():
 
 
 async def test_progress_is_sent_while_the_scan_runs():
-    """The mail server hears from us again and again until there is a decision."""
+    """The mail server gets PROGRESS again and again until there is a decision."""
     release = asyncio.Event()
 
     async def slow(seen):
@@ -157,11 +157,11 @@ async def test_filter_that_overruns_its_deadline_is_answered_for():
         await filter_.until(lambda f: f.cancelled == 1)
 
 
-# --- who may connect, and the end ---
+# --- who may connect, and shutdown ---
 
 
-async def test_untrusted_peer_is_closed_at_once(caplog):
-    """Only the networks of the configuration may speak to us, and the log says so once."""
+async def test_untrusted_peer_is_closed_immediately(caplog):
+    """Only clients in the configured networks may connect; repeated refusals are logged rarely."""
     trusted = (ipaddress.ip_network("192.0.2.0/24"),)
     async with listening(ScriptedFilter(), trusted=trusted) as listener:
         for _ in range(50):
@@ -186,7 +186,7 @@ async def test_unix_socket_peer_is_trusted(tmp_path):
 
 
 async def test_connections_beyond_the_cap_are_closed():
-    """One connection too many is turned away, the others live, and room that is given back is used."""
+    """The first connection over the cap is closed, the others stay, and a freed place can be used again."""
     filter_ = ScriptedFilter()
     async with listening(filter_, max_connections=2) as listener:
         first, second, third = [await listener.mta() for _ in range(3)]
@@ -200,8 +200,8 @@ async def test_connections_beyond_the_cap_are_closed():
         await fourth.mail()
 
 
-async def test_drain_finishes_running_mail_and_closes_the_idle():
-    """At shutdown no new connection is taken, idle ones end, and a running scan gets its answer."""
+async def test_drain_finishes_running_mail_and_closes_idle_connections():
+    """At shutdown no new connection is accepted, idle ones are closed, and a running scan gets its answer."""
     release = asyncio.Event()
 
     async def slow(seen):
@@ -230,8 +230,8 @@ async def test_drain_finishes_running_mail_and_closes_the_idle():
         await draining
 
 
-async def test_drain_cuts_off_what_does_not_end(caplog):
-    """When the time for an orderly end is over, the rest is cancelled; the mail server keeps its mail."""
+async def test_drain_cuts_off_mail_that_does_not_finish(caplog):
+    """After the drain timeout the rest is cancelled; the mail is still queued at the mail server."""
     filter_ = ScriptedFilter(forever)
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -262,7 +262,7 @@ async def test_second_drain_hurries_the_first():
 
 
 async def test_mail_aborted_while_draining_ends_the_connection():
-    """A connection that becomes idle at shutdown has nothing left to do."""
+    """A connection that becomes idle during shutdown is closed."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -275,7 +275,7 @@ async def test_mail_aborted_while_draining_ends_the_connection():
         await draining
 
 
-async def test_replies_of_one_burst_go_out_in_one_write():
+async def test_answers_to_one_burst_go_out_in_one_write():
     """Pipelined events cost one write: all their answers arrive in one read."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
@@ -314,5 +314,5 @@ async def test_connections_and_refusals_are_counted():
 
 
 def test_default_settings_trust_this_machine_only():
-    """Nobody from elsewhere may connect unless the operator says so."""
+    """Clients on other machines may not connect unless the operator allows them."""
     assert {str(network) for network in SETTINGS.trusted} == {"127.0.0.0/8", "::1/128"}

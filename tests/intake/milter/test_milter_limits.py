@@ -1,4 +1,4 @@
-"""What the milter intake refuses, and how it meets peers that break the protocol."""
+"""What the milter intake refuses, and how it treats peers that break the protocol."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ pytestmark = pytest.mark.usefixtures("strict_loop")
 # --- limits ---
 
 
-async def test_saturation_is_said_at_mail():
-    """When no mail can be taken, MAIL is answered 451 4.3.2, and the next MAIL may pass."""
+async def test_saturation_is_answered_at_mail():
+    """While no mail can be accepted, MAIL gets 451 4.3.2; the next MAIL may pass."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy, try again later")
     async with listening(filter_) as listener:
@@ -32,14 +32,14 @@ async def test_saturation_is_said_at_mail():
         assert await mta.ask(frame("M", b"<a@b>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
         assert await mta.ask(frame("R", b"<b@c>\0")) == ("y", b"451 4.3.2 Busy, try again later\0")
         filter_.saturated = None
-        await mta.mail()  # no ABORT between, as Sendmail does it
+        await mta.mail()  # without an ABORT before it, as Sendmail does
         mta.content()
         assert letters(await mta.until_final()) == "hhc"
     assert len(filter_.seen) == 1
 
 
 async def test_mail_sent_on_after_a_refused_mail_is_refused_again():
-    """A mail server that ignores the refusal at MAIL reads it again at the end, and nothing is scanned."""
+    """A mail server that ignores the refusal of MAIL gets it again at the end, and nothing is scanned."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy")
     async with listening(filter_) as listener:
@@ -52,7 +52,7 @@ async def test_mail_sent_on_after_a_refused_mail_is_refused_again():
 
 
 async def test_mail_over_the_size_limit_is_552_at_its_end():
-    """The content of a mail that is too large is not kept, and the next one passes."""
+    """The content of a mail that is too large is not kept, and the next mail passes."""
     filter_ = ScriptedFilter()
     async with listening(filter_, max_message_size=100_000) as listener:
         mta = await listener.mta()
@@ -70,8 +70,8 @@ async def test_mail_over_the_size_limit_is_552_at_its_end():
         assert letters(await mta.until_final()) == "hhc"
 
 
-async def test_rest_of_a_hopeless_body_is_skipped_where_that_can_be_said():
-    """With SKIP and without NR_BODY the mail server is spared sending what is thrown away."""
+async def test_rest_of_a_refused_body_is_skipped_if_the_mail_server_allows_it():
+    """With SKIP and without NR_BODY, the mail server need not send what would be discarded."""
     filter_ = ScriptedFilter()
     async with listening(filter_, max_message_size=1000) as listener:
         mta = await listener.mta()
@@ -84,7 +84,7 @@ async def test_rest_of_a_hopeless_body_is_skipped_where_that_can_be_said():
 
 
 async def test_full_spool_is_451_at_the_end_of_the_mail():
-    """When the room for all mail is used up, this one is put off and the others live."""
+    """When the spool has no room, this mail is deferred and the others are not affected."""
     filter_ = ScriptedFilter(forever)
     async with listening(filter_, room=100_000) as listener:
         first, second = await listener.mta(), await listener.mta()
@@ -98,7 +98,7 @@ async def test_full_spool_is_451_at_the_end_of_the_mail():
 
 
 async def test_one_recipient_too_many_is_452_and_the_mail_goes_on():
-    """The first recipients are kept."""
+    """The recipients before it are kept."""
     filter_ = ScriptedFilter()
     async with listening(filter_, max_recipients=2) as listener:
         mta = await listener.mta()
@@ -113,7 +113,7 @@ async def test_one_recipient_too_many_is_452_and_the_mail_goes_on():
 
 @pytest.mark.parametrize("address", [b"<a\r\nb@c>", b"<\xff@c>"])
 async def test_address_with_control_characters_or_broken_utf8_is_553(address):
-    """What cannot go into the request exactly as it came is refused."""
+    """An address that the request to the service cannot contain unchanged is refused."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -147,7 +147,7 @@ VIOLATIONS = {
 
 @pytest.mark.parametrize("violation", VIOLATIONS.values(), ids=VIOLATIONS)
 async def test_violation_closes_its_own_connection_only(violation):
-    """What breaks the protocol is closed; the neighbour's mail is not touched."""
+    """A connection that breaks the protocol is closed; mail on other connections is not affected."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         bad, good = await listener.mta(), await listener.mta()
@@ -164,7 +164,7 @@ async def test_violation_closes_its_own_connection_only(violation):
     "opening", [frame("M", b"<a@b>\0"), offer(version=1), frame("O", b"short"), b"GET / HTTP/1.1\r\n"]
 )
 async def test_connection_that_does_not_open_with_a_negotiation_is_closed(opening):
-    """Nothing is said to a peer that does not speak milter."""
+    """A peer that does not speak milter gets no answer."""
     filter_ = ScriptedFilter()
     async with listening(filter_) as listener:
         mta = await listener.mta()
@@ -182,8 +182,8 @@ async def test_connection_that_does_not_open_with_a_negotiation_is_closed(openin
     ],
     ids=["silence", "half a length", "withheld data", "withheld body"],
 )
-async def test_frame_that_does_not_come_is_not_waited_for(start):
-    """A connection that stops in the middle of a frame, or never begins, is closed."""
+async def test_frame_that_does_not_arrive_is_not_waited_for(start):
+    """A connection that stops in the middle of a frame, or never starts one, is closed."""
     filter_ = ScriptedFilter()
     async with listening(filter_, read_timeout_s=0.1) as listener:
         mta = await listener.mta()
@@ -195,7 +195,7 @@ async def test_frame_that_does_not_come_is_not_waited_for(start):
 
 
 async def test_frame_dribbled_byte_by_byte_is_cut():
-    """Bytes that complete nothing do not keep a connection open."""
+    """Bytes that do not complete a frame do not keep a connection open."""
     filter_ = ScriptedFilter()
     async with listening(filter_, read_timeout_s=0.3) as listener:
         mta = await listener.mta()
@@ -209,7 +209,7 @@ async def test_frame_dribbled_byte_by_byte_is_cut():
 
 
 async def test_silence_between_two_mails_is_allowed_for_longer_than_within_one():
-    """A client may think; the mail server's own file may not."""
+    """An SMTP client may pause between two commands; content comes from the mail server's own disk."""
     filter_ = ScriptedFilter()
     async with listening(filter_, read_timeout_s=0.1, idle_timeout_s=20) as listener:
         patient, stuck = await listener.mta(), await listener.mta()
@@ -223,7 +223,7 @@ async def test_silence_between_two_mails_is_allowed_for_longer_than_within_one()
 
 
 async def test_peer_that_never_reads_its_answers_is_dropped():
-    """Answers nobody reads are not piled up, and the connection ends long before an idle one would."""
+    """Unread answers do not pile up, and the connection is closed long before an idle one would be."""
     async with listening(ScriptedFilter(), read_timeout_s=0.3, idle_timeout_s=1000) as listener:
         mta = await listener.mta()
         await mta.greet(version=2, steps=0)
@@ -239,8 +239,8 @@ async def test_peer_that_never_reads_its_answers_is_dropped():
         assert listener.server.connections == 0
 
 
-async def test_content_that_trickles_for_ever_is_cut():
-    """Complete frames at a snail's pace still have to end."""
+async def test_content_that_trickles_forever_is_cut():
+    """Complete frames that arrive slowly still have a total time limit."""
     filter_ = ScriptedFilter()
     async with listening(filter_, read_timeout_s=5, content_timeout_s=0.3, progress_interval_s=0.2) as listener:
         mta = await listener.mta()
@@ -262,7 +262,7 @@ async def test_content_that_trickles_for_ever_is_cut():
     ],
 )
 async def test_time_that_is_over_is_counted(start, limit):
-    """By the same names as over SMTP."""
+    """Time limits have the same metric labels as over SMTP."""
     hit = []
     async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:
         mta = await listener.mta()
@@ -273,6 +273,7 @@ async def test_time_that_is_over_is_counted(start, limit):
 
 
 async def test_content_that_takes_too_long_is_counted():
+    """The time limit for the whole content has its own label."""
     hit = []
     hooks = {"on_limit": hit.append}
     async with listening(ScriptedFilter(), read_timeout_s=5, content_timeout_s=0.2, hooks=hooks) as listener:

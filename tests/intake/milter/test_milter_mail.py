@@ -36,7 +36,7 @@ def content(mail):
     ],
 )
 def test_odd_headers_are_kept(name, value, expected):
-    """The field is what the sender wrote: spacing, folding, case and 8 bit."""
+    """A field keeps what the sender wrote: spaces, folding, case and 8-bit bytes."""
     mail = new_mail()
     mail.add_fields([name + b"\0" + value + b"\0"])
     mail.end_headers()
@@ -44,7 +44,7 @@ def test_odd_headers_are_kept(name, value, expected):
 
 
 def test_header_without_leading_space_gets_one():
-    """A mail server that cannot send the space after the colon has it added."""
+    """We add the space after the colon for a mail server that cannot send it."""
     mail = Mail("", (), Spool(1000), LIMITS, leading_space=False)
     mail.add_fields([b"Subject\0hello\0"])
     mail.add_body(b"body\r\n")
@@ -53,13 +53,13 @@ def test_header_without_leading_space_gets_one():
 
 @pytest.mark.parametrize("data", [b"", b"Subject", b"Subject\0", b"Subject\0x", b"\0x\0"])
 def test_header_without_name_or_end_is_refused(data):
-    """A field that is cut short ends the connection."""
+    """A truncated field ends the connection."""
     with pytest.raises(ProtocolError):
         new_mail().add_fields([data])
 
 
-def test_body_follows_one_blank_line_whether_or_not_the_end_of_headers_was_told():
-    """The blank line is written once, also when a mail server does not announce it."""
+def test_body_follows_one_blank_line_with_or_without_end_of_headers():
+    """The blank line is written once, even if the mail server sends no end of headers."""
     for announced in (True, False):
         mail = new_mail()
         mail.add_fields([b"A\0 b\0"])
@@ -74,7 +74,7 @@ def test_body_follows_one_blank_line_whether_or_not_the_end_of_headers_was_told(
 
 @pytest.mark.parametrize("size", [999, 1000, 1001])
 def test_mail_over_the_size_limit_is_refused_and_not_kept(size):
-    """One byte too many: 552, and the room is free again at once."""
+    """One byte too many: 552, and its memory is free again immediately."""
     spool = Spool(10_000)
     mail = Mail("", (), spool, LIMITS)
     mail.add_recipient(b"<b@c>\0")
@@ -90,14 +90,14 @@ def test_mail_over_the_size_limit_is_refused_and_not_kept(size):
 
 
 def test_declared_size_over_the_limit_is_refused_at_mail():
-    """SIZE= says it before any byte of it has come."""
+    """SIZE= announces it before any content arrives."""
     assert str(new_mail(params=("SIZE=1001",)).refusal).startswith("552 5.3.4")
     for harmless in ("SIZE=1000", "SIZE=", "SIZE=x", "SIZE=" + "9" * 30, "SIZE=\u0664"):
         assert new_mail(params=(harmless,)).refusal is None
 
 
 def test_full_spool_is_451():
-    """Room for all mail in processing is shared: without room, try again later."""
+    """All mail in processing shares one limit; without room the answer is: try again later."""
     mail = new_mail(room=100)
     mail.add_fields([b"A\0 b\0"])
     mail.add_body(b"x" * 200)
@@ -108,7 +108,7 @@ def test_full_spool_is_451():
 
 
 def test_full_disk_is_452(tmp_path):
-    """When the spool's disk cannot take the mail, it is put off and nothing stays behind."""
+    """When the spool's disk is full, the mail is deferred and nothing is left behind."""
     spool = Spool(10_000, memory_per_mail=10, directory=str(tmp_path / "missing"))  # any OSError
     mail = Mail("", (), spool, LIMITS)
     mail.add_body(b"x" * 100)
@@ -125,7 +125,7 @@ def test_recipients_beyond_the_limit_are_452_and_the_first_ones_stay():
 
 
 def test_recipients_of_two_tenants_are_two_mails():
-    """A mail is scanned for one tenant; the other's recipients come in a second mail."""
+    """A mail is scanned for one tenant; the client sends the others' recipients in a second mail."""
     limits = Limits(1000, 10, b"x-scan-", {"one.example": "1", "two.example": "2", "eins.example": "1"})
     mail = new_mail(limits=limits)
     addresses = ["a@one.example", "b@two.example", "c@EINS.example", "d@other.example"]
@@ -133,8 +133,8 @@ def test_recipients_of_two_tenants_are_two_mails():
     assert [reply.code if reply else None for reply in replies] == [None, 452, None, 452]
 
 
-def test_mail_without_recipient_is_put_off():
-    """An envelope that nobody told us cannot be scanned."""
+def test_mail_without_recipient_is_deferred():
+    """A mail without an envelope cannot be scanned."""
     mail = new_mail()
     mail.end(b"x")
     assert mail.refusal is not None
@@ -142,7 +142,7 @@ def test_mail_without_recipient_is_put_off():
 
 
 def test_fields_with_our_prefix_are_counted_in_any_case():
-    """What only we may write is known by name and number, to be stripped."""
+    """Fields that only we may write are counted by name, so that they can be removed."""
     mail = new_mail()
     for name in (b"X-Scan-Id", b"x-SCAN-id", b"X-Scan-Verdict", b"X-Scanner", b"Subject"):
         mail.add_fields([name + b"\0 x\0"])
@@ -166,7 +166,7 @@ def macro(event, *words):
 
 
 def test_session_carries_queue_id_user_and_tls():
-    """The log line names the mail server's queue id, the authenticated user and the cipher."""
+    """The log line has the mail server's queue id, the authenticated user and the cipher."""
     info = ClientInfo()
     info.connect(b"mx.example\x004\x09\xdd203.0.113.9\0")
     info.greet(b"client.example\0")
@@ -180,7 +180,7 @@ def test_session_carries_queue_id_user_and_tls():
 
 
 def test_names_of_ciphers_go_into_the_log_plain():
-    """The log does not quote them, so nothing that would need it gets there."""
+    """The log does not quote them, so characters that need quoting are replaced."""
     info = ClientInfo()
     info.add_macros(macro(protocol.MAIL, b"{tls_version}", b"TLS\x1b[31m v1\nid=1", b"{cipher}", b"\xff" * 100))
     tls = info.session("S1", "milter", "unix").tls
@@ -190,7 +190,7 @@ def test_names_of_ciphers_go_into_the_log_plain():
 
 
 def test_host_name_the_mail_server_could_not_verify_is_left_out():
-    """A forged reverse name is no name."""
+    """A forged reverse name is not used."""
     info = ClientInfo()
     info.add_macros(macro(protocol.CONNECT, b"{client_resolve}", b"FORGED"))
     info.connect(b"bank.example\x004\x09\xdd203.0.113.9\0")
@@ -198,7 +198,7 @@ def test_host_name_the_mail_server_could_not_verify_is_left_out():
 
 
 def test_macros_of_one_mail_do_not_reach_the_next():
-    """A new MAIL forgets the queue id of the mail before, also when no ABORT came between."""
+    """A new MAIL forgets the queue id of the previous mail, even without an ABORT between them."""
     info = ClientInfo()
     info.add_macros(macro(protocol.CONNECT, b"{client_resolve}", b"FORGED"))
     info.connect(b"bank.example\x004\x09\xdd203.0.113.9\0")

@@ -1,4 +1,4 @@
-"""The milter intake behind real mail servers: what holds with Postfix and with Sendmail."""
+"""The milter intake behind real mail servers: tests that pass with both Postfix and Sendmail."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def marker():
-    """A word that is in one mail only."""
+    """A word that only one mail contains."""
     return f"frontmark{next(_NUMBERS)}mark"
 
 
 @pytest.fixture(scope="module", params=FRONTS)
 def front(request):
-    """The mail server, with listeners whose bridges answer, hang, are slow, and are killed."""
-    with FRONTS[request.param]() as one:
-        yield one
+    """The mail server, with listeners whose bridges answer, hang, are slow, or are killed."""
+    with FRONTS[request.param]() as front:
+        yield front
 
 
 def test_delivered_mail_is_stamped_and_forged_fields_are_gone(front, marker):
-    """Fields that only we may write come from us alone, whatever the sender wrote."""
+    """Fields that only we may write come only from us, whatever the sender wrote."""
     forged = ["X-Scan-Decision: forged", "X-SCAN-DECISION: forged", "x-scan-other:\r\n forged", "X-Scan-Id : forged"]
     assert front.queue_id(send(front.port("mx"), marker, *forged))
     mail = front.destination.arrived(marker)
@@ -49,14 +49,14 @@ def test_delivered_mail_is_stamped_and_forged_fields_are_gone(front, marker):
     [("reject", "550 5.7.1 Refused: 100% certain (ID1)"), ("tempfail", "451 4.7.1 Try again later (ID1)")],
 )
 def test_refusal_has_our_code_and_text(front, marker, want, expected):
-    """The client reads our own words, percent sign included, and nothing is queued."""
+    """The client reads our own text, including the percent sign, and nothing is queued."""
     assert send(front.port("mx"), marker, want=want) == expected
     assert not front.destination.find(marker)
 
 
 @pytest.mark.parametrize("want", ["discard", "quarantine"])
-def test_dropped_mail_and_mail_in_our_store_look_accepted(front, marker, want):
-    """The client reads 250 and the mail goes nowhere."""
+def test_dropped_and_quarantined_mail_looks_accepted(front, marker, want):
+    """The client reads 250, and the mail is not delivered."""
     assert front.is_discarded(front.queue_id(send(front.port("mx"), marker, want=want)))
     assert send(front.port("mx"), marker + "after").startswith("250")
     front.destination.arrived(marker + "after")
@@ -64,7 +64,7 @@ def test_dropped_mail_and_mail_in_our_store_look_accepted(front, marker, want):
 
 
 def test_held_mail_waits_until_it_is_released(front, marker):
-    """In the mail server's own hold queue, stamped and free of forged fields; a person releases it."""
+    """It is in the mail server's own hold queue, with our fields and without forged ones, until it is released."""
     queue_id = front.queue_id(send(front.port("mx"), marker, "X-Scan-Decision: forged", want="hold"))
     assert front.is_held(queue_id)
     assert not front.destination.find(marker)
@@ -73,7 +73,7 @@ def test_held_mail_waits_until_it_is_released(front, marker):
 
 
 def test_saturation_is_read_at_mail(front, marker):
-    """No content is sent to a bridge that has no room, and the next mail may pass."""
+    """No content is sent to a saturated bridge, and the next mail may pass."""
     filter_ = front.bridge.filter
     with smtplib.SMTP("127.0.0.1", front.port("mx")) as client:
         client.ehlo("client.example")
@@ -87,7 +87,7 @@ def test_saturation_is_read_at_mail(front, marker):
 
 
 def test_scanner_learns_of_the_client_and_the_log_of_the_queue_id(front, marker):
-    """Address, HELO and queue id are known; the mail is what the sender wrote."""
+    """We know address, HELO and queue id, and get the mail as the sender wrote it."""
     reply = send(front.port("mx"), marker, "X-Tight:no space", "X-Two:  two", "X-Fold: a\r\n\tb", "X-8bit: gr\xfc\xdf")
     seen = front.bridge.seen(marker)
     assert seen.tx.session.client.address == "127.0.0.1"
@@ -98,7 +98,7 @@ def test_scanner_learns_of_the_client_and_the_log_of_the_queue_id(front, marker)
 
 
 def test_several_mails_on_one_connection(front, marker):
-    """Each mail is its own, also after one that was refused and one that was given up."""
+    """Mails share nothing, even after one that was refused and one that was given up."""
     with smtplib.SMTP("127.0.0.1", front.port("mx")) as client:
         client.ehlo("client.example")
         assert send_on(client, marker + "A").startswith("250")
@@ -116,13 +116,13 @@ def test_several_mails_on_one_connection(front, marker):
 
 
 def test_hung_bridge_is_451(front, marker):
-    """A bridge that says nothing at all is given up; the client keeps the mail."""
+    """The mail server gives up on a bridge that does not answer; the client keeps the mail."""
     assert send(front.port("hung"), marker).startswith(front.without_us)
     assert not front.destination.find(marker)
 
 
-def test_slow_scan_outlives_the_time_out_of_the_mail_server(front, marker):
-    """PROGRESS restarts the timer for one answer: a scan passes that takes longer than it."""
+def test_slow_scan_outlives_the_timeout_of_the_mail_server(front, marker):
+    """PROGRESS restarts the timer for one answer, so a scan may take longer than that timer."""
     began = time.monotonic()
     assert send(front.port("slow"), marker).startswith("250")
     assert time.monotonic() - began > SLOW_S - 0.1
@@ -130,7 +130,7 @@ def test_slow_scan_outlives_the_time_out_of_the_mail_server(front, marker):
 
 
 def test_dead_bridge_is_451_and_a_restarted_one_serves(front, marker):
-    """Nobody listening, killed in the middle of a scan, started again: nothing is lost, nothing let through."""
+    """Not running, killed during a scan, started again: no mail is lost, and none passes unscanned."""
     assert send(front.port("dead"), marker).startswith(front.without_us)
     with BridgeProcess(front.dead, scan_s=60) as bridge, concurrent.futures.ThreadPoolExecutor() as pool:
         reply = pool.submit(send, front.port("dead"), marker)
@@ -147,15 +147,15 @@ def test_dead_bridge_is_451_and_a_restarted_one_serves(front, marker):
 
 
 def test_mail_of_50_mib_passes_and_one_byte_more_is_552(front, marker):
-    """The limit of the service is the limit of the mail, to the byte."""
+    """The limit of the service applies to the mail, to the byte."""
     assert big_mail(front.port("mx"), marker, 50 * MiB).startswith("250")
     assert len(front.bridge.seen(marker).content) == 50 * MiB
     assert len(front.destination.arrived(marker).content) > 50 * MiB
     assert big_mail(front.port("mx"), marker + "over", 50 * MiB + 1).startswith("552 5.3.4 ")
 
 
-def test_200_clients_at_once_are_all_served(front, marker):
-    """As many connections as clients, and every mail gets its own decision."""
+def test_200_simultaneous_clients_are_all_served(front, marker):
+    """There are as many connections as clients, and every mail gets its own decision."""
     wants = ["relay", "reject", "discard", "tempfail"]
     codes = {"relay": "250", "reject": "550", "discard": "250", "tempfail": "451"}
     ready = threading.Barrier(200)

@@ -1,4 +1,4 @@
-"""Debian's miltertest plays the mail server: the protocol as somebody else has read it."""
+"""Debian's miltertest plays the mail server: the protocol as another project implements it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def bridge():
 
 
 def play(bridge, name):
-    """Run one script against the bridge; the script fails by itself when something is wrong."""
+    """Run one script against the bridge; the script itself fails if an answer is wrong."""
     script = (SCRIPTS / "common.lua").read_text() + (SCRIPTS / f"{name}.lua").read_text()
     done = subprocess.run(
         ["miltertest", "-v", "-D", f"port={bridge.port}", "-D", "marker=mark"],
@@ -32,13 +32,13 @@ def play(bridge, name):
 
 
 def test_every_decision_is_understood(bridge):
-    """Six mails on one connection, each with another decision."""
+    """Six mails on one connection, each with a different decision."""
     play(bridge, "decisions")
     assert len(bridge.filter.seen) == 6
 
 
 def test_aborted_mail_leaves_nothing_behind(bridge):
-    """The next mail has its own recipients and content only."""
+    """The next mail has only its own recipients and content."""
     play(bridge, "abort")
     (seen,) = bridge.filter.seen
     assert seen.tx.envelope.addresses == ("b@example.net",)
@@ -46,7 +46,7 @@ def test_aborted_mail_leaves_nothing_behind(bridge):
 
 
 def test_old_versions_and_missing_actions_are_respected(bridge):
-    """Nothing is done that the mail server did not offer."""
+    """We use nothing that the mail server did not offer."""
     play(bridge, "version")
     assert all(seen.content.startswith(b"Subject: mark\r\n") for seen in bridge.filter.seen)
 
@@ -61,7 +61,7 @@ def test_unknown_family_macros_and_large_bodies(bridge):
 
 
 def test_saturation_is_answered_at_mail(bridge):
-    """No mail is taken, and the connection can be used again."""
+    """No mail is accepted, and the connection stays usable."""
     bridge.call(lambda: setattr(bridge.filter, "saturated", Reply(451, "4.3.2", "Busy")))
     play(bridge, "saturated")
     assert not bridge.filter.seen

@@ -1,4 +1,4 @@
-"""The milter intake behind a real Postfix: what only Postfix has. `test_milter_mail_servers.py` has the rest."""
+"""The milter intake behind a real Postfix: what only Postfix can do. `test_milter_mail_servers.py` has the rest."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _NUMBERS = itertools.count(1)
 
 @pytest.fixture
 def marker():
-    """A word that is in one mail only."""
+    """A word that only one mail contains."""
     return f"mark{next(_NUMBERS)}mark"
 
 
@@ -51,7 +51,7 @@ def front(tmp_path_factory):
 
 @pytest.mark.parametrize("service", ["version 2", "version 4"])
 def test_older_protocol_versions_deliver_and_stamp(front, marker, service):
-    """A Postfix that is told to speak an old milter protocol is served alike."""
+    """A Postfix that is configured for an old milter protocol is served in the same way."""
     send(front.port(service), marker, "X-Scan-Id: forged", "X-Tight:x")
     mail = front.destination.arrived(marker)
     assert mail.fields("X-Scan-Id") == ["ID1"]
@@ -60,7 +60,7 @@ def test_older_protocol_versions_deliver_and_stamp(front, marker, service):
 
 
 def test_scanner_learns_of_the_client_and_the_log_of_the_queue_id(front, marker):
-    """The address, the name in HELO, the user and the queue id are Postfix's client's, not Postfix's."""
+    """Address, HELO, user and queue id are those of Postfix's client, not of Postfix."""
     with smtplib.SMTP("127.0.0.1", front.port("mx")) as client:
         client.ehlo("first.example")
         client.docmd("XCLIENT", "NAME=mail.example.com ADDR=198.51.100.7 LOGIN=ann")
@@ -75,7 +75,7 @@ def test_scanner_learns_of_the_client_and_the_log_of_the_queue_id(front, marker)
 
 
 def test_client_with_an_ipv6_address_and_a_strange_name(front, marker):
-    """The address comes without Postfix's prefix, and HELO may be anything."""
+    """The address has no `IPv6:` prefix, and HELO may be anything."""
     with smtplib.SMTP("127.0.0.1", front.port("mx")) as client:
         client.ehlo("first.example")
         assert client.docmd("XCLIENT", "NAME=[UNAVAILABLE] ADDR=IPV6:2001:db8::7")[0] == 220
@@ -90,7 +90,7 @@ def test_client_with_an_ipv6_address_and_a_strange_name(front, marker):
 
 
 def test_tls_between_client_and_postfix_is_known(front, marker):
-    """Protocol and cipher of the SMTP session are in our log line."""
+    """Our log line has the protocol and cipher of the SMTP session."""
     context = ssl.create_default_context()
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -101,7 +101,7 @@ def test_tls_between_client_and_postfix_is_known(front, marker):
 
 
 def test_mail_is_rebuilt_as_it_was_sent(front, marker):
-    """Odd headers, dots, 8 bit and long lines reach the scanner as the sender wrote them."""
+    """Unusual headers, dots, 8-bit bytes and long lines reach the scanner as the sender wrote them."""
     odd = ["X-Tight:no space", "X-Two:  two", "X-Tab:\ttab", "X-Empty:", "X-Fold: a\r\n\tb\r\n c", "X-8bit: gr\xfc\xdf"]
     body = ".\r\n..\r\n" + "x" * 30000 + "\r\n\xe4\xf6\r\n"
     head = "\r\n".join([f"Subject: {marker}", "From: a@example.org", "Date: x", "Message-Id: <x@y>", *odd])
@@ -115,7 +115,7 @@ def test_mail_is_rebuilt_as_it_was_sent(front, marker):
 
 
 def test_mail_given_to_sendmail_on_the_machine_is_scanned_too(front, marker):
-    """`non_smtpd_milters`: no SMTP client, and still one decision per mail."""
+    """`non_smtpd_milters`: there is no SMTP client, but still one decision per mail."""
     front.postfix.run(
         "sendmail", "-f", "a@example.org", "b@example.net", text=f"Subject: {marker}\nX-Scan-Id: forged\n\nHello\n"
     )
@@ -123,8 +123,8 @@ def test_mail_given_to_sendmail_on_the_machine_is_scanned_too(front, marker):
     assert front.bridge.seen(marker).tx.session.client.address == "127.0.0.1"
 
 
-def test_unix_socket_serves_alike(front, marker, tmp_path_factory):
-    """A unix socket in a place that Postfix can reach."""
+def test_unix_socket_works_like_tcp(front, marker, tmp_path_factory):
+    """A unix socket in a directory that Postfix can reach."""
     path = f"{front.postfix.directory}/bridge"
     with (
         Bridge(path=path) as bridge,
@@ -137,7 +137,7 @@ def test_unix_socket_serves_alike(front, marker, tmp_path_factory):
 
 
 def test_bridge_killed_again_and_again_loses_no_accepted_mail(front, marker):
-    """Whatever was accepted has arrived, whenever the bridge died."""
+    """Every accepted mail has arrived, whenever the bridge was killed."""
     accepted, over = [], threading.Event()
 
     def client(number):

@@ -1,4 +1,4 @@
-"""Stalwart sends a mail's fields with its body once more; the scanner gets the mail as it was."""
+"""Stalwart sends a mail's fields once more with its body; the scanner gets the original mail."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RAW = b"Received: from a\r\n\tby b;\r\n now\r\nSubject :  odd \r\nX-Eight: \xe4\
 FIELDS = (
     (b"Received", b"from a\r\n\tby b;\r\n now"),
     (b"Subject", b"odd"),
-    (b"X-Eight", b""),  # what is no UTF-8 is lost
+    (b"X-Eight", b""),  # Stalwart drops what is not UTF-8
     (b"X-Scan-Decision", b"deliver"),
 )
 BODY = b"Hello\r\n\r\nSubject: no field\r\n"
@@ -40,30 +40,30 @@ def taken(body: bytes, fields: tuple[tuple[bytes, bytes], ...] = FIELDS, size: i
 @pytest.mark.parametrize("size", [1, 7, 65535])
 @pytest.mark.parametrize("body", [BODY, b""])
 def test_the_body_is_the_mail(body: bytes, size: int) -> None:
-    """Byte for byte, also what the fields by themselves had lost: spaces, 8 bit, folding; however it is cut."""
+    """Byte for byte, with the spaces, 8-bit bytes and folding that the fields lack; however it is split."""
     assert taken(RAW + body, size=size) == RAW + body
 
 
 def test_a_head_without_a_body() -> None:
-    """No blank line ever comes."""
+    """There is no blank line at all."""
     assert taken(RAW[:-2]) == RAW[:-2]
 
 
-def test_lines_that_are_no_fields_change_nothing() -> None:
-    """A mail server passes over them when it makes fields of the head."""
+def test_lines_that_are_not_fields_make_no_difference() -> None:
+    """Stalwart skips them when it splits the header section into fields."""
     odd = b"\xff no field\r\n" + RAW.replace(b"Subject", b": nothing\r\nSubject") + BODY
     assert taken(odd) == odd
 
 
 def test_bare_line_feeds() -> None:
-    """The blank line may be made of those."""
+    """The blank line may consist of them."""
     assert taken((RAW + BODY).replace(b"\r\n", b"\n")) == (RAW + BODY).replace(b"\r\n", b"\n")
 
 
 @pytest.mark.parametrize("size", [1, 65535])
 @pytest.mark.parametrize("body", [BODY, b"", b"x" * 100_000, b"Received: from a\r\nSubject: y\r\n\r\nx"])
 def test_a_body_that_is_only_a_body_gets_its_head(body: bytes, size: int) -> None:
-    """For a mail server that has learned better."""
+    """A future Stalwart may have fixed this."""
     if size == 1:
         body = body[:1000]
     head = b"".join(b"%b: %b\r\n" % field for field in FIELDS)
@@ -71,14 +71,14 @@ def test_a_body_that_is_only_a_body_gets_its_head(body: bytes, size: int) -> Non
 
 
 def test_what_is_held_is_bounded() -> None:
-    """A head of more than a mebibyte is written as it comes, and nothing is lost."""
+    """A header section of more than a mebibyte is written as it arrives, and nothing is lost."""
     fields = ((b"X-Long", b"x" * 60_000),) * (HEAD_LIMIT // 60_000 + 2)
     head = b"".join(b"%b: %b\r\n" % field for field in fields)
     assert taken(BODY, fields) == head + b"\r\n" + BODY
 
 
 def test_fields_of_ours_are_still_found() -> None:
-    """So that the mail server can be told to remove them."""
+    """The mail server can then be told to remove them."""
     mail = WholeMail("", (), Spool(10_000), LIMITS, leading_space=False)
     for name, value in FIELDS:
         mail.add_fields([name + b"\0" + value + b"\0"])
@@ -97,7 +97,7 @@ async def test_a_whole_dialogue_as_stalwart_has_it(answer: Action, said: str) ->
         mta = await listener.mta()
         version, actions, steps, _ = await mta.negotiate(version=6, actions=0xFF, steps=0x42)
         assert (version, actions & ~0xFF, steps) == (6, 0, 0)
-        for one in (
+        for step in (
             frame("D", b"C{daemon_name}\0Stalwart\0") + connect_frame(),
             frame("D", b"H") + frame("H", b"client.example\0"),
             frame("D", b"M{mail_addr}\0a@example.org\0") + frame("M", b"<a@example.org>\0"),
@@ -107,7 +107,7 @@ async def test_a_whole_dialogue_as_stalwart_has_it(answer: Action, said: str) ->
             frame("N"),
             frame("B", RAW + BODY),
         ):
-            assert await mta.ask(one) == ("c", b"")
+            assert await mta.ask(step) == ("c", b"")
         mta.send(frame("E"))
         responses = await mta.until_final()
         mta.send(frame("Q"))

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.daemon.reload import Reloading
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
@@ -156,8 +155,8 @@ def test_a_missing_or_bad_field_is_said_in_the_log(tmp_path: Path, caplog: pytes
         sent(bridge, OURS + MAIL)
     lines = [one.getMessage().partition(": ")[2] for one in caplog.records if "client" in one.getMessage()]
     assert lines == [
-        "X-Scanbridge-Client is not there, the client is not known",
-        "X-Scanbridge-Client cannot be read, the client is not known",
+        "header field X-Scanbridge-Client is missing; the client is unknown",
+        "header field X-Scanbridge-Client cannot be read; the client is unknown",
     ]
 
 
@@ -224,7 +223,7 @@ def test_a_reload_turns_it_on(tmp_path: Path) -> None:
         assert client.mail(OURS + MAIL).startswith(b"250 ")
         listeners = [bridge.daemon.config.listeners[0].model_copy(update={"client_header": NAME})]
         changed = bridge.daemon.config.model_copy(update={"listeners": listeners})
-        bridge.background.run(Reloading(bridge.daemon, lambda: changed)._once())
+        bridge.background.run(bridge.daemon.reload(lambda: changed))
         assert client.mail(OURS + MAIL).startswith(b"250 ")
         seen = [told(one.parameters["borderMtaData"])[0] for one in bridge.scanner.submissions]
         assert seen == ["127.0.0.1", "192.0.2.7"]

@@ -1,9 +1,8 @@
-"""Inspection: everything that can be learnt from the bytes of a mail alone.
+"""Inspection: everything that the bytes of a mail alone reveal.
 
-Plain and synchronous, so that it runs wherever there is room: in the event loop for small mail
-without archives, in a process of its own for the rest. It draws on bounds, not on trust: the
-result says `limits` when a bound ended the look, and whoever decides must treat that as "not
-looked at".
+Pure and synchronous, so that it can run in the event loop (small mail without archives) or in a
+separate process (everything else). It trusts nothing and is bounded everywhere: if it reached a bound,
+the result names it in `limits`, and the caller must treat the mail as not fully inspected.
 """
 
 from __future__ import annotations
@@ -12,27 +11,27 @@ import hashlib
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bridge.service.analysis import archives, headers, kinds
+from bridge.service.analysis import archives, file_types, headers
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.links import Links
 from bridge.service.analysis.structure import Bounds, Buffer, Part, TooMuch, decoded, walk
 
-# In two pieces, so that no scanner ever takes this file for what it looks for.
+# In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 MAX_SENDERS = 20
-WINDOW = 1024 * 1024  # of text, at a time; even, for the wide charsets
-OVERLAP = 4096  # so that a link at the end of a window is seen whole in the next
+WINDOW = 1024 * 1024  # bytes of text examined at a time; even, because of UTF-16 and UTF-32
+OVERLAP = 4096  # so that a link that starts in one window is complete in it
 
 
 class NeedsProcess(Exception):
-    """There is an archive in it: not here, please."""
+    """The mail contains an archive and must be inspected in a separate process."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What to look at and how far; plain data, because it travels to another process."""
+    """What to inspect and how far; plain data, because it is sent to another process."""
 
     bounds: Bounds = field(default_factory=Bounds)
     archive_depth: int = 4
@@ -42,7 +41,7 @@ class Limits:
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
-    archives: bool = True  # False: raise NeedsProcess at the first one
+    archives: bool = True  # False: raise NeedsProcess at the first archive
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -54,12 +53,12 @@ class Limits:
 
 @dataclass(slots=True)
 class Inspection:
-    """What was found."""
+    """The findings."""
 
     tags: set[str] = field(default_factory=set)
     limits: set[str] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
-    digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and of every file in archives
+    digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
 
     def to_dict(self) -> dict[str, list[str]]:
@@ -72,17 +71,19 @@ class Inspection:
 
 
 def inspect(data: Buffer, limits: Limits) -> Inspection:
-    """Look at one mail. Raises NeedsProcess, and only when told so."""
-    look = _Look(limits)
+    """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False."""
+    inspector = _MailInspector(limits)
     try:
-        look.signatures(data)
-        look.mail(data, 0)
+        inspector.signatures(data)
+        inspector.mail(data, 0)
     except TooMuch as exc:
-        look.found.limits.add(str(exc))
-    return look.finish()
+        inspector.found.limits.add(str(exc))
+    return inspector.finish()
 
 
-class _Look:
+class _MailInspector:
+    """One inspection in progress; each method examines one kind of thing in the mail."""
+
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.found = Inspection()
@@ -118,9 +119,9 @@ class _Look:
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
         plain = part.encoding in ("7bit", "8bit", "binary")
         if plain and part.content_type.startswith("message/rfc822"):
-            return  # its parts follow
+            return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.filename
-        if plain and is_text:  # its bytes were searched for signatures with the whole mail
+        if plain and is_text:  # the search for signatures in the whole mail has covered its bytes
             self.text(data, part.body, part.end, part)
             return
         content = decoded(data, part)
@@ -132,20 +133,20 @@ class _Look:
             self.attachment(content, part, nesting)
 
     def text(self, content: Buffer, start: int, end: int, part: Part) -> None:
-        """Look for links, window by window: a long text is never there twice."""
+        """Search for links window by window, so that a long text is never copied as a whole."""
         charset, is_html = part.params.get("charset", ""), part.content_type == "text/html"
         while self.limits.look_at_urls and start < end:
             window = content[start : min(start + WINDOW + OVERLAP, end)]
-            self.links.look(_text(window, charset), is_html=is_html)
+            self.links.scan(_text(window, charset), is_html=is_html)
             if len(self.links.hosts) > self.limits.urls:
                 raise TooMuch("urls")
             start += WINDOW
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
-        self.found.tags |= kinds.tags_of(part.filename, part.content_type, content)
+        self.found.tags |= file_types.tags_of(part.filename, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
-        if part.content_type == "message/rfc822":  # encoded, though it must not be: look into it all the same
+        if part.content_type == "message/rfc822":  # encoded, which RFC 2046 forbids: inspect it anyway
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
 
@@ -178,10 +179,10 @@ class _Look:
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
         if member.encrypted:
             self.found.tags.add("mime:encrypted-archive")
-            if kinds.named_family(member.name) == kinds.EXECUTABLE:
+            if file_types.named_family(member.name) == file_types.EXECUTABLE:
                 self.found.tags.add("mime:executable")
             return
-        if kinds.is_macro_member(member.name):
+        if file_types.is_macro_member(member.name):
             self.found.tags.add("mime:macro")
         if member.content is None:
             self.found.tags.add("mime:broken-archive")
@@ -189,18 +190,18 @@ class _Look:
         if archives.kind_of(member.content) and kind not in archives.COMPRESSORS:
             self.found.tags.add("mime:nested-archive")
         self.signatures(member.content)
-        self.found.tags |= kinds.tags_of(member.name, "", member.content)
+        self.found.tags |= file_types.tags_of(member.name, "", member.content)
         if member.name.lower().endswith(".eml"):
             self.enclosed(member.content, nesting)
         self.file(member.content, member.name, nesting + 1)
 
 
 def _text(content: bytes, charset: str) -> str:
-    """Links are ASCII in every charset but the wide ones."""
-    wide = charset.lower().replace("_", "-")
-    if wide.startswith(("utf-8", "utf-16", "utf-32", "utf-7")):
+    """The text, decoded well enough to find links: links are ASCII in all charsets except the UTF ones."""
+    name = charset.lower().replace("_", "-")
+    if name.startswith(("utf-8", "utf-16", "utf-32", "utf-7")):
         try:
-            return content.decode(wide[:10], "replace")
+            return content.decode(name[:10], "replace")
         except (LookupError, ValueError):
             pass
     return content.decode("latin-1")

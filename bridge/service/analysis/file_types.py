@@ -1,7 +1,7 @@
-"""What a file is, by its first bytes and by its name, and when the two tell different stories.
+"""File types, by the first bytes and by the name, and tags where the two contradict each other.
 
-Families, not formats: a mail client opens what the name says, so the question is only whether
-somebody is being led to believe that a program is a document. Pure tables.
+Families, not formats: a mail client opens a file by its name, so all that matters is whether a
+program is disguised as a document. Pure tables.
 """
 
 from __future__ import annotations
@@ -44,31 +44,13 @@ _EXTENSIONS = {
     TEXT: "txt csv log md ics vcf eml htm html xml json",
 }
 _FAMILY = {extension: family for family, names in _EXTENSIONS.items() for extension in names.split()}
-_ZIPPED = frozenset(
-    [
-        "docx",
-        "dotx",
-        "docm",
-        "dotm",
-        "xlsx",
-        "xlsm",
-        "xlsb",
-        "xlam",
-        "pptx",
-        "pptm",
-        "ppsx",
-        "odt",
-        "ods",
-        "odp",
-        "jar",
-        "apk",
-        "epub",
-        "kmz",
-        "appx",
-        "msix",
-    ]
+_ZIPPED, _OLE = (
+    frozenset(extensions.split())
+    for extensions in (
+        "docx dotx docm dotm xlsx xlsm xlsb xlam pptx pptm ppsx odt ods odp jar apk epub kmz appx msix",
+        "doc dot xls xlt ppt pps msi msg pub vsd db",
+    )
 )
-_OLE = frozenset(["doc", "dot", "xls", "xlt", "ppt", "pps", "msi", "msg", "pub", "vsd", "db"])
 _MACRO_FILES = re.compile(rb"vbaProject\.bin|macrosheets/", re.IGNORECASE)
 _OLE_MACRO = ("_VBA_PROJECT".encode("utf-16-le"), "VBA".encode("utf-16-le") + b"\x00\x00")
 
@@ -77,7 +59,7 @@ _DECEIVING = re.compile("[\u202a-\u202e\u2066-\u2069\u200b-\u200f\u00ad\ufeff\x0
 
 
 def family_of(content: bytes) -> str:
-    """The family the bytes belong to; empty when they do not say."""
+    """The family that the first bytes indicate; empty if they do not indicate any."""
     for magic, family in _MAGIC:
         if content.startswith(magic):
             return family
@@ -94,11 +76,11 @@ def named_family(name: str) -> str:
 
 
 def tags_of(name: str, content_type: str, content: bytes) -> set[str]:
-    """What is odd about one attachment, its name, its type and its bytes together."""
+    """Tags for one attachment, from its name, its type and its bytes together."""
     found, named, real = set(), named_family(name), family_of(content)
     if EXECUTABLE in (named, real) and not (real == EXECUTABLE and _is_script_text(name, content)):
         found.add("mime:executable")
-    if _lies(name, named, real) or _type_lies(content_type, real):
+    if _name_contradicts(name, named, real) or _type_contradicts(content_type, real):
         found.add("mime:type-mismatch")
     if _DECEIVING.search(name):
         found.add("mime:deceptive-name")
@@ -111,11 +93,11 @@ def tags_of(name: str, content_type: str, content: bytes) -> set[str]:
 
 
 def is_macro_member(name: str) -> bool:
-    """Whether a file of this name in an Office document means that it has macros."""
+    """Whether a file of this name means that the Office document containing it has macros."""
     return _MACRO_FILES.search(name.encode("utf-8", "replace")) is not None
 
 
-def _lies(name: str, named: str, real: str) -> bool:
+def _name_contradicts(name: str, named: str, real: str) -> bool:
     extension = extension_of(name)
     if not named or not real or named == real:
         return False
@@ -126,11 +108,11 @@ def _lies(name: str, named: str, real: str) -> bool:
     return not (named == TEXT and real == EXECUTABLE and extension not in ("txt", "csv", "log"))
 
 
-def _type_lies(content_type: str, real: str) -> bool:
-    """A program that calls itself a picture, a text or a PDF."""
+def _type_contradicts(content_type: str, real: str) -> bool:
+    """A program whose content type says image, text, audio, video or PDF."""
     return real == EXECUTABLE and content_type.startswith(("image/", "text/", "audio/", "video/", "application/pdf"))
 
 
 def _is_script_text(name: str, content: bytes) -> bool:
-    """`#!` or `MZ` at the start of something that is plainly text: no program anybody could start by a click."""
+    """Plain text without a name that happens to start with `#!` or `MZ`: nobody can run it with a click."""
     return not name and content[:2] in (b"#!", b"MZ") and content[:512].isascii() and b"\x00" not in content[:512]

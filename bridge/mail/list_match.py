@@ -1,4 +1,4 @@
-"""Listed: which list at the door a mail was on, and what that meant for it."""
+"""ListMatch: the envelope list that a mail is on, and what follows from it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,12 @@ from bridge.runtime.value import value
 class ListAction(StrEnum):
     REFUSED = "refused"
     SKIPPED = "skipped"  # not scanned
-    SHADOW_REFUSED = "shadow_refused"  # would have been; shadow mode only tells
+    SHADOW_REFUSED = "shadow_refused"  # would have been refused; shadow mode only reports it
     SHADOW_SKIPPED = "shadow_skipped"
 
 
 @value
-class Listed:
-    """One match."""
-
+class ListMatch:
     name: str  # of the list
-    entry: str  # what in it matched
+    entry: str  # the entry that matched
     action: ListAction

@@ -1,9 +1,9 @@
-"""A few processes that look at mail for us, each bounded in time and memory.
+"""A pool of processes that examine mail, each limited in time and memory.
 
-A thread cannot be stopped and shares our memory; a process can be killed. One that is late or
-dies costs its own mail the answer (`WorkerFailed`) and is replaced; others never notice. The mail
-itself is not copied: the process gets its file. What a process answers is read with mistrust, for
-it may have been talked into anything by the mail it read. Its side of the socket is `worker`.
+A thread cannot be stopped and shares our memory; a process can be killed. If a process times out or
+dies, its mail gets no answer (`WorkerFailed`) and the process is replaced; other mail is not affected.
+The mail is not copied: the process gets its file descriptor. The answer of a process is not trusted,
+because the mail may have taken control of it. `worker` is the other side of the socket.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge.service.scanning.upload import StoredMail
+from bridge.service.analysis.job import StoredMail
 
-START_S = 30.0  # to start Python and import, on a busy machine; no part of any mail's time
+START_S = 30.0  # to start Python and import on a busy machine; not part of any mail's time
 MAX_ANSWER = 64 * 1024 * 1024
-_KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # nothing that could hold a secret
+_KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # environment variables that cannot contain a secret
 
 T = TypeVar("T")
 
 
 class WorkerFailed(Exception):
-    """No answer: `timeout`, or `crash`."""
+    """No answer; the text is `timeout` or `crash`."""
 
 
-class Workers:
-    """Processes that run one module: `setup` tells each what to be, once, when it starts."""
+class WorkerPool:
+    """Processes that all run one module; each gets `setup` once, when it starts."""
 
     def __init__(
         self, module: str, processes: int, memory_bytes: int, setup: dict[str, Any], *, may_log: bool = False
@@ -49,16 +49,17 @@ class Workers:
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start(self) -> Any:
-        """Start one; the answer is what it says of itself. Raises WorkerFailed."""
+        """Start one process and return its greeting. Raises WorkerFailed."""
         async with self._free:
             process = await self._new()
             self._idle.append(process)
             return process.greeting
 
     async def ask(self, mail: StoredMail, request: dict[str, Any], timeout_s: float, read: Callable[[Any], T]) -> T:
-        """Show a mail to one. Raises WorkerFailed, and what `read` raises beside ValueError and the like.
+        """Send a mail to a process and return its answer, parsed by `read`.
 
-        The time to wait for a free process, and to start one, does not count.
+        Raises WorkerFailed, and whatever `read` raises except ValueError and similar errors.
+        `timeout_s` does not include the wait for a free process or the start of a new one.
         """
         async with self._free:
             process = await self._take()
@@ -86,10 +87,10 @@ class Workers:
         await asyncio.gather(*self._ending)
 
     async def _take(self) -> _Process:
-        """An idle process that still lives (the kernel may have killed one for its memory), else a new one."""
+        """An idle process that is still alive (the kernel may have killed one for its memory), else a new one."""
         while self._idle:
             process = self._idle.pop()
-            if process.lives():
+            if process.is_alive():
                 return process
             await self._end(process)
         return await self._new()
@@ -124,7 +125,7 @@ class _Process:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.setblocking(False)
         with theirs:
-            # -P: nothing in the directory we happen to run in is ever imported.
+            # -P: never import anything from the current directory.
             self._process = subprocess.Popen(  # noqa: S603 (our own program)
                 [sys.executable, "-P", "-m", module, str(theirs.fileno()), str(memory_bytes)],
                 pass_fds=[theirs.fileno()],
@@ -132,27 +133,27 @@ class _Process:
                 stdout=subprocess.DEVNULL,
                 stderr=None if may_log else subprocess.DEVNULL,
                 env=_environment(),
-                start_new_session=True,  # so that what it starts ends with it
+                start_new_session=True,  # so that its own child processes are killed with it
             )
 
     async def ask(self, request: bytes, *files: int) -> Any:
-        with _written(request) as asked:
-            socket.send_fds(self._socket, [b"\0"], [asked, *files])
+        with _memory_file(request) as request_file:
+            socket.send_fds(self._socket, [b"\0"], [request_file, *files])
         loop = asyncio.get_running_loop()
         answer = bytearray()
         while not answer.endswith(b"\n"):
-            piece = await loop.sock_recv(self._socket, 256 * 1024)
-            if not piece or len(answer) > MAX_ANSWER:
+            chunk = await loop.sock_recv(self._socket, 256 * 1024)
+            if not chunk or len(answer) > MAX_ANSWER:
                 raise ConnectionResetError
-            answer += piece
+            answer += chunk
         return json.loads(answer)
 
-    def lives(self) -> bool:
+    def is_alive(self) -> bool:
         return self._process.poll() is None
 
     def kill(self) -> None:
         self._socket.close()
-        if self._process.returncode is None:  # not waited for yet, so the number is still its own
+        if self._process.returncode is None:  # not reaped yet, so its process ID has not been reused
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -161,20 +162,20 @@ class _Process:
 
 
 def _environment() -> dict[str, str]:
-    ours = str(Path(__file__).resolve().parents[3])  # where `bridge` lies, installed or not
-    path = os.pathsep.join(filter(None, [ours, os.environ.get("PYTHONPATH", "")]))
+    package_root = str(Path(__file__).resolve().parents[3])  # the directory of `bridge`, installed or not
+    path = os.pathsep.join(filter(None, [package_root, os.environ.get("PYTHONPATH", "")]))
     return {"PYTHONPATH": path} | {name: os.environ[name] for name in _KEPT if name in os.environ}
 
 
 @contextmanager
 def _file(mail: StoredMail) -> Iterator[int]:
-    """The file a mail lies in; a small one that lies in memory gets one."""
+    """The file that contains the mail; a mail in memory is written to a memory file first."""
     with ExitStack() as stack:
-        yield stack.enter_context(_written(mail.content())) if mail.descriptor is None else mail.descriptor
+        yield stack.enter_context(_memory_file(mail.content())) if mail.descriptor is None else mail.descriptor
 
 
 @contextmanager
-def _written(content: bytes) -> Iterator[int]:
+def _memory_file(content: bytes) -> Iterator[int]:
     file = os.memfd_create("scanbridge")
     try:
         view = memoryview(content)

@@ -1,0 +1,90 @@
+"""How much mail is processed at a time, and what one client may ask for.
+
+Part of the configuration (`bridge.config.model`).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from bridge.api.scanning import DEFAULT_IN_PROCESSING, MAX_MESSAGE_BYTES
+from bridge.config.fields import Section
+from bridge.runtime.units import Duration, Size
+
+KiB, GiB = 1024, 1024**3
+
+
+class Admission(Section):
+    max_in_processing: int = Field(
+        DEFAULT_IN_PROCESSING,
+        ge=1,
+        description="Maximum number of mails in processing (the service's maxGuardRequestsInProcessing). Further mail "
+        "is answered with 451 4.3.2.",
+    )
+    throttle_threshold: int = Field(
+        DEFAULT_IN_PROCESSING,
+        ge=1,
+        description="Number of mails in processing above which mail is delayed (the service's "
+        "guardRequestThrottleThreshold). The delay grows linearly up to `throttle_max_delay`; while the scanner "
+        "reports YELLOW, every mail is delayed. If this is not below `max_in_processing`, mail is delayed only while "
+        "the scanner reports YELLOW.",
+    )
+    throttle_max_delay: Duration = Field(5.0, description="The delay of the last mail before the limit.")
+    max_bytes_in_processing: Size = Field(
+        GiB,
+        ge=1,
+        description="Maximum size of all mails in processing together. Further mail is answered with 451 4.3.2.",
+    )
+    limit: Literal["fixed", "adaptive"] = Field(
+        "fixed",
+        description="`fixed`: `max_in_processing` is the limit. `adaptive`: the limit follows the scanner's latency "
+        "and never exceeds `max_in_processing`.",
+    )
+
+
+class Limits(Section):
+    max_message_size: Size = Field(
+        MAX_MESSAGE_BYTES, ge=1, description="Maximum size of a mail. Larger mail is refused with 552."
+    )
+    max_recipients: int = Field(1000, ge=1, description="Maximum recipients of one mail; further ones get 452 4.5.3.")
+    max_connections: int = Field(2000, ge=1, description="Maximum connections of a listener; further ones get 421.")
+    max_connections_per_client: int = Field(
+        500, ge=1, description="Maximum connections from one client address; further ones get 421."
+    )
+    max_mails_per_connection: int = Field(10_000, ge=1, description="Maximum mails on one SMTP connection; then 421.")
+    max_errors: int = Field(20, ge=1, description="Maximum number of bad commands in one session; then 421.")
+    command_timeout: Duration = Field(300.0, gt=0, description="Maximum silence between commands; then 421.")
+    data_timeout: Duration = Field(180.0, gt=0, description="Maximum silence while a mail is being received; then 421.")
+    mail_timeout: Duration = Field(
+        7200.0, gt=0, description="Maximum time to receive the content of one mail over SMTP; then 421."
+    )
+    min_data_rate: Size = Field(
+        256,
+        description="Minimum bytes per second while a mail is being received, averaged over 30 s. Slower connections "
+        "are closed.",
+    )
+    max_received: int = Field(
+        99,
+        ge=10,
+        description="Maximum Received header fields. More mean a mail loop; such mail is refused with 554 5.4.6.",
+    )
+
+    @field_validator("max_message_size")
+    @classmethod
+    def _within_api(cls, value: int) -> int:
+        if value > MAX_MESSAGE_BYTES:
+            raise ValueError("the service accepts at most 50 MiB")
+        return value
+
+
+class Spool(Section):
+    memory_per_mail: Size = Field(
+        256 * KiB,
+        description="Mail up to this size is kept in memory, larger mail in an unlinked temporary file. A mail that "
+        "is still being received moves to the file at three quarters of this size.",
+    )
+    directory: str | None = Field(
+        None, description="Directory of the temporary files. Default: the system's temporary directory."
+    )

@@ -1,0 +1,84 @@
+"""What outlives a reload: the state directory, the accounts of mail in processing, metrics and log.
+
+A `Core` is built once, when the process starts, and everything that a reload replaces
+(`components`) is built on top of it. Knows nothing of listeners, scanners or next hops.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bridge.config.model import Config
+from bridge.daemon import resources, wiring
+from bridge.daemon.list_refresh import ListRefresh
+from bridge.daemon.loop_lag import LoopLag
+from bridge.daemon.reload import ReloadHistory
+from bridge.daemon.workers.worker_context import WorkerContext
+from bridge.filter.admission import Admission
+from bridge.filter.late.decisions import LateDecisions
+from bridge.filter.outcome import Record
+from bridge.mail.message import Spool
+from bridge.mail.trace import Trace
+from bridge.observe.log_writer import LineWriter
+from bridge.observe.mail_log import MailLog
+from bridge.observe.metric_types import Counter
+from bridge.observe.metrics import Metrics
+
+if TYPE_CHECKING:
+    from bridge.observe.tracing import Tracing
+
+
+@dataclass(frozen=True, slots=True)
+class Core:
+    state: Path
+    worker: WorkerContext
+    metrics: Metrics
+    admission: Admission
+    spool: Spool
+    late: LateDecisions | None
+    list_refresh: ListRefresh
+    mail_log: MailLog
+    tracing: Tracing | None
+    reloads: ReloadHistory = field(default_factory=ReloadHistory)
+    lag: LoopLag = field(default_factory=LoopLag)
+
+    @property
+    def begin_trace(self) -> Callable[[], Trace | None] | None:
+        """None when mail is not traced."""
+        return self.tracing.begin if self.tracing is not None else None
+
+    def report(self, record: Record) -> None:
+        """A mail is finished: count it, log it, trace it."""
+        self.metrics.record(record)
+        self.mail_log.decided(record)
+        if self.tracing is not None:
+            self.tracing.report(record)
+
+
+def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:
+    """Raises ConfigError. Without a `writer`, the lines of mails go to the logger `scanbridge.mail`."""
+    state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+    metrics = Metrics(listener.name for listener in conf.listeners)
+    put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
+    if writer is not None:
+        writer.on_lost = lambda: count(metrics.log_lines_lost)
+        writer.throttle.on_suppressed = lambda: count(metrics.log_lines_held_back)
+    return Core(
+        state=state,
+        worker=worker,
+        metrics=metrics,
+        admission=worker.admission(wiring.admission_settings(conf)),
+        spool=worker.spool(*wiring.spool_settings(conf)),
+        late=wiring.late_decisions(conf, state, lambda end: count(metrics.late_scans, end.value)),
+        list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
+        mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
+        tracing=wiring.tracing(conf),
+    )
+
+
+def count(counter: Counter, *labels: str) -> None:
+    counter.values[labels] += 1

@@ -1,0 +1,95 @@
+"""Upkeep of the quarantine in the background: remove unfinished files and old mail, and count what is there.
+
+With several workers, one of them does this for all. A quarantine that cannot be reached is logged and
+never stops the daemon.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+
+from bridge.daemon.running import Running
+from bridge.errors import StoreError
+from bridge.quarantine.quarantine import Quarantine
+from bridge.quarantine.usage import Usage
+
+log = logging.getLogger(__name__)
+
+COUNT_INTERVAL_S = 60.0
+_REMOTE_FACTOR = 10  # object storage: each listing may cost money
+_COUNT_SHARE = 20  # counting takes at most one part in this many of the time
+_TURN_S = 1.0  # how soon another worker takes over counting when the first one is gone
+_FIRST_PURGE_S = 10.0  # not in the rush of the start
+_PURGE_INTERVAL_S = 3600.0
+
+
+class QuarantineUpkeep:
+    def __init__(self, running: Running) -> None:
+        self._running = running
+        self._worker = running.core.worker
+        self._usage: Usage | None = None
+
+    @property
+    def usage(self) -> Usage | None:
+        """The last count; None until there is one, and in workers that do not count."""
+        return self._usage
+
+    @property
+    def _quarantine(self) -> Quarantine:
+        return self._running.components.quarantine
+
+    async def reconcile(self) -> None:
+        """Object storage may be slow or down when the daemon starts, and mail does not wait for it."""
+        if not self._quarantine.is_remote or not self._worker.is_first:
+            return
+        try:
+            if (left := await self._quarantine.reconcile()) > 0:
+                log.info("quarantine: removed %d unfinished objects of an earlier run", left)
+        except StoreError as exc:
+            log.error("quarantine cannot be used; mail for it is answered with 451: %s", exc)
+
+    async def purge_regularly(self) -> None:
+        """Remove mail beyond its retention, once an hour."""
+        await asyncio.sleep(_FIRST_PURGE_S)
+        while True:
+            try:
+                if self._worker.is_first:
+                    await self._purge()
+            except StoreError as exc:
+                log.error("quarantine: old mail could not be removed: %s", exc)
+            await asyncio.sleep(_PURGE_INTERVAL_S)
+
+    async def _purge(self) -> None:
+        await self._quarantine.purge(self._running.config.quarantine.retention)
+        if self._quarantine.is_remote:
+            await self._quarantine.reconcile()
+
+    async def count_regularly(self) -> None:
+        due = 0.0
+        while True:
+            began = time.monotonic()
+            if not self._worker.is_first:
+                self._usage, due = None, 0.0
+            elif began >= due:
+                self._usage = await self._count()
+                due = began + self._pause_s(time.monotonic() - began)
+            await asyncio.sleep(_TURN_S)
+
+    def _pause_s(self, took_s: float) -> float:
+        interval_s = COUNT_INTERVAL_S * (_REMOTE_FACTOR if self._quarantine.is_remote else 1)
+        return max(interval_s, took_s * _COUNT_SHARE)
+
+    async def _count(self) -> Usage | None:
+        try:
+            return await self._quarantine.usage()
+        except StoreError as exc:
+            log.warning("quarantine could not be counted: %s", exc)
+            return None
+
+
+def clean(quarantine: Quarantine) -> None:
+    """Before the first mail: remove files that an earlier run did not finish. Object storage is reconciled later."""
+    if not quarantine.is_remote and (left := quarantine.clean()) > 0:
+        log.info("quarantine: removed %d unfinished files of an earlier run", left)

@@ -1,0 +1,104 @@
+"""Actions: does with a mail what the policy has chosen.
+
+Hands it on, stores it, or only builds the reply. Decides nothing: the rule comes from `policy`. If this
+is wrong, a client reads 250 for a mail that is neither delivered nor stored.
+"""
+
+from __future__ import annotations
+
+import logging
+from time import monotonic
+from typing import assert_never
+
+from bridge.api.scanning import AnalysisResult
+from bridge.errors import StoreError
+from bridge.filter.headers import Fields, HeaderEditor
+from bridge.filter.outcome import Outcome, Record
+from bridge.filter.policy import Case, Rule, accepted, reply_for, reply_to_error, with_id
+from bridge.mail.action import Action
+from bridge.mail.next_hop import NextHopError
+from bridge.mail.reply import Reply
+from bridge.quarantine.quarantine import Quarantine
+from bridge.relay.relay import Mixed, Relay
+
+log = logging.getLogger(__name__)
+
+
+class Actions:
+    """Knows the next hop and the quarantine. Without a next hop (milter), the mail server delivers or holds."""
+
+    def __init__(self, headers: HeaderEditor, quarantine: Quarantine, relay: Relay | None) -> None:
+        self._headers = headers
+        self._quarantine = quarantine
+        self._relay = relay
+
+    async def carry_out(self, record: Record, why: Case, rule: Rule, result: AnalysisResult | None) -> Outcome:
+        tx, action = record.tx, rule.action
+        try:
+            if rule.keep_copy and action is not Action.QUARANTINE:
+                await self._store(record, why, result)
+            match action:
+                case Action.RELAY:
+                    return await self.hand_on(record, result, str(why))
+                case Action.REJECT | Action.TEMPFAIL:
+                    reply = reply_for(why, rule, record.error)
+                    return Outcome(action, with_id(reply, tx.id, _ggrid(result)), result)
+                case Action.DISCARD:
+                    return Outcome(action, accepted(tx.id), result)
+                case Action.HOLD if self._relay is None:
+                    return Outcome(action, accepted(tx.id), result, self._headers.stamp(tx.id, result, str(why)))
+                case Action.HOLD | Action.QUARANTINE:  # without a milter there is no hold queue but ours
+                    await self._store(record, why, result)
+                    return Outcome(Action.QUARANTINE, accepted(tx.id), result)
+                case _:
+                    assert_never(action)
+        except StoreError as exc:
+            log.error("mail %s: the quarantine failed: %s", tx.id, exc)
+            record.error = exc
+            return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, _ggrid(result)), result)
+
+    async def hand_on(self, record: Record, result: AnalysisResult | None, unscanned: str = "") -> Outcome:
+        """Relay the mail, or have the mail server deliver it. `unscanned`: why there is no result, for the header."""
+        tx = record.tx
+        stamp = self._headers.stamp(tx.id, result, unscanned)
+        if self._relay is None:
+            return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
+        record.relay_at = monotonic()
+        try:
+            delivered = await self._relay.deliver(tx, self._headers.lines(tx, stamp), tx.deadline)
+        except NextHopError as exc:
+            return _not_handed_on(record, exc, result, stamp)
+        finally:
+            record.relay_s = monotonic() - record.relay_at
+        record.next_id = delivered.queue_id
+        replies = delivered.replies if tx.is_per_recipient else ()
+        return Outcome(Action.RELAY, delivered.reply, result, stamp, replies)
+
+    async def _store(self, record: Record, why: Case, result: AnalysisResult | None) -> None:
+        tx = record.tx
+        facts: dict[str, object] = {"reason": str(why)}
+        if result is not None:
+            facts |= {"decision": str(result.decision), "verdict": result.verdict}
+            facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
+        stamp = self._headers.stamp(tx.id, result, str(why))
+        await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
+
+
+def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | None, stamp: Fields) -> Outcome:
+    record.error = exc
+    tx, ggrid = record.tx, _ggrid(result)
+    replies: tuple[Reply, ...] = ()
+    if isinstance(exc, Mixed):
+        record.next_id, record.is_mixed = exc.queue_id, exc.accepted > 0
+        if tx.is_per_recipient:
+            replies = tuple(_with_our_id(reply, tx.id, ggrid) for reply in exc.replies)
+    return Outcome(Action.RELAY, _with_our_id(exc.reply, tx.id, ggrid), result, stamp, replies)
+
+
+def _with_our_id(reply: Reply, mail_id: str, ggrid: str) -> Reply:
+    """A refusal in our own words gets our id; the next hop's words are passed on unchanged."""
+    return reply if reply.is_foreign or reply.is_success else with_id(reply, mail_id, ggrid)
+
+
+def _ggrid(result: AnalysisResult | None) -> str:
+    return result.ggrid if result is not None else ""

@@ -1,0 +1,20 @@
+"""NextHopError: the mail was not handed on, and this is what the client reads.
+
+It belongs to the tree in `bridge/errors.py`, which cannot define it: it carries a `Reply`. Relay and
+quarantine raise and catch it without knowing each other.
+"""
+
+from __future__ import annotations
+
+from bridge.errors import BridgeError, FailureLabel
+from bridge.mail.reply import Reply
+
+
+class NextHopError(BridgeError):
+    """The mail was not handed on; `reply.is_foreign` says whether the next hop worded the reply, or we did."""
+
+    label = FailureLabel.NEXT_HOP
+
+    def __init__(self, reply: Reply, text: str = "") -> None:
+        super().__init__(text or str(reply))
+        self.reply = reply

@@ -1,0 +1,45 @@
+"""What both APIs read from a request: its header fields, its content type, its `tenantUid`.
+
+Pure functions, so they can be tested with tables. They do not know which status an endpoint
+answers with: what is wrong is a ValueError, and the endpoint turns it into its own error.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from uuid import UUID
+
+from python_multipart.multipart import parse_options_header
+from starlette.types import Scope
+
+_UUID = re.compile(r"[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
+
+
+def header(scope: Scope, name: bytes) -> bytes:
+    """The first header field of this lower-case name; empty if there is none."""
+    for key, value in scope["headers"]:
+        if key == name:
+            return bytes(value)
+    return b""
+
+
+@lru_cache(maxsize=256)  # a client sends the same few values with every mail
+def parse_options(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
+    """`type/subtype; name=value` as the type and its options."""
+    kind, options = parse_options_header(value)
+    return bytes(kind), dict(options)
+
+
+def is_json(content_type: bytes) -> bool:
+    kind, options = parse_options(content_type)
+    return kind == b"application/json" and options.get(b"charset", b"utf-8").lower() in (b"utf-8", b"utf8")
+
+
+def tenant_uid(value: object) -> str | None:
+    """A tenantUid in canonical spelling; None if absent. Raises ValueError."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not _UUID.fullmatch(value):
+        raise ValueError("`tenantUid` must be a UUID")
+    return str(UUID(value))
