@@ -117,7 +117,7 @@ END
         fails={f"swaks --server 127.0.0.1 --to you@example.org --body '{GTUBE}'": 26},
         shows=[
             "listener=milter .* decision=deliver",
-            "nothing to change",
+            "OK: ",
             "Configuration file is valid",
             "listener=mx .* decision=deliver",
             "550 5.7.1 The message was refused",
