@@ -1,4 +1,4 @@
-"""Writes log lines to standard error without ever delaying mail.
+"""WriteBatch log lines to standard error without ever delaying mail.
 
 The event loop puts lines into a bounded queue and a thread writes them: a log that blocks, or a full disk,
 costs lines (they are counted), never mail. Knows nothing of mail: `mail_log` gives it finished lines,
@@ -142,7 +142,7 @@ class LineWriter(logging.Handler):
 
 
 class DirectWriter(logging.Handler):
-    """Writes each line immediately, or drops it if the write would block."""
+    """WriteBatch each line immediately, or drops it if the write would block."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
