@@ -1,4 +1,4 @@
-"""WriteBatch log lines to standard error without ever delaying mail.
+"""Writes log lines to standard error without ever delaying mail.
 
 The event loop puts lines into a bounded queue and a thread writes them: a log that blocks, or a full disk,
 costs lines (they are counted), never mail. Knows nothing of mail: `mail_log` gives it finished lines,
@@ -142,7 +142,7 @@ class LineWriter(logging.Handler):
 
 
 class DirectWriter(logging.Handler):
-    """WriteBatch each line immediately, or drops it if the write would block."""
+    """Writes each line immediately, or drops it if the write would block."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:

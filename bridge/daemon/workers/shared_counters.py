@@ -30,7 +30,7 @@ class Column:
 
     @property
     def total(self) -> int:
-        """The exact sum, except for a `take_one` in progress. WriteBatch nothing: the supervisor reads with any row."""
+        """The exact sum, except for a `take_one` in progress. Writes nothing: the supervisor reads with any row."""
         fcntl.lockf(self._lock, fcntl.LOCK_EX)
         try:
             return sum(self._cells)

@@ -1,6 +1,6 @@
 """Keeps the index in memory in step with the database, including changes by other processes.
 
-WriteBatch of this process trigger a poll immediately; changes by other processes are found by polling
+Writes of this process trigger a poll immediately; changes by other processes are found by polling
 every half second. If the database becomes unavailable, the index stays as it is and scans continue. If
 it has never been available, nobody knows what is blocked: `loaded` is False, and no mail may be decided.
 """
