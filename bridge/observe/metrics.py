@@ -1,6 +1,6 @@
 """Metrics: every name an operator can graph, declared once.
 
-Names and labels are an interface; `docs/metrics.md` is generated from this file. Label values come
+Names and labels are an interface; `docs/reference/metrics.md` is generated from this file. Label values come
 from closed sets (listener names, actions, decisions, reasons), never from mail or strangers, and
 every combination starts at 0, so that a rate works from the first scrape.
 
@@ -33,7 +33,7 @@ ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client dis
 CODES = ("2xx", "4xx", "5xx")
 REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
-LIMITS = (  # docs/limits.md explains each
+LIMITS = (  # docs/reference/limits.md explains each
     *("line", "command", "frame", "header", "max_message_size", "max_bytes_in_processing"),
     *("max_recipients", "max_received"),
     *("max_mails_per_connection", "max_errors", "idle_commands"),
@@ -128,7 +128,7 @@ class Metrics(Collector):
         )
         self.limits_hit = Counter(
             "scanbridge_limits_hit",
-            "Times that a client exceeded one of the limits in docs/limits.md.",
+            "Times that a client exceeded one of the limits in docs/reference/limits.md.",
             ("listener", "limit"),
         )
         self.log_lines_lost = Counter(

@@ -53,7 +53,7 @@ def problems(findings: Any) -> list[Finding]:
 
 
 def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
-    """A set-up as docs/milter.md has it is left in peace."""
+    """A set-up as docs/operate/milter.md has it is left in peace."""
     findings = list(check_postfix(config(tmp_path), postfix(tmp_path)))
     assert len(findings) >= 5
     assert problems(findings) == []

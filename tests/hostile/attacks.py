@@ -1,6 +1,6 @@
-"""What is done to a bridge to make it grow, and how much it may: the rows of docs/benchmarks/memory.md.
+"""What is done to a bridge to make it grow, and how much it may: the rows of docs/evidence/memory.md.
 
-Each attack takes a `Target` and comes back when it has done its worst. Its bound follows from docs/limits.md: what
+Each attack takes a `Target` and returns when it is done. Its bound follows from docs/reference/limits.md: what
 may be in memory for a connection, a mail, an answer. `SLACK` is what Python's allocator keeps between two of anything.
 """
 

@@ -1,4 +1,4 @@
-"""Every limit that a client can pass: what it reads then, and that the passing is counted (docs/limits.md)."""
+"""Every limit that a client can exceed: what it reads then, and that it is counted (docs/reference/limits.md)."""
 
 from __future__ import annotations
 

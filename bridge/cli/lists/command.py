@@ -1,7 +1,7 @@
 """`scanbridge lists`: show, change and sync the lists of the service.
 
 Standard output has the result, standard error has progress and problems, and the exit code tells a script what
-to do next (docs/lists.md): 75 means "run it again later", 1 means "needs attention".
+to do next (docs/operate/lists.md): 75 means "run it again later", 1 means "needs attention".
 """
 
 from __future__ import annotations
