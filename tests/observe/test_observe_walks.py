@@ -56,7 +56,7 @@ def test_no_scanner_can_be_reached(tmp_path: Path, caplog) -> None:
 def test_a_scanner_that_answers_but_fails_is_found_by_why(tmp_path: Path, caplog) -> None:
     """Its status is GREEN and it can be reached: only the mails' own lines know."""
     caplog.set_level("INFO")
-    assert "fails at mail" in section("ScanbridgeNoScanner") and "fails at mail" in section("ScanbridgeScannerDown")
+    assert "fails on mail" in section("ScanbridgeNoScanner") and "fails on mail" in section("ScanbridgeScannerDown")
     with running_bridge(tmp_path) as bridge:
         bridge.scanner.reply = answer(500)
         for _ in range(4):

@@ -87,10 +87,10 @@ def test_check_finds_lists_that_are_not_there(check, service):
     """Each is named; for a usable list, its contents and its risks are shown."""
     _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
     text = "\n".join(found)
-    assert "the key works" in text
+    assert "the API key is accepted" in text
     assert "list no-such-list: PROBLEM: the service has no list of this name" in text
     assert "list notes: PROBLEM: its category at the service is 'notes'" in text
-    assert "list allowed-senders: WARNING: careful: mail with a forged sender goes unscanned" in text
+    assert "list allowed-senders: WARNING: mail with a forged sender would not be scanned" in text
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):
