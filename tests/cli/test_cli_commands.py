@@ -260,7 +260,7 @@ def test_check_tells_all_problems_at_once(place: Place) -> None:
     ("status", "words"),
     [
         (answer(401), "the token is refused"),
-        (answer(500), "status answered 500"),
+        (answer(500), "the status request was answered with 500"),
         (answer(200, b"[]"), "cannot be read"),
     ],
 )
