@@ -23,7 +23,7 @@ _databases = itertools.count(1)
 
 
 class PostgreSql:
-    """A cluster of our own in a directory of its own, that can be stopped and started."""
+    """A private cluster in a temporary directory, which can be stopped and started."""
 
     def __init__(self) -> None:
         need("initdb", "pg_ctl")
@@ -58,27 +58,27 @@ class PostgreSql:
 
 @contextmanager
 def cluster():
-    one = PostgreSql()
-    one.start()
+    server = PostgreSql()
+    server.start()
     try:
-        yield one
+        yield server
     finally:
-        one.stop()
-        one.remove()
+        server.stop()
+        server.remove()
 
 
 @pytest.fixture(scope="session")
 def postgresql():
-    """The URL of a PostgreSQL server that is ours alone, without a database name."""
-    with cluster() as one:
-        yield one.url
+    """The URL of a private PostgreSQL server, without a database name."""
+    with cluster() as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")
 def fragile_postgresql():
     """A cluster that a test may stop, and must start again."""
-    with cluster() as one:
-        yield one
+    with cluster() as server:
+        yield server
 
 
 def fresh_database(url: str) -> str:

@@ -1,4 +1,4 @@
-"""The documents say what is true: generated pages are up to date, commands exist, links lead somewhere."""
+"""The documents are true: generated pages are up to date, commands exist, links work."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from tests.requirements import need
 from tools import command_line_page, generate, http_page
 
 ROOT = Path(__file__).parent.parent
-MADE = ("build", "dist")  # and whatever begins with a dot
+BUILT = ("build", "dist")  # and directories that begin with a dot
 PAGES = sorted(
     path
     for path in ROOT.rglob("*.md")
-    if not any(part.startswith(".") or part in MADE for part in path.relative_to(ROOT).parts)
+    if not any(part.startswith(".") or part in BUILT for part in path.relative_to(ROOT).parts)
 )
 MENTIONED = re.compile(r"(?:^|[`/ ])scanbridge ([a-z]+)(?: ([a-z]+))?(?: ([a-z]+))?(?=[` \n])", re.MULTILINE)
 CALL = re.compile(r"(?:^|[`/|&;(] ?)scanbridge ([^|&;#)`]+)")
@@ -48,13 +48,13 @@ def test_every_page_that_says_it_is_generated_is_tested_here():
 
 
 def code(text: str) -> str:
-    """What is set as code: blocks, and words between back quotes."""
+    """Everything formatted as code: blocks, and words in backquotes."""
     return "\n".join(re.findall(r"```.*?```|`[^`\n]+`", text, re.DOTALL))
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_commands_in_a_page_exist(page):
-    """Every `scanbridge ...` and every `make ...` that a page shows."""
+    """Every `scanbridge ...` and every `make ...` in a page."""
     text = code(page.read_text())
     for words in MENTIONED.findall(text):
         command: click.Command | None = main
@@ -70,18 +70,20 @@ def test_commands_in_a_page_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_options_in_a_page_exist(page):
-    """Every `--option` behind a `scanbridge ...` that a page shows, in a block or in a sentence."""
+    """Every `--option` after a `scanbridge ...` in a page, in a block or in a sentence."""
     for line in code(page.read_text()).splitlines():
         for call in CALL.findall(line):
             command, options = called(call.split())
             known = {
-                name for one in command.get_params(click.Context(command)) for name in one.opts + one.secondary_opts
+                name
+                for option in command.get_params(click.Context(command))
+                for name in option.opts + option.secondary_opts
             }
             assert options <= known, f"scanbridge {call}"
 
 
 def called(words: list[str]) -> tuple[click.Command, set[str]]:
-    """The command that these words name, and the options behind it."""
+    """The command that these words name, and its options."""
     command: click.Command = main
     for word in words:
         if not isinstance(command, click.Group) or not (found := command.get_command(click.Context(command), word)):
@@ -91,8 +93,8 @@ def called(words: list[str]) -> tuple[click.Command, set[str]]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_links_of_a_page_lead_somewhere(page):
-    """Files and headings; other people's sites are not asked."""
+def test_links_of_a_page_work(page):
+    """Links to files and headings; other sites are not contacted."""
     prose = re.sub(r"```.*?```|`[^`\n]+`", "", page.read_text(), flags=re.DOTALL)
     for target in LINK.findall(prose):
         if "://" in target or target.startswith("mailto:"):
@@ -106,7 +108,7 @@ def test_links_of_a_page_lead_somewhere(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_tests_that_a_page_names_exist(page):
-    """A page that says what holds a promise says where to look."""
+    """A page that names a test names one that exists."""
     for path, name in re.findall(r"`(tests/[\w/.]+)(?:::(\w+))?`", page.read_text()):
         assert (ROOT / path).exists(), path
         assert not name or f"def {name}(" in (ROOT / path).read_text(), name
@@ -114,13 +116,13 @@ def test_tests_that_a_page_names_exist(page):
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_page_is_in_the_navigation_of_the_site(page):
-    """Else nobody finds it (`make site` would say so too)."""
+    """A page outside of the navigation cannot be found (`make site` reports it, too)."""
     assert re.search(rf": {re.escape(str(page.relative_to(ROOT)))}$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
 
 
 @pytest.mark.parametrize("name", ["flow.md", "way.svg"])
-def test_code_that_the_way_of_a_mail_names_exists(name):
-    """Page and picture lead a new developer to files that are there."""
+def test_code_that_the_path_of_a_mail_names_exists(name):
+    """Page and picture name only files that exist."""
     text = (ROOT / "docs" / "understand" / name).read_text()
     homes = re.findall(r'class="home">([^<]+)<', text)
     paths = {f"bridge/{path}" for home in homes for path in home.split(", ")}
@@ -131,14 +133,14 @@ def test_code_that_the_way_of_a_mail_names_exists(name):
 
 
 def anchors(text: str) -> set[str]:
-    """As forges make them: small letters, no punctuation, hyphens for spaces."""
+    """As on code forges: lower case, no punctuation, hyphens for spaces."""
     headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("path", sorted(ROOT.glob("deploy/*/bridge.yml")), ids=lambda path: path.parent.name)
 def test_configuration_of_a_recipe_is_valid(path):
-    """The files in deploy/ can be used as they are."""
+    """The files in deploy/ can be used unchanged."""
     assert yaml_file.load(path, Config).listeners
 
 
@@ -149,12 +151,12 @@ def test_example_in_the_reference_is_a_valid_configuration(tmp_path):
     assert yaml_file.load(tmp_path / "bridge.yml", Config, example).listeners
 
 
-# The quick start, for real
+# The quick start, executed
 
 
 @pytest.fixture(scope="module")
 def embedded(tmp_path_factory):
-    """The embedded default on other ports; where it keeps its state, and the port for mail."""
+    """The embedded default on other ports: its state directory and its port for mail."""
     state = tmp_path_factory.mktemp("state")
     text, ports = EMBEDDED.format(state=state), {}
     for port in ("9081", "10025", "10027", "9082"):
@@ -188,7 +190,7 @@ def run(line: str, port: str) -> str:
 
 @pytest.mark.parametrize("program", ["swaks", "python3"])
 def test_quick_start_delivers(embedded, program):
-    """A mail lies in the Maildir, with our fields."""
+    """The mail is in the Maildir, with our header fields."""
     need(program)
     state, port = embedded
     before = set(state.glob("Maildir/new/*"))

@@ -1,4 +1,4 @@
-"""The documents as a site: built strictly, every page found, nothing loaded from elsewhere."""
+"""The documents as a site: built with --strict, every page present, nothing loaded from other sites."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 
 
 def build(config: Path, site: Path) -> subprocess.CompletedProcess[str]:
-    """`make site`, elsewhere. Not `--quiet`: what is not said is not counted by `--strict` either."""
+    """`make site` into another directory. Not `--quiet`: `--strict` counts only warnings that are printed."""
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-f", str(config), "-d", str(site)]
     return subprocess.run(command, capture_output=True, text=True, timeout=120)
 
@@ -32,15 +32,15 @@ def pages(site: Path) -> dict[str, str]:
 
 
 def test_the_site_has_recipes_and_root_pages(site):
-    """What lies outside of docs/ is there, at its own path, with the files beside it."""
+    """Pages outside of docs/ are at their own path, with the files next to them."""
     for name in ("index.html", "docs/understand/flow/index.html", "SECURITY/index.html", "deploy/exim/exim.conf"):
         assert (site / name).is_file(), name
     for recipe in ROOT.glob("deploy/*/README.md"):
         assert (site / "deploy" / recipe.parent.name / "index.html").is_file(), recipe
 
 
-def test_a_page_nobody_finds_and_a_broken_link_fail(tmp_path):
-    """Both at once in a copy of the documents: the strict build names them."""
+def test_a_page_without_navigation_and_a_broken_link_fail(tmp_path):
+    """Both together in a copy of the documents: the strict build names them."""
     for name in ("README.md", "mkdocs.yml", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path)
     for name in ("docs", "deploy", "tools", *(f"tests/{page.parent.name}" for page in ROOT.glob("tests/*/README.md"))):
@@ -55,15 +55,15 @@ def test_a_page_nobody_finds_and_a_broken_link_fail(tmp_path):
     assert "'gone.md'" in said and "'understand/flow.md#nowhere'" in said
 
 
-def test_nothing_is_loaded_from_elsewhere(site):
-    """A reader of the site tells nobody else what he reads."""
+def test_nothing_is_loaded_from_other_sites(site):
+    """No other site learns what a reader reads."""
     for name, text in pages(site).items():
         loaded = re.findall(r"""<(?:script|img|iframe)[^>]*src="(https?:[^"]+)|<link[^>]*href="(https?:[^"]+)""", text)
         assert not loaded, name
 
 
 def test_lists_and_tables_are_rendered(site):
-    """Python-Markdown is not the Markdown of forges: what it did not understand would stand there as text."""
+    """Python-Markdown differs from the Markdown of code forges: what it does not understand stays in the text."""
     for name, text in pages(site).items():
         prose = re.sub(r"<pre>.*?</pre>|<code>.*?</code>", "", text, flags=re.DOTALL)
         left = re.findall(r"```|^\|.*\|$|^- .*$|\]\([^)]*\)|<p>(?:[-|]|\d+\.) .*", prose, re.MULTILINE)

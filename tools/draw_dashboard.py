@@ -1,9 +1,9 @@
 """Draws docs/operate/dashboard.png: the panels of deploy/mixin/dashboard.json, with the numbers of a real run.
 
-`make dashboard-picture` runs it (some three minutes; it needs Debian's prometheus, and installs matplotlib). A
-bridge with two workers takes mail under a real Prometheus; the scanner turns slow, dies, and comes back. What
-Prometheus then answers to the dashboard's own queries is drawn here, and not by Grafana, which no package
-registry of ours has: colours and fonts differ, the lines do not.
+`make dashboard-picture` runs it (about three minutes; it needs Debian's prometheus, and installs matplotlib). A real
+Prometheus scrapes a bridge with two workers while its scanner becomes slow, dies and returns. This program then draws
+Prometheus' answers to the dashboard's own queries. Grafana itself is not available from our package registries, so
+colours and fonts differ; the lines do not.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ UNITS = {"ops": "1/s", "s": "s", "bytes": "bytes", "Bps": "bytes/s", "percentuni
 
 
 def run(scene: Scene) -> tuple[float, float]:
-    """A story of two and a half minutes; when it began and when it was over."""
+    """Runs the load for two and a half minutes; returns its start and end times."""
     began = time.time()
     quick = scene.scanner.reply
 

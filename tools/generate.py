@@ -1,7 +1,7 @@
 """Generates docs/reference/configuration.md and metrics.md from the code. `make docs` runs it.
 
-Keys, types, defaults and descriptions come from the models of `bridge.config.model`, names and labels from
-`bridge.observe.metrics`. Nothing in the two pages is written by hand, and a test fails when they are out of date.
+Keys, types, defaults and descriptions come from the models in `bridge.config.model`, names and labels from
+`bridge.observe.metrics`. Only the introductions are written by hand. A test fails when a page is out of date.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ Every combination that is known in advance starts at 0.
 |---|---|---|---|
 """
 
-# Values that depend on the configuration.
+# Labels whose values depend on the configuration.
 LABELS = {
     "listener": "name of the listener",
     "host": "URL of the scanner",
@@ -85,7 +85,7 @@ SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
 def pages() -> dict[Path, str]:
-    """Every generated file and what it must hold."""
+    """Each page and its expected text."""
     return {REFERENCE / "configuration.md": configuration(), REFERENCE / "metrics.md": metrics()}
 
 
@@ -102,7 +102,7 @@ def configuration() -> str:
 
 
 def _sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
-    """Every section once, in the order of the file; what several share comes after its first user."""
+    """Every section once, in the order of the file; a shared section comes after its first user."""
     definitions, seen = schema["definitions"], set()
     names = [(key, name) for key, value in schema["properties"].items() for name in _references(value)]
     for key, name in names:
@@ -116,7 +116,7 @@ def _sections(schema: Schema) -> Iterator[tuple[str, Schema]]:
 
 
 def _references(value: Any) -> list[str]:
-    """The names of the sections that a key holds."""
+    """The names of the sections that a key refers to."""
     if isinstance(value, list):
         return [name for item in value for name in _references(item)]
     if not isinstance(value, dict):
@@ -126,7 +126,7 @@ def _references(value: Any) -> list[str]:
 
 
 def _properties(section: Schema) -> Schema:
-    """The keys of a section; an outcome may be a word instead, its section is the other choice."""
+    """The keys of a section. An outcome may also be a single word; its section is the other choice."""
     for choice in [section, *section.get("anyOf", [])]:
         if "properties" in choice:
             properties: Schema = choice["properties"]
@@ -135,7 +135,7 @@ def _properties(section: Schema) -> Schema:
 
 
 def _required(section: Schema) -> dict[str, str]:
-    """The keys without which the section is refused, and how to say so."""
+    """The required keys, and how the table says so."""
     choices = section.get("anyOf", []) + section.get("oneOf", [])
     words = {key: "**one of them**" for choice in choices for key in choice.get("required", [])}
     whole = [section, *(choice for choice in choices if "properties" in choice)]

@@ -1,6 +1,6 @@
-"""Makes docs/reference/http-api.md from the OpenAPI document of the scanning service. `make docs` runs it.
+"""Generates docs/reference/http-api.md from the OpenAPI document of the scanning service. `make docs` runs it.
 
-Nothing in the page is written by hand but its beginning, and a test fails when it is out of date.
+Only the beginning of the page is written by hand. A test fails when the page is out of date.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ def page() -> str:
 
 
 def _operation(title: str, operation: Schema) -> str:
-    keys = [" ".join(one) for one in operation.get("security", [])]
+    keys = [" ".join(scheme) for scheme in operation.get("security", [])]
     said = {"token": "a token (`Authorization: Bearer ...`)", "apikey": "an API key (`Authorization: apikey ...`)"}
-    needs = " or ".join(said.get(key, "nothing, from this machine") for key in keys) or "nothing"
-    lines = [f"### {title}\n", f"{operation['summary']} It needs {needs}.\n"]
+    needs = " or ".join(said.get(key, "nothing from the same machine") for key in keys) or "nothing"
+    lines = [f"### {title}\n", f"{operation['summary']} Requires {needs}.\n"]
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         lines += [f"Body, `{kind}`:\n", _fields(content["schema"])]
     lines += ["| answer | |", "|---|---|"]
@@ -61,7 +61,7 @@ def _operation(title: str, operation: Schema) -> str:
 
 
 def _answer(status: str, response: Schema) -> str:
-    """The object of a good answer; all others are errors."""
+    """The object of a successful answer; all others are errors."""
     schemas = [content["schema"] for content in response.get("content", {}).values() if "schema" in content]
     return f" ({_type(schemas[0])})" if status == "200" and schemas else ""
 
@@ -75,13 +75,13 @@ def _fields(schema: Schema) -> str:
     lines = ["| field | type | |", "|---|---|---|"]
     required = schema.get("required", [])
     for name, field in schema["properties"].items():
-        must = "" if name in required else "may be absent"
+        must = "" if name in required else "optional"
         about = "; ".join(filter(None, [must, field.get("description", "").rstrip(".")]))
         lines.append(f"| `{name}` | {_type(field)} | {about} |")
-        for inner, one in field.get("properties", {}).items():
-            must = "" if inner in field.get("required", []) else "may be absent"
-            about = "; ".join(filter(None, [must, one.get("description", "").rstrip(".")]))
-            lines.append(f"| `{name}.{inner}` | {_type(one)} | {about} |")
+        for inner, inner_field in field.get("properties", {}).items():
+            must = "" if inner in field.get("required", []) else "optional"
+            about = "; ".join(filter(None, [must, inner_field.get("description", "").rstrip(".")]))
+            lines.append(f"| `{name}.{inner}` | {_type(inner_field)} | {about} |")
     return "\n".join(lines) + "\n"
 
 
@@ -92,7 +92,7 @@ def _type(schema: Schema) -> str:
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_type(one) for one in schema["anyOf"])
+        return " or ".join(_type(choice) for choice in schema["anyOf"])
     if schema.get("type") == "array":
         return f"list of {_type(schema['items'])}"
     kinds = schema.get("type", "any")

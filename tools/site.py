@@ -1,8 +1,8 @@
-"""The site has the repository's pages at the repository's paths: a hook of mkdocs (`make site`).
+"""Builds the site from all documents of the repository, at their repository paths: a mkdocs hook (`make site`).
 
-Documents are written for readers of the repository, and link to each other, to the recipes in deploy/ and to the files
-beside them. mkdocs by itself knows docs/ only. Knows nothing of what the pages say; a link that leads nowhere, and
-a page that is not in the navigation, are found by mkdocs itself (`--strict`).
+The documents are written to be read in the repository, and link to each other, to the recipes in deploy/ and to
+configuration files; mkdocs by itself only knows docs/. Knows nothing of the pages' content: mkdocs finds broken links
+and pages without navigation itself (`--strict`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ ROOT = Path(__file__).parent.parent
 SHOWN = ["*.md", "LICENSE", "docs/**/*", "deploy/**/*", "tests/*/README.md"]
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"^<!--.*?-->$", re.MULTILINE | re.DOTALL)
-# A line of text, and a list or table right below it.
+# A line of text directly followed by a list or table.
 NO_EMPTY_LINE = re.compile(r"^(?![-|#> ]|\d+\. )(.+\n)(?=- |1\. |\|)", re.MULTILINE)
 
 
@@ -27,12 +27,12 @@ def on_config(config: MkDocsConfig) -> None:
 
 
 def anchor(heading: str, separator: str) -> str:
-    """As forges make them: small letters, no punctuation, hyphens for spaces."""
+    """As on code forges: lower case, no punctuation, hyphens for spaces."""
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", separator)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Those of mkdocs' theme stay; those of docs/ move to where the others expect them."""
+    """Keeps the theme's files, and replaces those of docs/ by all documents at their repository paths."""
     pages = [file for file in files if file.src_dir != config.docs_dir]
     for path in sorted({path for pattern in SHOWN for path in ROOT.glob(pattern)}):
         if path.is_file() and path.suffix not in (".py", ".pyc"):
@@ -41,7 +41,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Forges want no empty line before a list or table; Python-Markdown does."""
+    """Python-Markdown requires an empty line before a list or table; code forges do not."""
     parts = CODE.split(markdown)
     parts[::2] = [NO_EMPTY_LINE.sub(r"\1\n", COMMENT.sub("", text)) for text in parts[::2]]
     return "".join(parts)

@@ -1,7 +1,7 @@
-"""What people type: `scanbridge COMMAND`. One file per command group.
+"""The command line, `scanbridge COMMAND`: one file or folder per command.
 
-A command's file is imported when it is asked for: the daemon and `scan` need no database, and most
-of the time a short command takes would be spent on importing one.
+A command's file is imported only when that command runs: `run` and `scan` need no database, and a short
+command would spend most of its time importing one.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import click
 
 from bridge import __version__
 
-# Name -> the file below this one and the command in it, in the order of --help.
+# Name -> module and the command in it, in the order of --help.
 _COMMANDS = {
     "run": ("run", "run"),
     "check": ("check.command", "check"),
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def _fill_standard_streams() -> None:
-    """A closed standard stream would have its number given to the next file or socket, and our log written there."""
+    """Open closed standard streams: the next file or socket would get number 2, and our log."""
     while (fd := os.open(os.devnull, os.O_RDWR)) < 3:
         os.set_inheritable(fd, True)
     os.close(fd)

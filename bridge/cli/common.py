@@ -1,4 +1,4 @@
-"""What every command does the same way: find the configuration, report its mistakes, leave."""
+"""What all commands share: finding the configuration, reporting its errors, the exit code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bridge.config.model import Config
 from bridge.daemon.daemon import load
 from bridge.errors import ConfigError
 
-EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us
+EXIT_CONFIG = 78  # EX_CONFIG: a service manager must not restart us
 
 config_option = click.option(
     "-c",
@@ -20,12 +20,12 @@ config_option = click.option(
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="SCANBRIDGE_CONFIG",
-    help="Configuration file; without one, the embedded default.",
+    help="Configuration file. Without one, the embedded default.",
 )
 
 
 def load_or_exit(path: Path | None) -> Config:
-    """The configuration, or all its mistakes on standard error and exit code 78."""
+    """The configuration, or all its errors on standard error and exit code 78."""
     try:
         return load(path)
     except ConfigError as exc:

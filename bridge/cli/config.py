@@ -1,4 +1,4 @@
-"""`scanbridge config`: what is in force, and the schema for editors."""
+"""`scanbridge config`: the effective configuration, and the schema for editors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from bridge.runtime import yaml_file
 
 @click.group("config")
 def configuration() -> None:
-    """Show the configuration, or its schema."""
+    """Show the effective configuration or its schema."""
 
 
 @configuration.command()
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="JSON in place of YAML.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
 def show(path: Path | None, as_json: bool) -> None:
-    """Print the configuration in force, defaults filled in. Secrets are in files and never shown."""
+    """Print the effective configuration, including defaults. Secrets are in files and never shown."""
     data = effective(load_or_exit(path))
     click.echo(json.dumps(data, indent=2) if as_json else yaml_file.dump(data), nl=as_json)
 
 
 @configuration.command()
 def schema() -> None:
-    """Print a JSON Schema (draft 7) of the configuration, for editors that check as you type."""
+    """Print a JSON Schema (draft 7) of the configuration, for editors."""
     click.echo(json.dumps(json_schema(), indent=2))
 
 
@@ -40,27 +40,27 @@ def schema() -> None:
 @config_option
 @click.argument("address")
 def address(path: Path | None, address: str) -> None:
-    """Print how the log shows this mail address (`log.addresses`), to search the log for it."""
+    """Print a mail address as the log shows it (see `log.addresses`), to search for it."""
     try:
-        click.echo(wiring.veil(load_or_exit(path)).address(address))
+        click.echo(wiring.redaction(load_or_exit(path)).address(address))
     except ConfigError as exc:
         fail_config(exc)
 
 
 def effective(conf: Config) -> dict[str, Any]:
-    """Every key with the value in force; each listener with the policy that applies to it."""
+    """Every key with its effective value; each listener with the policy that applies to it."""
     data = conf.model_dump(mode="json")
     for shown, listener in zip(data["listeners"], conf.listeners, strict=True):
         shown["policy"] = conf.policy_for(listener).model_dump(mode="json")
     for shown, tenant in zip(data["tenants"], conf.tenants, strict=True):
-        # What a tenant does not set is the listener's: written out, it would override every listener.
+        # Keys that a tenant does not set come from the listener; if printed here, they would override it.
         shown["policy"] = tenant.policy.model_dump(mode="json", include=tenant.policy.model_fields_set)
     _shorten(data)
     return data
 
 
 def _shorten(value: Any) -> None:
-    """`{action: relay, code: null, ...}` reads better as `relay`."""
+    """Write `relay` instead of `{action: relay, code: null, ...}`."""
     for key, child in list(value.items() if isinstance(value, dict) else enumerate(value)):
         if isinstance(child, dict) and set(child) == {"action", "code", "text", "keep_copy"}:
             if not (child["code"] or child["text"] or child["keep_copy"]):
@@ -81,11 +81,11 @@ def json_schema() -> dict[str, Any]:
 
 
 def _show_defaults(section: type[Section], schema: dict[str, Any]) -> None:
-    """Defaults as one would write them: `5s`, `1GiB`, `relay`. pydantic gives them as they are in memory."""
+    """Defaults as users write them: `5s`, `1GiB`, `relay`. pydantic gives the values in memory."""
     shown = section.model_construct().model_dump(mode="json", warnings=False)
     _shorten(shown)
     for name, about in schema["properties"].items():
         if "default" in about:
             about["default"] = shown[name]
-        if "$ref" in about:  # draft 7 ignores what stands beside a $ref
+        if "$ref" in about:  # draft 7 ignores other keys next to $ref
             about["allOf"] = [{"$ref": about.pop("$ref")}]

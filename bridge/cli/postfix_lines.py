@@ -1,7 +1,7 @@
-"""The lines that Postfix needs for this configuration: addresses, time-outs and limits that fit ours.
+"""The Postfix settings for this configuration: addresses, timeouts and limits that match ours.
 
-Text only. Nothing here touches a file of Postfix's: whoever runs it puts the lines in, and sees them first.
-A configuration that cannot work with Postfix in the wanted way is a ConfigError that says what to write.
+Produces text and never changes Postfix's files: the operator reads the lines and adds them. A configuration
+that cannot work with Postfix in the requested mode raises a ConfigError that says what to change.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Address, NextHop
 
 MODES = ("proxy", "milter", "content-filter")
-RECEIVED_BYTES = 8192  # what Postfix writes in front of a mail before we get it counts for our limit
-HEADERS_BYTES = 65536  # and what we write in front of it counts for Postfix's, when it comes back
-_POSTFIX_MAILBOX_BYTES = 51_200_000  # its default of mailbox_size_limit and virtual_mailbox_limit
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - listened at; connected to by another name
+RECEIVED_BYTES = 8192  # header fields that Postfix adds before we get the mail; they count for our limit
+HEADERS_BYTES = 65536  # header fields that we add; they count for Postfix's limit when the mail comes back
+_POSTFIX_MAILBOX_BYTES = 51_200_000  # default of mailbox_size_limit and virtual_mailbox_limit
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where to connect, for listeners on all addresses
 _EXAMPLES = {
     "proxy": "{name: mx, protocol: smtp, address: 127.0.0.1:10025, profile: postfix-proxy}",
     "milter": "{name: milter, protocol: milter, address: 127.0.0.1:10027, profile: postfix-milter}",
@@ -29,14 +29,14 @@ _EXAMPLES = {
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """For the end of main.cf, and for master.cf ("" when that stays as it is)."""
+    """To append to main.cf, and to add to master.cf ("" if nothing changes there)."""
 
     main: str
     master: str = ""
 
 
 def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
-    """`name` chooses a listener where several fit. Raises ConfigError."""
+    """`name` chooses a listener if several are suitable. Raises ConfigError."""
     listener = _fitting(conf, mode, name)
     if mode == "milter":
         return Lines(_milter(conf, listener))
@@ -63,18 +63,18 @@ def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
 
 
 def mail_server_wait_s(listener: Listener) -> int:
-    """How long the mail server must wait for us: its usual time, or a tenth more than our deadline."""
+    """How long the mail server must wait for us: its default, or our deadline and 10 % more."""
     return max(ceil(PROFILES[listener.profile].limit_s), ceil(listener.deadline + listener.deadline / 10))
 
 
 def front_size(conf: Config) -> int:
-    """The largest mail of a client that is still within our limit with Postfix's own field. (0 would be: no limit.)"""
+    """The largest mail from a client that, with Postfix's own fields, is within our limit. (0 would mean no limit.)"""
     limit = conf.limits.max_message_size
     return max(limit - RECEIVED_BYTES, limit // 2, 1)
 
 
 def milter_name(address: Address) -> str:
-    """As smtpd_milters names it."""
+    """As smtpd_milters writes it."""
     if address.path:
         return f"unix:{address.path}"
     return f"inet:{_reached(address)}"
@@ -82,39 +82,40 @@ def milter_name(address: Address) -> str:
 
 def _fitting(conf: Config, mode: str, name: str | None) -> Listener:
     profile = f"postfix-{mode}"
-    listeners = [one for one in conf.listeners if one.profile == profile and one.protocol != "lmtp"]
+    listeners = [listener for listener in conf.listeners if listener.profile == profile and listener.protocol != "lmtp"]
     if name is not None:
-        listeners = [one for one in listeners if one.name == name]
+        listeners = [listener for listener in listeners if listener.name == name]
     if not listeners:
-        who = f"the listener {name} does not have" if name else "no listener has"
-        raise ConfigError(f"listeners: {who} the profile {profile}; add\n  - {_EXAMPLES[mode]}")
+        subject = f"listener {name} does not have" if name else "no listener has"
+        raise ConfigError(f"listeners: {subject} the profile {profile}; add\n  - {_EXAMPLES[mode]}")
     if len(listeners) > 1:
-        raise ConfigError(
-            f"listeners: several fit; choose one: --listener {' or '.join(one.name for one in listeners)}"
-        )
+        names = [listener.name for listener in listeners]
+        raise ConfigError(f"listeners: several are suitable; choose one: --listener {' or '.join(names)}")
     listener, key = listeners[0], f"listeners: {listeners[0].name}"
     if listener.address.systemd:
-        raise ConfigError(f"{key}: address: only systemd knows where {listener.address} is; write host:port here")
+        raise ConfigError(
+            f"{key}: address: only systemd knows the address of {listener.address}; use host:port instead"
+        )
     if listener.proxy_protocol:
         raise ConfigError(f"{key}: proxy_protocol: Postfix sends no PROXY header to a filter; set it to false")
     if listener.tls is not None and listener.tls.required and mode == "proxy":
-        raise ConfigError(f"{key}: tls.required: Postfix speaks no TLS to a proxy filter; set it to false")
+        raise ConfigError(f"{key}: tls.required: Postfix does not use TLS with a proxy filter; set it to false")
     return listener
 
 
 def _way_back(conf: Config) -> NextHop:
-    assert conf.relay is not None  # config.py: an SMTP listener has a next hop
+    assert conf.relay is not None  # config/model.py: a configuration with an SMTP listener has a next hop
     hop = conf.relay.hops[0]
     if hop.protocol != "smtp" or hop.address.path:
         raise ConfigError(
             f"relay.next_hop: {hop} does not lead back to Postfix; set it to smtp://127.0.0.1:10026, "
-            "and Postfix listens there for what comes back"
+            "where Postfix accepts scanned mail"
         )
     return hop
 
 
 def _reached(address: Address) -> str:
-    """host:port as somebody on this machine connects to it."""
+    """host:port for connections from this machine."""
     return str(Address(_ANY.get(address.host, address.host), address.port))
 
 
@@ -123,7 +124,7 @@ def _proxy_name(address: Address) -> str:
 
 
 def _host_port(listener: Listener) -> str:
-    """As a transport's next hop; the brackets say that it is a host, not a mail domain."""
+    """As a transport's next hop; the brackets mark a host, as opposed to a mail domain."""
     address = listener.address
     if address.path:
         raise ConfigError(
@@ -134,7 +135,7 @@ def _host_port(listener: Listener) -> str:
 
 
 def _our_networks(address: Address) -> str:
-    """Whence we come when we connect there. A datagram socket chooses its address without sending anything."""
+    """Our source address for connections to it. Connecting a datagram socket finds it without sending anything."""
     if address.is_local:
         return "127.0.0.0/8,[::1]/128"
     try:
@@ -144,13 +145,13 @@ def _our_networks(address: Address) -> str:
             host = str(sock.getsockname()[0])
     except OSError as exc:
         raise ConfigError(
-            f"relay.next_hop: no way from here to {address}: {exc.strerror}; run this where the bridge runs"
+            f"relay.next_hop: no route from here to {address}: {exc.strerror}; run this command where the bridge runs"
         ) from exc
     return f"[{host}]/128" if ":" in host else f"{host}/32"
 
 
 def _mailboxes(size: int) -> str:
-    """local(8) and virtual(8) do not run when one mail may be larger than a mailbox."""
+    """local(8) and virtual(8) do not start if a mail may be larger than a mailbox."""
     return _MAILBOXES if size > _POSTFIX_MAILBOX_BYTES else ""
 
 
@@ -158,8 +159,8 @@ def _milter(conf: Config, listener: Listener) -> str:
     chroot = ""
     if listener.address.path:
         chroot = (
-            "# A chrooted smtpd (the fifth column of master.cf is y) sees this socket only below the queue directory,\n"
-            "# and by its name there: `scanbridge check --postfix /etc/postfix` says which to write.\n"
+            "# A chrooted smtpd (y in the fifth column of master.cf) finds this socket only in the queue directory,\n"
+            "# by its path there: `scanbridge check --postfix /etc/postfix` shows the name to use.\n"
         )
     return _MILTER_MAIN.format(
         chroot=chroot,
@@ -172,18 +173,18 @@ def _milter(conf: Config, listener: Listener) -> str:
 
 
 _MAILBOXES = """\
-# Postfix delivers to no mailbox that may be smaller than a mail. 0: no limit; larger ones of your own may stay.
+# Postfix does not deliver to mailboxes that may be smaller than a mail. 0 = no limit; a larger limit works, too.
 mailbox_size_limit = 0
 virtual_mailbox_limit = 0
 """
 
 
 _MILTER_MAIN = """\
-# Mail that comes over SMTP. Other milters go into the same list, in the order they are asked.
+# Mail received by SMTP. Add other milters to the same list, in the order in which they are to run.
 {chroot}smtpd_milters = {where}
-# Mail given to sendmail(1) on this machine, too. Leave it out if only incoming mail is scanned.
+# Mail submitted with sendmail(1) on this machine. Omit this line to scan only mail received by SMTP.
 non_smtpd_milters = {where}
-# While the bridge cannot be reached the client keeps the mail. Never "accept": that is unscanned mail.
+# If the bridge cannot be reached, the client tries again later. Never use "accept": mail would pass unscanned.
 milter_default_action = tempfail
 milter_protocol = 6
 milter_connect_timeout = 30s
@@ -196,12 +197,12 @@ message_size_limit = {size}
 _PROXY_MAIN = """\
 # Longer than the deadline of {deadline} of the listener {name}.
 smtpd_proxy_timeout = {wait}
-# What comes back has more header fields. The limit for clients is in master.cf.
+# Scanned mail comes back with more header fields. The limit for clients is in master.cf.
 message_size_limit = {size}
 {mailboxes}"""
 
 _PROXY_MASTER = """\
-# In place of the line "smtp inet ... smtpd"; its own -o lines stay.
+# Replaces the line "smtp inet ... smtpd"; keep its -o lines.
 # As many processes as the bridge's admission.max_in_processing.
 smtp inet n - n - {slots} smtpd
     -o smtpd_proxy_filter={where}
@@ -211,15 +212,15 @@ smtp inet n - n - {slots} smtpd
 _QUEUE_MAIN = """\
 # All mail, from the network and from this machine.
 content_filter = scanbridge:{where}
-# What comes back has more header fields. The limit for clients is in master.cf.
+# Scanned mail comes back with more header fields. The limit for clients is in master.cf.
 message_size_limit = {size}
 {mailboxes}"""
 
 _QUEUE_MASTER = """\
-# In place of the line "smtp inet ... smtpd"; its own -o lines stay.
+# Replaces the line "smtp inet ... smtpd"; keep its -o lines.
 smtp inet n - n - - smtpd
     -o message_size_limit={front_size}
-# To the bridge; at most as many at once as its admission.max_in_processing.
+# Delivers to the bridge; no more connections than its admission.max_in_processing.
 scanbridge unix - - n - {slots} smtp
     -o smtp_send_xforward_command=yes
     -o disable_mime_output_conversion=yes
@@ -230,9 +231,9 @@ scanbridge unix - - n - {slots} smtp
 """
 
 _BACK_MASTER = """\
-# Mail that comes back from the bridge. All checks were done in front: here only the bridge may send.
+# Accepts scanned mail from the bridge only. All other checks were made when the mail was received.
 {back} inet n - n - - smtpd
-    # Without these two the mail would go round for ever.
+    # Without these two lines the mail would loop.
     -o content_filter=
     -o smtpd_proxy_filter=
     -o smtpd_authorized_xforward_hosts={bridge}

@@ -1,4 +1,4 @@
-"""`scanbridge reload`: have a running daemon read its configuration anew, and wait for what comes of it."""
+"""`scanbridge reload`: reload the running daemon's configuration and wait for the result."""
 
 from __future__ import annotations
 
@@ -14,41 +14,43 @@ import click
 from bridge.cli.common import config_option, load_or_exit
 from bridge.cli.status import ask
 
-_LOOK_S = 0.1
+_POLL_S = 0.1
 
 
 @click.command()
 @config_option
-@click.option("--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds to wait.")
+@click.option(
+    "--timeout", "timeout_s", type=float, default=120.0, show_default=True, help="Seconds to wait for the result."
+)
 def reload(path: Path | None, timeout_s: float) -> None:
-    """Have the running daemon read its configuration anew (SIGHUP). Exit code 0 only if it is in force.
+    """Reload the running daemon's configuration (SIGHUP). Exit code 0 only if it is now in use.
 
-    The file is checked first: 78 when it has mistakes. 1 when no daemon answers, when it may not be
-    signalled, or when it keeps its old configuration, which it then says why.
+    The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if it cannot be
+    signalled, or if it keeps its old configuration; the reason is printed.
     """
     conf = load_or_exit(path)
     before = ask(conf.admin.address)
     if before is None:
-        _fail(f"no scanbridge answers at {conf.admin.address}")
+        _fail(f"no daemon answers at {conf.admin.address}; is it running?")
     try:
         os.kill(before["pid"], signal.SIGHUP)
     except PermissionError:
-        _fail("the running scanbridge belongs to another user: run this as that user or as root")
+        _fail("the daemon runs as another user: run this command as that user or as root")
     except ProcessLookupError:
-        _fail("the running scanbridge is in another container or on another machine: send it SIGHUP there")
+        _fail("the daemon runs in another container or on another machine: send it SIGHUP there")
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
         state = ask(conf.admin.address)
         if state is not None and state["reload"]["count"] > before["reload"]["count"]:
             _report(state["reload"])
-        time.sleep(_LOOK_S)
-    _fail(f"no answer within {timeout_s:g} s: see the log, and `scanbridge status`")
+        time.sleep(_POLL_S)
+    _fail(f"no result within {timeout_s:g} s: see the log and `scanbridge status`")
 
 
 def _report(outcome: dict[str, Any]) -> NoReturn:
     if not outcome["ok"]:
-        _fail(f"the old configuration stays: {outcome['problem']}")
-    click.echo("the new configuration is in force")
+        _fail(f"reload failed, keeping the old configuration: {outcome['problem']}")
+    click.echo("the new configuration is in use")
     sys.exit(0)
 
 

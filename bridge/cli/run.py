@@ -19,23 +19,23 @@ from bridge.daemon.daemon import run as run_daemon
 from bridge.daemon.systemd import show_stack_on_abort
 from bridge.daemon.workers.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe import mail_log
-from bridge.observe.redaction import Veil
+from bridge.observe import log_writer
+from bridge.observe.redaction import Redaction
 
 
 @click.command()
 @config_option
 def run(path: Path | None) -> None:
-    """Run the bridge; with no configuration, the embedded default: bridge and scanning service."""
+    """Run the daemon. Without a configuration, it includes the embedded scanning service."""
     conf = load_or_exit(path)
     show_stack_on_abort()
     try:
-        veil = wiring.veil(conf)
+        redaction = wiring.redaction(conf)
     except ConfigError as exc:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
-        _supervise(conf, veil, lambda: load(path))
-    writer = mail_log.set_up(conf.log.format, conf.log.level, veil=veil)
+        _supervise(conf, redaction, lambda: load(path))
+    writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction)
     try:
         uvloop.run(run_daemon(conf, writer, lambda: load(path), on_ready=lambda: _welcome(conf)))
     except ConfigError as exc:
@@ -49,9 +49,9 @@ def run(path: Path | None) -> None:
         writer.close()
 
 
-def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoReturn:
-    """Several workers. No thread may run here when they are forked, so the log is written at once."""
-    mail_log.set_up_plain(conf.log.format, conf.log.level, veil)
+def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config]) -> NoReturn:
+    """Run several workers. No thread may exist when they are forked, so log lines are written directly."""
+    log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
@@ -62,27 +62,29 @@ def _supervise(conf: Config, veil: Veil, reread: Callable[[], Config]) -> NoRetu
 
 
 def _welcome(conf: Config) -> None:
-    """What a new user wants to know first."""
+    """Print what a new user wants to know first."""
     if not conf.embedded_service:
         return
     state = resources.state_directory(conf.state_directory)
-    smtp = next((one for one in conf.listeners if one.protocol == "smtp" and one.address.host), None)
-    lines = ["", "scanbridge is running. It listens here:"]
-    lines += [f"  {one.protocol:7} {one.address}" for one in conf.listeners]
+    smtp = next(
+        (listener for listener in conf.listeners if listener.protocol == "smtp" and listener.address.host), None
+    )
+    lines = ["", "scanbridge is running and listens on:"]
+    lines += [f"  {listener.protocol:7} {listener.address}" for listener in conf.listeners]
     lines += [
         f"  service {conf.scanner.urls[0]} (token in {conf.scanner.token_file})",
         f"  admin   http://{conf.admin.address}  /metrics /livez /readyz /status",
     ]
     if conf.relay is not None:
-        lines.append(f"Delivered mail goes to {conf.relay.next_hop}")
+        lines.append(f"Accepted mail is delivered to {conf.relay.next_hop}")
     s3 = conf.quarantine.s3
-    lines.append(f"Quarantined mail goes to {f's3://{s3.bucket}' if s3 else state / conf.quarantine.directory}")
+    lines.append(f"Quarantined mail is stored in {f's3://{s3.bucket}' if s3 else state / conf.quarantine.directory}")
     if smtp is not None:
         host, port = smtp.address.host, smtp.address.port
-        lines += ["", "Try it, in another terminal:", *_examples(host, port)]
+        lines += ["", "Try it in another terminal:", *_examples(host, port)]
     try:
         click.echo("\n".join([*lines, ""]))
-    except OSError:  # a full disk, a reader that went away: not worth a mail
+    except OSError:  # a full disk, a closed pipe: mail matters more
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
@@ -93,5 +95,5 @@ def _examples(host: str, port: int) -> list[str]:
         f"  swaks --server {host}:{port} --to you@example.org",
         f"  python3 -c \"import smtplib; smtplib.SMTP('{host}', {port})"
         f".sendmail('me@example.org', ['you@example.org'], '{text}')\"",
-        "A mail with the GTUBE line is refused, one with the EICAR file is quarantined (see README.md).",
+        "A mail that contains the GTUBE string is refused; the EICAR test file is quarantined (see README.md).",
     ]

@@ -1,4 +1,4 @@
-"""`scanbridge scan`: submit stored mail and print the decisions."""
+"""`scanbridge scan`: submit stored mail to the scanner and print its decisions."""
 
 from __future__ import annotations
 
@@ -29,10 +29,15 @@ _TIMEOUT_S = 300.0
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--from", "sender", default="", help="Envelope sender. Default: the null sender.")
 @click.option(
-    "--to", "recipients", multiple=True, default=["postmaster"], show_default=True, help="Recipient; repeatable."
+    "--to",
+    "recipients",
+    multiple=True,
+    default=["postmaster"],
+    show_default=True,
+    help="Envelope recipient; repeatable.",
 )
-@click.option("--tenant", type=click.UUID, help="tenantUid.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per file.")
+@click.option("--tenant", type=click.UUID, help="Tenant (tenantUid). Default: scanner.tenant_uid.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def scan(
     path: Path | None,
     files: tuple[Path, ...],
@@ -41,7 +46,10 @@ def scan(
     tenant: UUID | None,
     as_json: bool,
 ) -> None:
-    """Submit stored mail (.eml) and print the decisions. Exit code 1 when one could not be had."""
+    """Scan stored mail and print the decisions.
+
+    FILES are mails as stored by mail programs (.eml). Exit code 1 if any file got no decision.
+    """
     conf = load_or_exit(path)
     tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid
     request = AnalysisRequest(BorderMtaData(sender, recipients), tenant_uid)
@@ -55,12 +63,12 @@ def scan(
 async def _scan_all(conf: Config, files: tuple[Path, ...], request: AnalysisRequest, as_json: bool) -> bool:
     scanner = Scanner(wiring.scanner_settings(conf, wiring.token(conf)))
     failed = False
-    # A person sees how far it is; the lines on standard output stay clean.
+    # Progress goes to the terminal; standard output has results only.
     hidden = len(files) < 2 or not sys.stderr.isatty()
     with click.progressbar(files, file=sys.stderr, hidden=hidden, label="scanning") as progress:
         for file in progress:
             try:
-                content = _BARE_LF.sub(b"\r\n", file.read_bytes())  # stored with LF, but CRLF is what travels
+                content = _BARE_LF.sub(b"\r\n", file.read_bytes())  # files often have LF; mail has CRLF
                 result = await _scan_one(scanner, content, request)
                 click.echo(_shown(file, result, as_json))
             except (ScanError, Saturated, OSError) as exc:
@@ -72,7 +80,7 @@ async def _scan_all(conf: Config, files: tuple[Path, ...], request: AnalysisRequ
 
 async def _scan_one(scanner: Scanner, content: bytes, request: AnalysisRequest) -> AnalysisResult:
     if len(content) > MAX_MESSAGE_BYTES:
-        raise MessageTooLarge("it is over the 50 MiB that the service takes")
+        raise MessageTooLarge("larger than the 50 MiB that the service accepts")
     message = Message(Spool(MAX_MESSAGE_BYTES))
     message.write(content)
     try:

@@ -1,4 +1,4 @@
-"""`scanbridge service`: the scanning service alone, its tokens and its API keys."""
+"""`scanbridge service`: the scanning service on its own, its tokens and its API keys."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 import click
 import uvloop
 
+from bridge.cli.common import EXIT_CONFIG
 from bridge.daemon import resources
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
@@ -24,18 +25,21 @@ from bridge.service.server import ServiceServer
 from bridge.service.store import Store
 
 DEFAULT = Path("service.yml")
-EXIT_CONFIG = 78  # EX_CONFIG: a supervisor must not restart us
 
 log = logging.getLogger("bridge.service")
 
 
 @click.group(invoke_without_command=True)
 @click.option(
-    "-c", "--config", "path", type=click.Path(path_type=Path), help="Its configuration [default: service.yml]."
+    "-c",
+    "--config",
+    "path",
+    type=click.Path(path_type=Path),
+    help="Configuration of the service.  [default: service.yml]",
 )
 @click.pass_context
 def service(context: click.Context, path: Path | None) -> None:
-    """Run the scanning service alone."""
+    """Run the scanning service on its own."""
     context.obj = path
     if context.invoked_subcommand is None:
         config = _load(path or DEFAULT)
@@ -50,35 +54,35 @@ def service(context: click.Context, path: Path | None) -> None:
 
 
 @service.command()
-@click.option("--name", default="bridge", show_default=True, help="Name of the token's user.")
+@click.option("--name", default="bridge", show_default=True, help="Name of the client that will use the token.")
 def token(name: str) -> None:
-    """Make a token for staticApiTokens: 32 random bytes as 64 hex digits."""
+    """Generate a token for staticApiTokens: 32 random bytes as 64 hex digits."""
     click.echo(secrets.token_hex(32))
     click.echo(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
 
 
 @service.group()
 def apikey() -> None:
-    """Keys of the List API; without a configuration, those of the embedded service."""
+    """Manage keys of the List API. Without a configuration, those of the embedded service."""
 
 
 @apikey.command("create")
 @click.argument("name")
 @click.pass_obj
 def create_key(path: Path | None, name: str) -> None:
-    """Make a key and print it: this is the only time it is shown."""
+    """Create a key and print it. It is shown only once."""
     with _keys(path) as keys:
         click.echo(keys.create(name))
-    click.echo("keep it now: only its hash is stored", err=True)
+    click.echo("save this key now: only its hash is stored", err=True)
 
 
 @apikey.command("list")
 @click.pass_obj
 def list_keys(path: Path | None) -> None:
-    """Show the names of all keys, never the keys."""
+    """List the names of all keys, never the keys themselves."""
     with _keys(path) as keys:
         for key in keys.listed():
-            state = f"revoked {key.revoked_at}" if key.revoked_at else "in use"
+            state = f"revoked {key.revoked_at}" if key.revoked_at else "active"
             click.echo(f"{key.name}\tcreated {key.created_at}\t{state}")
 
 
@@ -86,10 +90,10 @@ def list_keys(path: Path | None) -> None:
 @click.argument("name")
 @click.pass_obj
 def revoke_key(path: Path | None, name: str) -> None:
-    """End a key; a running service refuses it within a second."""
+    """Revoke a key. A running service refuses it within a second."""
     with _keys(path) as keys:
         keys.revoke(name)
-    click.echo(f"{name} is revoked", err=True)
+    click.echo(f"{name} revoked", err=True)
 
 
 @contextmanager
@@ -106,13 +110,16 @@ def _keys(path: Path | None) -> Iterator[KeyRing]:
 
 
 def _database(path: Path | None) -> str:
-    """The configuration's, or that of the service inside `scanbridge run` when there is no configuration."""
+    """The configured one; without a configuration, that of the service embedded in `scanbridge run`."""
     if path is None and not DEFAULT.exists():
         state = resources.state_directory(None)
         if not state.exists():
-            click.echo("there is no service.yml here, and `scanbridge run` has not run yet", err=True)
+            click.echo(
+                "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run`",
+                err=True,
+            )
             sys.exit(EXIT_CONFIG)
-        click.echo(f"the embedded service's keys, in {state}", err=True)
+        click.echo(f"using the keys of the embedded service in {state}", err=True)
         return settings.embedded_database(state)
     return _load(path or DEFAULT).database_url
 
@@ -140,13 +147,19 @@ async def _run(config: settings.ServiceConfig) -> None:
         click.echo(f"scanning service listens at {place}")
     if not config.listen.is_local and config.tls is None:
         click.echo(
-            "other machines can reach it, and tokens travel in the clear: set tls, or put it behind TLS", err=True
+            "other machines can reach the service, and tokens are sent unencrypted: set tls, or use a TLS proxy",
+            err=True,
         )
     for token in config.abby.staticApiTokens:
         if len(token.secret) < settings.SHORT_TOKEN:
-            click.echo(f"the token of {token.name} can be guessed: make one with `scanbridge service token`", err=True)
+            click.echo(
+                f"the token of {token.name} is too short to be safe: create one with `scanbridge service token`",
+                err=True,
+            )
     if not config.abby.staticApiTokens:
-        click.echo("no token is configured: every scan is refused (see `scanbridge service token`)", err=True)
+        click.echo(
+            "no token is configured, so every scan is refused: create one with `scanbridge service token`", err=True
+        )
     feeding = asyncio.create_task(feed_watchdog())
     notify("READY=1")
     await stop.wait()

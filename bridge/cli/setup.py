@@ -1,4 +1,4 @@
-"""`scanbridge setup`: what to write into the mail server's files. It prints, and changes nothing."""
+"""`scanbridge setup`: print settings for the mail server. Changes nothing."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from bridge.errors import ConfigError
 
 @click.group()
 def setup() -> None:
-    """Print what the mail server needs, for this configuration. Nothing is changed."""
+    """Print the mail server settings for this configuration. Changes nothing."""
 
 
 @setup.command()
 @config_option
-@click.option("--mode", type=click.Choice(postfix_lines.MODES), required=True, help="How Postfix uses the bridge.")
-@click.option("--listener", help="Which one, where several fit.")
-@click.option("--file", type=click.Choice(["main.cf", "master.cf"]), help="The lines of this file only.")
+@click.option(
+    "--mode", type=click.Choice(postfix_lines.MODES), required=True, help="How Postfix passes mail to the bridge."
+)
+@click.option("--listener", help="Listener to use, if several are suitable.")
+@click.option("--file", type=click.Choice(["main.cf", "master.cf"]), help="Print only the lines for this file.")
 def postfix(path: Path | None, mode: str, listener: str | None, file: str | None) -> None:
-    """Print the lines for Postfix's main.cf and master.cf. Exit code 78 when no listener fits."""
+    """Print the lines for Postfix's main.cf and master.cf. Exit code 78 if no listener is suitable."""
     try:
         lines = postfix_lines.for_postfix(load_or_exit(path), mode, listener)
     except ConfigError as exc:

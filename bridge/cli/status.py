@@ -1,4 +1,4 @@
-"""`scanbridge status`: the live state of a running daemon, from its admin address."""
+"""`scanbridge status`: the health of a running daemon, read from its admin address."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ _TIMEOUT_S = 5.0
 
 @click.command()
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="JSON for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(path: Path | None, as_json: bool) -> None:
-    """Show how a running daemon is. Exit code 1 when there is none, or it is not ready."""
+    """Show the daemon's health. Exit code 1 if it is not running or not ready."""
     conf = load_or_exit(path)
     state = ask(conf.admin.address)
     if state is None:
-        click.echo(f"no scanbridge answers at {conf.admin.address}", err=True)
+        click.echo(f"no daemon answers at {conf.admin.address}; is it running?", err=True)
         sys.exit(1)
     click.echo(json.dumps(state, indent=2) if as_json else table(state))
     sys.exit(0 if state["ready"] else 1)
 
 
 def ask(address: Address) -> dict[str, Any] | None:
-    """/status of the daemon there, None when nobody answers (or only systemd knows where it is)."""
+    """The daemon's /status; None if it does not answer, or if only systemd knows its address."""
     if address.systemd or (address.path and not Path(address.path).exists()):
         return None
     transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
@@ -46,7 +46,7 @@ def ask(address: Address) -> dict[str, Any] | None:
 
 
 def table(state: dict[str, Any]) -> str:
-    """For people."""
+    """The status as text."""
     lines = [
         f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
         f"{'ready' if state['ready'] else 'not ready'}",
@@ -55,39 +55,43 @@ def table(state: dict[str, Any]) -> str:
     ]
     wanted = state.get("workers_wanted", 1)
     if wanted > len(state["workers"]):
-        lines.append(f"workers        {len(state['workers'])} of {wanted} run")
+        lines.append(f"workers        {len(state['workers'])} of {wanted} running")
     if wanted > 1 or len(state["workers"]) > 1:
-        lines += [f"worker         {_worker(one)}" for one in state["workers"]]
+        lines += [f"worker         {_worker(worker)}" for worker in state["workers"]]
     if not state["reload"]["ok"]:
-        lines.append(f"configuration  the old one, because the last reload failed: {state['reload']['problem']}")
-    lines += [f"listener       {one['name']}: {one['protocol']} on {one['address']}" for one in state["listeners"]]
-    lines += [f"scanner        {_host(one)}" for one in state["scanner"]]
-    lines += [f"next hop       {_hop(one)}" for one in state.get("next_hops", ())]
-    lines += [f"list           {_list(one)}" for one in state.get("lists", ())]
+        lines.append(
+            f"configuration  the last reload failed, the old one is still in use: {state['reload']['problem']}"
+        )
+    lines += [
+        f"listener       {listener['name']}: {listener['protocol']} on {listener['address']}"
+        for listener in state["listeners"]
+    ]
+    lines += [f"scanner        {_scanner(host)}" for host in state["scanner"]]
+    lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
+    lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
     return "\n".join(lines)
 
 
-def _host(one: dict[str, Any]) -> str:
-    circuit = one.get("circuit", "closed")
-    return f"{one['url']}: {one['status']}, {one['in_flight']} in flight" + (
-        "" if circuit == "closed" else f", circuit {circuit}"
-    )
+def _scanner(host: dict[str, Any]) -> str:
+    circuit = host.get("circuit", "closed")
+    text = f"{host['url']}: {host['status']}, {host['in_flight']} in flight"
+    return text if circuit == "closed" else f"{text}, circuit {circuit}"
 
 
-def _hop(one: dict[str, Any]) -> str:
-    busy = one.get("busy", 0)
-    return f"{one['name']}: {'up' if one['up'] else 'down'}" + (f", {busy} mails on their way" if busy else "")
+def _next_hop(hop: dict[str, Any]) -> str:
+    busy = hop.get("busy", 0)
+    return f"{hop['name']}: {'up' if hop['up'] else 'down'}" + (f", {busy} mails in transit" if busy else "")
 
 
-def _list(one: dict[str, Any]) -> str:
-    name = f"{one['name']} of tenant {one['tenant']}" if one["tenant"] else one["name"]
-    copy = "no local copy, not enforced" if one["entries"] is None else f"{one['entries']:,} entries"
-    age = "" if one["age_s"] is None else f", seen {one['age_s']} s ago"
-    return f"{name}: {copy}{age}{'; last refresh: ' + one['problem'] if one['problem'] else ''}"
+def _list(copy: dict[str, Any]) -> str:
+    name = f"{copy['name']} of tenant {copy['tenant']}" if copy["tenant"] else copy["name"]
+    entries = "no local copy, not enforced" if copy["entries"] is None else f"{copy['entries']:,} entries"
+    age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
+    return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
 
 
-def _worker(one: dict[str, Any]) -> str:
-    if silent_s := one.get("silent_s", 0):
-        return f"{one['pid']}, silent for {silent_s} s"
-    ready = "ready" if one["ready"] else "not ready"
-    return f"{one['pid']}, up {one['uptime_s']} s, {ready}, {one['connections']} connections"
+def _worker(worker: dict[str, Any]) -> str:
+    if silent_s := worker.get("silent_s", 0):
+        return f"{worker['pid']}, not responding for {silent_s} s"
+    ready = "ready" if worker["ready"] else "not ready"
+    return f"{worker['pid']}, up {worker['uptime_s']} s, {ready}, {worker['connections']} connections"

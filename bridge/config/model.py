@@ -1,6 +1,6 @@
 """The operator's configuration: every key, its type, its default and what it is for.
 
-`docs/configuration.md` and `scanbridge config schema` are generated from these models, so a description
+`docs/reference/configuration.md` and `scanbridge config schema` are generated from these models, so a description
 here is the documentation. Nothing here opens a socket. Files named here are read by `daemon`, which
 knows where they are (`Config.directory`, `$CREDENTIALS_DIRECTORY`).
 """

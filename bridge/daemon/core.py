@@ -23,8 +23,9 @@ from bridge.filter.late.decisions import LateDecisions
 from bridge.filter.outcome import Record
 from bridge.mail.message import Spool
 from bridge.mail.trace import Trace
-from bridge.observe.mail_log import LineWriter, MailLog
-from bridge.observe.metric_types import Count
+from bridge.observe.log_writer import LineWriter
+from bridge.observe.mail_log import MailLog
+from bridge.observe.metric_types import Counter
 from bridge.observe.metrics import Metrics
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
     put = logging.getLogger("scanbridge.mail").info if writer is None else writer.put
     if writer is not None:
         writer.on_lost = lambda: count(metrics.log_lines_lost)
-        writer.flood.on_held = lambda: count(metrics.log_lines_held_back)
+        writer.throttle.on_suppressed = lambda: count(metrics.log_lines_held_back)
     return Core(
         state=state,
         worker=worker,
@@ -74,10 +75,10 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         spool=worker.spool(*wiring.spool_settings(conf)),
         late=wiring.late_decisions(conf, state, lambda end: count(metrics.late_scans, end.value)),
         list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
-        mail_log=MailLog(put, as_json=conf.log.format == "json", veil=wiring.veil(conf)),
+        mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
         tracing=wiring.tracing(conf),
     )
 
 
-def count(counter: Count, *labels: str) -> None:
+def count(counter: Counter, *labels: str) -> None:
     counter.values[labels] += 1

@@ -38,7 +38,7 @@ from bridge.errors import BridgeError, ConfigError
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
 from bridge.mail.message import Spool
-from bridge.observe.mail_log import LineWriter
+from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
 from bridge.runtime.http_server import HttpServer
 from bridge.scanner.client import Scanner

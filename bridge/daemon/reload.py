@@ -1,7 +1,7 @@
 """SIGHUP: reload the configuration while mail is being processed.
 
-Here: which changes a reload can make, that reloads run one at a time, and how the last one ended. Who
-carries a reload out is `daemon` (a single process) or `workers.rolling_reload` (several workers).
+This file knows which changes a reload can make, runs reloads one at a time, and records how the last
+one ended. `daemon` (a single process) or `workers.rolling_reload` (several workers) carries it out.
 """
 
 from __future__ import annotations

@@ -32,14 +32,14 @@ from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
+from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.server import Kinds, SmtpSettings
-from bridge.intake.smtp.wire import SessionLimits
 from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
 from bridge.mail.address import comparable_domain
-from bridge.observe.redaction import FULL, Veil
+from bridge.observe.redaction import FULL, Redaction
 from bridge.quarantine.quarantine import QuarantineSettings
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.s3_store import S3Settings
@@ -238,16 +238,16 @@ def release_marks(conf: Config, state: Path) -> ReleaseTokens:
     return ReleaseTokens(resources.read_secret(path, key), conf.headers.prefix)
 
 
-def veil(conf: Config) -> Veil:
+def redaction(conf: Config) -> Redaction:
     """How addresses appear in the log. Raises ConfigError."""
     if conf.log.addresses == "full":
         return FULL
     if conf.log.addresses == "domain":
-        return Veil("domain")
+        return Redaction("domain")
     path = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory") / "log-key"
     resources.make_secret(path, "log.addresses")
     durable_files.give_to_owner(path)
-    return Veil("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
+    return Redaction("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
 
 
 def _secret(conf: Config, name: str | None, key: str) -> str | None:

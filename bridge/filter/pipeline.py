@@ -1,7 +1,7 @@
 """Pipeline: the path of every mail through the bridge, from the complete content to the reply.
 
 Every intake builds a transaction, calls `process` and passes the outcome to its client. The steps are
-those of docs/flow.md: check the header, find the tenant, check the lists, use a late decision or scan
+those of docs/understand/flow.md: check the header, find the tenant, check the lists, use a late decision or scan
 in a slot, apply the policy, carry out the action, report. Only here do errors become actions. If this
 is wrong, a client reads 250 for a mail that is neither delivered nor stored.
 """

@@ -1,11 +1,12 @@
-"""Accepting: several connections in one turn of the event loop, and not all of them by one worker.
+"""Accepts several connections in one turn of the event loop, and balances them among workers.
 
-The event loop (libuv) accepts one connection from each listening socket, then turns. In a burst the others would wait
-in the queue, turn by turn, and each turn would find little to do: half of what a mail on a connection of its own costs
-was that. So each socket is served several times, by copies, which share its queue.
+The event loop (libuv) accepts one connection per listening socket and turn. In a burst, the others would wait in the
+queue turn by turn, and each turn would have little to do: that was half the cost of a mail with its own connection.
+So each socket is duplicated, and the copies share its queue.
 
-Workers share that queue, too, and who wakes up first would take everything that comes. A worker that is ahead of the
-others closes its copies, and only when somebody has waited for a moment does it go on.
+Workers share that queue, too, and the first to wake up would take every connection. A worker that is ahead of the
+others closes its copies, and accepts again only when a connection has waited for a moment. Knows no protocol. If this
+is wrong, connections wait while workers are idle, or one worker serves them all.
 """
 
 from __future__ import annotations
@@ -15,15 +16,15 @@ import select
 import socket
 from collections.abc import Callable
 
-AT_ONCE = 8  # more bring no gain; a copy that finds the queue empty costs a system call for each new connection
-AT_ONCE_OF_MANY = 4  # workers: all of them wake up for each new connection, and stand in each other's way
-_BACKLOG = 4096  # a burst that does not fit comes again only after a second
-_NO_DESCRIPTOR_S = 0.1
-_AFTER_YOU_S = 0.003  # more keeps a worker idle while mail waits
+AT_ONCE = 8  # more gain nothing; each copy costs a system call per new connection, even if the queue is empty
+AT_ONCE_OF_MANY = 4  # with workers, which all wake up for each new connection and compete for it
+_BACKLOG = 4096  # clients that do not fit in the queue retry only after a second
+_RETRY_S = 0.1
+_YIELD_S = 0.003  # a longer pause leaves a worker idle while mail waits
 
 
 class Acceptor:
-    """Accepts on one listening TCP or unix socket, which it closes in the end."""
+    """Accepts on one listening TCP or unix socket, and owns it."""
 
     def __init__(
         self, sock: socket.socket, spawn: Callable[[], asyncio.Protocol], is_ahead: Callable[[], bool] | None = None
@@ -37,21 +38,21 @@ class Acceptor:
         self._starting: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises OSError when there is no descriptor left."""
+        """Raises OSError if no file descriptor is left."""
         unix = self._sock.family == socket.AF_UNIX
         create = self._loop.create_unix_server if unix else self._loop.create_server
-        spawn = self._spawn if self._is_ahead is None else self._spawn_and_look
+        spawn = self._spawn if self._is_ahead is None else self._accept_and_compare
         for _ in range(AT_ONCE if self._is_ahead is None else AT_ONCE_OF_MANY):
             try:
                 copy = self._sock.dup()
             except OSError:
                 if not self._servers:
                     raise
-                break  # fewer will do
+                break  # fewer copies suffice
             self._servers.append(await create(spawn, sock=copy, backlog=_BACKLOG))
 
     def close(self) -> None:
-        """Whoever is in the queue stays there, if somebody else holds the socket."""
+        """Connections in the queue stay there if another process holds the socket."""
         self._stop()
         if self._timer is not None:
             self._timer.cancel()
@@ -68,10 +69,10 @@ class Acceptor:
 
     # Among workers
 
-    def _spawn_and_look(self) -> asyncio.Protocol:
+    def _accept_and_compare(self) -> asyncio.Protocol:
         assert self._is_ahead is not None
         if self._is_ahead():
-            self._loop.call_soon(self._step_back)  # this one is being accepted
+            self._loop.call_soon(self._step_back)  # after this connection is accepted
         return self._spawn()
 
     def _step_back(self) -> None:
@@ -80,23 +81,23 @@ class Acceptor:
             self._loop.add_reader(self._sock, self._on_waiting)
 
     def _on_waiting(self) -> None:
-        """Somebody is in the queue: another worker's, if it takes him soon."""
+        """A connection is in the queue: leave it to another worker for a moment."""
         self._loop.remove_reader(self._sock)
         assert self._is_ahead is not None
         if self._is_ahead():
-            self._timer = self._loop.call_later(_AFTER_YOU_S, self._go_on)
+            self._timer = self._loop.call_later(_YIELD_S, self._go_on)
         else:
             self._go_on()
 
     def _go_on(self) -> None:
         self._timer = None
         assert self._is_ahead is not None
-        if self._is_ahead() and not self._somebody_waits():
+        if self._is_ahead() and not self._has_waiting():
             self._loop.add_reader(self._sock, self._on_waiting)
         else:
             self._starting = self._loop.create_task(self._start_again())
 
-    def _somebody_waits(self) -> bool:
+    def _has_waiting(self) -> bool:
         queue = select.poll()
         queue.register(self._sock, select.POLLIN)
         return bool(queue.poll(0))
@@ -105,4 +106,4 @@ class Acceptor:
         try:
             await self.start()
         except OSError:
-            self._timer = self._loop.call_later(_NO_DESCRIPTOR_S, self._go_on)
+            self._timer = self._loop.call_later(_RETRY_S, self._go_on)

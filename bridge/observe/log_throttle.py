@@ -1,8 +1,8 @@
-"""What a flood of log lines may cost: of each kind a few at once, then one a second, and a count of the others.
+"""The log throttle: a burst of log lines of one kind, then one line per second with a count of the others.
 
-Lines that strangers can cause (refused connections, broken handshakes) must not fill a disk or hide
-what matters. A kind is a place in the code, so their number is bounded. The one line of each mail does not
-come through here: only trusted mail servers cause it, and it is what an operator looks for.
+Strangers can cause some lines (refused connections, broken handshakes); these must not fill a disk or hide
+what matters. A kind is a place in the code, so the number of kinds is bounded. The line of each mail is not
+throttled: only trusted mail servers cause it, and operators search for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 
 BURST = 20
@@ -19,18 +19,38 @@ PER_SECOND = 1.0
 
 @dataclass(slots=True)
 class _Kind:
+    """A token bucket, and the lines it suppressed since the last one it let through."""
+
     tokens: float
-    at: float
-    held: int = 0
-    last: logging.LogRecord | None = None  # of those held back
+    updated_at: float
+    suppressed: int = 0
+    last_suppressed: logging.LogRecord | None = None
+
+    def take_token(self, now: float) -> bool:
+        self.tokens = min(self.tokens + (now - self.updated_at) * PER_SECOND, BURST)
+        self.updated_at = now
+        if self.tokens < 1:
+            return False
+        self.tokens -= 1
+        return True
+
+    def suppress(self, record: logging.LogRecord) -> None:
+        self.suppressed += 1
+        self.last_suppressed = record
+
+    def report_in(self, record: logging.LogRecord, others: int) -> None:
+        """Add the number of suppressed lines to a line that is written."""
+        if others:
+            record.msg, record.args = f"{record.getMessage()} (and {others} more like it)", None
+        self.suppressed, self.last_suppressed = 0, None
 
 
-class Flood(logging.Filter):
-    """For a handler. `on_held` is called for each line that is held back."""
+class LogThrottle(logging.Filter):
+    """A filter for a handler. `on_suppressed` is called for each line that is suppressed."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__()
-        self.on_held: Callable[[], None] = lambda: None
+        self.on_suppressed: Callable[[], None] = lambda: None
         self._clock = clock
         self._lock = threading.Lock()
         self._kinds: dict[tuple[str, int], _Kind] = {}
@@ -39,39 +59,19 @@ class Flood(logging.Filter):
         now = self._clock()
         with self._lock:
             kind = self._kinds.setdefault((record.pathname, record.lineno), _Kind(BURST, now))
-            if not _take(kind, now):
-                kind.held += 1
-                kind.last = record
-                self.on_held()
+            if not kind.take_token(now):
+                kind.suppress(record)
+                self.on_suppressed()
                 return False
-            _say(record, kind)
+            kind.report_in(record, kind.suppressed)
         return True
 
-    def leftovers(self) -> Iterator[logging.LogRecord]:
-        """What is left to say of floods that are over: the last line of each, with the count."""
-        now = self._clock()
+    def summaries(self) -> list[logging.LogRecord]:
+        """The last suppressed line of each burst that is over, with the count of the others."""
+        now, records = self._clock(), []
         with self._lock:
-            ready = [kind for kind in self._kinds.values() if kind.last is not None and _take(kind, now)]
-            records = []
-            for kind in ready:
-                assert kind.last is not None
-                record, kind.held = kind.last, kind.held - 1
-                _say(record, kind)
-                records.append(record)
-        yield from records
-
-
-def _take(kind: _Kind, now: float) -> bool:
-    kind.tokens = min(kind.tokens + (now - kind.at) * PER_SECOND, BURST)
-    kind.at = now
-    if kind.tokens < 1:
-        return False
-    kind.tokens -= 1
-    return True
-
-
-def _say(record: logging.LogRecord, kind: _Kind) -> None:
-    """This one is written; it speaks for those that were not."""
-    if kind.held:
-        record.msg, record.args = f"{record.getMessage()} (and {kind.held} more like it)", None
-    kind.held, kind.last = 0, None
+            for kind in self._kinds.values():
+                if (record := kind.last_suppressed) is not None and kind.take_token(now):
+                    kind.report_in(record, kind.suppressed - 1)
+                    records.append(record)
+        return records

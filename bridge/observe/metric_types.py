@@ -1,7 +1,7 @@
-"""Plain numbers that become Prometheus families only when somebody scrapes.
+"""Counter, histogram and gauge: plain numbers that become Prometheus families only when scraped.
 
-One thread counts, without locks, because it happens for every mail. `dump` gives what another process
-can add to its own: with several workers, one scrape shows the whole.
+One thread counts, without locks, because it happens for every mail. `dump` gives numbers that another process
+can add to its own: with several workers, one scrape shows the sum.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 45, 60, 90,
 
 
 @dataclass(slots=True)
-class Count:
-    """A counter: `values[labels] += 1`."""
+class Counter:
+    """Counts with `values[labels] += 1`."""
 
     name: str
     text: str
@@ -28,12 +28,12 @@ class Count:
     values: dict[tuple[str, ...], float] = field(default_factory=dict)
 
     def start(self, *label_values: Iterable[str]) -> None:
-        """Every combination of these starts at 0, unless it has begun to count."""
+        """Create every combination of these label values at 0; existing ones keep their count."""
         for labels in product(*label_values):
             self.values.setdefault(labels, 0.0)
 
-    def start_like(self, other: Count) -> None:
-        """The same series, from 0."""
+    def start_like(self, other: Counter) -> None:
+        """Create the same series at 0."""
         self.values = dict.fromkeys(other.values, 0.0)
 
     def dump(self) -> list[Any]:
@@ -51,8 +51,8 @@ class Count:
 
 
 @dataclass(slots=True)
-class Times:
-    """A histogram of seconds, one row of buckets per listener."""
+class Histogram:
+    """Seconds, in one row of buckets per listener."""
 
     name: str
     text: str
@@ -85,25 +85,25 @@ class Times:
 
 
 @dataclass(slots=True)
-class Level:
-    """A gauge, read from the parts when somebody scrapes: `read` gives (label values, value)."""
+class Gauge:
+    """Read when scraped: `read` gives pairs of label values and value."""
 
     name: str
     text: str
     labels: tuple[str, ...] = ()
     read: Callable[[], Iterable[tuple[tuple[str, ...], float]]] = tuple
-    together: Callable[[Iterable[float]], float] = max  # what several workers' values make; or sum, min
+    combine: Callable[[Iterable[float]], float] = max  # of several workers' values; or sum, min
 
     def dump(self) -> list[Any]:
         return [[*labels, value] for labels, value in self.read()]
 
     def show(self, dumps: Iterable[list[Any]]) -> None:
-        """From now on, what these workers said."""
+        """Show these workers' values from now on."""
         found: dict[tuple[str, ...], list[float]] = {}
         for *labels, value in (row for dumped in dumps for row in dumped):
             found.setdefault(tuple(labels), []).append(value)
-        whole = {labels: self.together(values) for labels, values in found.items()}
-        self.read = whole.items
+        combined = {labels: self.combine(values) for labels, values in found.items()}
+        self.read = combined.items
 
     def family(self) -> Metric:
         family = GaugeMetricFamily(self.name, self.text, labels=self.labels)

@@ -1,11 +1,11 @@
 """Metrics: every name an operator can graph, declared once.
 
-Names and labels are an interface; `docs/metrics.md` is made from this file. Label values come
+Names and labels are an interface; `docs/reference/metrics.md` is generated from this file. Label values come
 from closed sets (listener names, actions, decisions, reasons), never from mail or strangers, and
-every combination starts at 0, so that a rate over it works from the first scrape.
+every combination starts at 0, so that a rate works from the first scrape.
 
-With several workers each counts for itself (`bridge.observe.metric_types`); `snapshot` and `add` carry the
-numbers to whichever of them is scraped.
+With several workers, each counts its own mail (`bridge.observe.metric_types`); `snapshot` and `add` carry the
+numbers to the worker that is scraped.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from bridge.filter.late.decisions import LateScanEnd, LateStatus
 from bridge.filter.outcome import Record
 from bridge.mail.action import Action
 from bridge.mail.list_match import ListAction
-from bridge.observe.metric_types import Count, Level, Times
+from bridge.observe.metric_types import Counter, Gauge, Histogram
 
-DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision could be had
-ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client went away
+DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision was reached
+ACTIONS = (*(a.value for a in Action), "cancelled")  # cancelled: the client disconnected
 CODES = ("2xx", "4xx", "5xx")
 REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
-LIMITS = (  # docs/limits.md has the reason of each
+LIMITS = (  # docs/reference/limits.md explains each
     *("line", "command", "frame", "header", "max_message_size", "max_bytes_in_processing"),
     *("max_recipients", "max_received"),
     *("max_mails_per_connection", "max_errors", "idle_commands"),
@@ -45,7 +45,7 @@ REFRESHES = ("ok", "failed")
 
 
 class Metrics(Collector):
-    """All of them. The daemon tells the levels where to look."""
+    """All metrics. The daemon gives each gauge its `read` function."""
 
     def __init__(self, listeners: Iterable[str] = ()) -> None:
         self._is_sum = False
@@ -64,203 +64,217 @@ class Metrics(Collector):
         self.start(listeners)
 
     def _declare_mails(self) -> None:
-        self.mails = Count(
+        self.mails = Counter(
             "scanbridge_mails",
-            "Mails that came to their end, by the service's decision and our action.",
+            "Mails that were finished, by the service's decision and our action.",
             ("listener", "decision", "action"),
         )
-        self.replies = Count(
+        self.replies = Counter(
             "scanbridge_replies",
-            "Replies to mails, by the first digit of the code; where recipients are answered apart, the weightiest.",
+            "Replies to mails, by first digit of the code; with one reply per recipient, the most severe counts.",
             ("listener", "code"),
         )
-        self.mixed_mails = Count(
+        self.mixed_mails = Counter(
             "scanbridge_mixed_mails",
-            "Mails that the next hop took for some recipients only, by how the client was told: each recipient's own "
-            "reply (LMTP, PRDR), or one for all, so that those who have it may get it twice.",
+            "Mails that the next hop accepted for some recipients only, by how the client was told: with one reply per "
+            "recipient (each: LMTP, PRDR), or with one reply for all (one: recipients who have the mail may get it "
+            "again).",
             ("listener", "told"),
         )
-        self.mail_bytes = Count("scanbridge_mail_bytes", "Bytes of the mails that came to their end.", ("listener",))
-        self.failures = Count(
-            "scanbridge_failures", "Mails that something went wrong with, by what it was.", ("reason",)
-        )
+        self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of the mails that were finished.", ("listener",))
+        self.failures = Counter("scanbridge_failures", "Mails with an error, by its kind.", ("reason",))
         self.failures.start([label.value for label in FailureLabel])
-        self.shadow_mails = Count(
-            "scanbridge_shadow_mails", "Mails in shadow mode, by what would have been done.", ("listener", "would")
+        self.shadow_mails = Counter(
+            "scanbridge_shadow_mails",
+            "Mails in shadow mode, by the action that would have been taken.",
+            ("listener", "would"),
         )
 
     def _declare_late(self) -> None:
-        self.late_mails = Count(
+        self.late_mails = Counter(
             "scanbridge_late_mails",
-            "Mails that late decisions had to do with: answered by one (hit), deferred again while the scan runs "
-            "(running), deferred while the scan goes on (awaited).",
+            "Mails that involved a late decision: answered by one (hit), deferred again because the scan is still "
+            "running (running), or deferred at the deadline while the scan continues (awaited).",
             ("late",),
         )
         self.late_mails.start(list(LateStatus))
-        self.late_scans = Count(
-            "scanbridge_late_scans", "Scans that went on after the deadline, by how they ended.", ("end",)
+        self.late_scans = Counter(
+            "scanbridge_late_scans", "Scans that continued after the deadline, by result.", ("end",)
         )
         self.late_scans.start(list(LateScanEnd))
 
     def _declare_lists(self) -> None:
-        self.list_matches = Count(
+        self.list_matches = Counter(
             "scanbridge_list_matches",
-            "Mails, and at RCPT single recipients, that were on a list at the door: refused, not scanned (skipped), "
-            "or what shadow mode only tells.",
+            "Mails, or single recipients at RCPT, that matched a list enforced by a listener: refused, not scanned "
+            "(skipped), or only reported in shadow mode (shadow_refused, shadow_skipped).",
             ("listener", "list", "action"),
         )
-        self.list_refreshes = Count(
+        self.list_refreshes = Counter(
             "scanbridge_list_refreshes",
-            "Times the local copies of lists were made anew, by how it ended.",
+            "Refreshes of the local copies of lists, by result.",
             ("outcome",),
         )
         self.list_refreshes.start(REFRESHES)
 
     def _declare_refusals(self) -> None:
-        self.refused_early = Count(
+        self.refused_early = Counter(
             "scanbridge_saturated_replies",
-            "451s given before the mail travelled, at MAIL or before 354.",
+            "Mails refused with 451 before their content was sent, at MAIL or at DATA.",
             ("listener", "stage"),
         )
-        self.refused_connections = Count(
-            "scanbridge_connections_refused", "Connections turned away.", ("listener", "reason")
+        self.refused_connections = Counter(
+            "scanbridge_connections_refused", "Refused connections, by reason.", ("listener", "reason")
         )
-        self.limits_hit = Count(
+        self.limits_hit = Counter(
             "scanbridge_limits_hit",
-            "Times that a client passed one of the limits of docs/limits.md.",
+            "Times that a client exceeded one of the limits in docs/reference/limits.md.",
             ("listener", "limit"),
         )
-        self.log_lines_lost = Count("scanbridge_log_lines_lost", "Log lines that could not be written in time.", ())
+        self.log_lines_lost = Counter(
+            "scanbridge_log_lines_lost", "Log lines that could not be written, or not in time.", ()
+        )
         self.log_lines_lost.start()
-        self.log_lines_held_back = Count(
-            "scanbridge_log_lines_held_back", "Log lines left out because many like them came at once.", ()
+        self.log_lines_held_back = Counter(
+            "scanbridge_log_lines_held_back", "Log lines suppressed because there were too many of their kind.", ()
         )
         self.log_lines_held_back.start()
 
     def _declare_times(self) -> None:
-        self.wait = Times("scanbridge_wait_seconds", "Time a mail waited in the throttle.")
-        self.scan = Times("scanbridge_scan_seconds", "Time the scanner took.")
-        self.relay = Times("scanbridge_relay_seconds", "Time the next hop took.")
+        self.wait = Histogram("scanbridge_wait_seconds", "Time that a mail waited in the throttle.")
+        self.scan = Histogram("scanbridge_scan_seconds", "Time that the scanner took.")
+        self.relay = Histogram("scanbridge_relay_seconds", "Time that the next hop took.")
 
     def _declare_levels(self) -> None:
-        self.connections = Level("scanbridge_connections", "Open connections.", ("listener",), together=sum)
-        self.in_processing = Level("scanbridge_in_processing", "Mails in processing.")
-        self.in_processing_limit = Level("scanbridge_in_processing_limit", "Where saturation begins.")
-        self.adaptive_limit = Level(
-            "scanbridge_in_processing_adaptive_limit", "Where the adaptive limit is now; absent when it is not in use."
+        self.connections = Gauge("scanbridge_connections", "Open connections.", ("listener",), combine=sum)
+        self.in_processing = Gauge("scanbridge_in_processing", "Mails in processing.")
+        self.in_processing_limit = Gauge(
+            "scanbridge_in_processing_limit", "Mails in processing at which new mail is refused."
         )
-        self.late_running = Level("scanbridge_late_scans_running", "Scans that went on and still run.", together=sum)
-        self.bytes_in_processing = Level("scanbridge_bytes_in_processing", "Bytes of the mails held.")
-        self.bytes_limit = Level("scanbridge_bytes_in_processing_limit", "Where saturation begins.")
-        self.throttle_delay = Level(
-            "scanbridge_throttle_delay_seconds", "What the next mail would wait in the throttle."
+        self.adaptive_limit = Gauge(
+            "scanbridge_in_processing_adaptive_limit",
+            "The current adaptive limit; absent when admission.limit is fixed.",
         )
-        self.saturated = Level(
+        self.late_running = Gauge(
+            "scanbridge_late_scans_running", "Scans that are still running after their deadline.", combine=sum
+        )
+        self.bytes_in_processing = Gauge("scanbridge_bytes_in_processing", "Bytes of the mails in processing.")
+        self.bytes_limit = Gauge(
+            "scanbridge_bytes_in_processing_limit", "Bytes in processing at which new mail is refused."
+        )
+        self.throttle_delay = Gauge(
+            "scanbridge_throttle_delay_seconds", "How long the next mail would wait in the throttle."
+        )
+        self.saturated = Gauge(
             "scanbridge_saturated",
-            "1 while new mail is refused with 451 4.3.2, by cause: our limit, or the scanner said that it has no room.",
+            "1 while new mail is refused with 451 4.3.2, by cause: our own limit, or a full scanner.",
             ("cause",),
         )
-        self.scanner_status = Level(
+        self.scanner_status = Gauge(
             "scanbridge_scanner_status",
-            "What the service says of itself: 0 GREEN, 1 YELLOW, 2 RED, -1 unknown.",
+            "Status reported by the service: 0 GREEN, 1 YELLOW, 2 RED, -1 unknown.",
             ("host",),
         )
-        self.scanner_circuit = Level(
+        self.scanner_circuit = Gauge(
             "scanbridge_scanner_circuit",
-            "Whether this host gets mail: 0 closed (it does), 1 half open (one mail tries it), 2 open (it does not).",
+            "State of the circuit breaker: 0 closed (gets mail), 1 half open (one mail tests it), 2 open (gets none).",
             ("host",),
         )
-        self.scanner_in_flight = Level(
-            "scanbridge_scanner_in_flight", "Requests at this scanner host now.", ("host",), together=sum
+        self.scanner_in_flight = Gauge(
+            "scanbridge_scanner_in_flight", "Requests that this scanner host is working on.", ("host",), combine=sum
         )
 
     def _declare_next_hops(self) -> None:
-        self.next_hop_mails = Count(
+        self.next_hop_mails = Counter(
             "scanbridge_next_hop_mails",
-            "Mails given to a next hop: taken, deferred (its 4xx) or refused (its 5xx) by it, unreachable (no "
-            "connection), lost (no answer, or not in time).",
+            "Mails sent to a next hop, by result: taken, deferred (4xx), refused (5xx), unreachable (no connection), "
+            "lost (no reply, or too late).",
             ("next_hop", "result"),
         )
-        self.next_hop_up = Level(
+        self.next_hop_up = Gauge(
             "scanbridge_next_hop_up",
-            "0 if the last try to connect, within the last minute, failed; else 1.",
+            "0 if the last attempt to connect failed and was made within the last minute, otherwise 1.",
             ("next_hop",),
-            together=min,
+            combine=min,
         )
-        self.next_hop_connections = Level(
-            "scanbridge_next_hop_connections", "Connections to a next hop.", ("next_hop", "state"), together=sum
+        self.next_hop_connections = Gauge(
+            "scanbridge_next_hop_connections",
+            "Connections to a next hop, by state.",
+            ("next_hop", "state"),
+            combine=sum,
         )
 
     def _declare_quarantine(self) -> None:
-        self.quarantine_mails = Level("scanbridge_quarantine_mails", "Mails in the quarantine.")
-        self.quarantine_bytes = Level("scanbridge_quarantine_bytes", "Bytes of the files in the quarantine.")
-        self.quarantine_limit = Level(
+        self.quarantine_mails = Gauge("scanbridge_quarantine_mails", "Mails in the quarantine.")
+        self.quarantine_bytes = Gauge("scanbridge_quarantine_bytes", "Bytes of the files in the quarantine.")
+        self.quarantine_limit = Gauge(
             "scanbridge_quarantine_limit_bytes",
-            "Above it mail is refused with 452; absent without quarantine.max_size.",
+            "Size above which mail is refused with 452; absent without quarantine.max_size.",
         )
-        self.quarantine_age = Level(
-            "scanbridge_quarantine_oldest_age_seconds", "Age of the oldest mail in the quarantine, 0 when it is empty."
+        self.quarantine_age = Gauge(
+            "scanbridge_quarantine_oldest_age_seconds", "Age of the oldest mail in the quarantine, 0 if it is empty."
         )
-        self.quarantine_disk_free = Level(
-            "scanbridge_quarantine_disk_free_bytes", "What we could still write to the quarantine's disk."
+        self.quarantine_disk_free = Gauge(
+            "scanbridge_quarantine_disk_free_bytes", "Free space on the quarantine's disk."
         )
-        self.quarantine_disk_size = Level("scanbridge_quarantine_disk_size_bytes", "Size of the quarantine's disk.")
+        self.quarantine_disk_size = Gauge("scanbridge_quarantine_disk_size_bytes", "Size of the quarantine's disk.")
 
     def _declare_upkeep(self) -> None:
-        """What an operator looks after: certificates, lists, workers, the configuration."""
-        self.certificate_expiry = Level(
+        """What an operator maintains: certificates, lists, workers, the configuration."""
+        self.certificate_expiry = Gauge(
             "scanbridge_tls_certificate_expiry_time_seconds",
-            "When a certificate ends, Unix time; of a chain, the first that ends. Those of scanner and next_hop as "
-            "last seen on a connection.",
+            "When a certificate expires, in Unix time; of a chain, the first one to expire. Those of scanner and "
+            "next_hop as last seen on a connection.",
             ("role", "name"),
-            together=min,
+            combine=min,
         )
-        self.loop_lag = Level(
+        self.loop_lag = Gauge(
             "scanbridge_event_loop_lag_seconds",
-            "How late the event loop turned, the worst of the last 15 to 30 s.",
+            "Longest delay of the event loop in the last 15 to 30 s.",
         )
-        self.list_entries = Level(
-            "scanbridge_list_entries", "Entries in the local copies of this list, of all scopes together.", ("list",)
+        self.list_entries = Gauge(
+            "scanbridge_list_entries", "Entries in the local copies of this list, all scopes together.", ("list",)
         )
-        self.list_age = Level(
+        self.list_age = Gauge(
             "scanbridge_list_age_seconds",
-            "How long ago the service was last seen to agree with the local copy; the oldest of all scopes.",
+            "Time since the local copy was last confirmed to match the service; the longest of all scopes.",
             ("list",),
         )
-        self.list_missing = Level(
+        self.list_missing = Gauge(
             "scanbridge_list_copies_missing",
-            "Scopes of this list that have no local copy yet: it is not enforced there.",
+            "Scopes without a local copy of this list: it is not enforced there.",
             ("list",),
         )
-        self.workers = Level("scanbridge_workers", "Processes that take mail.", together=sum)
-        self.workers_silent = Level(
-            "scanbridge_workers_silent", "Workers that did not answer this scrape; their last known numbers are in it."
+        self.workers = Gauge("scanbridge_workers", "Processes that accept mail.", combine=sum)
+        self.workers_silent = Gauge(
+            "scanbridge_workers_silent",
+            "Workers that did not answer this scrape; it contains their last known numbers.",
         )
-        self.worker_restarts = Count(
-            "scanbridge_worker_restarts", "Workers started in place of one that ended unasked.", ()
+        self.worker_restarts = Counter(
+            "scanbridge_worker_restarts", "Workers started to replace one that exited unexpectedly.", ()
         )
         self.worker_restarts.start()
-        self.reload_success = Level(
-            "scanbridge_config_reload_success", "1 if the last reading of the configuration succeeded, else 0."
+        self.reload_success = Gauge(
+            "scanbridge_config_reload_success", "1 if the last reload of the configuration succeeded, otherwise 0."
         )
-        self.reload_time = Level(
-            "scanbridge_config_reload_time_seconds", "When the configuration in force was read, Unix time."
+        self.reload_time = Gauge(
+            "scanbridge_config_reload_time_seconds", "When the effective configuration was loaded, in Unix time."
         )
 
     def _declare_process(self) -> None:
-        """The names that every Prometheus client has, for all workers together."""
-        self.cpu = Count("process_cpu_seconds", "User and system CPU time of all workers.", ())
+        """The names that every Prometheus client exports, for all workers together."""
+        self.cpu = Counter("process_cpu_seconds", "User and system CPU time of all workers.", ())
         self.cpu.start()
         self._cpu_counted = 0.0
-        self.memory = Level("process_resident_memory_bytes", "Resident memory of all workers.", together=sum)
-        self.open_fds = Level("process_open_fds", "Open file descriptors of all workers.", together=sum)
-        self.max_fds = Level("process_max_fds", "The limit for them, of all workers together.", together=sum)
-        self.start_time = Level(
-            "process_start_time_seconds", "When the oldest of the processes began, Unix time.", together=min
+        self.memory = Gauge("process_resident_memory_bytes", "Resident memory of all workers.", combine=sum)
+        self.open_fds = Gauge("process_open_fds", "Open file descriptors of all workers.", combine=sum)
+        self.max_fds = Gauge("process_max_fds", "Maximum number of open file descriptors of all workers.", combine=sum)
+        self.start_time = Gauge(
+            "process_start_time_seconds", "When the oldest process started, in Unix time.", combine=min
         )
 
     def start(self, listeners: Iterable[str]) -> None:
-        """All series of these listeners are there, from 0."""
+        """Create all series of these listeners at 0."""
         names = tuple(listeners)
         self.mails.start(names, DECISIONS, ACTIONS)
         self.replies.start(names, CODES)
@@ -274,8 +288,8 @@ class Metrics(Collector):
             times.start(names)
 
     def start_lists(self, listener: str, names: Iterable[str]) -> None:
-        """All series of the lists that this listener names, from 0."""
-        self.list_matches.start([listener], names, [one.value for one in ListAction])
+        """Create all series of the lists that this listener names at 0."""
+        self.list_matches.start([listener], names, [action.value for action in ListAction])
 
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers, for another process."""
@@ -283,51 +297,51 @@ class Metrics(Collector):
         return {name: part.dump() for name, part in self._parts()}
 
     def add(self, snapshot: dict[str, Any]) -> None:
-        """Another process' counts and times on top of ours. Levels pass away with their process."""
+        """Add another process' counters and histograms to ours. Its gauges ended with it."""
         for name, part in self._parts():
-            if name in snapshot and not isinstance(part, Level):
+            if name in snapshot and not isinstance(part, Gauge):
                 part.add(snapshot[name])
 
     def merged(self, others: Sequence[dict[str, Any]]) -> Metrics:
-        """These numbers and the others', as one."""
+        """These numbers and the others', added up."""
         whole, snapshots = Metrics(), [self.snapshot(), *others]
         whole._is_sum = True
         for name, part in whole._parts():
-            if isinstance(part, Count):
+            if isinstance(part, Counter):
                 part.start_like(getattr(self, name))
-            elif isinstance(part, Times):
+            elif isinstance(part, Histogram):
                 part.start(getattr(self, name).rows)
         for snapshot in snapshots:
             whole.add(snapshot)
         for name, part in whole._parts():
-            if isinstance(part, Level):
+            if isinstance(part, Gauge):
                 part.show(snapshot.get(name, []) for snapshot in snapshots)
         return whole
 
-    def _parts(self) -> list[tuple[str, Count | Times | Level]]:
-        return [(name, part) for name, part in vars(self).items() if isinstance(part, Count | Times | Level)]
+    def _parts(self) -> list[tuple[str, Counter | Histogram | Gauge]]:
+        return [(name, part) for name, part in vars(self).items() if isinstance(part, Counter | Histogram | Gauge)]
 
     def collect(self) -> Iterator[Metric]:
-        """Everything declared above, in that order, and the version."""
+        """Everything declared above, in that order, then the version."""
         self._count_cpu()
         for _, part in self._parts():
             yield part.family()
         yield InfoMetricFamily("scanbridge_build", "The running version.", value={"version": __version__})
 
     def _count_cpu(self) -> None:
-        """What this process used since the last time; a sum of several has no processor of its own."""
+        """Add the CPU time used since the last call; a sum of several processes uses none itself."""
         if not self._is_sum:
             now = process_time()
             self.cpu.values[()] += now - self._cpu_counted
             self._cpu_counted = now
 
     def record(self, record: Record) -> None:
-        """Count one mail that came to its end."""
+        """Count one finished mail."""
         listener, outcome = record.tx.session.listener, record.outcome
         if record.listed is not None:
             self.list_matches.values[listener, record.listed.name, record.listed.action.value] += 1
         if record.at == "rcpt":
-            return  # one recipient, not a mail
+            return  # one recipient only, not a mail
         self.mail_bytes.values[listener,] += record.size
         if record.limit is not None:
             self.limits_hit.values[listener, record.limit] += 1
@@ -353,5 +367,5 @@ class Metrics(Collector):
 
 
 def reason_of(error: BaseException) -> str:
-    """The label of an error, the same in the log and the metrics."""
+    """The class of an error as a label: the same word in log and metrics."""
     return (error if isinstance(error, BridgeError) else BridgeError).label.value

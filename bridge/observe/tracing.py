@@ -1,8 +1,8 @@
-"""OpenTelemetry: a span for each mail, with its waiting, scanning and relaying below it.
+"""OpenTelemetry: one span per mail, with child spans for waiting, scanning and relaying.
 
-The filter knows only the names (`bridge.mail.trace`) and writes down when something began. Spans are made
-here, when the mail is over, and sent by a thread from a bounded queue: a collector that is slow or
-away costs spans, never mail. This module is imported only where tracing is configured.
+The filter knows only the ids (`bridge.mail.trace`) and notes when each step began. Spans are created here, when
+the mail is finished, and sent by a thread from a bounded queue: a slow or unreachable collector costs spans,
+never mail. This module is imported only if tracing is configured.
 """
 
 from __future__ import annotations
@@ -31,24 +31,22 @@ from bridge.observe.metrics import reason_of
 
 log = logging.getLogger(__name__)
 
-MAX_SPANS = 4096  # that wait to be sent; beyond it the oldest are dropped
+MAX_SPANS = 4096  # waiting to be sent; the oldest are dropped beyond this
 _EVERY_S = 1.0
 _SEND_S = 5.0
-_LAST_S = 2.0  # for what is left when we end
+_CLOSE_S = 2.0  # to send the remaining spans at exit
 
-_dice = random.Random()  # noqa: S311 - a share of the mail, not a secret
-
-
+_random = random.Random()  # noqa: S311 - chooses a sample, protects nothing
 _SCOPE = InstrumentationScope("scanbridge", __version__)
 
 
 class Tracing:
-    """`begin` when a mail comes, `report` when it is over."""
+    """`begin` when a mail arrives, `report` when it is finished."""
 
     def __init__(self, endpoint: str, sample_percent: float, hostname: str) -> None:
         self._sample_percent = sample_percent
-        about = {"service.name": "scanbridge", "service.version": __version__, "host.name": hostname}
-        self._resource = Resource(about)
+        attributes = {"service.name": "scanbridge", "service.version": __version__, "host.name": hostname}
+        self._resource = Resource(attributes)
         self._sender = BatchSpanProcessor(
             OTLPSpanExporter(endpoint=endpoint, timeout=_SEND_S),
             max_queue_size=MAX_SPANS,
@@ -57,19 +55,19 @@ class Tracing:
         )
 
     def begin(self) -> Trace | None:
-        """For a mail that comes; None when it is not in the sample."""
-        if self._sample_percent < 100 and _dice.random() * 100 >= self._sample_percent:
+        """The ids for a new mail; None if it is not in the sample."""
+        if self._sample_percent < 100 and _random.random() * 100 >= self._sample_percent:
             return None
         return new_trace()
 
     def report(self, record: Record) -> None:
-        """The mail is over."""
+        """Create and queue the spans of a finished mail."""
         if record.trace is not None:
             for span in self._spans(record, record.trace, time.monotonic()):
                 self._sender.on_end(span)
 
     async def close(self) -> None:
-        """Send what is left, if that can be done soon."""
+        """Send the remaining spans, if that takes no longer than two seconds."""
         loop, sent = asyncio.get_running_loop(), asyncio.Event()
         shutdown: Callable[[], None] = self._sender.shutdown
 
@@ -77,15 +75,15 @@ class Tracing:
             shutdown()
             try:
                 loop.call_soon_threadsafe(sent.set)
-            except RuntimeError:  # nobody waited so long
+            except RuntimeError:  # the event loop has already ended
                 pass
 
         threading.Thread(target=send, name="tracing-end", daemon=True).start()
         try:
-            async with asyncio.timeout(_LAST_S):
+            async with asyncio.timeout(_CLOSE_S):
                 await sent.wait()
         except TimeoutError:
-            log.warning("tracing: the last spans could not be sent in time")
+            log.warning("tracing: the remaining spans could not be sent in time")
 
     def _spans(self, record: Record, trace: Trace, now: float) -> Iterator[ReadableSpan]:
         for name, span_id, began, took, kind in (
@@ -128,7 +126,7 @@ def _context(trace: Trace, span_id: str) -> SpanContext:
 
 
 def _attributes(record: Record) -> dict[str, Any]:
-    """Ids and words of ours; no address and nothing of the content."""
+    """Our own ids and words only: no address and no content."""
     session, outcome = record.tx.session, record.outcome
     result = outcome.result if outcome is not None else None
     found = {

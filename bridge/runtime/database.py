@@ -1,7 +1,7 @@
-"""Databases by URL: SQLite in a file of ours, PostgreSQL when several machines share it. One code path for both.
+"""Databases by URL: SQLite in a local file, or PostgreSQL shared by several machines. One code path for both.
 
-Everything is synchronous; whoever calls from the event loop does so in a thread. No error's text
-has the URL in it, because that may hold a password; `Database` shows none.
+Everything is synchronous; callers in the event loop must use a thread. Errors and `repr` never contain the URL,
+because it may contain a password.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from bridge.errors import BridgeError
 
-MEMORY = "sqlite://"  # gone with the engine
+MEMORY = "sqlite://"  # exists as long as the engine
 
-# A server that vanished without a word is noticed within seconds, not when TCP gives up.
+# A server that disappeared is noticed within seconds, not after TCP's own timeouts.
 _POSTGRESQL = {
     "keepalives_idle": 10,
     "keepalives_interval": 5,
@@ -49,16 +49,16 @@ Step = Callable[[Connection], None]
 
 
 class DatabaseNewer(BridgeError):
-    """It was made by a newer version of this program."""
+    """The schema was made by a newer version of this program."""
 
 
 class DatabaseUnusable(BridgeError):
-    """The URL is wrong, or its driver is missing; the text says which."""
+    """The URL is wrong, or its driver is not installed; the text says which."""
 
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Where it is, and the password if that is not part of the URL."""
+    """The URL, and the password if it is not part of the URL."""
 
     url: str = field(repr=False)
     password: str | None = field(default=None, repr=False)
@@ -73,14 +73,14 @@ class Database:
 
     @property
     def path(self) -> Path | None:
-        """Its file; None when it is on a server or in memory."""
+        """Its file; None for a server or a database in memory."""
         path = self.url.partition(":///")[2] if self.is_sqlite else ""
         return Path(path) if path else None
 
     def engine(
         self, *, wait_s: float = 10.0, connections: int = 5, synchronous: str = "FULL", statement_s: float = 0.0
     ) -> Engine:
-        """Not connected yet. `wait_s` is for a lock or a server, `statement_s` for one statement of a server.
+        """An engine, not connected yet. `wait_s` limits waits for a lock or a server, `statement_s` one statement.
 
         Raises DatabaseUnusable.
         """
@@ -95,7 +95,7 @@ class Database:
             raise DatabaseUnusable(reason(exc)) from exc
         if (path := self.path) is not None:
             event.listen(engine, "do_connect", lambda *_: _make_private_if_possible(path))
-        event.listen(engine, "connect", lambda one, _record: _prepare_sqlite(one, _record, wait_s, synchronous))
+        event.listen(engine, "connect", lambda opened, entry: _prepare_sqlite(opened, entry, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
 
@@ -116,9 +116,9 @@ class Database:
 
 @contextmanager
 def writing(engine: Engine, lock: int | None = None) -> Iterator[Connection]:
-    """One transaction that takes SQLite's write lock at its start, so it never fails half way for want of it.
+    """One transaction that takes SQLite's write lock at its start, so it cannot fail to get it later.
 
-    With `lock` the transactions that name the same number follow each other in PostgreSQL too.
+    With `lock`, transactions that name the same number also run one after the other in PostgreSQL.
     """
     with engine.connect().execution_options(immediate=True) as connection, connection.begin():
         if lock is not None and engine.dialect.name == "postgresql":
@@ -127,7 +127,7 @@ def writing(engine: Engine, lock: int | None = None) -> Iterator[Connection]:
 
 
 def probe(database: Database) -> None:
-    """Connect, make a table, and take it back: the server, the password, the rights. Raises DatabaseUnusable."""
+    """Connect, create a table, roll back: tests server, password and rights. Raises DatabaseUnusable."""
     engine = database.engine(wait_s=5.0, connections=1)
     table = Table("scanbridge_probe", MetaData(), Column("x", Integer))
     try:
@@ -141,10 +141,10 @@ def probe(database: Database) -> None:
 
 
 def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_version") -> None:
-    """Bring a schema to the newest version, which `table` remembers. Raises DatabaseNewer.
+    """Upgrade a schema to the newest version; `table` stores the current one. Raises DatabaseNewer.
 
-    Step n brings it from version n to n + 1. Parts that may share a database have a `table` each.
-    The transaction is one of `writing` with a lock: several processes may start at once.
+    Step n upgrades from version n to n + 1. Components that may share a database each have their own `table`.
+    The transaction must be one of `writing` with a lock: several processes may start at the same time.
     """
     schema = Table(table, MetaData(), Column("version", Integer, nullable=False))
     schema.create(connection, checkfirst=True)
@@ -161,7 +161,7 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
 
 
 def reason(exc: BaseException) -> str:
-    """Why it failed, in one line, without the URL."""
+    """Why it failed: one line, without the URL."""
     if isinstance(exc, ImportError):
         return "its driver is not installed (pip install 'scanbridge[postgresql]')"
     if isinstance(exc, OSError):
@@ -170,10 +170,10 @@ def reason(exc: BaseException) -> str:
 
 
 def make_private(path: Path) -> None:
-    """A new file is for our eyes only; SQLite, which gives its journals the same mode, would take the umask's.
+    """Create the file readable by us only. SQLite would use the umask, for the file and its journals.
 
-    One that exists is not opened: closing it again would end every lock that this process has on it, and another
-    process, which then takes itself for the last one, would remove the journal that we still write to.
+    An existing file is not opened: closing it would release all locks that this process has on it (POSIX), and
+    another process could then believe to be the last one and remove the journal that we still write to.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
@@ -182,13 +182,13 @@ def make_private(path: Path) -> None:
 
 
 def _make_private_if_possible(path: Path) -> None:
-    with suppress(OSError):  # SQLite finds it, too, and says it in its own words
+    with suppress(OSError):  # SQLite will report the same error
         make_private(path)
 
 
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float, synchronous: str) -> None:
-    """WAL, so that readers never wait. The change to it does not wait by itself: when two start, one tries again."""
-    connection.isolation_level = None  # we say BEGIN ourselves
+    """Use WAL, so that readers never wait. Switching to it ignores the timeout, so we retry."""
+    connection.isolation_level = None  # we send BEGIN ourselves
     deadline = time.monotonic() + wait_s
     while True:
         try:

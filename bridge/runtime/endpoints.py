@@ -1,4 +1,4 @@
-"""Where we listen and where mail goes on to, as the configuration writes them.
+"""Addresses of listeners and next hops, as written in the configuration.
 
 `host:port`, `[::1]:port`, `unix:/path`, `systemd:NAME` for listeners; `smtp://host:port`,
 `lmtp://host:port`, `lmtp+unix:/path`, `smtp+unix:/path`, `maildir:/path` for next hops.
@@ -16,12 +16,12 @@ _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One place to listen at or connect to."""
+    """An address to listen on or to connect to."""
 
     host: str = ""
     port: int = 0
-    path: str = ""  # unix socket
-    systemd: str = ""  # name of a socket systemd hands us
+    path: str = ""  # of a unix socket
+    systemd: str = ""  # name of a socket that systemd passes to us
 
     @classmethod
     def parse(cls, text: str) -> Address:
@@ -36,7 +36,7 @@ class Address:
 
     @property
     def is_local(self) -> bool:
-        """Whether only this machine can reach it."""
+        """Whether it can be reached from this machine only."""
         if self.path or self.host == "localhost":
             return True
         try:
@@ -54,7 +54,7 @@ class Address:
 
 @dataclass(frozen=True, slots=True)
 class NextHop:
-    """Where relayed mail goes."""
+    """Where mail is relayed to."""
 
     protocol: Literal["smtp", "lmtp", "maildir"]
     address: Address

@@ -24,7 +24,7 @@ def parse_duration(value: Any) -> float:
     match = _TIME.fullmatch(value) if isinstance(value, str) else None
     if match is None:
         raise ValueError("a time needs a number and a unit: ms, s, m, h or d (for example 90s)")
-    return round(float(match.group(1)) * _TIMES[match.group(2)], 6)  # 1.1d is 95040 s and not a trifle more
+    return round(float(match.group(1)) * _TIMES[match.group(2)], 6)  # so that 1.1d is exactly 95040 s
 
 
 def show_size(value: int) -> str:

@@ -1,7 +1,8 @@
-"""Values: small classes whose objects never change once they are made.
+"""Values: small immutable classes.
 
-A frozen dataclass sets each field through `object.__setattr__`, which costs several times as much, and a mail makes a
-dozen of these objects. So the type checker keeps them from changing, and at run time they are plain ones with slots.
+A frozen dataclass sets each field through `object.__setattr__`, which costs several times as much, and each mail
+creates a dozen of these objects. So immutability is enforced by the type checker only; at run time they are plain
+dataclasses with slots.
 """
 
 from __future__ import annotations
@@ -14,5 +15,5 @@ T = TypeVar("T")
 
 @dataclass_transform(frozen_default=True)
 def value(cls: type[T]) -> type[T]:
-    """A class decorator: equal and hashed by its fields, never assigned to."""
+    """A class decorator: compared and hashed by its fields, which are never assigned to."""
     return dataclass(slots=True, unsafe_hash=True)(cls)

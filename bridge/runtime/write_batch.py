@@ -1,9 +1,8 @@
-"""Writes: what is to be written in one turn of the event loop is written at its end, one after the other.
+"""The write batch: all writes of one event loop iteration are made at its end, one after the other.
 
-Each write goes a long way through the kernel and wakes whoever reads it. Made in between, it finds the processor's
-caches full of our own work, and leaves them full of the kernel's; made together, all writes of a turn cost half, and a
-scanner that serves many connections wakes up once for them. A reply waits for no more than what has come with its
-question.
+A write goes deep into the kernel and wakes its reader. Made between other work, it finds the CPU caches full of our
+data and leaves them full of the kernel's; made together, the writes of an iteration cost half, and a scanner that
+serves many connections wakes up once for all of them. A reply waits only for the input that arrived with its command.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-FEW = 32  # answers of one connection; in one turn it may be read from as often
+FEW = 32  # replies of one connection in one iteration; it may be read from as often
 
 
 class Writes:
-    """Of one event loop."""
+    """The pending writes of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
         self._waiting: list[Callable[[], None]] = []
 
     def add(self, write: Callable[[], None]) -> None:
-        """It is called soon. By then there may be nothing left to write: it must know."""
+        """Call `write` at the end of this iteration. By then there may be nothing left to write: it must check."""
         if not self._waiting:
             self._loop.call_soon(self._write_all)
         self._waiting.append(write)
@@ -35,5 +34,5 @@ class Writes:
         for write in waiting:
             try:
                 write()
-            except Exception:  # one connection's, not the others'
+            except Exception:  # must not affect the other connections
                 log.exception("a write failed")

@@ -1,8 +1,8 @@
-"""A YAML file into a pydantic model, every mistake at once, each with file and line.
+"""Loads a YAML file into a pydantic model and reports all errors together, each with file and line.
 
-YAML is known here alone. The loader is stricter than YAML 1.1: duplicate keys are refused, and
-only `true`/`false`, decimal numbers and `null` are anything but text (so `no` is not False and
-`1:30` is not 90). Values are never printed: one of them may be a secret.
+No other file knows YAML. The loader is stricter than YAML 1.1: duplicate keys are errors, and everything except
+`true`, `false`, decimal numbers and `null` is text (so `no` is not False and `1:30` is not 90). Values are
+never printed, because they may be secrets.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _SCALARS: dict[str, Any] = {"true": True, "false": False, "null": None, "~": Non
 
 
 def load(path: Path, model: type[M], text: str | None = None) -> M:
-    """Read `path` (or `text` in its place) as a `model`. Raises ConfigError with a line per mistake.
+    """Read `path` (or `text` instead) as a `model`. Raises ConfigError with one line per error.
 
-    Validators can learn where the file lies: the validation context holds its `directory`.
+    Validators find the file's `directory` in the validation context.
     """
     if text is None:
         try:
@@ -52,7 +52,7 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
 
 
 def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
-    """Plain data and the line of each of its parts. Raises ConfigError. For long lists: ten times faster."""
+    """Plain data, and a function for the line of each part. Raises ConfigError. Ten times faster, for long lists."""
     tree = _Tree(path)
     value = tree.read(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if tree.mistakes:
@@ -61,23 +61,23 @@ def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
 
 
 def dump(data: object) -> str:
-    """Plain data as YAML, keys in the order they have."""
+    """Plain data as YAML, with the keys in their order."""
     return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
 
 
 class _Tree:
-    """Plain values out of YAML nodes, remembering the line of every key."""
+    """Converts YAML nodes to plain values and remembers the line of every key."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: dict[Path_, int] = {}
         self.mistakes: list[str] = []
         self.parsed = False
-        self._left = 0  # values that may still come
+        self._left = 0  # values that are still allowed
 
     def read(self, text: str, loader: Any = yaml.SafeLoader) -> Any:
         try:
-            self._left = len(text) + _ALIASED  # each value takes a character, unless an alias repeats it
+            self._left = len(text) + _ALIASED  # every value has at least one character, unless an alias repeats it
             node = yaml.compose(text, Loader=loader)
             value = None if node is None else self._value(node, (), frozenset())
             self.parsed = True
@@ -140,7 +140,7 @@ class _Tree:
         self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
 
     def place(self, loc: tuple[int | str, ...]) -> Path_:
-        """The key a finding is about: union branches leave marks in `loc` that are no keys."""
+        """The key of an error: `loc` also names union branches, which are not keys."""
         where: Path_ = ()
         for part in loc:
             if (*where, part) in self.lines or not _is_branch(part):
@@ -154,15 +154,15 @@ class _Tree:
 
 
 class _TooMany(Exception):
-    """Aliases of aliases of aliases."""
+    """Nested aliases expand to too many values."""
 
 
 def _without_values(problem: str | None) -> str:
-    """PyYAML quotes what it stumbled over: a character is fine, but an alias may be half of a secret."""
+    """PyYAML quotes the text in question: one character is fine, but an alias may be part of a secret."""
     return re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
 
 
-# What pydantic says in its own words, in ours.
+# Our own words for pydantic's errors.
 _WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "this key is required",
@@ -175,7 +175,7 @@ _WORDS = {
 
 
 def _describe(exc: ValidationError, tree: _Tree) -> list[str]:
-    """pydantic's findings in our words, without the values."""
+    """pydantic's errors in our words, without the values."""
     found: dict[str, None] = {}
     for error in exc.errors(include_input=False, include_url=False, include_context=False):
         where = tree.place(error["loc"])

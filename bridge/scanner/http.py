@@ -1,7 +1,7 @@
 """One HTTP/1.1 connection to the scanner: a request with a streamed body, a bounded answer.
 
 Written by hand on httptools: every mail passes here, general clients cost many times more
-(docs/decisions/0001-http-client.md), and they hide what the bridge must know: whether the request was
+(docs/understand/decisions/0001-http-client.md), and they hide what the bridge must know: whether the request was
 sent completely, and an answer that arrives while we are still sending (413). Redirects are treated as
 ordinary answers, proxy variables of the environment are ignored, compressed answers are refused, and
 nothing is read beyond the limit.

@@ -1,7 +1,7 @@
-"""Makes dashboard.json, for Grafana 9 and later, from the table below. `make docs` runs it.
+"""Generates dashboard.json, for Grafana 9 and later, from the table below. `make docs` runs it.
 
-A panel is its title, its unit and its queries with what their lines are called; `$instance` and the window
-of rates are Grafana's. Every query is run by a test against a real Prometheus and must bring data.
+A panel has a title, a unit, and queries with their legends; `$instance` and the rate window are Grafana variables.
+A test runs every query against a real Prometheus and expects data.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ Queries = list[tuple[str, str]]  # expression, legend
 
 
 def rate(metric: str, by: str, condition: str = "") -> tuple[str, str]:
-    """Per second, one line for each value of the label."""
+    """Rate per second, one line per value of the label."""
     inside = f"{HERE}, {condition}" if condition else HERE
     return f"sum by ({by}) (rate({metric}{{{inside}}}[{WINDOW}]))", f"{{{{{by}}}}}"
 
 
 def level(metric: str, by: str = "", how: str = "sum") -> tuple[str, str]:
-    """As it is now; `by` several labels: their names with commas."""
+    """Current value; `by` may name several labels, separated by commas."""
     names = [name.strip() for name in by.split(",") if name.strip()]
     legend = " ".join(f"{{{{{name}}}}}" for name in names) or metric.removeprefix("scanbridge_").replace("_", " ")
     grouping = f" by ({by})" if by else ""
@@ -32,7 +32,7 @@ def level(metric: str, by: str = "", how: str = "sum") -> tuple[str, str]:
 
 
 def times(metric: str) -> Queries:
-    """Half, nearly all, all but one in a hundred."""
+    """Median, 95th and 99th percentile."""
     buckets = f"sum by (le) (rate({metric}_bucket{{{HERE}}}[{WINDOW}]))"
     return [(f"histogram_quantile({share}, {buckets})", f"p{share * 100:.0f}") for share in (0.5, 0.95, 0.99)]
 
@@ -67,12 +67,12 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                 ],
             ),
             (
-                "Scanner hosts left alone",
+                "Scanner hosts not in use",
                 "none!",
                 [(f"count(scanbridge_scanner_circuit{{{HERE}}} > 0) or vector(0)", "")],
             ),
             (
-                "First certificate ends in",
+                "First certificate expires in",
                 "s!",
                 [(f"min(scanbridge_tls_certificate_expiry_time_seconds{{{HERE}}}) - time()", "")],
             ),
@@ -84,15 +84,15 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
             ("Actions", "ops", [rate("scanbridge_mails_total", "action")]),
             ("Decisions", "ops", [rate("scanbridge_mails_total", "decision")]),
             ("Replies", "ops", [rate("scanbridge_replies_total", "code"), (total(_EARLY), "451 at MAIL")]),
-            ("What went wrong", "ops", [rate("scanbridge_failures_total", "reason")]),
+            ("Errors", "ops", [rate("scanbridge_failures_total", "reason")]),
             (
-                "Taken for some recipients only",
+                "Accepted for some recipients only",
                 "ops",
                 [(f"sum(rate(scanbridge_mixed_mails_total{{{HERE}}}[{WINDOW}]))", "mixed")],
             ),
             ("By listener", "ops", [rate("scanbridge_mails_total", "listener")]),
             ("Bytes", "Bps", [rate("scanbridge_mail_bytes_total", "listener")]),
-            ("Shadow mode: what would be done", "ops", [rate("scanbridge_shadow_mails_total", "would")]),
+            ("Shadow mode: action that would be taken", "ops", [rate("scanbridge_shadow_mails_total", "would")]),
         ],
     ),
     (
@@ -112,9 +112,9 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                 "bytes",
                 [level("scanbridge_bytes_in_processing"), level("scanbridge_bytes_in_processing_limit")],
             ),
-            ("Throttle: what the next mail waits", "s", [level("scanbridge_throttle_delay_seconds", how="max")]),
+            ("Throttle delay of the next mail", "s", [level("scanbridge_throttle_delay_seconds", how="max")]),
             ("Saturated", "none", [level("scanbridge_saturated", "cause", "max")]),
-            ("Refused for saturation", "ops", [rate("scanbridge_saturated_replies_total", "stage")]),
+            ("Refused when saturated", "ops", [rate("scanbridge_saturated_replies_total", "stage")]),
         ],
     ),
     (
@@ -134,7 +134,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                 "none",
                 [level("scanbridge_scanner_status", "host", "max")],
             ),
-            ("Requests under way", "none", [level("scanbridge_scanner_in_flight", "host")]),
+            ("Requests in flight", "none", [level("scanbridge_scanner_in_flight", "host")]),
             (
                 "Late decisions",
                 "ops",
@@ -148,7 +148,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
         [
             ("Reachable", "none", [level("scanbridge_next_hop_up", "next_hop", "min")]),
             (
-                "What became of mail",
+                "Results",
                 "ops",
                 [
                     (
@@ -178,7 +178,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
         ],
     ),
     (
-        "Lists at the door",
+        "Enforced lists",
         [
             (
                 "Matches",
@@ -192,7 +192,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
             ),
             ("Entries", "none", [level("scanbridge_list_entries", "list", "max")]),
             ("Age of the local copy", "s", [level("scanbridge_list_age_seconds", "list", "max")]),
-            ("Without a copy", "none", [level("scanbridge_list_copies_missing", "list", "max")]),
+            ("Scopes without a copy", "none", [level("scanbridge_list_copies_missing", "list", "max")]),
             ("Refreshes", "ops", [rate("scanbridge_list_refreshes_total", "outcome")]),
         ],
     ),
@@ -201,7 +201,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
         [
             ("Connections", "none", [level("scanbridge_connections", "listener")]),
             ("Connections refused", "ops", [rate("scanbridge_connections_refused_total", "reason")]),
-            ("Event loop late by", "s", [level("scanbridge_event_loop_lag_seconds", "instance", "max")]),
+            ("Event loop lag", "s", [level("scanbridge_event_loop_lag_seconds", "instance", "max")]),
             ("CPU", "percentunit", [rate("process_cpu_seconds_total", "instance", 'job="scanbridge"')]),
             ("Memory", "bytes", [level("process_resident_memory_bytes", "instance")]),
             ("File descriptors", "none", [level("process_open_fds", "instance"), level("process_max_fds")]),
@@ -215,7 +215,7 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                 ],
             ),
             (
-                "Log lines lost or held back",
+                "Log lines lost or suppressed",
                 "ops",
                 [
                     (f"sum(rate(scanbridge_log_lines_lost_total{{{HERE}}}[{WINDOW}]))", "lost"),
@@ -223,14 +223,14 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
                 ],
             ),
             (
-                "Configuration read ago",
+                "Time since last reload",
                 "s",
                 [(f"time() - max by (instance) (scanbridge_config_reload_time_seconds{{{HERE}}})", "{{instance}}")],
             ),
             ("Last reload succeeded", "none", [level("scanbridge_config_reload_success", "instance", "min")]),
             ("Version", "none", [level("scanbridge_build_info", "instance, version")]),
             (
-                "Certificates end in",
+                "Certificates expire in",
                 "s",
                 [
                     (

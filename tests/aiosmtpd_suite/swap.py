@@ -12,12 +12,14 @@ import re
 import smtplib
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import aiosmtpd.controller
 import pytest
 
-from bridge.intake.smtp.session import BridgeSMTP
+from bridge.intake.smtp.connection import SmtpConnection
+from bridge.intake.smtp.context import SmtpContext
 
 _ENHANCED = re.compile(rb"^[245]\.\d{1,3}\.\d{1,3} ", re.MULTILINE)
 _getreply = smtplib.SMTP.getreply
@@ -54,21 +56,39 @@ class Writer:
         self.transport.close()
 
 
-class Swapped(BridgeSMTP):
-    """A stopped controller cancels all tasks, and counts on it that every connection has one. Ours has none while
-    it waits for its client, so here one stands for it."""
+class Swapped(SmtpConnection):
+    """Our connection as aiosmtpd's controller uses it: constructed with a handler and options, for each client.
+
+    A stopped controller cancels all tasks and expects every connection to have one. Ours has none while it waits
+    for its client, so here it gets one.
+    """
+
+    def __init__(self, handler, **options):
+        super().__init__(SmtpContext(handler, **options))
+
+    def __getattr__(self, name):
+        """Settings that only the suite reads on a connection."""
+        return getattr(self._context.stock, name)
+
+    @property
+    def local_part_limit(self):
+        return self.session.rules.local_part_limit
+
+    @local_part_limit.setter
+    def local_part_limit(self, limit):
+        self.session.rules = replace(self.session.rules, local_part_limit=limit)
 
     def connection_made(self, transport):
         self._writer = Writer(transport)
-        self._stand_in = self.loop.create_task(self._until_stopped())
+        self._stand_in = self._context.loop.create_task(self._until_stopped())
         super().connection_made(transport)
 
-    def _close(self):
+    def _close_transport(self):
         self._writer.close()
 
     async def _until_stopped(self):
         try:
-            await self.loop.create_future()
+            await self._context.loop.create_future()
         finally:
             self._hang_up()
 

@@ -53,7 +53,7 @@ def problems(findings: Any) -> list[Finding]:
 
 
 def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
-    """A set-up as docs/milter.md has it is left in peace."""
+    """A set-up as docs/operate/milter.md has it is left in peace."""
     findings = list(check_postfix(config(tmp_path), postfix(tmp_path)))
     assert len(findings) >= 5
     assert problems(findings) == []
@@ -65,9 +65,9 @@ def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
         ({"smtpd_milters": ""}, "Postfix and listener milter", "smtpd_milters = inet:127.0.0.1:10027"),
         ({"smtpd_milters": "inet:127.0.0.1:8891"}, "Postfix and listener milter", "no smtpd_milters names it"),
         ({"milter_default_action": "accept"}, "Postfix milter_default_action", "= tempfail"),
-        ({"milter_default_action": "reject"}, "Postfix milter_default_action", "refused for good"),
-        ({"milter_content_timeout": "4s"}, "Postfix milter_content_timeout", "10s at least"),
-        ({"milter_command_timeout": "1s"}, "Postfix milter_command_timeout", "10s at least"),
+        ({"milter_default_action": "reject"}, "Postfix milter_default_action", "refused permanently"),
+        ({"milter_content_timeout": "4s"}, "Postfix milter_content_timeout", "at least 10s"),
+        ({"milter_command_timeout": "1s"}, "Postfix milter_command_timeout", "at least 10s"),
         ({"milter_protocol": "2"}, "Postfix milter_protocol", "milter_protocol = 6"),
     ],
 )
@@ -88,7 +88,7 @@ def test_milter_named_in_master_cf_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "named", "problem"),
     [
-        ("/run/scanbridge.sock", "unix:/run/scanbridge.sock", "cannot see /run/scanbridge.sock"),
+        ("/run/scanbridge.sock", "unix:/run/scanbridge.sock", "cannot reach /run/scanbridge.sock"),
         ("/var/spool/postfix/scan.sock", "unix:/var/spool/postfix/scan.sock", "smtpd_milters = unix:/scan.sock"),
         ("/var/spool/postfix/scan.sock", "unix:/scan.sock", ""),
     ],
@@ -118,11 +118,11 @@ SENDMAIL = f"V10/Berkeley\nDZ8.17.1\nO InputMailFilters=other, scanbridge\n{GOOD
         ("", "", ""),
         ("F=T", "F=4", ""),
         ("F=T, ", "", "add F=T"),
-        ("F=T", "F=R", "in place of F=R"),
+        ("F=T", "F=R", "instead of F=R"),
         ("E:10m", "E:2m", "set E:300s"),
         ("R:10s", "R:2s", "T=R:2s is too short"),
         ("inet:10027", "inet:8891", "no X line names it"),
-        ("other, scanbridge", "other", "write INPUT_MAIL_FILTER, not MAIL_FILTER"),
+        ("other, scanbridge", "other", "use INPUT_MAIL_FILTER, not MAIL_FILTER"),
         ("O InputMailFilters=other, ", "O DaemonPortOptions=Port=25, InputMailFilters=a;", ""),
         ("V10", "O MaxMessageSize=60000000\nV10", "confMAX_MESSAGE_SIZE', `52428800'"),
         ("DZ8.17", "DZ8.13", "``, i, {auth_authen}'')"),

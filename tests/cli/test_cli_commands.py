@@ -185,7 +185,7 @@ def test_scan_does_not_send_what_the_service_cannot_take(place: Place) -> None:
         file.truncate(50 * 1024 * 1024 + 1)
     small = place.mail("small.eml", b"Subject: a\n\n")
     done = place.run("scan", str(large), small)
-    assert done.exit_code == 1 and "over the 50 MiB" in done.stderr
+    assert done.exit_code == 1 and "larger than the 50 MiB" in done.stderr
     assert done.stdout.startswith(f"{small}: deliver") and len(place.scanner.submissions) == 1
 
 
@@ -252,7 +252,7 @@ def test_check_tells_all_problems_at_once(place: Place) -> None:
         "listener c",
         "next hop smtp",
     ]
-    assert "put the secret into it" in found[0] and "Address already in use" in found[1]
+    assert "it must hold the secret on one line" in found[0] and "Address already in use" in found[1]
     assert "set it to 90s" in found[2] and "none.pem" in found[3]
 
 
@@ -302,7 +302,7 @@ def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> No
 def test_status_of_nobody_is_exit_1(place: Place) -> None:
     """Nobody listens there."""
     done = place.run("status")
-    assert done.exit_code == 1 and done.stderr == f"no scanbridge answers at 127.0.0.1:{place.admin}\n"
+    assert done.exit_code == 1 and done.stderr == f"no daemon answers at 127.0.0.1:{place.admin}; is it running?\n"
 
 
 def test_status_of_another_program_is_exit_1(place: Place) -> None:
@@ -316,7 +316,7 @@ def test_status_over_other_sockets_does_not_crash(place: Place, address: str) ->
     """A unix socket that is not there, and one that only systemd knows."""
     place.write(admin={"address": address})
     done = place.run("status")
-    assert done.exit_code == 1 and "no scanbridge answers" in done.stderr
+    assert done.exit_code == 1 and "no daemon answers" in done.stderr
 
 
 def test_status_over_a_unix_socket(tmp_path: Path) -> None:
@@ -330,4 +330,4 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         state["scanner"][0]["circuit"] = "open"
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
         assert "workers" not in table(state)
-        assert "workers        1 of 2 run" in table({**state, "workers_wanted": 2}).splitlines()
+        assert "workers        1 of 2 running" in table({**state, "workers_wanted": 2}).splitlines()

@@ -194,7 +194,7 @@ def test_counters_that_went_back_belong_to_a_new_daemon() -> None:
     name, labels = "scanbridge_mails_total", (("decision", "deliver"),)
     before = Sample(1.0, {**state, "uptime_s": 50}, {name: {labels: 1000.0}})
     seen = between(before, Sample(3.0, {**state, "uptime_s": 1}, {name: {labels: 10.0}}))
-    assert seen["mails_per_s"] == 5.0 and seen["warnings"] == ["it was restarted"]
+    assert seen["mails_per_s"] == 5.0 and seen["warnings"] == ["the daemon was restarted"]
 
 
 def test_sparkline_is_as_high_as_its_highest() -> None:

@@ -1,7 +1,7 @@
 """The blocks of code in our documents, and which of them are run.
 
-A block of commands is marked `sh`, one of Python `python`. One that no test can run has its reason above it, in the
-source of the page: `<!-- not run: needs a booted systemd -->`.
+A block of commands is marked `sh`, one of Python `python`. A block that no test can run has the reason above it in
+the source: `<!-- not run: needs a booted systemd -->`.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Block:
     line: int
     language: str
     text: str
-    not_run: str | None  # the reason; "" if there is none beside the words
+    not_run: str | None  # the reason; "" if none is given
 
     @property
     def name(self) -> tuple[str, str]:
-        """Page and first command, to know it by."""
+        """Page and first command, which identify it."""
         return self.page, bare(self.text.partition("\n")[0])
 
     @property
@@ -52,5 +52,5 @@ def _blocks(page: Path) -> list[Block]:
 
 
 def bare(line: str) -> str:
-    """A command without the remark behind it."""
+    """A command without its trailing comment."""
     return re.sub(r" +#.*", "", line)

@@ -1,12 +1,12 @@
-# Sourced by a shell in namespaces of its own: a machine to try commands on exactly as they are written.
+# Sourced by a shell in separate namespaces: an environment in which commands run exactly as written.
 #
-# The real ports, because the network is its own; the real paths, because writes go to memory; a checkout with a virtual
-# environment that is ready. $ROOM is an empty directory, $SOURCE the repository, $PYTHON the interpreter of the tests, $WARM a
+# The ports are the real ones, because the network is separate; so are the paths, because writes go to memory. The
+# checkout has a complete virtual environment. $ROOM is an empty directory, $SOURCE the repository, $PYTHON the interpreter of the tests, $WARM a
 # program that answers calls of scanbridge.
 set -eu
 ip link set lo up
 mount -t tmpfs tmpfs "$ROOM"
-over() {  # a directory of the machine, or of the repository, with what is written to it in memory
+over() {  # overlay a directory: writes go to memory
     layers=$ROOM/layers/$(basename "$2")
     mkdir -p "$layers/new" "$layers/work" "$2"
     mount -t overlay overlay -o "lowerdir=$1,upperdir=$layers/new,workdir=$layers/work" "$2"
@@ -28,7 +28,7 @@ cd "$ROOM/checkout"
 until [ -S "$ROOM/warm" ]; do sleep 0.02; done
 set +eu
 
-listening() {  # wait until somebody listens at each of these ports
+listening() {  # wait until each of these ports is open
     for port; do
         until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do sleep 0.02; done
     done
@@ -47,14 +47,14 @@ eicar() {
       --body 'X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*'
 }
 
-configured() {  # the embedded default as a file of this name, with more behind it; all commands go by it
+configured() {  # write the embedded default to this file, append standard input; all commands use it
     mkdir -p "$(dirname "$1")"
     "$PYTHON" -c 'import sys, bridge.config.model; print(bridge.config.model.EMBEDDED.format(state=sys.argv[1]))' "$HOME/state" >"$1"
     cat >>"$1"
     export SCANBRIDGE_CONFIG=$1
 }
 
-journalctl() {  # there is no journal here: the log of the embedded default instead; of the options -g is heard
+journalctl() {  # there is no journal here: search the log of the embedded default; only the option -g counts
     pattern=.
     while [ $# -gt 0 ]; do
         [ "$1" != -g ] || pattern=$2
@@ -95,7 +95,7 @@ restarted() {  # name, port and arguments of a daemon
     listening "$2"
 }
 
-mailserver() {  # Postfix at port 25, for mail to example.org, which it then throws away
+mailserver() {  # Postfix at port 25, for mail to example.org, which it discards
     cp /usr/share/postfix/master.cf.dist /etc/postfix/master.cf
     cat >/etc/postfix/main.cf <<END
 compatibility_level = 3.6

@@ -1,7 +1,7 @@
-"""One page's commands in one shell, as a reader would type them, in a room of their own (room.sh).
+"""Runs a page's commands in one shell, as a reader would type them, in separate namespaces (room.sh).
 
-Every command that fails is found, not only the last of a block. What has to be there for a page's commands, and what
-its placeholders stand for, is a `Story`. Knows nothing of what the pages say.
+Every command that fails is found, not only the last of a block. A `Story` says what a page's commands need
+beforehand, and what its placeholders stand for. Knows nothing of the pages' content.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ _DEADLINE_S = 120.0
 class Story:
     prepare: str = ""
     words: Mapping[str, str] = field(default_factory=dict)
-    goes_on: Mapping[str, str] = field(default_factory=dict)  # a command that does not end by itself: its ports
-    fails: Mapping[str, int] = field(default_factory=dict)  # a command that is meant to fail: its exit code
-    shows: Sequence[str] = ()  # patterns of what a reader sees, in this order
+    goes_on: Mapping[str, str] = field(default_factory=dict)  # a command that keeps running: its ports
+    fails: Mapping[str, int] = field(default_factory=dict)  # a command that is expected to fail: its exit code
+    shows: Sequence[str] = ()  # patterns of the output, in this order
 
 
 @dataclass(frozen=True)
 class Told:
-    failures: dict[str, int]  # commands that failed, and how
+    failures: dict[str, int]  # commands that failed, and their exit codes
     output: str
 
 
 def tell(page: Sequence[Block], story: Story, directory: Path) -> Told:
-    """Run a page's blocks from the first to the last."""
+    """Runs a page's blocks from the first to the last."""
     (directory / "room").mkdir()
     failures, script = directory / "failures", directory / "script"
     watch = f"set -o pipefail\nexec 9>{failures}\ntrap 'echo $LINENO $? >&9' ERR"
@@ -55,7 +55,7 @@ def tell(page: Sequence[Block], story: Story, directory: Path) -> Told:
         stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace", timeout=_DEADLINE_S,
     )  # fmt: skip
     if re.match("(unshare|mount|ip|RTNETLINK)", done.stdout):
-        unavailable(f"there is no room for commands here: {done.stdout[:400]}")
+        unavailable(f"namespaces are not available here: {done.stdout[:400]}")
     assert done.returncode == 0, done.stdout
     lines = script.read_text().splitlines()
     found = [line.split() for line in failures.read_text().splitlines()]

@@ -1,7 +1,7 @@
-"""Every command in the documents is run, exactly as it stands there.
+"""Every command in the documents is run exactly as written.
 
-Each page is a story: its blocks marked `sh` and `python` are run in one shell from the first to the last, on a machine
-of their own with the real ports and paths (room.sh).
+Each page is a story: its blocks marked `sh` and `python` are run in one shell from the first to the last, in separate
+namespaces with the real ports and paths (room.sh).
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ END
         fails={f"swaks --server 127.0.0.1 --to you@example.org --body '{GTUBE}'": 26},
         shows=[
             "listener=milter .* decision=deliver",
-            "nothing to change",
+            "OK: ",
             "Configuration file is valid",
             "listener=mx .* decision=deliver",
             "550 5.7.1 The message was refused",
@@ -133,7 +133,7 @@ END
     "docs/operate/service.md": Story(prepare=MAIL, goes_on={"scanbridge service -c service.yml": "9081"}),
 }
 
-# Page and first command of every block that is not run. Its reason stands above it in the page.
+# Page and first command of every block that is not run. The page has the reason above it.
 NOT_RUN = {
     ("CONTRIBUTING.md", "make run"),
     ("docs/operate/install.md", "apt install ./scanbridge_0.1.0-1_amd64.deb"),
@@ -163,7 +163,7 @@ def need_a_room() -> None:
 
 @pytest.mark.parametrize("page", sorted({block.page for block in RUN}))
 def test_commands_of_a_page_work(page, tmp_path):
-    """What a reader types from this page does what it should."""
+    """The commands of this page do what the page says."""
     need_a_room()
     story = STORIES.get(page, Story())
     told = tell([block for block in RUN if block.page == page], story, tmp_path)
@@ -172,7 +172,7 @@ def test_commands_of_a_page_work(page, tmp_path):
 
 
 def test_commands_that_fail_are_found(tmp_path):
-    """In the middle of a block, within a pipe, and in Python."""
+    """In the middle of a block, in a pipe, and in Python."""
     need_a_room()
     shell = "scanbridge lists nonsense\nscanbridge nonsense 2>&1 | cat\nscanbridge --version   # well\n"
     page = [Block("page", 1, "sh", shell, None), Block("page", 9, "python", "import nonsense\n", None)]
@@ -182,7 +182,7 @@ def test_commands_that_fail_are_found(tmp_path):
 
 
 def test_what_is_not_run_is_known_and_has_its_reason():
-    """Nobody leaves a command out in passing: a new one needs its line here, and a sentence in the page."""
+    """No command is left out by accident: it needs a line here, and a reason in the page."""
     left_out = [block for block in blocks() if block.not_run is not None]
     assert {block.name for block in left_out} == NOT_RUN
     for block in left_out:
@@ -190,7 +190,7 @@ def test_what_is_not_run_is_known_and_has_its_reason():
 
 
 def test_commands_are_marked_as_such():
-    """A block that would escape, because it is marked otherwise or not at all."""
+    """No block escapes because it is marked otherwise or not at all."""
     for block in blocks():
         assert block.language in LANGUAGES, f"{block.page}:{block.line}: {block.language}"
         if not block.is_program:

@@ -1,4 +1,4 @@
-"""The configuration that the documents show is taken by the program that it is for."""
+"""The configurations in the documents are accepted by the programs they are for."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bridge.runtime import yaml_file
 from bridge.service.settings import ServiceConfig
 from tests.documents.blocks import Block, blocks
 
-# What an excerpt does not show.
+# The rest of the configuration, for excerpts.
 BRIDGE: dict[str, Any] = {
     "scanner": {"urls": ["http://127.0.0.1:9081"], "token_file": "token"},
     "listeners": [{"name": "mx", "address": "127.0.0.1:10025"}],
@@ -26,7 +26,7 @@ EXCERPTS = [block for block in blocks() if block.language == "yaml"]
 
 @pytest.mark.parametrize("block", EXCERPTS, ids=lambda block: f"{block.page}:{block.line}")
 def test_configuration_is_valid(block: Block, tmp_path):
-    """Whole, or as an excerpt of one."""
+    """As a whole, or as an excerpt."""
     text = block.text.replace("STATE", "/var/lib/scanbridge").replace("token: ...", "token: " + 64 * "0")
     shown = yaml.safe_load(text)
     if shown.keys() & OTHERS:

@@ -1,7 +1,7 @@
 """`scanbridge` for shells that call it a hundred times: a process that has imported everything forks for each call.
 
-Each start of Python with all our libraries costs a second of a processor. The call itself is the real one: its own
-process, arguments, directory, environment, standard streams and exit code. `warm.py SOCKET` serves, `warm.py SOCKET
+Starting Python with all our libraries takes a second of CPU time. The call itself is real: it has its own process,
+arguments, directory, environment, standard streams and exit code. `warm.py SOCKET` serves, `warm.py SOCKET
 ARGUMENT...` calls.
 """
 
@@ -33,8 +33,8 @@ def serve(path: str) -> None:
     for module in pkgutil.walk_packages(bridge.__path__, "bridge."):
         if module.name not in ("bridge.__main__", "bridge.testing"):
             importlib.import_module(module.name)
-    gc.freeze()  # what was imported need not be copied by a child that collects garbage
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to wait for them
+    gc.freeze()  # so that garbage collection in a child does not copy the imported modules
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be waited for
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(path)
         listener.listen(100)
@@ -48,7 +48,7 @@ def serve(path: str) -> None:
 
 
 def _answer(client: socket.socket) -> None:
-    """In the child: become what was called, and tell its exit code."""
+    """In the child: runs the command and reports its exit code."""
     from bridge.cli import main
 
     length, streams, _, _ = socket.recv_fds(client, 4, 3)

@@ -1,8 +1,8 @@
 """The account of a fault run: what each client was told, and where its mail is.
 
-`lost` is a mail that was accepted and is nowhere, `astray` one that is where the decision did not send it, `damaged`
-one whose bytes changed. All three must be empty. A duplicate is allowed when a fault explains it (RFC 1047), and is
-listed with that cause.
+`lost` mails were accepted and are nowhere, `astray` mails are where the decision did not send them, `damaged` mails
+have changed bytes. All three must be empty. A duplicate is allowed if a fault explains it (RFC 1047), and is listed
+with that cause.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ NEXT_ID = re.compile(rb"by behind\.example \(Postfix\) with E?SMTP id (\w+)")
 
 @dataclass
 class Copy:
-    """One time a mail has arrived somewhere."""
+    """One copy of a mail that arrived somewhere."""
 
     where: str  # "behind", "quarantine"
     our_id: str
@@ -45,9 +45,9 @@ class Account:
     lost: list[str] = field(default_factory=list)
     astray: list[str] = field(default_factory=list)
     damaged: list[str] = field(default_factory=list)
-    open: list[str] = field(default_factory=list)  # no final word in the end
+    open: list[str] = field(default_factory=list)  # no final reply at the end
     duplicates: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))  # cause: ids
-    partial: list[str] = field(default_factory=list)  # files that are half of a mail, or that nobody knows
+    partial: list[str] = field(default_factory=list)  # incomplete or unknown files
 
 
 def make(world: World, mails: list[Mail], troubles: Troubles) -> Account:
@@ -81,7 +81,7 @@ def _read_destination(world: World, account: Account, bodies: dict[str, bytes]) 
 
 
 def _read_quarantine(world: World, account: Account, bodies: dict[str, bytes]) -> None:
-    """A file and a row for each: neither counts alone."""
+    """Mails that have both a file and an index row."""
     directory = world.disk.place / "quarantine"
     rows = {row["id"] for row in world.bridge.kept()}
     names = {path.name for path in directory.iterdir()}
@@ -103,7 +103,7 @@ def _copy(where: str, ours: re.Match[bytes], next_id: str = "") -> Copy:
 
 
 def _judge(account: Account, mail: Mail, was_decided: bool) -> None:
-    """Is it where its decision sends it, and only there?"""
+    """Whether the mail is where its decision sends it, and only there."""
     places = {copy.where for copy in account.copies.get(mail.id, [])}
     notices = account.notices[mail.id]
     wanted = {"deliver": {"behind"}, "quarantine": {"quarantine"}}.get(mail.decision, set())
@@ -119,7 +119,7 @@ def _judge(account: Account, mail: Mail, was_decided: bool) -> None:
 
 
 def _log(path: Path) -> dict[str, dict[str, Any]]:
-    """The bridge's line for each of its ids."""
+    """The bridge's log line for each id."""
     return {line["id"]: line for line in _lines(path) if "reply" in line or line.get("action") == "cancelled"}
 
 
@@ -127,12 +127,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
     for line in path.read_bytes().splitlines():
         try:
             yield {"id": "", **json.loads(line)}
-        except ValueError:  # cut by a kill
+        except ValueError:  # truncated by a kill
             continue
 
 
 def _cause(copies: list[Copy], log: dict[str, dict[str, Any]], troubles: Troubles) -> str:
-    """Why the first copy was not the end of it: what its line says, and what was going on."""
+    """Why there was a second copy: from its log line and the faults at that time."""
     copies = sorted(copies, key=lambda copy: (copy.time, copy.our_id))
     first = copies[0]
     if first.next_id and any(copy.next_id == first.next_id for copy in copies[1:]):

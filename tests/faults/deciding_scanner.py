@@ -1,9 +1,9 @@
-"""A scanner as a process of its own, to be killed: each mail says itself what is to be decided, and how slowly.
+"""A scanner as a separate process that can be killed; each mail states its decision and delay.
 
     deciding_scanner.py PORT SEEN
 
-`X-Fault: <decision> <seconds> <id>` in the mail. What was decided is written to SEEN, one line for each
-submission, before it is answered: a mail that the bridge calls dropped without having asked is found out.
+The mail has a field `X-Fault: <decision> <seconds> <id>`. Each decision is written to SEEN, one line per submission,
+before it is sent, so that a mail dropped without a scan is detected.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import re
 import sys
 from contextlib import closing, suppress
 
-# Nothing of the bridge is imported: it has to be back quickly.
+# Imports nothing of the bridge, so that it restarts quickly.
 WISH = re.compile(rb"^X-Fault: (\w+) ([\d.]+) (\S+)\r$", re.MULTILINE)
 LENGTH = re.compile(rb"^content-length: *(\d+)\r$", re.MULTILINE | re.IGNORECASE)
 TIMES = {"created": "2026-01-01T00:00:00Z", "completed": "2026-01-01T00:00:01Z"}

@@ -1,4 +1,4 @@
-"""The fault rig: mail flows through real servers while they are killed, and then every mail is looked for.
+"""The fault rig: mail flows through real servers while they are killed; afterwards every mail is accounted for.
 
     python -m tests.faults.rig [--minutes 20] [--seed N]
 
@@ -20,9 +20,6 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-if __name__ == "__main__":
-    import conftest  # noqa: F401 - the paths of the other kits
-
 from tests.chain import Postfix, until
 from tests.faults import account as accounts
 from tests.faults.account import Account
@@ -41,15 +38,15 @@ class Result:
     troubles: Troubles
     starts: int
     exit_codes: list[int]
-    left: dict[str, int]  # what the bridge still holds in the end
-    highest: int  # memory of one process while things went wrong
-    calm: tuple[int, int]  # and of all after them, before and after mail without trouble
+    left: dict[str, int]  # what the bridge still holds at the end
+    highest: int  # memory of one process during the faults
+    calm: tuple[int, int]  # memory of all processes afterwards: before and after mail without faults
 
 
 def run(
     directory: Path, seed: int, seconds: float, rate: float, calm_s: float, pace: float = 1.0, at_least: int = 0
 ) -> Result:
-    """A whole run. Raises AssertionError when something does not come to its end."""
+    """A complete run. Raises AssertionError if something does not finish."""
     began = time.monotonic()
     with World(directory) as world:
         world.bridge.start(1 + seed % 2)
@@ -67,7 +64,7 @@ def run(
         world.bridge.await_orphans()
         left = _left(world)
         world.bridge.stop()
-        world.bridge.start(2)  # what a killed worker left half-written is removed at the next start
+        world.bridge.start(2)  # files that a killed worker left incomplete are removed at the next start
         account = accounts.make(world, senders.mails, troubles)
         return Result(
             seed=seed,
@@ -83,7 +80,7 @@ def run(
 
 
 def _calm(world: World, seconds: float) -> tuple[int, int]:
-    """Mail goes on without trouble: memory must stay where it is."""
+    """Mail without faults: memory must not grow."""
     time.sleep(seconds / 2)
     before = sum(map(resident, world.bridge.pids()))
     time.sleep(seconds / 2)
@@ -102,7 +99,7 @@ def _flush(postfix: Postfix) -> None:
 
 
 def _left(world: World) -> dict[str, int]:
-    """What is still held once all is over; it may take a moment until the last session has ended."""
+    """What is still held at the end; the last session may take a moment to close."""
     keys = ("in_processing", "bytes_in_processing", "connections")
 
     def held() -> dict[str, int]:
@@ -134,9 +131,9 @@ def table(result: Result) -> str:
     answers = Counter(word[:9] or "no answer" for mail in account.mails for _, word in mail.tries[:-1])
     rows.append(("answers that made clients try again", ", ".join(f"{word} {n}" for word, n in answers.most_common())))
     kinds = {
-        "arrived behind": sum(any(copy.where == "behind" for copy in one) for one in account.copies.values()),
+        "arrived behind": sum(any(copy.where == "behind" for copy in copies) for copies in account.copies.values()),
         "in the quarantine, file and row": sum(
-            any(copy.where == "quarantine" for copy in one) for one in account.copies.values()
+            any(copy.where == "quarantine" for copy in copies) for copies in account.copies.values()
         ),
         "bounced by Postfix to the sender": len(account.notices),
         "dropped as decided": sum(mail.accepted and mail.decision == "drop" for mail in account.mails),
@@ -152,14 +149,14 @@ def table(result: Result) -> str:
     rows.append(("exit codes after SIGTERM", ", ".join(map(str, sorted(set(result.exit_codes)))) or "-"))
     rows.append(("held in the end", ", ".join(f"{key} {value}" for key, value in result.left.items())))
     rows.append(("memory of a process, highest", f"{result.highest >> 20} MiB"))
-    rows.append(("memory of all, calm: middle, end", " MiB, ".join(str(one >> 20) for one in result.calm) + " MiB"))
+    rows.append(("memory of all, calm: middle, end", " MiB, ".join(str(size >> 20) for size in result.calm) + " MiB"))
     faults = ", ".join(f"{name} {count}" for name, count in sorted(result.troubles.counts().items()))
     rows.append(("faults", faults))
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows) + "\n"
 
 
 def check(result: Result) -> None:
-    """What must hold whatever happened."""
+    """What must hold after any faults."""
     account = result.account
     assert not account.lost, _story(result, account.lost)
     assert not account.astray, _story(result, account.astray)
@@ -175,7 +172,7 @@ def check(result: Result) -> None:
 
 def _story(result: Result, ids: list[str]) -> str:
     mails = {mail.id: mail for mail in result.account.mails}
-    lines = [f"{mails[one]} {result.account.copies.get(one)} {result.account.notices[one]}" for one in ids[:10]]
+    lines = [f"{mails[id_]} {result.account.copies.get(id_)} {result.account.notices[id_]}" for id_ in ids[:10]]
     return f"seed {result.seed}, {len(ids)} mails:\n" + "\n".join(lines)
 
 
@@ -196,9 +193,9 @@ def main() -> int:
     chosen = parser.parse_args()
     if os.geteuid() != 0:
         sys.exit("only root can do this: Postfix, and a disk of its own")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is taken down
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     print(f"seed {chosen.seed}", flush=True)
-    directory = Path(tempfile.mkdtemp(prefix="faults-"))  # stays when something is wrong: the logs are in it
+    directory = Path(tempfile.mkdtemp(prefix="faults-"))  # kept after a failure, for its logs
     seconds = chosen.minutes * 60
     result = run(directory, chosen.seed, seconds, chosen.rate, calm_s=min(60.0, seconds / 5))
     text = table(result)

@@ -1,8 +1,8 @@
-"""Clients that send mail without pause, each mail with an id of its own, and write down what they were told.
+"""Clients that send mail continuously, each with a unique id, and record the replies.
 
-Three ways in: `queue` (Postfix has the mail, and filters after its queue), `proxy` (Postfix passes our word on to the
-client) and `raw` (no Postfix in front: it would hide a loss by trying again). A client keeps what it got no final
-word for, and tries again a little later, as a mail server does.
+Three ways in: `queue` (Postfix has the mail, and filters after its queue), `proxy` (Postfix passes our reply on to the
+client) and `raw` (no Postfix in front: it would hide a loss by trying again). A client keeps a mail until it
+has a final reply, and retries a little later, as a mail server does.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ REPLY_S = 25.0
 
 @dataclass
 class Mail:
-    """One id: what it asks for, and what its client knows of it."""
+    """One mail: what it asks for, and what its client knows."""
 
     id: str
     way: str
@@ -59,7 +59,7 @@ class Mail:
 
 
 class Senders:
-    """All clients; `stop` makes no new mail, and waits until each mail has had a final word."""
+    """All clients; `stop` sends no new mail, and waits until each mail has a final reply."""
 
     def __init__(self, ports: dict[str, int], seed: int, rate: float, late_s: float, each: int = 2) -> None:
         self.mails: list[Mail] = []
@@ -116,19 +116,19 @@ class Senders:
 
 
 class _Door:
-    """One connection after the other to one port."""
+    """Consecutive connections to one port."""
 
     def __init__(self, port: int) -> None:
         self._port = port
         self._client: SmtpClient | None = None
 
     def send(self, mail: Mail) -> str:
-        """The reply that was last; "" when the connection ended before the dot was answered."""
+        """The last reply; "" if the connection ended before the dot was answered."""
         try:
             reply = self._send(mail)
         except OSError:
             reply = ""
-        if not reply.startswith("250"):  # also after a refusal: whatever state it is in, a new one is better
+        if not reply.startswith("250"):  # reconnect after a refusal too: the connection's state is unknown
             self.close()
         return reply
 
@@ -154,5 +154,5 @@ class _Door:
 
 
 def _word(reply: bytes) -> str:
-    """Before the dot nothing is final but a refusal of this mail: no 250 may count as one here."""
+    """Before the dot only a refusal is final: a 250 must not count here."""
     return reply.decode() if reply.startswith((b"4", b"5")) else ""

@@ -1,7 +1,7 @@
-"""kill -9 at an exact moment: before the scan, in it, in every step of a quarantine write, between two 250s.
+"""kill -9 at an exact moment: before and during the scan, at every step of a quarantine write, between two 250s.
 
-The moment is not left to chance: the scanner or the next hop kills the bridge when it has what it wants, or strace
-does at a system call. Then the bridge is started again, the client sends again as mail servers do, and it is counted.
+The moment is not left to chance: the scanner or the next hop kills the bridge, or strace does at a system call. Then
+the bridge is started again, the client sends again as mail servers do, and the mails are counted.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tests.requirements import need
 
 
 class KillingHop(NextHop):
-    """Takes the mail, stops the bridge before it can hear so, says 250, and kills it."""
+    """Accepts the mail, but stops the bridge before it reads the 250, and then kills it."""
 
     victim = 0
 
@@ -41,7 +41,7 @@ class KillingHop(NextHop):
 
 @dataclass
 class House:
-    """A bridge that is started again after each death."""
+    """A bridge that is restarted after each kill."""
 
     background: Background
     scanner: FakeScanner
@@ -55,17 +55,19 @@ class House:
         self.bridge = start(*self.config)
 
     def files(self) -> set[str]:
-        """The ids in the quarantine: each has its two whole files, and there is nothing else."""
+        """The ids in the quarantine; checks that each has two complete files, and that there are no others."""
         place = self.directory / "state" / "quarantine"
         ids = {path.stem for path in place.iterdir()}
-        assert {path.name for path in place.iterdir()} == {f"{one}.{end}" for one in ids for end in ("eml", "json")}
-        for one in ids:
-            assert (place / f"{one}.eml").read_bytes().endswith(MAIL)
-            assert json.loads((place / f"{one}.json").read_text())["id"] == one
+        assert {path.name for path in place.iterdir()} == {
+            f"{mail_id}.{end}" for mail_id in ids for end in ("eml", "json")
+        }
+        for mail_id in ids:
+            assert (place / f"{mail_id}.eml").read_bytes().endswith(MAIL)
+            assert json.loads((place / f"{mail_id}.json").read_text())["id"] == mail_id
         return ids
 
     def quarantined(self) -> set[str]:
-        """The same, and the command shows them."""
+        """The same, as the command shows them."""
         done = scanbridge("quarantine", "list", "--json", "--limit", "0", "-c", self.config[0])
         assert {json.loads(line)["id"] for line in done.stdout.splitlines()} == self.files()
         return self.files()
@@ -77,7 +79,7 @@ def house(directory: Path, deadline: str = "30s") -> Iterator[House]:
         next_hop = KillingHop()
         background.run(next_hop.start())
         quiet = {"status_interval": "1h"}  # no other traffic when calls are counted
-        port, admin = free_port(), free_port()  # they must be free again when it comes back
+        port, admin = free_port(), free_port()  # must be free again at the restart
         listeners = [{"name": "mx", "address": f"127.0.0.1:{port}", "deadline": deadline}]
         sections = {"scanner": quiet, "listeners": listeners, "admin": {"address": f"127.0.0.1:{admin}"}}
         path, _, _ = write_config(directory, scanner.url, next_hop.url, **sections)
@@ -92,7 +94,7 @@ def house(directory: Path, deadline: str = "30s") -> Iterator[House]:
 
 @contextmanager
 def kill_at(pid: int, call: str, number: int, *, threads: bool = True) -> Iterator[None]:
-    """Any thread of it (or the first alone) dies as it enters this system call for the n-th time."""
+    """Kill the process when any thread (or only the first) enters this system call for the n-th time."""
     tracer = tracer_of([pid], f"{call}:signal=KILL:when={number}", threads=threads)
     try:
         until(lambda: is_traced(pid), "strace to be there")
@@ -107,47 +109,47 @@ def begun(client: SmtpClient) -> None:
 
 
 def test_a_mail_without_our_250_is_the_clients(tmp_path: Path) -> None:
-    """Before and in the scan nothing went on. Between the next hop's 250 and ours there is a duplicate (RFC 1047)."""
-    with house(tmp_path) as one:
-        with one.bridge.client() as client:
+    """Before and during the scan nothing was relayed. Between the two 250s a duplicate is possible (RFC 1047)."""
+    with house(tmp_path) as rig:
+        with rig.bridge.client() as client:
             client.begin()
             client.send(MAIL[:10])
-            os.kill(one.bridge.process.pid, signal.SIGKILL)
+            os.kill(rig.bridge.process.pid, signal.SIGKILL)
             assert client.is_cut()
-        one.revive()
+        rig.revive()
 
         async def kill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            os.kill(one.bridge.process.pid, signal.SIGKILL)
+            os.kill(rig.bridge.process.pid, signal.SIGKILL)
 
-        one.scanner.reply = kill
-        with one.bridge.client() as client:
+        rig.scanner.reply = kill
+        with rig.bridge.client() as client:
             begun(client)
             assert client.reply() == b""
-        one.scanner.reply = answer(200, result())
-        one.revive()
-        assert not one.next_hop.mails
+        rig.scanner.reply = answer(200, result())
+        rig.revive()
+        assert not rig.next_hop.mails
 
-        one.next_hop.victim = one.bridge.process.pid
-        with one.bridge.client() as client:
+        rig.next_hop.victim = rig.bridge.process.pid
+        with rig.bridge.client() as client:
             begun(client)
             assert client.reply() == b""
-        one.revive()
-        assert len(one.next_hop.mails) == 1 and one.bridge.send().startswith("250 ")
-        first, second = (mail.content.partition(b"Subject:")[2] for mail in one.next_hop.mails)
+        rig.revive()
+        assert len(rig.next_hop.mails) == 1 and rig.bridge.send().startswith("250 ")
+        first, second = (mail.content.partition(b"Subject:")[2] for mail in rig.next_hop.mails)
         assert first == second
 
 
 def test_our_250_leaves_after_the_last_fsync(tmp_path: Path) -> None:
-    """As the kernel sees it: both files, their names, the directory; then the reply."""
+    """In the order of system calls: both files, their names, the directory; then the reply."""
     need("strace", root=True)
     trace = tmp_path / "trace"
-    with house(tmp_path) as one:
-        one.scanner.reply = answer(200, result("quarantine"))
-        pid = one.bridge.process.pid
+    with house(tmp_path) as rig:
+        rig.scanner.reply = answer(200, result("quarantine"))
+        pid = rig.bridge.process.pid
         tracer = tracer_of([pid], "fsync,/rename,write,writev,sendto,sendmsg", output=trace)
         try:
             until(lambda: is_traced(pid), "strace to be there")
-            assert one.bridge.send().startswith("250 ")
+            assert rig.bridge.send().startswith("250 ")
         finally:
             end_tracer(tracer)
     steps = [word for line in trace.read_text().splitlines() if (word := _step(line))]
@@ -155,14 +157,14 @@ def test_our_250_leaves_after_the_last_fsync(tmp_path: Path) -> None:
 
 
 def _step(line: str) -> str:
-    """A call when it is over; "" for any other line."""
+    """The name of a finished call; "" for any other line."""
     if "250 2.0.0 Ok: queued as" in line and "fsync" not in line:
         return "250" if "time=" not in line and "id=" not in line else ""  # not the log's
     done = re.search(r"(fsync|rename)\w*(?:\(| resumed>).* = 0$", line)
     return done[1] if done else ""
 
 
-# The system calls of a quarantine write in their order, and whether the mail is in it after a death there.
+# The system calls of a quarantine write in order, and whether the mail is stored after a kill there.
 STEPS = [
     ("fsync", 1, False),  # the mail's file is written
     ("/rename", 1, False),  # both are on disk, under their temporary names
@@ -173,28 +175,28 @@ STEPS = [
 
 
 def test_a_quarantine_write_that_is_killed_leaves_a_whole_mail_or_none(tmp_path: Path) -> None:
-    """In every step. After the next start there is no half of it, files and index agree, and the client sends again."""
+    """At every step. After a restart no part of it is left, files and index agree, and the client sends again."""
     need("strace", root=True)
-    with house(tmp_path) as one:
-        one.scanner.reply = answer(200, result("quarantine"))
-        assert one.bridge.send().startswith("250 ")  # what is done once only is done
+    with house(tmp_path) as rig:
+        rig.scanner.reply = answer(200, result("quarantine"))
+        assert rig.bridge.send().startswith("250 ")  # so that one-time work is done
         expected = 1
         for call, number, is_kept in STEPS:
-            with kill_at(one.bridge.process.pid, call, number), one.bridge.client() as client:
+            with kill_at(rig.bridge.process.pid, call, number), rig.bridge.client() as client:
                 begun(client)
                 assert client.reply() == b"", (call, number)
-                one.revive()
+                rig.revive()
             expected += is_kept
-            assert len(one.files()) == expected, (call, number)
-            assert one.bridge.send().startswith("250 ")
+            assert len(rig.files()) == expected, (call, number)
+            assert rig.bridge.send().startswith("250 ")
             expected += 1
-        kill_before_our_250(one)
-        assert one.quarantined() == one.files() and len(one.files()) == expected + 1
-        assert not one.next_hop.mails
+        kill_before_our_250(rig)
+        assert rig.quarantined() == rig.files() and len(rig.files()) == expected + 1
+        assert not rig.next_hop.mails
 
 
-def kill_before_our_250(one: House) -> None:
-    """The first write of the main thread after the scan is the reply: it dies there, with file and row in place."""
+def kill_before_our_250(rig: House) -> None:
+    """The main thread's first write after the scan is the reply: the kill comes there, with file and row in place."""
     go_on = asyncio.Event()
 
     async def gate(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -203,37 +205,37 @@ def kill_before_our_250(one: House) -> None:
         writer.write(answer(200, result("quarantine")))
 
     arrived = threading.Event()
-    one.scanner.reply = gate
-    with one.bridge.client() as client:
+    rig.scanner.reply = gate
+    with rig.bridge.client() as client:
         begun(client)
         assert arrived.wait(10)
-        with kill_at(one.bridge.process.pid, "write,writev,sendto,sendmsg", 1, threads=False):
-            one.background.loop.call_soon_threadsafe(go_on.set)
+        with kill_at(rig.bridge.process.pid, "write,writev,sendto,sendmsg", 1, threads=False):
+            rig.background.loop.call_soon_threadsafe(go_on.set)
             assert client.reply() == b""
-            assert one.bridge.wait() == -signal.SIGKILL
+            assert rig.bridge.wait() == -signal.SIGKILL
 
 
 def test_killed_while_a_late_decision_is_stored(tmp_path: Path) -> None:
-    """At the write that a scan runs on, and at that of its decision: the mail is scanned again and arrives once."""
+    """When a running scan is stored, and when its decision is: the mail is scanned again and arrives once."""
     need("strace", root=True)
-    with house(tmp_path, deadline="1s") as one:
+    with house(tmp_path, deadline="1s") as rig:
         go_on = asyncio.Event()
 
         async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             await go_on.wait()
             writer.write(answer(200, result()))
 
-        one.scanner.reply = late
-        with kill_at(one.bridge.process.pid, "pwrite64", 1), one.bridge.client() as client:
+        rig.scanner.reply = late
+        with kill_at(rig.bridge.process.pid, "pwrite64", 1), rig.bridge.client() as client:
             begun(client)
             assert client.is_cut()
-            one.revive()
-        with one.bridge.client() as client:
+            rig.revive()
+        with rig.bridge.client() as client:
             begun(client)
             assert client.reply().startswith(b"451 4.4.7 ")
-            with kill_at(one.bridge.process.pid, "pwrite64", 1):
-                one.background.loop.call_soon_threadsafe(go_on.set)
+            with kill_at(rig.bridge.process.pid, "pwrite64", 1):
+                rig.background.loop.call_soon_threadsafe(go_on.set)
                 assert client.is_cut()
-                one.revive()
-        assert not one.next_hop.mails and one.bridge.send().startswith("250 ")
-        assert len(one.next_hop.mails) == 1 and len(one.scanner.submissions) == 3
+                rig.revive()
+        assert not rig.next_hop.mails and rig.bridge.send().startswith("250 ")
+        assert len(rig.next_hop.mails) == 1 and len(rig.scanner.submissions) == 3

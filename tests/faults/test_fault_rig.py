@@ -11,7 +11,7 @@ from tests.requirements import need
 
 
 def test_every_mail_that_was_accepted_has_arrived(tmp_path: Path) -> None:
-    """Whatever was killed, frozen, stopped, reloaded or full meanwhile."""
+    """Whatever was killed, frozen, stopped, reloaded or full in the meantime."""
     need("postfix", "strace", "mount", root=True)
     seed = int(os.environ.get("FAULT_SEED", random.SystemRandom().randrange(1_000_000)))
     print(f"FAULT_SEED={seed}")

@@ -1,4 +1,4 @@
-"""docs/understand/faults.md names a test for each case of "nothing lost": each exists, and its docstring says so."""
+"""docs/understand/faults.md names a test for each case of "nothing lost": the tests exist and have a docstring."""
 
 from __future__ import annotations
 

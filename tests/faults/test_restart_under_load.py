@@ -1,4 +1,4 @@
-"""Restart and reload while mail comes without pause, on a socket that somebody else holds, as systemd does.
+"""Restart and reload under continuous mail, on a socket that another process holds, as systemd does.
 
 No connection is refused: while no bridge runs, clients wait in the socket's queue. No mail is lost, and since nothing
 is killed here, none comes twice.
@@ -61,7 +61,7 @@ class Manager:
 
 
 class Load:
-    """Clients that send one mail after the other; what no final word came for is sent again."""
+    """Clients that send mail continuously; a mail without a final reply is sent again."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -87,12 +87,12 @@ class Load:
             self.errors.append(repr(exc))
 
     def _send(self, client: SmtpClient, name: str) -> bool:
-        """Whether it was accepted; if not, the session is over and the mail is still ours."""
+        """Whether the mail was accepted; if not, the session is over and the client still has the mail."""
         try:
             if not client.begin().startswith(b"354"):
                 return False
             reply = client.say(b"Subject: %b\r\n\r\nhello\r\n." % name.encode())[0]
-        except (BrokenPipeError, ConnectionResetError):  # it had hung up: we spoke into nothing
+        except (BrokenPipeError, ConnectionResetError):  # the bridge had already closed the connection
             return False
         if reply.startswith(b"250"):
             self.accepted[name] += 1
@@ -119,11 +119,11 @@ class Load:
 
 @contextmanager
 def managed(directory: Path, workers: int) -> Iterator[tuple[Manager, Counter[str]]]:
-    """The manager, and how often each mail has come to the next hop."""
+    """The manager, and how often each mail reached the next hop."""
     arrived: Counter[str] = Counter()
     with parts() as (_, scanner, next_hop), socket.create_server(("127.0.0.1", 0), backlog=128) as listening:
         listeners = [{"name": "mx", "address": "systemd:smtp"}]
-        admin = free_port()  # it must be free again when the next one starts
+        admin = free_port()  # must be free again at the next start
         sections = {"listeners": listeners, "workers": workers, "admin": {"address": f"127.0.0.1:{admin}"}}
         config, _, _ = write_config(directory, scanner.url, next_hop.url, **sections)
         manager = Manager(config, admin, listening)
@@ -136,7 +136,7 @@ def managed(directory: Path, workers: int) -> Iterator[tuple[Manager, Counter[st
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_nothing_is_refused_lost_or_doubled(tmp_path: Path, workers: int) -> None:
-    """A reload and a restart; every 250 is true, and each mail arrives exactly once."""
+    """After a reload and a restart, every mail with a 250 has arrived exactly once."""
     with managed(tmp_path, workers) as (manager, arrived):
         load = Load(manager.port)
         for disturb in (manager.reload, manager.restart):
@@ -146,6 +146,6 @@ def test_nothing_is_refused_lost_or_doubled(tmp_path: Path, workers: int) -> Non
         load.end()
         assert manager.bridge.process.poll() is None
     assert not load.errors
-    assert load.cut >= CLIENTS  # the restart was felt
+    assert load.cut >= CLIENTS  # the restart closed their sessions
     assert load.accepted.keys() <= arrived.keys(), "accepted and not arrived"
     assert set(arrived.values()) == {1} == set(load.accepted.values())

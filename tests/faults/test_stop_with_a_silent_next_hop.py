@@ -1,7 +1,7 @@
-"""Stopping while the next hop has a whole mail and has not answered: the limit holds, and nothing is lost.
+"""Stopping while the next hop has a complete mail and has not answered: the limit holds, and nothing is lost.
 
-The mail is the next hop's once the dot is written, so waiting longer saves nobody a duplicate: the client that was
-told 421 sends it again either way.
+The mail is the next hop's once the dot is written, so waiting longer prevents no duplicate: a client that read 421
+sends it again either way.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.daemon.process_kit import MAIL, Bridge, get, parts, start, until, wri
 
 
 class SilentHop(NextHop):
-    """Has the mail, and answers when it is told to."""
+    """Receives the mail, and holds back its answer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +56,7 @@ def silent(directory: Path, **sections: Any) -> Iterator[tuple[Bridge, SilentHop
 
 
 def test_the_answer_is_awaited_when_the_client_is_gone(tmp_path: Path) -> None:
-    """After the dot the mail is finished whatever the client does, also by a daemon that is told to stop."""
+    """After the dot the mail is finished whatever the client does, even by a daemon that is stopping."""
     with silent(tmp_path) as (bridge, hop, answer):
         with bridge.client() as client:
             client.begin()
@@ -73,16 +73,16 @@ def test_the_answer_is_awaited_when_the_client_is_gone(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("at_once", [False, True])
 def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_once: bool) -> None:
-    """Not for the relay's own timeout of a minute, whether the client waits or is gone; the first reads 421."""
+    """Not for the relay's own timeout of a minute, whether the client waits (and reads 421) or has left."""
     with silent(tmp_path, drain_timeout="50s") as (bridge, hop, _):
         with bridge.client() as client, bridge.client() as leaving:
-            for one in (client, leaving):
-                one.begin()
-                one.send(MAIL + b".\r\n")
+            for sender in (client, leaving):
+                sender.begin()
+                sender.send(MAIL + b".\r\n")
                 assert hop.heard.acquire(timeout=10)
             leaving.close()
             until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
-            if at_once:  # so that both are there when it goes on
+            if at_once:  # so that both signals are pending when it continues
                 bridge.signal(signal.SIGSTOP)
             bridge.signal(signal.SIGTERM)
             if not at_once:
@@ -95,7 +95,7 @@ def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_
         assert time.monotonic() - began < 12 and "told to stop again" in bridge.log
 
 
-def test_the_drain_time_is_kept_with_a_silent_next_hop(tmp_path: Path) -> None:
+def test_the_drain_time_limits_the_stop_with_a_silent_next_hop(tmp_path: Path) -> None:
     """One signal is enough for that."""
     with silent(tmp_path, drain_timeout="500ms") as (bridge, hop, _):
         with bridge.client() as client:

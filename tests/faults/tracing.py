@@ -1,4 +1,4 @@
-"""strace on running processes: system calls that fail, or kill, from now on."""
+"""strace on running processes: makes system calls fail, or kill the process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.requirements import find
 def tracer_of(
     pids: list[int], how: str, *, threads: bool = True, output: Path = Path("/dev/null")
 ) -> subprocess.Popen[bytes]:  # fmt: skip
-    """`how`: calls to write down, or as in strace's `inject=`: `fsync:error=EIO`. It counts for each thread apart."""
+    """`how`: calls to record, or a value of strace's `inject=` such as `fsync:error=EIO`. Counted per thread."""
     calls, _, trouble = how.partition(":")
     options = ["-qq", "-s", "64", "-o", str(output), "-e", f"trace={calls}"]
     options += ["-f"] if threads else []
@@ -23,7 +23,7 @@ def tracer_of(
 
 
 def is_traced(pid: int) -> bool:
-    """Also when it is no more: there is nothing to wait for."""
+    """Works for an ended process too."""
     try:
         return "TracerPid:\t0\n" not in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -31,7 +31,7 @@ def is_traced(pid: int) -> bool:
 
 
 def end_tracer(tracer: subprocess.Popen[bytes]) -> None:
-    """strace may wait for ever for a process that was killed; killed itself, it lets go of all."""
+    """strace may wait forever for a killed process; killing strace detaches it from all."""
     tracer.terminate()
     try:
         tracer.wait(2)

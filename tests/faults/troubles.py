@@ -1,7 +1,7 @@
-"""What goes wrong in a fault run, in an order that a seed decides.
+"""The faults of a run, in an order that a seed decides.
 
-Two lanes run at once: one for processes (bridge, scanner, next hop), one for the disk. So the bridge is also killed,
-started and reloaded while its disk is full. Each fault is written down with its time, to explain duplicates.
+Two sequences run in parallel: one for processes (bridge, scanner, next hop), one for the disk. So the bridge is also
+killed, started and reloaded while its disk is full. Each fault is recorded with its time, to explain duplicates.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Fault:
 
 
 class Troubles:
-    """`start`, and in the end `heal`."""
+    """Call `start`, and at the end `heal`."""
 
     def __init__(self, world: World, seed: int, pace: float = 1.0) -> None:
         """`pace` below 1 makes faults and the pauses between them shorter."""
@@ -39,7 +39,7 @@ class Troubles:
         self.faults: list[Fault] = []
         self.errors: list[BaseException] = []
         self._stop = threading.Event()
-        self._bridge_is_ours = threading.Lock()  # while a fault has ended the bridge and will start it again
+        self._bridge_is_ours = threading.Lock()  # held while a fault has stopped the bridge and will start it again
         disk = [self.disk_full, self.disk_full, self.fsync_fails, self.fsync_says_full, self.killed_at_fsync]
         processes = [
             *(self.bridge_killed, self.bridge_killed, self.all_killed, self.worker_killed, self.worker_killed),
@@ -70,32 +70,32 @@ class Troubles:
         return Counter(fault.name for fault in self.faults)
 
     def nearest(self, began: float, ended: float, words: tuple[str, ...]) -> str:
-        """The fault within this time, or a second before, that has one of these words; an earlier word wins."""
-        near = [one for one in self.faults if one.began <= ended and one.ended >= began - 1]
+        """The fault in this period, or a second before, whose name has one of these words; earlier words win."""
+        near = [fault for fault in self.faults if fault.began <= ended and fault.ended >= began - 1]
         for word in words:
-            found = [one for one in near if word in one.name and not (word == "killed" and one.name in _OTHERS)]
+            found = [fault for fault in near if word in fault.name and not (word == "killed" and fault.name in _OTHERS)]
             if found:
-                return min(found, key=lambda one: abs(one.began - began)).name
+                return min(found, key=lambda fault: abs(fault.began - began)).name
         return ""
 
     def _lane(
         self, dice: random.Random, faults: list[Callable[[random.Random], None]], pause: tuple[float, float]
     ) -> None:  # fmt: skip
-        """Every fault once, in an order of chance, before one comes again."""
+        """Each fault once in random order, then all over again."""
         try:
             while True:
                 for fault in dice.sample(faults, len(faults)):
                     if self._stop.wait(self._pace * dice.uniform(*pause)):
                         return
-                    one = Fault(fault.__name__.replace("_", " "), time.time())
-                    self.faults.append(one)
+                    entry = Fault(fault.__name__.replace("_", " "), time.time())
+                    self.faults.append(entry)
                     fault(dice)
-                    one.ended = time.time()
+                    entry.ended = time.time()
         except BaseException as exc:
             self.errors.append(exc)
 
     def _manage(self) -> None:
-        """What a service manager does: a bridge that has died is started again."""
+        """Restarts a bridge that has died, as a service manager does."""
         try:
             while not self._stop.wait(0.1):
                 with self._bridge_is_ours:
@@ -116,7 +116,7 @@ class Troubles:
         self.world.bridge.start(dice.choice([1, 2]))
 
     def bridge_killed(self, dice: random.Random) -> None:
-        """A single process; or the supervisor, and its workers find out."""
+        """A single process; or the supervisor, whose workers notice."""
         with self._bridge_is_ours:
             self.world.bridge.kill()
             self._start_bridge(dice)
@@ -128,7 +128,7 @@ class Troubles:
             self._start_bridge(dice)
 
     def worker_killed(self, dice: random.Random) -> None:
-        """One of two; a single process is all there is."""
+        """One of two workers; or the single process."""
         with self._bridge_is_ours:
             bridge = self.world.bridge
             if bridge.workers == 1:
@@ -186,7 +186,7 @@ class Troubles:
         self.world.behind.start()
 
     def next_hop_frozen(self, dice: random.Random) -> None:
-        """Longer than the bridge waits for an answer, at times."""
+        """Sometimes longer than the bridge waits for an answer."""
         pids = self.world.behind.pids()
         signal_all(pids, signal.SIGSTOP)
         self._for(dice, 4.0)
@@ -212,7 +212,7 @@ class Troubles:
         self._inject(dice, f"fsync:signal=KILL:when={dice.randrange(1, 4)}")
 
     def _inject(self, dice: random.Random, how: str) -> None:
-        """Into the processes that take mail now; those that start later are healthy."""
+        """In the processes that accept mail now; later ones are not affected."""
         pids = self.world.bridge.pids()
         if not pids:
             return

@@ -1,7 +1,7 @@
-"""Who takes part in a fault run: Postfix in front and behind, the bridge, its scanner, its disk.
+"""The parts of a fault run: Postfix in front and behind, the bridge, its scanner, its disk.
 
-Each can be killed, frozen and started again while the others go on. Everything is real but the last
-station, which only remembers what came.
+Each can be killed, frozen and restarted while the others run. Everything is real except the final destination, which
+only records what arrives.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tests.daemon.workers.workers_kit import children, is_alive
 from tests.requirements import unavailable
 
 DEADLINE_S = 3.0  # of the bridge's listeners
-ANSWER_S = 1.5  # so long the bridge waits for the next hop's answers
+ANSWER_S = 1.5  # how long the bridge waits for the next hop's answers
 DISK = 48 << 20
 HERE = Path(__file__).parent
 
@@ -47,7 +47,7 @@ BEHIND = """\
     -o smtpd_authorized_xforward_hosts=127.0.0.0/8
     -o smtpd_relay_restrictions=permit_mynetworks,reject
 """
-# After the queue `bounce` would be kept; here Postfix is to send the sender a notice, so that it can be counted.
+# After the queue, `bounce` would be quarantined; here Postfix sends a notice, so that it can be counted.
 BRIDGE = """\
 scanner: {{urls: ["http://127.0.0.1:{ports[scanner]}"], token_file: token, status_interval: 500ms}}
 listeners:
@@ -75,7 +75,7 @@ class Bridge:
         self.config, self.log = directory / "bridge.yml", directory / "bridge.log"
         self.process: subprocess.Popen[bytes] | None = None
         self.starts = 0
-        self.exit_codes: list[int] = []  # of those that were told to end
+        self.exit_codes: list[int] = []  # of processes that were stopped by a signal
         self._orphans: list[int] = []
         self.highest = 0  # resident memory of one process, in bytes
         (directory / "token").write_text(TOKEN)
@@ -88,7 +88,7 @@ class Bridge:
         self.config.write_text(text)
 
     def start(self, workers: int) -> None:
-        """As a service manager does: again and again, until it stands."""
+        """Retries until it runs, as a service manager does."""
         self.configure(workers)
         end = time.monotonic() + 60
         while not self._start():
@@ -113,7 +113,7 @@ class Bridge:
         return self.process is not None and self.process.poll() is None
 
     def pids(self) -> list[int]:
-        """Of all that take mail."""
+        """Of all processes that accept mail."""
         with suppress(OSError):
             found = [self.pid, *children(self.pid)]
             self.highest = max([self.highest, *map(resident, found)])
@@ -121,13 +121,13 @@ class Bridge:
         return []
 
     def kill(self) -> None:
-        """kill -9 of the first process alone; workers notice and end, perhaps while the next ones start."""
+        """kill -9 of the first process only; its workers notice and exit, perhaps while new ones start."""
         self._orphans += self.pids()
         self._signal(signal.SIGKILL)
         self._reap()
 
     def kill_all(self) -> None:
-        """All of them at the same moment, as when the machine stops."""
+        """All processes at the same moment, as when the machine crashes."""
         self.pids()
         with suppress(ProcessLookupError):
             os.killpg(self.pid, signal.SIGKILL)
@@ -147,7 +147,7 @@ class Bridge:
 
     def _signal(self, number: int) -> None:
         if self.process is not None:
-            self.process.send_signal(number)  # does nothing to one that has ended
+            self.process.send_signal(number)  # has no effect on an ended process
 
     def _reap(self) -> int:
         assert self.process is not None
@@ -160,7 +160,7 @@ class Bridge:
         return dict(json.loads(get(self.ports["admin"], "/status")[1]))
 
     def kept(self) -> list[dict[str, Any]]:
-        """What the quarantine's index has."""
+        """The ids in the quarantine's index."""
         done = scanbridge("quarantine", "list", "--json", "--limit", "0", "-c", self.config, timeout=120)
         assert done.returncode == 0, done.stderr
         return [json.loads(line) for line in done.stdout.splitlines()]
@@ -194,21 +194,21 @@ class Behind(Postfix):
     """The next hop: can be killed with all its processes, and frozen."""
 
     def pids(self) -> list[int]:
-        """The master first, so that it starts no others."""
+        """The master first, so that it starts no more processes."""
         master = int((self.directory / "spool/pid/master.pid").read_text())
         with suppress(OSError):
             return [master, *children(master)]
         return []
 
     def kill(self) -> None:
-        """Until none is left: one may have been forked while we looked."""
+        """Until none is left: a process may fork during the search."""
         pids = self.pids()
         signal_all(pids[:1], signal.SIGSTOP)
         signal_all([*pids, *self.pids()], signal.SIGKILL)
 
 
 class Disk:
-    """The bridge's state directory: small, and full at will."""
+    """The bridge's state directory: small, and filled on demand."""
 
     def __init__(self, place: Path) -> None:
         self.place, self._filler = place, place / "filler"
@@ -259,7 +259,7 @@ class World:
                 stack.callback(_end, postfix)
             stack.callback(self.scanner.kill)
             stack.callback(self._end_bridge)
-            with ThreadPoolExecutor() as pool:  # all at once: most of it is waiting
+            with ThreadPoolExecutor() as pool:  # in parallel: mostly waiting
                 list(pool.map(lambda start: start(), (self.front.start, self.behind.start, self.scanner.start)))
             self._stack = stack.pop_all()
         return self
@@ -273,7 +273,7 @@ class World:
 
 
 def _end(postfix: Postfix) -> None:
-    with suppress(AssertionError):  # it does not run: a run has failed, and that is what to say
+    with suppress(AssertionError):  # not running: the run has failed, which is reported elsewhere
         postfix.stop()
     postfix.remove()
 

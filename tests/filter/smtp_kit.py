@@ -1,4 +1,4 @@
-"""A mail client that says one thing at a time, and eyes for what the bridge did."""
+"""An SMTP client that sends one command at a time, and helpers that read the bridge's log and metrics."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 
 
 class Client:
-    """One SMTP session; every method returns the whole reply as text."""
+    """One SMTP session; every method returns the complete reply as text."""
 
     def __init__(self, port: int | RunningBridge) -> None:
         number = port if isinstance(port, int) else port.port
@@ -50,7 +50,7 @@ class Client:
         return self.read()
 
     def begin(self, sender: str = "a@example.org", recipients: tuple[str, ...] = ("b@example.org",)) -> str:
-        """Up to and with RCPT; the last reply."""
+        """EHLO, MAIL and RCPT; returns the last reply."""
         self.say("EHLO client.example")
         reply = self.say(f"MAIL FROM:<{sender}>")
         for recipient in recipients:
@@ -62,7 +62,7 @@ class Client:
 
 
 def send(port: int | RunningBridge, content: bytes = MAIL, **envelope: Any) -> str:
-    """One mail; the reply that ended it."""
+    """Send one mail; returns its last reply."""
     with Client(port) as client:
         reply = client.begin(**envelope)
         if not reply.startswith("250"):
@@ -75,13 +75,13 @@ def send(port: int | RunningBridge, content: bytes = MAIL, **envelope: Any) -> s
 
 
 def say(bridge: RunningBridge, status: QueueStatus) -> None:
-    """The scanner says this of itself, and the bridge has heard it."""
+    """Let the scanner report this status, and wait until the bridge has read it."""
     bridge.scanner.status = answer(200, b'{"messageQueueStatus": "%b"}' % status.encode())
     until(lambda: bridge.daemon.scanner.hosts[0].status is status, str(status))
 
 
 class Gate:
-    """A scanner that keeps every mail until it is let go."""
+    """A scanner that holds every mail until `open`."""
 
     def __init__(self, bridge: RunningBridge, answer: bytes) -> None:
         self._bridge, self._answer = bridge, answer
@@ -105,17 +105,17 @@ _FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|\S*)')
 
 
 def fields_of(line: str) -> dict[str, Any]:
-    """A key=value line taken apart; every character of it must belong to a field."""
+    """The fields of a key=value line; every character must belong to a field."""
     found = list(_FIELD.finditer(line))
-    assert " ".join(one[0] for one in found) == line
-    values = {one[1]: json.loads(one[2]) if one[2].startswith('"') else one[2] for one in found}
+    assert " ".join(field[0] for field in found) == line
+    values = {field[1]: json.loads(field[2]) if field[2].startswith('"') else field[2] for field in found}
     numbers = ("size", "nrcpt", "wait_ms", "scan_ms", "relay_ms")
     return {name: float(value) if name in numbers else value for name, value in values.items()}
 
 
 @contextmanager
 def mail_lines() -> Iterator[list[dict[str, Any]]]:
-    """The fields of every mail's log line, as they come."""
+    """Collects the fields of every mail's log line."""
     lines: list[dict[str, Any]] = []
     logger = logging.getLogger("scanbridge.mail")
     handler = logging.Handler()

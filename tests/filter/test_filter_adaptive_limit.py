@@ -16,7 +16,7 @@ SERVICE_S = 0.05
 
 
 class Simulation:
-    """A scanner of `workers` that each take 50 ms; all it gets beyond them waits inside."""
+    """A scanner with `workers` workers that take 50 ms each; further mail queues inside it."""
 
     def __init__(self, limit: AdaptiveLimit, workers: int, deadline_s: float = 5.0) -> None:
         self.limit, self.workers, self.deadline_s = limit, workers, deadline_s
@@ -29,7 +29,7 @@ class Simulation:
         self._random = random.Random(7)
 
     def run(self, seconds: float, per_second: float) -> None:
-        """Mail comes at this rate; what the limit does not admit is refused."""
+        """Mail arrives at this rate; mail above the limit is refused."""
         end, next_arrival = self.now + seconds, self.now
         while self.now < end:
             if self._ends and self._ends[0][0] <= next_arrival:
@@ -95,7 +95,7 @@ def test_the_limit_follows_a_scanner_that_loses_and_regains_workers() -> None:
 
 @pytest.mark.parametrize("highest", [1, 2, 20])
 def test_the_limit_never_passes_the_operators(highest: int) -> None:
-    """However quick the scanner, and never below one."""
+    """However fast the scanner is; and it never falls below one."""
     limit = AdaptiveLimit(highest)
     for number in range(1000):
         limit.sample(0.001, highest)
@@ -111,7 +111,7 @@ def test_the_limit_never_passes_the_operators(highest: int) -> None:
 
 
 def test_quiet_times_change_nothing() -> None:
-    """Two mails at once say nothing of twenty."""
+    """Two concurrent mails say nothing about twenty."""
     limit = AdaptiveLimit(100)
     for _ in range(200):
         limit.sample(0.05, 100)
@@ -121,8 +121,8 @@ def test_quiet_times_change_nothing() -> None:
     assert limit.current == before
 
 
-def test_the_limit_is_asked_at_the_door(tmp_path: Path) -> None:
-    """`limit: adaptive`: beyond it 451 4.3.2, although max_in_processing is far."""
+def test_the_adaptive_limit_refuses_mail(tmp_path: Path) -> None:
+    """`limit: adaptive`: above it the client reads 451 4.3.2, although max_in_processing is much higher."""
     with running_bridge(tmp_path, {"admission": {"limit": "adaptive", "max_in_processing": 50}}) as bridge:
         assert send(bridge).startswith("250 ")
         for _ in range(10):

@@ -10,7 +10,7 @@ from bridge.filter.admission import PATIENCE_S, RUSH_S, Admission, AdmissionSett
 
 
 def delays(limit: int, threshold: int, longest_s: float) -> list[float]:
-    """What each mail waits, one entering after another, until the limit."""
+    """The delay of each mail, entering one after another up to the limit."""
     admission = Admission(AdmissionSettings(limit, threshold, longest_s))
     return [admission.enter() for _ in range(limit)]
 
@@ -29,12 +29,12 @@ def delays(limit: int, threshold: int, longest_s: float) -> list[float]:
 def test_the_delay_grows_linearly_from_the_threshold_to_the_limit(
     limit: int, threshold: int, expected: list[float]
 ) -> None:
-    """Nothing up to the threshold, the longest delay for the last slot."""
+    """No delay up to the threshold, the longest delay for the last slot."""
     assert delays(limit, threshold, 10.0) == pytest.approx(expected)
 
 
-def test_a_pressed_scanner_starts_the_throttle_at_once() -> None:
-    """YELLOW is as if the threshold were reached; where none is below the limit, it begins with the first mail."""
+def test_a_yellow_status_starts_the_throttle_immediately() -> None:
+    """YELLOW counts as if the threshold were reached; with no threshold, it applies to the first mail."""
     admission = Admission(AdmissionSettings(6, 2, 10.0))
     assert [admission.enter(lambda: True) for _ in range(6)] == pytest.approx([2.5, 2.5, 2.5, 5, 7.5, 10])
     admission = Admission(AdmissionSettings(4, 4, 10.0))
@@ -42,8 +42,8 @@ def test_a_pressed_scanner_starts_the_throttle_at_once() -> None:
     assert Admission(AdmissionSettings(4, 4, 10.0)).enter() == 0.0
 
 
-def test_beyond_the_limit_is_saturation() -> None:
-    """The slot is not taken, and a slot given back can be taken again."""
+def test_above_the_limit_is_saturation() -> None:
+    """No slot is taken, and a slot that was given back can be taken again."""
     admission = Admission(AdmissionSettings(2, 2, 5.0))
     admission.enter()
     admission.enter()
@@ -68,7 +68,7 @@ def test_the_delay_shrinks_when_slots_are_given_back() -> None:
 
 
 def test_in_a_rush_two_mails_are_on_their_way_to_each_free_slot() -> None:
-    """More would send their content for nothing. Whoever comes makes room, however long it takes."""
+    """More would send their content for nothing. Each mail that arrives makes room for another."""
     admission = Admission(AdmissionSettings(4, 4))
     for _ in range(4):
         admission.enter()
@@ -89,7 +89,7 @@ def test_in_a_rush_two_mails_are_on_their_way_to_each_free_slot() -> None:
     assert [admission.lets_in(4, 100.33) for _ in range(2)] == [True, False]
 
 
-def test_who_does_not_come_is_not_waited_for() -> None:
+def test_mail_that_never_arrives_blocks_no_other() -> None:
     admission = Admission(AdmissionSettings(1, 1))
     admission.enter()
     admission.came(100.0)
@@ -99,7 +99,7 @@ def test_who_does_not_come_is_not_waited_for() -> None:
     assert [admission.lets_in(1, 100.01 + PATIENCE_S) for _ in range(3)] == [True, True, False]
 
 
-def test_after_the_rush_everybody_is_let_in() -> None:
+def test_after_the_rush_all_mail_is_let_in() -> None:
     admission = Admission(AdmissionSettings(1, 1))
     admission.enter()
     assert not admission.lets_in(1, 100.0)
@@ -108,7 +108,7 @@ def test_after_the_rush_everybody_is_let_in() -> None:
 
 
 @pytest.mark.parametrize("kind", ["one process", "workers"])
-def test_without_saturation_everybody_is_let_in(kind: str) -> None:
+def test_without_saturation_all_mail_is_let_in(kind: str) -> None:
     """Slow uploads hold no slots: many may be on their way to a few of them."""
     settings = AdmissionSettings(4, 4)
     admission = Admission(settings) if kind == "one process" else Admission(settings, SharedCounters(2).mails(0))

@@ -1,4 +1,4 @@
-"""What is done when there is no decision: a key for each reason, per listener and tenant."""
+"""What happens without a decision: one policy key for each reason, per listener and tenant."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_file_that_knows_only_unavailable_means_the_same() -> None:
 
 
 def test_a_reason_has_its_own_outcome_per_listener_and_tenant() -> None:
-    """General, listener, tenant: the last one that speaks of a key wins."""
+    """General, listener, tenant: the last one that sets a key wins."""
     policy, of_tenant = rules("deadline: relay", "refused: quarantine, saturated: relay", "deadline: reject")
     assert (policy["deadline"], policy["refused"], policy["saturated"]) == ("relay", "quarantine", "relay")
     assert (of_tenant["deadline"], of_tenant["refused"], of_tenant["saturated"]) == ("reject", "quarantine", "relay")
@@ -59,9 +59,9 @@ def test_a_reason_has_its_own_outcome_per_listener_and_tenant() -> None:
 
 
 @pytest.mark.parametrize("reason", [*REASONS, "saturated"])
-def test_unscanned_mail_is_not_thrown_away(reason: str) -> None:
-    """`discard` is for the service's own word."""
-    with pytest.raises(ConfigError, match="not thrown away"):
+def test_unscanned_mail_cannot_be_discarded(reason: str) -> None:
+    """`discard` is allowed only for decisions of the service."""
+    with pytest.raises(ConfigError, match="unscanned mail must not be discarded"):
         rules(f"{reason}: discard")
 
 
@@ -81,7 +81,7 @@ ACTIONS = {"relay": "250 2.0.0 Ok: queued as NEXT1", "quarantine": "250 2.0.0 Ok
 
 @pytest.mark.parametrize("action", ACTIONS)
 def test_each_reason_is_carried_out(tmp_path: Path, action: str) -> None:
-    """What is relayed or kept says in a header why it was not scanned."""
+    """A header field of relayed or stored mail says why it was not scanned."""
     policy = dict.fromkeys(ANSWERS, action)
     with running_bridge(tmp_path, {"policy": policy}, deadline="1s") as bridge, mail_lines() as lines:
         for reason, reply in ANSWERS.items():
@@ -95,7 +95,7 @@ def test_each_reason_is_carried_out(tmp_path: Path, action: str) -> None:
 
 
 def test_a_listener_that_relays_when_saturated_lets_mail_in(tmp_path: Path) -> None:
-    """It would be refused at MAIL otherwise."""
+    """Otherwise it would be refused at MAIL."""
     config = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}, "policy": {"saturated": "relay"}}
     with running_bridge(tmp_path, config) as bridge:
         gate = Gate(bridge, answer(200, result()))
@@ -112,7 +112,7 @@ def test_a_listener_that_relays_when_saturated_lets_mail_in(tmp_path: Path) -> N
 
 
 def test_saturation_in_the_operators_words(tmp_path: Path) -> None:
-    """Code and text of the policy are used at MAIL too."""
+    """The policy's code and text are also used at MAIL."""
     policy = {"saturated": {"action": "tempfail", "code": 450, "text": "Busy"}}
     with running_bridge(tmp_path, {"policy": policy, "scanner": {"status_interval": "100ms"}}) as bridge:
         say(bridge, QueueStatus.RED)
@@ -122,7 +122,7 @@ def test_saturation_in_the_operators_words(tmp_path: Path) -> None:
 
 
 def test_a_yellow_scanner_starts_the_throttle(tmp_path: Path) -> None:
-    """Mail waits a little although the count is far below the threshold, and flows."""
+    """Mail is delayed a little, although the count is far below the threshold, and is delivered."""
     for threshold, expected in ((5, 200), (10, 100)):
         admission = {"max_in_processing": 10, "throttle_threshold": threshold, "throttle_max_delay": "1s"}
         config = {"admission": admission, "scanner": {"status_interval": "100ms"}}
@@ -134,7 +134,7 @@ def test_a_yellow_scanner_starts_the_throttle(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_scanner_answers_fast(tmp_path: Path) -> None:
-    """After the first refusal nobody waits; 451 all the same."""
+    """After the first refused connection no mail waits; each reads 451."""
     config = {"scanner": {"urls": [f"http://127.0.0.1:{free_port()}"]}}
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
         for _ in range(3):
@@ -144,7 +144,7 @@ def test_an_unreachable_scanner_answers_fast(tmp_path: Path) -> None:
 
 
 def test_every_case_has_a_rule() -> None:
-    """A new way to have no decision must be given its place in the configuration."""
+    """A new case needs a key in the configuration."""
     policy, _ = rules()
     assert set(policy) == {case.value for case in Case}
     assert set(policy.values()) <= {action.value for action in Action}

@@ -1,4 +1,4 @@
-"""Header fields: forged ones go, ours come, and the rest of the mail stays as it was."""
+"""Header fields: forged ones are removed, ours are added, and the rest of the mail is unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ EDITOR = HeaderEditor("X-Scan-", "bridge.example")
     ],
 )
 def test_forged_fields_are_stripped(head: bytes, stripped: bytes) -> None:
-    """Folded, in odd case, doubled, malformed: none of ours stays."""
+    """Folded, in odd letter case, repeated, malformed: none of ours remains."""
     assert EDITOR.may_be_in(head.lower())
     assert EDITOR.strip(head) == stripped
 
@@ -51,7 +51,7 @@ def test_forged_fields_are_stripped(head: bytes, stripped: bytes) -> None:
     ],
 )
 def test_other_fields_stay(head: bytes) -> None:
-    """None: nothing to change, so the mail is not touched."""
+    """`strip` returns None, so the mail is not rewritten."""
     assert EDITOR.strip(head) is None
 
 
@@ -65,8 +65,8 @@ def test_other_fields_stay(head: bytes) -> None:
         max_size=8,
     )
 )
-def test_exactly_our_fields_go(fields: list[tuple[bytes, bytes, list[bytes]]]) -> None:
-    """Every other byte stays, in its order."""
+def test_exactly_our_fields_are_removed(fields: list[tuple[bytes, bytes, list[bytes]]]) -> None:
+    """Every other byte remains in its place."""
     lines = [(name, b"\r\n".join([name + value, *folds]) + b"\r\n") for name, value, folds in fields]
     head = b"".join(line for _, line in lines)
     kept = b"".join(line for name, line in lines if not name.lower().startswith(b"x-scan-"))
@@ -75,7 +75,7 @@ def test_exactly_our_fields_go(fields: list[tuple[bytes, bytes, list[bytes]]]) -
 
 
 def test_stripping_is_fast_on_a_hostile_head() -> None:
-    """A mebibyte of almost-headers takes no time worth naming."""
+    """A mebibyte of lines that almost match takes a negligible time."""
     head = b"X-Scan-" * 70_000 + b"\r\n" + b" \r\n" * 100_000
     assert EDITOR.strip(head) == b""
     assert EDITOR.strip(b"X-Scan" * 100_000 + b"\r\n") is None
@@ -85,7 +85,7 @@ RESULT = AnalysisResult(Decision.QUARANTINE, "g-1", "virus", ("a:b", "c"))
 
 
 def test_the_stamp_says_what_is_known() -> None:
-    """Id, decision, verdict, tags, ggrid; the empty ones are left out."""
+    """Id, decision, verdict, tags, ggrid; empty ones are left out."""
     assert EDITOR.stamp("ID1", RESULT) == (
         ("X-Scan-Id", "ID1"),
         ("X-Scan-Decision", "quarantine"),
@@ -99,8 +99,8 @@ def test_the_stamp_says_what_is_known() -> None:
     )
 
 
-def test_an_unscanned_mail_is_stamped_so() -> None:
-    """A reader must see that nobody looked at it."""
+def test_an_unscanned_mail_is_marked_as_such() -> None:
+    """The reader can see that the mail was not scanned."""
     assert EDITOR.stamp("ID1", None, "unavailable") == (("X-Scan-Id", "ID1"), ("X-Scan-Unscanned", "unavailable"))
 
 
@@ -129,8 +129,8 @@ def transaction(**session: object) -> Transaction:
         ({"helo": "a) b\r\n(\x1b\u00e9"}, "from a??b????? ([127.0.0.1])\r\n"),
     ],
 )
-def test_received_says_who_spoke_to_us(session: dict[str, object], start: str) -> None:
-    """RFC 5321 4.4, and nothing of a stranger's HELO can break the line."""
+def test_received_names_the_peer(session: dict[str, object], start: str) -> None:
+    """RFC 5321 4.4; no HELO can break the line."""
     lines = EDITOR.lines(transaction(**session), ()).decode("ascii")
     assert lines.startswith("Received: " + start)
     assert lines.endswith("\r\n") and lines.count("\r\n") == 3
@@ -153,5 +153,5 @@ def test_received_can_be_left_out() -> None:
     ],
 )
 def test_received_fields_are_counted(head: bytes, count: int) -> None:
-    """In any case of letters, without those that only look alike."""
+    """In any letter case; fields that only look similar do not count."""
     assert count_received(head.lower()) == count

@@ -45,7 +45,7 @@ def forget(request: pytest.FixtureRequest) -> None:
 
 
 def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:
-    """250 means that the next hop said 250, in its words."""
+    """250 means that the next hop replied 250; the client reads that reply."""
     assert send(bridge) == "250 2.0.0 Ok: queued as NEXT1"
     head, _, rest = relayed(bridge)[0].partition(b"Subject:")
     assert b"Subject:" + rest == MAIL
@@ -63,7 +63,7 @@ def test_bounce_is_550_and_names_the_mail(bridge: RunningBridge) -> None:
 
 
 def test_drop_looks_accepted_and_goes_nowhere(bridge: RunningBridge) -> None:
-    """The stranger reads 250; nothing is relayed, nothing is kept."""
+    """The client reads 250; nothing is relayed or stored."""
     before = bridge.quarantined
     bridge.scanner.reply = answer(200, result("drop"))
     assert send(bridge).startswith("250 2.0.0 Ok: queued as ")
@@ -71,7 +71,7 @@ def test_drop_looks_accepted_and_goes_nowhere(bridge: RunningBridge) -> None:
 
 
 def test_quarantine_is_kept_and_looks_accepted(bridge: RunningBridge) -> None:
-    """The mail lies in our store, whole, with what is known of it."""
+    """The complete mail is in our store, with its metadata."""
     before = set(bridge.quarantined)
     bridge.scanner.reply = answer(200, result("quarantine", verdict="virus"))
     reply = send(bridge)
@@ -85,7 +85,7 @@ def test_quarantine_is_kept_and_looks_accepted(bridge: RunningBridge) -> None:
 
 @pytest.mark.parametrize("word", ["undecided", "DELIVER", "something new"])
 def test_undecided_is_451(bridge: RunningBridge, word: str) -> None:
-    """So is every decision we do not know."""
+    """So is every unknown decision."""
     bridge.scanner.reply = answer(200, result(word))
     assert send(bridge).startswith("451 4.7.1 ")
     assert not relayed(bridge)
@@ -139,7 +139,7 @@ def test_each_failure_of_the_scanner_has_its_reply(
 
 
 def test_an_unreachable_scanner_is_451(tmp_path: Path) -> None:
-    """Nobody listens there."""
+    """Nothing listens on that port."""
     config = {"scanner": {"urls": [f"http://127.0.0.1:{free_port()}"]}}
     with running_bridge(tmp_path, config) as bridge:
         assert send(bridge).startswith("451 4.3.0 ")
@@ -157,7 +157,7 @@ def test_an_unreachable_scanner_is_451(tmp_path: Path) -> None:
     ],
 )
 def test_the_next_hops_refusal_is_passed_on(bridge: RunningBridge, verb: bytes, says: bytes, start: str) -> None:
-    """Its own words; and a connection lost before its answer is a doubt, so 451."""
+    """In its own words; if the connection is lost before its reply, the result is unknown: 451."""
     bridge.next_hop.replies[verb] = says
     with mail_lines() as lines:
         assert send(bridge).startswith(start)
@@ -173,7 +173,7 @@ def test_an_unreachable_next_hop_is_451(tmp_path: Path) -> None:
 
 
 class Failing:
-    """A part that fails in its own way."""
+    """Stands in for a component and raises this error."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
@@ -190,7 +190,7 @@ def filter_of(bridge: RunningBridge) -> Any:
 
 
 def test_a_full_quarantine_is_452(bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never 250 for a mail that is nowhere."""
+    """A mail that is not stored never gets 250."""
     monkeypatch.setattr(filter_of(bridge)._actions, "_quarantine", Failing(StoreFull("/var/secret: no space")))
     bridge.scanner.reply = answer(200, result("quarantine"))
     reply = send(bridge)
@@ -198,7 +198,7 @@ def test_a_full_quarantine_is_452(bridge: RunningBridge, monkeypatch: pytest.Mon
 
 
 def test_a_broken_quarantine_is_451(tmp_path: Path) -> None:
-    """Its directory has become a file: nothing is kept, so nothing is promised."""
+    """Its directory has become a file: nothing can be stored, so the mail is deferred."""
     with running_bridge(tmp_path) as bridge:
         (tmp_path / "state" / "quarantine").rmdir()
         (tmp_path / "state" / "quarantine").write_text("in the way")
@@ -209,7 +209,7 @@ def test_a_broken_quarantine_is_451(tmp_path: Path) -> None:
 def test_our_own_exception_is_451_without_its_text(
     bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug of ours costs time, never a mail, and tells a stranger nothing."""
+    """A bug of ours delays a mail but never loses it, and the reply reveals nothing."""
     monkeypatch.setattr(filter_of(bridge)._actions, "_relay", Failing(RuntimeError("secret /etc/path")))
     before = counted(bridge, "failures_total", reason="internal")
     reply = send(bridge)
@@ -222,7 +222,7 @@ def test_our_own_exception_is_451_without_its_text(
 def test_a_log_that_fails_does_not_change_the_mails_fate(
     bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The next hop has the mail: the client must read 250, or it comes twice."""
+    """The next hop has the mail: the client must read 250, or the mail is delivered twice."""
 
     def fail(_: object) -> None:
         raise RuntimeError("no log today")
@@ -239,7 +239,7 @@ def test_a_mail_in_a_loop_is_554(bridge: RunningBridge) -> None:
 
 
 def test_forged_fields_reach_neither_scanner_nor_next_hop(bridge: RunningBridge) -> None:
-    """What the API gets is what the next hop gets, beside the added headers."""
+    """Scanner and next hop get the same content, except for the added fields."""
     forged = b"From: a\r\nx-SCAN-verdict: clean,\r\n really\r\nSubject: hello\r\n\r\nX-Scan-Id: body stays\r\n"
     clean = b"From: a\r\nSubject: hello\r\n\r\nX-Scan-Id: body stays\r\n"
     assert send(bridge, forged).startswith("250 ")
@@ -249,7 +249,7 @@ def test_forged_fields_reach_neither_scanner_nor_next_hop(bridge: RunningBridge)
 
 @pytest.mark.parametrize("padding", [b"A: " + b"y" * 90 + b"\r\n", b"y" * 95])
 def test_a_forged_field_behind_a_mebibyte_of_header_is_refused(bridge: RunningBridge, padding: bytes) -> None:
-    """More header than we hold cannot be stripped; without a field of ours in it, it passes as it is."""
+    """A header above our limit cannot be stripped; without a field of ours in it, the mail passes unchanged."""
     long = (b"Subject: x\r\nB: " + padding * 15_000).rstrip() + b"\r\n"
     assert send(bridge, long + b"x-scan-Verdict: clean\r\n\r\nhello\r\n").startswith("554 5.6.0 ")
     assert send(bridge, long + b"To: a\r\n\r\nX-Scan-Id: in the body\r\n").startswith("250 ")
@@ -257,7 +257,7 @@ def test_a_forged_field_behind_a_mebibyte_of_header_is_refused(bridge: RunningBr
     assert send(bridge, b"Subject: x\r\n\r\n" + padding * 15_000 + b"\r\nX-Scan-Id: body\r\n").startswith("250 ")
 
 
-def test_the_scanner_hears_of_the_client(bridge: RunningBridge) -> None:
+def test_the_scanner_learns_about_the_client(bridge: RunningBridge) -> None:
     """Envelope, address and HELO."""
     send(bridge, sender="", recipients=("b@example.org", "c@example.org"))
     assert bridge.scanner.submissions[0].parameters["borderMtaData"] == {
@@ -269,7 +269,7 @@ def test_the_scanner_hears_of_the_client(bridge: RunningBridge) -> None:
 
 
 def test_one_line_per_mail_tells_the_whole_story(bridge: RunningBridge) -> None:
-    """Id first, and everything an operator asks for; what is not known is left out."""
+    """Id first, then everything an operator needs; unknown values are left out."""
     with mail_lines() as lines:
         reply = send(bridge)
     (line,) = lines
@@ -305,7 +305,7 @@ def test_each_mail_is_counted_once(bridge: RunningBridge) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_slot(bridge: RunningBridge) -> None:
-    """Cancelled before the relay: nothing is sent on, nothing is held, one line says so."""
+    """Cancelled before the relay: nothing is relayed, no slot is held, and one log line says so."""
     gate = Gate(bridge, answer(200, result()))
     with mail_lines() as lines:
         client = Client(bridge)
@@ -332,7 +332,7 @@ def test_after_a_queue_bounce_is_quarantined(tmp_path: Path) -> None:
 
 
 def test_the_operators_policy_is_followed(tmp_path: Path) -> None:
-    """Own code and text, a copy kept, and `hold` without a mail server's hold queue is our store."""
+    """Custom code and text, a stored copy, and `hold` as quarantine where the mail server has no hold queue."""
     policy = {
         "bounce": {"action": "reject", "code": 554, "text": "Not here", "keep_copy": True},
         "deliver": {"action": "relay", "keep_copy": True},
@@ -354,7 +354,7 @@ def test_the_operators_policy_is_followed(tmp_path: Path) -> None:
 
 
 def test_a_copy_that_cannot_be_kept_stops_the_mail(tmp_path: Path) -> None:
-    """Who asked for a copy gets one, or the mail comes again."""
+    """An operator who wants a copy gets one, or the mail is deferred."""
     with running_bridge(tmp_path, {"policy": {"deliver": {"action": "relay", "keep_copy": True}}}) as bridge:
         filter_of(bridge)._actions._quarantine = Failing(StoreFull("full"))
         assert send(bridge).startswith("452 4.3.1 ")
@@ -362,7 +362,7 @@ def test_a_copy_that_cannot_be_kept_stops_the_mail(tmp_path: Path) -> None:
 
 
 def test_a_spool_that_cannot_be_written_has_a_reason_in_log_and_metrics(tmp_path: Path) -> None:
-    """Only mail that does not fit into memory is deferred: without a reason, nobody would think of it."""
+    """Only mail that does not fit into memory is deferred: without a logged reason, the cause would be hard to find."""
     spool = tmp_path / "spool"
     spool.mkdir()
     config = {"spool": {"memory_per_mail": "1KiB", "directory": str(spool)}}
@@ -375,7 +375,7 @@ def test_a_spool_that_cannot_be_written_has_a_reason_in_log_and_metrics(tmp_path
 
 
 def test_fail_open_relays_with_an_unscanned_header(tmp_path: Path) -> None:
-    """The operator's choice; the reader can see it. A mail over the limit is still refused."""
+    """The operator's choice; a header field shows it. A mail above the size limit is still refused."""
     with running_bridge(tmp_path, {"policy": {"unavailable": "relay"}}) as bridge:
         bridge.scanner.reply = answer(500)
         with mail_lines() as lines:
@@ -390,7 +390,7 @@ def test_fail_open_relays_with_an_unscanned_header(tmp_path: Path) -> None:
 
 
 def test_mail_belongs_to_the_tenant_of_its_recipients(tmp_path: Path) -> None:
-    """tenantUid and policy follow the recipient's domain, the rest is the default tenant's."""
+    """tenantUid and policy follow the recipient's domain; other domains belong to the default tenant."""
     config = {
         "scanner": {"tenant_uid": OTHER_TENANT},
         "tenants": [{"uid": TENANT, "recipient_domains": ["Example.ORG"], "policy": {"bounce": "discard"}}],
@@ -400,6 +400,7 @@ def test_mail_belongs_to_the_tenant_of_its_recipients(tmp_path: Path) -> None:
         with mail_lines() as lines:
             assert send(bridge, recipients=("b@EXAMPLE.org",)).startswith("250 ")
             assert send(bridge, recipients=("b@example.net",)).startswith("550 ")
-        assert [one.parameters["tenantUid"] for one in bridge.scanner.submissions] == [TENANT, OTHER_TENANT]
+        tenants = [submission.parameters["tenantUid"] for submission in bridge.scanner.submissions]
+        assert tenants == [TENANT, OTHER_TENANT]
         assert [line["tenant"] for line in lines] == [TENANT, OTHER_TENANT]
         assert send(bridge, recipients=("b@example.net", "b@example.org")).startswith("452 4.5.3 ")

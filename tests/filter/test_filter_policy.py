@@ -1,4 +1,4 @@
-"""Policy as tables: what each case and action becomes, and what the client reads."""
+"""Policy tables: what follows from each case and action, and what the client reads."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 from bridge.api.scanning import Decision
 from bridge.errors import (
     BridgeError,
+    FailureLabel,
     MessageTooLarge,
     Saturated,
     ScanMalformed,
@@ -82,7 +83,7 @@ CASES = {
 
 @pytest.mark.parametrize("error", [error for error, _, _ in ERRORS], ids=lambda error: type(error).__name__)
 def test_each_way_to_have_no_decision_has_its_case(error: Exception) -> None:
-    """An error that policy does not know is `unavailable`."""
+    """An error without a case of its own is `unavailable`."""
     assert case_of_error(error) is CASES.get(type(error), Case.UNAVAILABLE)
 
 
@@ -111,12 +112,12 @@ def test_each_case_can_be_rejected_or_tempfailed(case: Case, action: Action) -> 
     ],
 )  # fmt: skip
 def test_the_operators_code_and_text_are_used(case: Case, rule: Rule, expected: Reply) -> None:
-    """What the operator does not say keeps its default."""
+    """What the operator does not set keeps its default."""
     assert reply_for(case, rule, error_of(case)) == expected
 
 
 def test_every_reply_of_ours_names_the_mail() -> None:
-    """The mail server logs it, and its log leads to ours."""
+    """The mail server logs it, so its log leads to ours."""
     reply = with_id(SATURATED, "ID1", "11111111-2222-4333-8444-555555555555")
     assert reply.text.endswith("(id=ID1 ggrid=11111111-2222-4333-8444-555555555555)")
     assert with_id(LOOP, "ID1").text.endswith("(id=ID1)")
@@ -124,12 +125,12 @@ def test_every_reply_of_ours_names_the_mail() -> None:
 
 @pytest.mark.parametrize("ggrid", ["", "x\r\n250 2.0.0 Ok", "x" * 65, "a b", "\x1b[31m", "\u00e9"])
 def test_a_ggrid_that_is_none_stays_out_of_replies(ggrid: str) -> None:
-    """The scanner chooses this text; only an id may reach the client's terminal."""
+    """The scanner chooses this text; only a well-formed id may reach the client."""
     assert with_id(SATURATED, "ID1", ggrid).text.endswith("later (id=ID1)")
 
 
 def test_a_dropped_mail_looks_like_any_accepted_one() -> None:
-    """A stranger cannot tell drop and quarantine from delivery."""
+    """The sender cannot tell drop and quarantine from delivery."""
     assert str(accepted("ID1")) == "250 2.0.0 Ok: queued as ID1"
 
 
@@ -137,3 +138,23 @@ def test_a_next_hop_error_carries_its_own_reply() -> None:
     """It never goes through the table."""
     reply = Reply(450, "4.2.1", "Mailbox busy")
     assert NextHopError(reply).reply is reply
+
+
+def every_error() -> list[type[BridgeError]]:
+    """The whole tree, including the classes that are defined on higher floors."""
+    found: list[type[BridgeError]] = [BridgeError]
+    for kind in found:
+        found += kind.__subclasses__()
+    return found
+
+
+@pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
+def test_each_error_class_carries_a_valid_case_label_and_reply(kind: type[BridgeError]) -> None:
+    """Case and label belong to their closed sets; only a mail that is too large is refused permanently."""
+    assert Case(kind.policy_case) and FailureLabel(kind.label)
+    assert Reply(*kind.client_reply).is_temporary == (kind is not MessageTooLarge)
+
+
+def test_each_label_belongs_to_an_error() -> None:
+    """A label without an error would be a metric that never counts."""
+    assert {kind.label for kind in every_error()} == set(FailureLabel)

@@ -1,4 +1,4 @@
-"""Saturation: said as early as it is known, at the price of almost nothing."""
+"""Saturation: refused as early as it is known, at almost no cost."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ONE = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}
 
 
 def test_saturation_is_said_at_mail_before_354_and_at_the_dot(tmp_path: Path) -> None:
-    """One slot: who comes too late hears 451 4.3.2 at the next command; the slot's owner is served."""
+    """One slot: later clients read 451 4.3.2 at their next command; the mail in the slot is processed."""
     with running_bridge(tmp_path, ONE) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result()))
         first, at_mail, at_data, at_dot = (Client(bridge) for _ in range(4))
@@ -43,7 +43,7 @@ def test_saturation_is_said_at_mail_before_354_and_at_the_dot(tmp_path: Path) ->
 
 
 def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
-    """What the service says of itself is told to the next client, and GREEN opens again."""
+    """RED refuses the next client, and GREEN accepts mail again."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
         host = bridge.daemon.scanner.hosts[0]
         client = Client(bridge)
@@ -62,7 +62,7 @@ def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
 
 
 def test_a_yellow_scanner_is_given_time(tmp_path: Path) -> None:
-    """Every mail waits a little, and all are served."""
+    """Every mail is delayed a little, and all are delivered."""
     admission = {"max_in_processing": 3, "throttle_threshold": 2, "throttle_max_delay": "50ms"}
     config = {"scanner": {"status_interval": "100ms"}, "admission": admission}
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
@@ -73,7 +73,7 @@ def test_a_yellow_scanner_is_given_time(tmp_path: Path) -> None:
 
 
 def test_an_unreachable_status_is_no_verdict(tmp_path: Path) -> None:
-    """Mail is tried; the submission itself will tell."""
+    """Mail is submitted anyway; its result decides."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
         bridge.scanner.status = None
         host = bridge.daemon.scanner.hosts[0]
@@ -81,8 +81,8 @@ def test_an_unreachable_status_is_no_verdict(tmp_path: Path) -> None:
         assert send(bridge).startswith("250 ")
 
 
-def test_retry_after_of_the_scanner_closes_the_door(tmp_path: Path) -> None:
-    """After a 429 no mail travels until the time is over."""
+def test_retry_after_of_the_scanner_stops_mail(tmp_path: Path) -> None:
+    """After a 429 no mail is accepted until the time has passed."""
     with running_bridge(tmp_path) as bridge:
         bridge.scanner.reply = answer(429, b"", "Retry-After: 1")
         assert send(bridge).startswith("451 4.3.2 ")
@@ -104,7 +104,7 @@ def test_bytes_in_processing_are_limited(tmp_path: Path) -> None:
 
 
 def test_mail_over_the_threshold_waits_and_is_delivered(tmp_path: Path) -> None:
-    """The delay is in the log, apart from the time of the scan."""
+    """The log shows the delay separately from the time of the scan."""
     config = {"admission": {"max_in_processing": 3, "throttle_threshold": 1, "throttle_max_delay": "400ms"}}
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result()))
@@ -128,7 +128,7 @@ def test_mail_over_the_threshold_waits_and_is_delivered(tmp_path: Path) -> None:
 
 
 def test_the_throttle_ends_at_the_deadline(tmp_path: Path) -> None:
-    """A delay longer than the client's patience is cut, and the answer comes in time."""
+    """A delay beyond the deadline is shortened, and the reply is in time."""
     admission = {"max_in_processing": 2, "throttle_threshold": 1, "throttle_max_delay": "1h"}
     with running_bridge(tmp_path, {"admission": admission}, deadline="1s") as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result()))

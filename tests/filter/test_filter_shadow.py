@@ -31,7 +31,7 @@ WORDS: dict[str, tuple[Any, str]] = {
 
 
 def test_shadow_mode_relays_whatever_the_scanner_says(tmp_path: Path) -> None:
-    """The log and the metrics say what would have been done; nothing is kept, nobody is refused."""
+    """Log and metrics show what would have been done; nothing is stored or refused."""
     with running_bridge(tmp_path, mode="shadow", deadline="1s") as bridge, mail_lines() as lines:
         for word, (reply, would) in WORDS.items():
             bridge.scanner.reply = reply
@@ -46,7 +46,7 @@ def test_shadow_mode_relays_whatever_the_scanner_says(tmp_path: Path) -> None:
 
 
 def test_shadow_mode_relays_when_the_scanner_is_away_or_full(tmp_path: Path) -> None:
-    """It must never be the reason for a 451."""
+    """Shadow mode never causes a 451."""
     config = {"scanner": {"status_interval": "100ms"}}
     with running_bridge(tmp_path, config, mode="shadow") as bridge, mail_lines() as lines:
         say(bridge, QueueStatus.RED)
@@ -57,7 +57,7 @@ def test_shadow_mode_relays_when_the_scanner_is_away_or_full(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("percent", "low", "high"), [(0, 0, 0), (50, 5, 35), (100, 40, 40)])
 def test_a_share_of_the_mail_can_be_in_shadow(tmp_path: Path, percent: float, low: int, high: int) -> None:
-    """The rest is treated as ever."""
+    """The rest is processed normally."""
     with running_bridge(tmp_path, shadow_percent=percent) as bridge, mail_lines() as lines:
         bridge.scanner.reply = answer(200, result("bounce"))
         replies = [send(bridge)[:3] for _ in range(40)]

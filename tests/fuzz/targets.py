@@ -24,7 +24,7 @@ from bridge.errors import ConfigError, ProtocolError, Saturated, ScanError
 from bridge.intake.milter import codec, protocol
 from bridge.intake.smtp import paths, xforward
 from bridge.intake.smtp.data import DataReader, Fault
-from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, LineBuffer, LineTooLong
 from bridge.lists.errors import ListsMalformed
 from bridge.lists.files import Format, show
 from bridge.lists.ndjson import EntryReader
@@ -94,7 +94,7 @@ def intake_data(data: bytes) -> None:
 
 def intake_inbox(data: bytes) -> None:
     """Lines end with CRLF only; a line that is too long is reported and uses no memory."""
-    box = Inbox(_LOOP, lambda: None)
+    box = LineBuffer(_LOOP, lambda: None)
     got: list[bytes | None] = []
     for piece in cut(data):
         box.feed(piece)

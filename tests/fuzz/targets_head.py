@@ -12,7 +12,7 @@ from aiosmtpd.proxy_protocol import get_proxy
 
 from bridge.filter.headers import HeaderEditor, count_received, message_id
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
-from bridge.intake.smtp.line_buffer import Inbox
+from bridge.intake.smtp.line_buffer import LineBuffer
 from bridge.mail.message import Message, Spool
 
 _EDITOR, _CLIENT = HeaderEditor("X-Scan-", "bridge.example"), ClientHeader("X-Client")
@@ -32,7 +32,7 @@ def proxy(whole: Iterable[bytes], pieces: Iterable[bytes]) -> None:
 
 async def _read_proxy(loop: asyncio.AbstractEventLoop, pieces: Iterable[bytes]) -> tuple[bool, str, object] | None:
     """Whether it is valid, and the client it names; None: incomplete."""
-    box = Inbox(loop, lambda: None)
+    box = LineBuffer(loop, lambda: None)
     reading = asyncio.ensure_future(get_proxy(box))
     for piece in pieces:
         box.feed(piece)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bridge.errors import ProtocolError
-from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, LineBuffer, LineTooLong
 from bridge.matching import spelling
 from bridge.relay.replies import LINE_LIMIT as REPLY_LINE
 from bridge.relay.replies import ReplyReader
@@ -54,7 +54,7 @@ def test_a_network_has_no_zone(text: str) -> None:
 
 def test_a_command_of_maximum_length_may_end_in_two_packets() -> None:
     """One byte more is too long, however it is split."""
-    box = Inbox(None, lambda: None)  # type: ignore[arg-type]
+    box = LineBuffer(None, lambda: None)  # type: ignore[arg-type]
     box.feed(b"x" * LINE_LIMIT + b"\r")
     assert box.take_line() is None
     box.feed(b"\n" + b"x" * LINE_LIMIT + b"x\r")

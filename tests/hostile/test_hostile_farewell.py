@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from bridge.filter.outcome import Record
+from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.data import DataReader
-from bridge.intake.smtp.session import BridgeSMTP
+from bridge.intake.smtp.session import SmtpSession
 from bridge.mail.message import Message
 from bridge.mail.transaction import Transaction
 from bridge.scanner.http import ScannerConnection
@@ -127,7 +128,7 @@ def test_disconnected_client_is_freed_without_the_garbage_collector(
     elsewhere = alive(ScannerConnection)
     with running_bridge(tmp_path, tls=certificate[0]) as bridge:
         bridge.scanner.reply = Hanging()
-        kinds = (BridgeSMTP, DataReader, Message)
+        kinds = (SmtpConnection, SmtpSession, DataReader, Message)
         before = alive(*kinds)
         for _ in range(3):
             client = bridge.client()

@@ -1,4 +1,4 @@
-"""One mail through every log, as docs/logs.md describes.
+"""One mail through every log, as docs/reference/log.md describes.
 
 Postfix in front, the bridge, the service, Postfix behind: each logs the mail with an id that the next one
 logs too.

@@ -137,7 +137,7 @@ def test_the_service_can_come_from_the_configuration(service, tmp_path, monkeypa
     (tmp_path / "plain.yml").write_text(rest + "lists: {url: 'http://192.0.2.1', api_key_file: k}\n")
     good = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / "with.yml")])
     assert good.exit_code == 0 and "partners" in good.output
-    for name, text in (("without.yml", "no List API is configured"), ("plain.yml", "in the clear")):
+    for name, text in (("without.yml", "the List API is not configured"), ("plain.yml", "in the clear")):
         bad = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / name)])
         assert bad.exit_code == 78 and text in bad.output
     bad = CliRunner().invoke(main, ["lists", "show", "--url", "http://192.0.2.1", "--api-key-file", "x"])
@@ -186,7 +186,7 @@ def test_a_full_disk_is_reported_and_a_closed_pipe_is_not(tmp_path):
         entries = (server.url, server.key_file, "entries", "large")
         with process(*entries, stdout=full, stderr=subprocess.PIPE) as running:
             said = running.communicate(timeout=DEADLINE_S)[1]
-        assert (running.returncode, said) == (1, "standard output: cannot be written: No space left on device\n")
+        assert (running.returncode, said) == (1, "standard output cannot be written: No space left on device\n")
         with process(*entries, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
             assert running.stdout.readline() == "user0000000@example.org\n"
             running.stdout.close()

@@ -44,7 +44,10 @@ def test_without_prune_nothing_is_deleted(filled, file):
     """Entries are added and comments updated; entries that are not in the file stay and are mentioned."""
     done = filled.run("sync", LIST, file)
     assert done.exit_code == 0
-    assert done.output == "large: added or updated 2, deleted 0; 1 not in the file are kept (--prune deletes them)\n"
+    assert (
+        done.output
+        == "large: added or updated 2, deleted 0; 1 that are not in the file are kept (--prune deletes them)\n"
+    )
     assert filled.entries(LIST) == {
         "same@x.org": "kept", "changed@x.org": "after", "new@x.org": "is new", "old@x.org": "",
     }  # fmt: skip
@@ -56,7 +59,7 @@ def test_with_prune_the_list_equals_the_file(filled, file):
     assert (done.exit_code, done.output) == (0, "large: added or updated 2, deleted 1\n")
     assert filled.entries(LIST) == {"same@x.org": "kept", "changed@x.org": "after", "new@x.org": "is new"}
     again = filled.run("sync", LIST, file, "--prune")
-    assert (again.exit_code, again.output) == (0, "large: nothing to do\n")
+    assert (again.exit_code, again.output) == (0, "large: up to date\n")
 
 
 def test_a_dry_run_shows_exactly_what_would_be_done(filled, file):
@@ -111,7 +114,7 @@ def test_a_terminal_gets_a_prompt(filled, tmp_path, word, code, left):
     with process(filled.url, filled.key_file, *sync, stdin=slave, stderr=slave, stdout=subprocess.PIPE) as running:
         os.close(slave)
         seen = b""
-        while b"Go on?" not in seen:
+        while b"Continue?" not in seen:
             seen += os.read(master, 65536)
         os.write(master, f"{word}\n".encode())
         running.communicate(timeout=DEADLINE_S)
@@ -193,7 +196,7 @@ def test_a_directory_syncs_many_lists_and_tenants(service, directory):
     done = service.run("sync", str(directory), "--prune", "--json")
     data = json.loads(done.stdout)
     assert (done.exit_code, [plan["state"] for plan in data["lists"]]) == (0, ["done"] * 4)
-    assert "README.md: left alone" in done.stderr
+    assert "README.md: ignored" in done.stderr
     assert service.entries("blocked-senders") == {"all@x.org": ""}
     assert service.entries("blocked-senders", TENANT) == {"one@x.org": "of one tenant"}
     assert service.entries("blocked-networks", TENANT) == {"192.0.2.0/24": "", "10.0.0.1": "a host"}

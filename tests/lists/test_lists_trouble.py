@@ -102,7 +102,7 @@ def test_sync_rereads_an_incomplete_list_or_changes_nothing(tmp_path):
         assert server.operations() == ["getLists", *["listEntries"] * 3]
     answers = (http(200, INFOS), cut, whole("a@x.org", "b@x.org"))
     with misbehaving(tmp_path, scripted(*answers)) as server:
-        assert server.run(*sync).stdout == "large: nothing to do\n"
+        assert server.run(*sync).stdout == "large: up to date\n"
 
 
 def test_a_service_that_confirms_but_does_not_store_is_reported(tmp_path):

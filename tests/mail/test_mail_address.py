@@ -25,6 +25,6 @@ def test_the_domain_follows_the_last_at_sign(address: str, domain: str) -> None:
     assert domain_of(address) == domain
 
 
-def test_a_configured_domain_is_spelled_like_an_addresss_domain() -> None:
+def test_a_configured_domain_equals_the_domain_of_an_address() -> None:
     """`Example.ORG` in the configuration is the domain of user@example.org."""
     assert comparable_domain("Example.ORG") == domain_of("user@example.org")

@@ -1,4 +1,4 @@
-"""Message and Spool: exact bytes, one account for all."""
+"""Message and Spool: exact bytes, one limit for all mail."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def filled(spool: Spool, data: bytes, step: int = 1 << 16) -> Message:
 
 @pytest.fixture(params=["memory", "file"])
 def spool(request: pytest.FixtureRequest) -> Iterator[Spool]:
-    """One that keeps mail in memory, one that writes everything to a file."""
+    """One spool that keeps mail in memory, one that writes everything to a file."""
     spool = Spool(1 << 24, memory_per_mail=1 << 24 if request.param == "memory" else 0)
     yield spool
     assert spool.in_use == 0, "bytes were not given back"
@@ -36,7 +36,7 @@ def spool(request: pytest.FixtureRequest) -> Iterator[Spool]:
 
 @pytest.mark.parametrize("step", [1, 5, 4096, 1 << 16])
 def test_content_is_what_was_written_as_often_as_it_is_read(spool: Spool, step: int) -> None:
-    """The bytes come out as they went in, twice."""
+    """The bytes are read as they were written, twice."""
     data = bytes(range(256)) * 40
     message = filled(spool, data, step)
     assert content(message) == content(message) == data
@@ -50,7 +50,7 @@ def open_files() -> set[str]:
 
 
 def test_mail_over_the_threshold_goes_to_a_file_without_a_name(tmp_path) -> None:
-    """Above the threshold memory holds nothing, the directory shows nothing, and close closes it."""
+    """Above the threshold nothing stays in memory, the directory looks empty, and `close` closes the file."""
     spool = Spool(1 << 20, memory_per_mail=1000, directory=str(tmp_path))
     message = Message(spool)
     before = open_files()
@@ -66,7 +66,7 @@ def test_mail_over_the_threshold_goes_to_a_file_without_a_name(tmp_path) -> None
 
 
 def test_mail_that_is_nearly_too_large_for_memory_does_not_wait_there_for_more(tmp_path) -> None:
-    """Hundreds that come at once would all be there; one that ends below the threshold stays in memory."""
+    """Hundreds of concurrent mails would fill the memory; a mail that ends below the threshold stays in memory."""
     spool = Spool(1 << 20, memory_per_mail=1000, directory=str(tmp_path))
     before = open_files()
     coming, whole = Message(spool), Message(spool)
@@ -85,7 +85,7 @@ def test_mail_that_is_nearly_too_large_for_memory_does_not_wait_there_for_more(t
 
 
 def test_file_system_without_unnamed_files_is_no_obstacle(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where O_TMPFILE is not known, a named file is made and unlinked."""
+    """Without O_TMPFILE, a named file is created and unlinked."""
     monkeypatch.setattr(message_module.os, "O_TMPFILE", os.O_RDONLY | os.O_WRONLY, raising=True)
     message = filled(Spool(1 << 20, memory_per_mail=0, directory=str(tmp_path)), b"abc")
     assert content(message) == b"abc"
@@ -94,16 +94,16 @@ def test_file_system_without_unnamed_files_is_no_obstacle(tmp_path, monkeypatch:
 
 
 def test_limit_is_for_all_mail_together() -> None:
-    """The byte that would exceed the common limit is refused, and room given back is room again."""
+    """The byte that would exceed the common limit is refused, and released bytes can be used again."""
     spool = Spool(100)
-    one, two = filled(spool, b"x" * 60), filled(spool, b"x" * 40)
+    first, second = filled(spool, b"x" * 60), filled(spool, b"x" * 40)
     with pytest.raises(Saturated):
-        two.write(b"x")
+        second.write(b"x")
     assert spool.in_use == 100
-    one.close()
-    two.write(b"x" * 60)
-    two.close()
-    two.close()
+    first.close()
+    second.write(b"x" * 60)
+    second.close()
+    second.close()
     assert spool.in_use == 0
 
 
@@ -128,7 +128,7 @@ def test_byte_by_byte_costs_no_more_than_the_bytes() -> None:
 )
 @pytest.mark.parametrize("step", [1, 3, 1000])
 def test_head_ends_at_the_blank_line(spool: Spool, data: bytes, head: bytes, step: int) -> None:
-    """The header section is found whatever the blocks; without a blank line all of it is head."""
+    """The header section is found however the content is divided; without a blank line all of it is header."""
     message = filled(spool, data, step)
     assert message.head() == head
     message.replace_head(b"N: new\r\n")

@@ -1,4 +1,4 @@
-"""Reply: what goes over the wire, and what cannot."""
+"""Reply: what is sent, and what cannot be built."""
 
 from __future__ import annotations
 
@@ -67,5 +67,11 @@ def test_kinds() -> None:
 
 
 def test_text_form_is_one_line() -> None:
-    """For the log, several lines are one."""
+    """For the log, several lines become one."""
     assert str(Reply(550, "5.7.1", "one\ntwo")) == "550 5.7.1 one / 5.7.1 two"
+
+
+def test_another_servers_reply_is_known_as_foreign() -> None:
+    """Its words are passed on without our id; that does not make it differ from the same words of ours."""
+    foreign, ours = Reply.from_lines(550, ["5.1.1 No such user"]), Reply(550, "5.1.1", "No such user")
+    assert foreign.is_foreign and not ours.is_foreign and foreign == ours

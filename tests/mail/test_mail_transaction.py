@@ -16,12 +16,12 @@ def test_ids_do_not_repeat() -> None:
     """Two hundred thousand ids from four threads are all different."""
     with ThreadPoolExecutor(4) as pool:
         batches = list(pool.map(lambda _: [new_id() for _ in range(50_000)], range(4)))
-    ids = [one for batch in batches for one in batch]
+    ids = [mail_id for batch in batches for mail_id in batch]
     assert len(set(ids)) == len(ids)
 
 
 def test_ids_of_two_processes_differ() -> None:
-    """Processes that start at the same moment do not make the same ids."""
+    """Processes that start at the same moment do not create the same ids."""
     code = "from bridge.mail.transaction import new_id\nprint(*(new_id() for _ in range(20000)))"
     runs = [subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
     first, second = (set(run.communicate(timeout=60)[0].split()) for run in runs)
@@ -29,26 +29,26 @@ def test_ids_of_two_processes_differ() -> None:
 
 
 def test_id_is_safe_in_logs_and_replies_and_sorts_by_time() -> None:
-    """Capital letters and digits, of one length; one of a later moment is the greater one."""
+    """Capital letters and digits of a fixed length; a later id sorts after an earlier one."""
     ids = []
     for _ in range(20):
         ids.append(new_id())
         while new_id()[:-8] == ids[-1][:-8]:  # let the clock move on
             pass
-    assert all(re.fullmatch(r"[0-9A-Z]{12,20}", one) for one in ids)
-    assert len({len(one) for one in ids}) == 1
+    assert all(re.fullmatch(r"[0-9A-Z]{12,20}", mail_id) for mail_id in ids)
+    assert len({len(mail_id) for mail_id in ids}) == 1
     assert ids == sorted(ids)
 
 
 def test_envelope_knows_its_parameters() -> None:
-    """The parameters that matter are found in any case."""
+    """Parameters are recognised in any letter case."""
     envelope = Envelope("", (Recipient("a@b"), Recipient("c@d")), ("body=8BitMime", "smtputf8"))
     assert envelope.addresses == ("a@b", "c@d") and envelope.eight_bit and envelope.smtputf8
     assert not Envelope("").eight_bit and not Envelope("").smtputf8
 
 
-def test_forked_processes_have_ids_of_their_own() -> None:
-    """A worker forked from another process does not go on counting where that one does."""
+def test_forked_processes_have_their_own_ids() -> None:
+    """A forked worker does not continue the ids of its parent."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:

@@ -31,13 +31,13 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.trace import new_trace
 from bridge.mail.transaction import Transaction
-from bridge.observe import mail_log
+from bridge.observe import log_format, log_writer, mail_log
 
 FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 
 
 def record(text: str = "x", recipients: int = 1, result: AnalysisResult | None = None) -> Record:
-    """A mail whose every stranger's word is `text`."""
+    """A mail in which every value from a stranger is `text`."""
     client = Client("192.0.2.1", helo=text, ident=text, login=text)
     session = Session("S1", "mx", "127.0.0.1", client, "TLSv1.3")
     envelope = Envelope(text, tuple(Recipient(text) for _ in range(recipients)))
@@ -46,22 +46,27 @@ def record(text: str = "x", recipients: int = 1, result: AnalysisResult | None =
     return Record(tx, 100, None, outcome, ScanUnavailable(text), 0.001, 0.2, 0.03, text)
 
 
-def line_of(one: Record, as_json: bool = False) -> str:
+def line_of(mail: Record, as_json: bool = False) -> str:
     lines: list[str] = []
-    mail_log.MailLog(lines.append, as_json).decided(one)
+    mail_log.MailLog(lines.append, as_json).decided(mail)
     (line,) = lines
     return line
 
 
+def general_form(mail: Record) -> str:
+    """The line as it is made for mails that are not ordinary."""
+    return log_format.key_value(mail_log._fields(mail), mail_log._NEVER_QUOTED)
+
+
 def read(line: str) -> dict[str, Any]:
     found = list(FIELD.finditer(line))
-    assert " ".join(one[0] for one in found) == line
-    return {one[1]: json.loads(one[2]) if one[2].startswith('"') else one[2] for one in found}
+    assert " ".join(match[0] for match in found) == line
+    return {match[1]: json.loads(match[2]) if match[2].startswith('"') else match[2] for match in found}
 
 
 @st.composite
 def nearly_ordinary(draw: st.DrawFn) -> Record:
-    """A mail with nothing special about it, but for up to two things."""
+    """A mail with nothing special about it, except for up to two fields."""
     special = draw(st.sets(st.integers(0, 22), max_size=2))
     numbers = count()
 
@@ -91,25 +96,25 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
     )
     record.listed = usually(None, ListMatch("list", "entry", ListAction.SKIPPED))
     record.at = usually("", "mail", "rcpt")
-    assert next(numbers) == 23, "each of them may be special"
+    assert next(numbers) == 23, "every field may be special"
     return record
 
 
 @settings(max_examples=500)
 @given(nearly_ordinary())
-def test_the_quick_way_writes_what_the_long_one_does(one: Record) -> None:
-    """Or leaves it to the long one."""
-    assert mail_log._ordinary(one) in ("", mail_log._key_value(mail_log._fields(one)))
+def test_the_fast_form_equals_the_general_form(mail: Record) -> None:
+    """Or it leaves the mail to the general form."""
+    assert mail_log._ordinary_line(mail) in (None, general_form(mail))
 
 
 @pytest.mark.parametrize("ident", [None, "4XyZ"])
 @pytest.mark.parametrize("next_id", ["", "4Abc"])
-def test_ordinary_mail_goes_the_quick_way(ident: str | None, next_id: str) -> None:
-    """A test of the quick way would hold if there were none."""
+def test_ordinary_mail_uses_the_fast_form(ident: str | None, next_id: str) -> None:
+    """The comparison above would also pass if the fast form were never used."""
     one = record()
     session = replace(one.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
     one.tx, one.error, one.message_id, one.next_id = replace(one.tx, session=session), None, "<1@x>", next_id
-    assert mail_log._ordinary(one) == mail_log._key_value(mail_log._fields(one)) == line_of(one)
+    assert mail_log._ordinary_line(one) == general_form(one) == line_of(one)
 
 
 @given(st.text(st.characters(), max_size=300) | st.text('\r\n\x1b\x00"\\ =\u2028\udcff', max_size=30))
@@ -136,8 +141,8 @@ def test_recipients_beyond_twenty_are_counted_and_not_named() -> None:
     assert fields["to"].count("<a@b>") == 20 and fields["to"].endswith(",...") and fields["nrcpt"] == "21"
 
 
-def test_a_mail_whose_client_went_away_has_its_line() -> None:
-    """Without a reply, because nobody heard one."""
+def test_a_mail_whose_client_disconnected_is_logged() -> None:
+    """Without a reply, because none was sent."""
     one = record()
     one.outcome = None
     fields = read(line_of(one))
@@ -154,22 +159,22 @@ def formatted(formatter: logging.Formatter, text: str, *arguments: object, error
 
 def test_other_lines_have_the_same_form() -> None:
     """A traceback is one field of one line."""
-    line = read(formatted(mail_log.KeyValue(), "hello %s", "wor\x1bld", error=True))
+    line = read(formatted(log_format.KeyValueFormatter(), "hello %s", "wor\x1bld", error=True))
     assert line["level"] == "warning" and line["logger"] == "bridge.x" and line["msg"] == "hello wor\x1bld"
     assert line["trace"].startswith("Traceback") and line["trace"].endswith("ValueError: inner\nline")
-    machine = json.loads(formatted(mail_log.Json(), "hello", error=True))
+    machine = json.loads(formatted(log_format.JsonFormatter(), "hello", error=True))
     assert machine["msg"] == "hello" and "ValueError" in machine["trace"] and "time" in machine
 
 
-def writer(fd: int) -> tuple[mail_log.LineWriter, list[int]]:
+def writer(fd: int) -> tuple[log_writer.LineWriter, list[int]]:
     lost: list[int] = []
-    made = mail_log.LineWriter(fd, lambda: lost.append(1))
-    made.setFormatter(mail_log.KeyValue())
+    made = log_writer.LineWriter(fd, lambda: lost.append(1))
+    made.setFormatter(log_format.KeyValueFormatter())
     return made, lost
 
 
 def test_the_writer_writes_every_line_before_it_ends(tmp_path: Path) -> None:
-    """Thousands at once, from several threads, none torn."""
+    """Thousands of lines from several threads, all complete."""
     with (tmp_path / "log").open("wb") as file:
         log, lost = writer(file.fileno())
         threads = [
@@ -189,8 +194,8 @@ def test_the_writer_writes_every_line_before_it_ends(tmp_path: Path) -> None:
 
 SIBLING = """
 import sys
-from bridge.observe import mail_log
-writer = mail_log.set_up("text", "info", shared=True)
+from bridge.observe import log_writer
+writer = log_writer.set_up("text", "info", shared=True)
 print("ready", flush=True)
 sys.stdin.read()
 for number in range(3000):
@@ -223,16 +228,16 @@ def test_lines_of_several_processes_stay_apart(tmp_path: Path, kind: str) -> Non
 
 
 def test_a_blocked_log_costs_lines_and_bounded_memory() -> None:
-    """Nobody reads: the buffer fills, the rest is counted, and nobody waits."""
+    """If nothing reads the log, the queue fills, further lines are counted, and no caller waits."""
     reading, writing = os.pipe()
     log, lost = writer(writing)
-    for _ in range(mail_log._MAX_LINES + 3000):
+    for _ in range(log_writer.MAX_LINES + 3000):
         log.put("x" * 100)
-    assert len(log._lines) <= mail_log._MAX_LINES and lost
-    os.close(reading)  # the writer's thread wakes up with EPIPE and goes through the rest
+    assert log.waiting <= log_writer.MAX_LINES and lost
+    os.close(reading)  # the writer thread gets EPIPE and drops the remaining lines
     log.close()
     os.close(writing)
-    assert len(lost) >= mail_log._MAX_LINES
+    assert len(lost) >= log_writer.MAX_LINES
 
 
 def test_a_log_call_with_a_mistake_does_not_raise() -> None:

@@ -1,4 +1,4 @@
-"""The log: bounded under attack, friendly to journald, and every mail in it can be found by its Message-ID."""
+"""The log: bounded under attack, with severities for journald, and searchable by Message-ID."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 
 from bridge.filter.headers import message_id
-from bridge.observe import log_throttle, mail_log
-from bridge.observe.log_throttle import Flood
+from bridge.observe import log_format, log_throttle, log_writer
+from bridge.observe.log_throttle import LogThrottle
 from bridge.testing import SmtpClient, free_port
 from tests.daemon.process_kit import running, until
 from tests.observe.observe_kit import certificate
@@ -35,32 +35,32 @@ class Clock:
 
 
 def test_a_flood_is_a_few_lines_and_a_count() -> None:
-    """Twenty at once, then one a second that speaks for all the others; the last word comes when it is over."""
+    """A burst of twenty, then one line a second with the count of the others, and a final count."""
     clock, held = Clock(), []
-    limit = Flood(clock)
-    limit.on_held = lambda: held.append(1)
+    limit = LogThrottle(clock)
+    limit.on_suppressed = lambda: held.append(1)
     passed = [record for record in (line() for _ in range(1000)) if limit.filter(record)]
     assert len(passed) == log_throttle.BURST and len(held) == 1000 - log_throttle.BURST
-    assert not list(limit.leftovers())
+    assert not list(limit.summaries())
     clock.now += 1
     after = line()
     assert limit.filter(after) and after.getMessage() == "a stranger came (and 980 more like it)"
     assert not limit.filter(line()) and not limit.filter(line("%s%%", "50"))
     clock.now += 1
-    assert [record.getMessage() for record in limit.leftovers()] == ["50% (and 1 more like it)"]
+    assert [record.getMessage() for record in limit.summaries()] == ["50% (and 1 more like it)"]
     clock.now += 100
-    assert not list(limit.leftovers())
+    assert not list(limit.summaries())
 
 
 def test_a_flood_of_one_kind_hides_no_other() -> None:
-    limit = Flood(Clock())
+    limit = LogThrottle(Clock())
     assert sum(limit.filter(line(place=1)) for _ in range(100)) == log_throttle.BURST
     assert limit.filter(line(place=2))
 
 
 def test_several_threads_lose_no_line_from_the_count() -> None:
-    limit, held = Flood(Clock()), []
-    limit.on_held = lambda: held.append(1)
+    limit, held = LogThrottle(Clock()), []
+    limit.on_suppressed = lambda: held.append(1)
     passed: list[bool] = []
     threads = [
         threading.Thread(target=lambda: passed.extend(limit.filter(line()) for _ in range(500))) for _ in range(4)
@@ -72,11 +72,11 @@ def test_several_threads_lose_no_line_from_the_count() -> None:
     assert sum(passed) == log_throttle.BURST and len(held) == 2000 - log_throttle.BURST
 
 
-def test_the_writer_says_the_last_word_of_a_flood_by_itself(tmp_path: Path) -> None:
-    """Also when no such line comes any more."""
+def test_the_writer_reports_the_end_of_a_flood(tmp_path: Path) -> None:
+    """Even if no further line of that kind follows."""
     with (tmp_path / "log").open("wb") as file:
-        writer = mail_log.LineWriter(file.fileno())
-        writer.setFormatter(mail_log.KeyValue())
+        writer = log_writer.LineWriter(file.fileno())
+        writer.setFormatter(log_format.KeyValueFormatter())
         for _ in range(100):
             writer.handle(line())
         until(lambda: "and 79 more like it" in (tmp_path / "log").read_text(), "the count")
@@ -86,14 +86,14 @@ def test_the_writer_says_the_last_word_of_a_flood_by_itself(tmp_path: Path) -> N
 
 @pytest.mark.parametrize("as_json", [False, True])
 def test_journald_gets_the_severity_of_each_line(tmp_path: Path, monkeypatch, as_json) -> None:
-    """`journalctl -p warning` works; journald takes the mark off. Elsewhere there is none."""
+    """`journalctl -p warning` works; journald removes the prefix. Other outputs have none."""
     for journal in (True, False):
         with (tmp_path / "log").open("wb") as file:
             found = os.fstat(file.fileno())
             stream = f"{found.st_dev}:{found.st_ino}" if journal else "1:2"
             monkeypatch.setenv("JOURNAL_STREAM", stream)
-            writer = mail_log.LineWriter(file.fileno())
-            writer.setFormatter(mail_log.Json() if as_json else mail_log.KeyValue())
+            writer = log_writer.LineWriter(file.fileno())
+            writer.setFormatter(log_format.JsonFormatter() if as_json else log_format.KeyValueFormatter())
             writer.handle(line())
             writer.put("id=1")
             writer.close()
@@ -124,7 +124,7 @@ BAD_SESSIONS = 2000
 
 
 def test_thousands_of_bad_sessions_cost_a_handful_of_lines(tmp_path: Path) -> None:
-    """Strangers, and handshakes that break; each is counted, few are written, a mail's own line is always there."""
+    """Untrusted clients and broken handshakes: all are counted, few are logged, every mail is logged."""
     tls = certificate(tmp_path)
     port = free_port()
     listener = {"name": "mx", "address": f"127.0.0.1:{port}", "trusted_clients": ["127.0.0.1/32"], "tls": tls}
@@ -145,9 +145,9 @@ def test_thousands_of_bad_sessions_cost_a_handful_of_lines(tmp_path: Path) -> No
 
 
 def said(log: str, words: str) -> int:
-    """How many events the lines with these words speak of."""
-    lines = [one for one in log.splitlines() if words in one]
-    return len(lines) + sum(int(count) for one in lines for count in re.findall(r"and (\d+) more like it", one))
+    """How many events the lines with these words stand for."""
+    lines = [line for line in log.splitlines() if words in line]
+    return len(lines) + sum(int(count) for line in lines for count in re.findall(r"and (\d+) more like it", line))
 
 
 def stranger(port: int) -> None:

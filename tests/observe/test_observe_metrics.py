@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from bridge.daemon import certificates
 from bridge.daemon.loop_lag import LoopLag
-from bridge.observe.metric_types import Level
+from bridge.observe.metric_types import Gauge
 from bridge.observe.metrics import Metrics
 from bridge.quarantine.usage import measure
 from bridge.testing import running_bridge
@@ -177,24 +177,21 @@ def test_the_two_forms_of_time_in_a_certificate(kind, text, end) -> None:
     assert certificates._time(kind, text) == end
 
 
-def test_a_blocked_event_loop_shows() -> None:
-    async def main() -> float:
-        lag = LoopLag()
-        task = asyncio.create_task(lag.watch())
-        await asyncio.sleep(0.05)
-        time.sleep(0.4)
-        await asyncio.sleep(0.01)
-        task.cancel()
-        return lag.worst_s
-
-    assert 0.1 < asyncio.run(main()) < 2
+async def test_a_blocked_event_loop_shows() -> None:
+    lag = LoopLag()
+    task = asyncio.create_task(lag.watch())
+    await asyncio.sleep(0.05)
+    time.sleep(0.4)
+    await asyncio.sleep(0.01)
+    task.cancel()
+    assert 0.1 < lag.worst_s < 2
 
 
-@pytest.mark.parametrize(("together", "whole"), [(max, 3), (sum, 5), (min, 2)])
-def test_levels_of_several_workers_make_one(together, whole) -> None:
-    level = Level("x", "x.", ("host",), together=together)
-    level.show([[["a", 2]], [["a", 3]], []])
-    assert list(level.read()) == [(("a",), whole)]
+@pytest.mark.parametrize(("combine", "expected"), [(max, 3), (sum, 5), (min, 2)])
+def test_gauges_of_several_workers_are_combined(combine, expected) -> None:
+    gauge = Gauge("x", "x.", ("host",), combine=combine)
+    gauge.show([[["a", 2]], [["a", 3]], []])
+    assert list(gauge.read()) == [(("a",), expected)]
 
 
 def test_processor_time_is_counted_once() -> None:

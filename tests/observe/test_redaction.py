@@ -23,14 +23,14 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction
-from bridge.observe import mail_log
-from bridge.observe.redaction import Mode, Veil
+from bridge.observe import log_format, mail_log
+from bridge.observe.redaction import Mode, Redaction
 from bridge.testing import TOKEN
 from tests.daemon.process_kit import running, scanbridge
 
 KEY = b"k" * 32
 NAME = re.compile(r"~[0-9a-f]{16}")
-VEILS = {"domain": Veil("domain"), "hashed": Veil("hashed", KEY)}
+VEILS = {"domain": Redaction("domain"), "hashed": Redaction("hashed", KEY)}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ VEILS = {"domain": Veil("domain"), "hashed": Veil("hashed", KEY)}
     ],
 )
 def test_an_address_is_its_domain_or_a_name(address: str, domain: str) -> None:
-    assert Veil().address(address) == address
+    assert Redaction().address(address) == address
     assert VEILS["domain"].address(address) == domain
     assert NAME.fullmatch(VEILS["hashed"].address(address)) or not address
 
@@ -54,7 +54,7 @@ def test_a_name_is_the_same_for_one_address_and_one_key_only() -> None:
     """Upper and lower case are one mailbox; another installation has other names."""
     name = VEILS["hashed"].address("a@example.org")
     assert VEILS["hashed"].address("A@Example.org") == name != VEILS["hashed"].address("b@example.org")
-    assert Veil("hashed", b"another").address("a@example.org") != name
+    assert Redaction("hashed", b"another").address("a@example.org") != name
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_a_name_is_the_same_for_one_address_and_one_key_only() -> None:
 )  # fmt: skip
 def test_addresses_are_found_in_any_text(text: str, veiled: str) -> None:
     assert VEILS["domain"].text(text) == veiled
-    assert Veil().text(text) == text
+    assert Redaction().text(text) == text
 
 
 def record(address: str) -> Record:
@@ -101,8 +101,8 @@ def test_no_field_of_a_mails_line_names_anybody(mode: str, as_json: bool, local:
     assert lines[0].count("example.org") == 1 or mode == "domain"  # the HELO stays
 
 
-@pytest.mark.parametrize("form", [mail_log.KeyValue, mail_log.Json])
-def test_no_other_line_names_anybody(form: type[mail_log.KeyValue]) -> None:
+@pytest.mark.parametrize("form", [log_format.KeyValueFormatter, log_format.JsonFormatter])
+def test_no_other_line_names_anybody(form: type[log_format.KeyValueFormatter]) -> None:
     """Neither its words nor its traceback."""
     try:
         raise ValueError("of secret@example.org")

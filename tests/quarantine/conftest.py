@@ -13,7 +13,7 @@ from tests.quarantine.s3_kit import ObjectServer
 
 @pytest.fixture(autouse=True)
 def close_messages() -> Iterator[None]:
-    """What the intake does in the end."""
+    """As the intake does when a mail is done."""
     yield
     while made:
         made.pop().close()
@@ -28,7 +28,7 @@ def object_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ObjectSe
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database(request: pytest.FixtureRequest, tmp_path: Path) -> Database:
-    """An empty state database, once of each kind."""
+    """An empty state database, SQLite and PostgreSQL."""
     if request.param == "sqlite":
         return Database.file(tmp_path / "state.sqlite")
     return Database(fresh_database(request.getfixturevalue("postgresql")))

@@ -1,4 +1,4 @@
-"""What the quarantine's tests share: a daemon that quarantines everything, the command, a next hop that waits."""
+"""Shared by the quarantine's tests: a daemon that quarantines everything, the command, a next hop that waits."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SOON_S = 60.0
 
 @dataclass
 class Desk:
-    """A daemon, and a person at the command line beside it."""
+    """A daemon, and an operator who uses the command line."""
 
     bridge: RunningBridge
     config: Path
@@ -60,7 +60,7 @@ class Desk:
         return subprocess.run(self.command(*args), capture_output=True, timeout=SOON_S, check=False)
 
     def call(self, *args: str) -> Result:
-        """The command without a process of its own, where nothing depends on that: ten times as fast."""
+        """Run the command in this process, which is ten times as fast."""
         return CliRunner().invoke(quarantine, self.command(*args)[4:])
 
     def listed(self, *args: str) -> list[dict[str, Any]]:
@@ -69,17 +69,17 @@ class Desk:
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     def send(self, content: bytes = CONTENT, *recipients: bytes, sender: bytes = b"a@client.example") -> str:
-        """One mail into the quarantine; its id."""
+        """Quarantine one mail and return its id."""
         with self.bridge.client() as client:
             client.open()
             to = recipients or (b"b@example.org",)
-            client.say(b"MAIL FROM:<%b>" % sender, *(b"RCPT TO:<%b>" % one for one in to), b"DATA")
+            client.say(b"MAIL FROM:<%b>" % sender, *(b"RCPT TO:<%b>" % address for address in to), b"DATA")
             reply = client.say(content.replace(b"\r\n.", b"\r\n..") + b".")[0]
         assert reply.startswith(b"250 2.0.0 Ok: queued as "), reply
         return reply.split()[-1].decode()
 
     def use(self, next_hop: str) -> None:
-        """Change where releases go; the daemon keeps its own."""
+        """Change the next hop of releases; the daemon keeps its own."""
         self.config.write_text(yaml_file.dump({**_config(self.bridge, next_hop), **self.more}))
 
 
@@ -104,7 +104,7 @@ def _config(bridge: RunningBridge, next_hop: str) -> dict[str, Any]:
 
 @dataclass
 class WaitingHop(testing.NextHop):
-    """Has the whole mail, and answers only when it is told to."""
+    """Receives the whole mail, and holds back its answer."""
 
     heard: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
     go_on: asyncio.Event = field(default_factory=asyncio.Event)

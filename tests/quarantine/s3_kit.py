@@ -1,4 +1,4 @@
-"""Object storage for tests: rclone's S3 server as a process of its own, and one that misbehaves on demand."""
+"""Object storage for tests: rclone's S3 server as a separate process, and a server that fails on demand."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class ObjectServer:
         self._process.stderr.close()
 
     def store(self, prefix: str) -> S3Store:
-        """For what others do to the bucket; behind the server's back it would not see it."""
+        """For changes by others. The server would not notice changes to its files."""
         keys = {"access_key_id": ACCESS, "secret_access_key": SECRET}
         endpoint = f"http://127.0.0.1:{self.port}"
         return S3Store(
@@ -83,7 +83,7 @@ def s3_config(port: int, **more: Any) -> dict[str, Any]:
 
 
 class FaultyServer:
-    """Keeps objects in memory, and does with each request what `fault` says: nothing, or something bad."""
+    """Keeps objects in memory; `fault` decides how each request fails, if at all."""
 
     def __init__(self) -> None:
         self.objects: dict[str, bytes] = {}

@@ -1,4 +1,4 @@
-"""`scanbridge quarantine`: what people see, what scripts get, and what a stranger cannot do to either."""
+"""`scanbridge quarantine`: its output for people and scripts, safe from hostile content."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def own(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_person_reads_a_table(here: Desk) -> None:
-    """One line for each mail, newest first, nothing cut off that one must copy."""
+    """One line per mail, newest first, with everything that operators copy shown in full."""
     done = here.run("list")
     assert (done.returncode, done.stderr) == (0, b"")
     lines = done.stdout.decode().splitlines()
@@ -55,7 +55,7 @@ def test_a_person_reads_a_table(here: Desk) -> None:
 
 
 def test_nothing_a_stranger_wrote_reaches_the_terminal_as_a_command(here: Desk) -> None:
-    """Escape sequences, bells, the turning of the reading direction, and our own table's mark-up."""
+    """Escape sequences, bells, bidirectional overrides, and the markup of our table."""
     shown = here.call("list").stdout + here.call("show", here.ids[1]).stdout
     assert "?[31mred [bold]?" in shown
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f\u202e]", shown)
@@ -103,13 +103,13 @@ def test_a_script_gets_json(here: Desk) -> None:
     ],
 )
 def test_the_list_is_narrowed(here: Desk, options: list[str], numbers: list[int]) -> None:
-    assert [one["id"] for one in here.listed(*options)] == [here.ids[number] for number in numbers]
+    assert [mail["id"] for mail in here.listed(*options)] == [here.ids[number] for number in numbers]
 
 
 def test_a_cut_list_says_so(here: Desk) -> None:
     done = here.call("list", "--json", "--limit", "2")
     assert len(done.stdout.splitlines()) == 2 and "--limit 0 shows all" in done.stderr
-    assert "no such mail" in here.call("list", "--recipient", "nobody@nowhere").stderr
+    assert "no matching mail" in here.call("list", "--recipient", "nobody@nowhere").stderr
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_an_unknown_id_has_its_exit_code(here: Desk, command: str, wrong: str) -
 
 
 def test_one_mail_is_shown(here: Desk) -> None:
-    """What is known of it, its header section, or all of it."""
+    """Its record, its header section, or the whole mail."""
     mail_id = here.ids[0]
     shown = here.call("show", mail_id).stdout
     assert f"id:          {mail_id}\n" in shown and "to:          b@tenant.example\n" in shown
@@ -141,7 +141,7 @@ def test_one_mail_is_shown(here: Desk) -> None:
 
 
 def test_a_mail_is_exported(here: Desk, tmp_path: Path) -> None:
-    """Into a directory, never over a file that is there, or to standard output."""
+    """Into a directory, never overwriting a file, or to standard output."""
     mail_id = here.ids[0]
     assert here.call("export", mail_id, str(tmp_path)).exit_code == 0
     for name in (f"{mail_id}.eml", f"{mail_id}.json"):
@@ -155,7 +155,7 @@ def test_a_mail_is_exported(here: Desk, tmp_path: Path) -> None:
 def test_mail_is_deleted(own: Desk) -> None:
     one, two = own.send(), own.send()
     done = own.call("delete", "--yes", one)
-    assert (done.exit_code, done.stdout) == (0, f"{one}: removed\n")
+    assert (done.exit_code, done.stdout) == (0, f"{one}: deleted\n")
     assert own.call("delete", one).exit_code == 3
     assert own.ids == [two] and [kept["id"] for kept in own.listed()] == [two]
     (line,) = map(json.loads, (own.directory / "actions.log").read_text().splitlines())
@@ -163,12 +163,12 @@ def test_mail_is_deleted(own: Desk) -> None:
 
 
 def test_old_mail_is_purged(own: Desk) -> None:
-    """By the age that is given, else by the configured retention."""
+    """By the given age, or by the configured retention."""
     old, new = own.send(), own.send()
     past = time.time() - 10 * 86400
     os.utime(own.directory / f"{old}.json", (past, past))
-    assert own.call("purge").stdout == "0 removed\n"
-    assert own.call("purge", "--older-than", "9d").stdout == "1 removed\n"
+    assert own.call("purge").stdout == "0 deleted\n"
+    assert own.call("purge", "--older-than", "9d").stdout == "1 deleted\n"
     assert own.ids == [new]
     assert json.loads((own.directory / "actions.log").read_text())["action"] == "purged"
 
@@ -197,7 +197,7 @@ def test_a_release_without_a_next_hop_or_with_a_bad_file_is_a_configuration_erro
 
 
 def test_over_the_size_limit_the_client_reads_452_and_nothing_is_removed(tmp_path: Path) -> None:
-    """When somebody makes room, mail is taken again at once."""
+    """As soon as mail is removed, new mail is accepted."""
     with desk(tmp_path, {"quarantine": {"max_size": "20KiB"}}) as here:
         large = b"Subject: x\r\n\r\n" + b"x" * 900 + b"\r\n" + b"x" * 8000 + b"\r\n"
         first, second = here.send(large), here.send(large)
@@ -211,7 +211,7 @@ def test_over_the_size_limit_the_client_reads_452_and_nothing_is_removed(tmp_pat
 
 
 def test_a_copy_of_refused_mail_is_found_by_its_decision(tmp_path: Path) -> None:
-    """keep_copy: the sender reads 550, and people can still look at the mail and send it on."""
+    """keep_copy: the sender reads 550, and operators can still read and release the mail."""
     policy = {"bounce": {"action": "reject", "keep_copy": True}}
     with desk(tmp_path, {"policy": policy}) as here:
         here.bridge.scanner.reply = answer(200, result("bounce"))

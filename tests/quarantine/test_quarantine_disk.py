@@ -1,4 +1,4 @@
-"""The disk fails while people work: nothing is sent that cannot be noted, nothing noted that was not sent."""
+"""The disk fails during a release: nothing is sent that cannot be recorded, or recorded that was not sent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.quarantine.quarantine_kit import HEAD, make_tx
 
 
 class Taker:
-    """A next hop that takes everything, and may do something first."""
+    """A next hop that accepts everything, and may run a callback first."""
 
     def __init__(self) -> None:
         self.taken: list[Transaction] = []
@@ -64,7 +64,7 @@ def states(quarantine: Quarantine) -> list[str]:
 async def test_a_release_that_cannot_be_noted_is_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]
 ) -> None:
-    """Else the next person would send it a second time."""
+    """Otherwise the next operator would send it a second time."""
     quarantine, mail_id = await kept(tmp_path)
     hop = Taker()
     fail_fsync(monkeypatch, number)
@@ -80,7 +80,7 @@ async def test_a_release_that_cannot_be_noted_is_not_begun(
 async def test_a_disk_that_fails_after_the_delivery_leaves_the_fate_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is said that the mail was delivered, and the list shows that something went wrong."""
+    """The error says that the mail was delivered, and the list shows that the release was interrupted."""
     quarantine, mail_id = await kept(tmp_path)
     hop = Taker()
     hop.before.append(lambda: fail_fsync(monkeypatch, errno.EIO))
@@ -128,7 +128,7 @@ async def test_what_root_does_the_daemon_can_go_on_with(tmp_path: Path) -> None:
 
 
 def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
-    """A mail that failed gives back its room; what others removed counts no more when it matters."""
+    """A failed mail frees its reservation, and mail removed by others no longer counts before a refusal."""
     (tmp_path / "A1.eml").write_bytes(b"x" * 60)
     (tmp_path / ".tmp-B1.eml").write_bytes(b"x" * 1000)
     quota = Quota(lambda: LocalStore(tmp_path).usage().size_bytes, 100, 60.0)

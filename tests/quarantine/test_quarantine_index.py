@@ -1,4 +1,4 @@
-"""The index: made from the files, searched, lost and made again; never in a mail's way."""
+"""The index: built from the files, searched, lost and rebuilt; it never makes storing a mail fail."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ def found(quarantine: Quarantine, **wanted: object) -> list[str]:
 
 
 def in_index(path: Path) -> list[str]:
-    """What the database itself has, whatever the files say."""
+    """The database's own content, without the files."""
     return sorted(Index(Database.file(path)).known())
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgresql"])
 def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> QuarantineSettings:
-    """Three mails that differ, the first of them released."""
+    """Three different mails, the first one released."""
     index = None
     if request.param == "postgresql":
         index = Database(fresh_database(request.getfixturevalue("postgresql")))
@@ -94,7 +94,7 @@ def three(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     ids=str,
 )
 async def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object], subjects: list[str]) -> None:
-    """By who, when, what and where; everything asked for must hold, newest first, with an index or without."""
+    """By any field; all of them must match; newest first; with or without an index."""
     quarantine = Quarantine(three)
     assert found(quarantine, **wanted) == subjects
     await quarantine.close()
@@ -103,7 +103,7 @@ async def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object
 
 @pytest.mark.parametrize("how", ["deleted", "garbage", "damaged page", "emptied", "directory in the way"])
 async def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
-    """At the daemon's start, and when somebody searches, whichever comes first."""
+    """At the daemon's start or at the next search, whichever comes first."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
     ids = sorted([await keep(quarantine) for _ in range(3)])
@@ -159,7 +159,7 @@ async def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(t
 async def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Somebody holds the database: mail is kept, one line says so, and the next search finds it."""
+    """While another process locks the database, mail is stored, one line is logged, and the next search finds it."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
     await keep(quarantine)
@@ -176,7 +176,7 @@ async def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(
 
 
 async def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """After a step back to an older version, people still see their mail."""
+    """After a downgrade, operators still see all mail."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
     await keep(quarantine)
@@ -192,7 +192,7 @@ async def test_a_newer_index_is_left_alone(tmp_path: Path, caplog: pytest.LogCap
 
 
 async def test_several_processes_share_the_index(tmp_path: Path) -> None:
-    """Three start at once on a quarantine that has none yet, and each sees every mail."""
+    """Three processes start together without an index, and each sees every mail."""
     where = place(tmp_path)
     plain = Quarantine(where.directory)
     for _ in range(20):
@@ -248,12 +248,12 @@ async def test_clean_removes_the_releases_of_a_mail_that_is_gone(tmp_path: Path)
     ],
 )
 def test_a_subject_is_read_as_a_person_reads_it(head: bytes, shown: str) -> None:
-    """Strangers write subjects, so nothing in one may cost the mail."""
+    """Subjects come from strangers, so no subject may make storing the mail fail."""
     assert subject(head) == shown
 
 
 async def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The files have room, the database has none."""
+    """The disk has room for the files, but not for the database."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
     await keep(quarantine)

@@ -1,4 +1,4 @@
-"""The quarantine's files: whole or not there."""
+"""The quarantine's files: complete or absent."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ async def test_both_files_are_on_disk_before_they_have_their_names(
 
 
 async def test_a_full_disk(tmp_path: Path) -> None:
-    """The client reads 452, and the disk has no part of the mail."""
+    """The client reads 452, and no part of the mail is on the disk."""
     with small_disk(tmp_path / "disk") as disk:
         quarantine = Quarantine(disk / "q")
         await quarantine.keep(mail(), HEAD, {})
@@ -115,7 +115,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
 
 
 async def test_a_disk_that_fills_up_with_the_index_on_it(tmp_path: Path) -> None:
-    """Every mail that was promised is whole and found again; the others left nothing."""
+    """Every mail that got a 250 is complete and found again; the others left nothing behind."""
     with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
         quarantine = Quarantine(QuarantineSettings(disk / "q", Database.file(disk / "state.sqlite")))
         quarantine.clean()
@@ -127,7 +127,7 @@ async def test_a_disk_that_fills_up_with_the_index_on_it(tmp_path: Path) -> None
                 promised.append(tx.id)
             await quarantine.keep(make_tx([b"x" * 1000] * 300), HEAD, {})
         assert promised
-        assert files(disk / "q") == sorted(f"{one}.{kind}" for one in promised for kind in ("eml", "json"))
+        assert files(disk / "q") == sorted(f"{mail_id}.{kind}" for mail_id in promised for kind in ("eml", "json"))
         assert sorted(mail.id for mail in quarantine.search(Query())) == sorted(promised)
         assert [mail.is_damaged for mail in quarantine.search(Query(limit=1))] == [False]
 
@@ -206,7 +206,7 @@ async def test_cancelled_while_writing_nothing_is_kept(tmp_path: Path, monkeypat
 
 
 async def test_clean_removes_what_a_crash_left(tmp_path: Path) -> None:
-    """Whole mails stay; half ones were never promised to anybody."""
+    """Complete mails stay; incomplete ones never got a 250."""
     quarantine = Quarantine(tmp_path)
     tx = mail()
     await quarantine.keep(tx, HEAD, {})

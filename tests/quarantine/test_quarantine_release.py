@@ -1,4 +1,4 @@
-"""Releasing: once, byte for byte, and never lost; each command a process of its own."""
+"""Releasing: once, byte for byte, and never lost; each command is a separate process."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def codes(*processes: subprocess.Popen[bytes]) -> list[int]:
 
 
 def test_a_released_mail_arrives_once_byte_for_byte(here: Desk) -> None:
-    """The second try is refused with its own exit code, and the log says who did the first."""
+    """The second attempt is refused with its own exit code, and the log names the first operator."""
     mail_id = here.send(CONTENT, b"b@example.org", b"c@example.org", sender=b"")
     kept = (here.directory / f"{mail_id}.eml").read_bytes()
     done = here.run("release", mail_id)
@@ -57,7 +57,7 @@ def _login() -> str:
 
 
 def test_two_people_who_press_at_the_same_time_deliver_once(here: Desk) -> None:
-    """Whoever comes second is told that somebody else did it, or is doing it."""
+    """The second operator reads that the mail was released, or is being released."""
     mail_id = here.send()
     people = [here.start("release", mail_id) for _ in range(2)]
     assert codes(*people) == [0, 4]
@@ -65,7 +65,7 @@ def test_two_people_who_press_at_the_same_time_deliver_once(here: Desk) -> None:
 
 
 def test_a_release_that_is_still_running_keeps_others_out(here: Desk) -> None:
-    """The next hop has the mail and has not answered: nobody releases, deletes or purges it now."""
+    """While the next hop has not answered, the mail cannot be released, deleted or purged."""
     mail_id = here.send()
     with waiting_hop(here.bridge) as hop:
         here.use(hop.url)
@@ -74,14 +74,14 @@ def test_a_release_that_is_still_running_keeps_others_out(here: Desk) -> None:
         second = here.call("release", mail_id)
         assert second.exit_code == 4 and "released or removed by another process" in second.stderr
         assert here.call("delete", mail_id).exit_code == 4
-        assert here.call("purge", "--older-than", "0s").stdout == "0 removed\n"
+        assert here.call("purge", "--older-than", "0s").stdout == "0 deleted\n"
         let_go(here.bridge, hop)
         assert codes(first) == [0]
         assert len(hop.mails) == 1
 
 
 def test_killed_in_the_middle_a_release_can_be_done_again(here: Desk) -> None:
-    """The mail is still there, everybody can see that its fate is unknown, and nobody is locked out."""
+    """The mail is still there, its state is shown as interrupted, and no lock is left behind."""
     mail_id = here.send()
     with waiting_hop(here.bridge) as hop:
         here.use(hop.url)
@@ -90,9 +90,9 @@ def test_killed_in_the_middle_a_release_can_be_done_again(here: Desk) -> None:
         process.kill()
         assert codes(process) == [-9]
         let_go(here.bridge, hop)
-        assert [one["state"] for one in here.listed()] == ["interrupted"]
+        assert [mail["state"] for mail in here.listed()] == ["interrupted"]
         assert here.call("release", mail_id).exit_code == 0
-    assert [one["state"] for one in here.listed()] == ["released"]
+    assert [mail["state"] for mail in here.listed()] == ["released"]
     assert len(hop.mails[-1].content) > len(CONTENT)
 
 
@@ -105,19 +105,22 @@ def test_a_mail_goes_to_others_and_again_when_asked(here: Desk) -> None:
     assert first.commands[1].endswith(b" SMTPUTF8")
     assert second.commands[2] == b"RCPT TO:<b@example.org>"
     (kept,) = here.listed()
-    assert [one["to"] for one in kept["releases"]] == [["audit@example.org", "ü@example.org"], ["b@example.org"]]
+    assert [attempt["to"] for attempt in kept["releases"]] == [
+        ["audit@example.org", "ü@example.org"],
+        ["b@example.org"],
+    ]
 
 
 @pytest.mark.parametrize(
     ("says", "code"), [(b"451 4.3.0 Later", 75), (b"550 5.7.1 Never", 1), (b"", 75)], ids=["4xx", "5xx", "dropped"]
 )
 def test_what_the_next_hop_does_not_take_stays(here: Desk, says: bytes, code: int) -> None:
-    """The exit code tells a script whether to come again."""
+    """The exit code tells a script whether to try again."""
     mail_id = here.send()
     here.bridge.next_hop.replies[b"."] = says
     assert here.call("release", mail_id).exit_code == code
     here.bridge.next_hop.replies.clear()
-    assert [one["state"] for one in here.listed()] == ["kept"]
+    assert [mail["state"] for mail in here.listed()] == ["kept"]
     assert here.call("release", mail_id).exit_code == 0
 
 

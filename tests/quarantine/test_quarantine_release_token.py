@@ -1,4 +1,4 @@
-"""The mark of a released mail: it comes back through the bridge unscanned, and nobody else's mail does."""
+"""The release token: a released mail passes the bridge again unscanned, and no other mail does."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_mark_is_good_for_one_mail_only(content: bytes) -> None:
 
 
 def test_a_mark_is_good_for_its_recipients_only() -> None:
-    """Whoever gets a released mail cannot send it on to somebody else unscanned."""
+    """A recipient of a released mail cannot send it to others unscanned."""
     assert not is_valid(marked(), "d@example.org")
     assert not is_valid(marked(), "b@example.org", "d@example.org")
 
@@ -107,7 +107,7 @@ def here(tmp_path: Path) -> Iterator[Desk]:
 
 
 def test_a_released_mail_that_comes_back_is_not_scanned_again(here: Desk) -> None:
-    """The scanner would quarantine it; changed by one byte, or for another recipient, it does."""
+    """The scanner would quarantine the mail, and does if one byte or the recipient is changed."""
     mail_id = here.send(MAIL)
     assert here.call("release", mail_id).exit_code == 0
     hop, scanner = here.bridge.next_hop, here.bridge.scanner
@@ -132,7 +132,7 @@ def test_a_released_mail_that_comes_back_is_not_scanned_again(here: Desk) -> Non
 
 
 def test_through_a_real_chain_a_released_mail_passes_the_bridge_once_more(here: Desk) -> None:
-    """The next hop for releases is a Postfix whose content filter is this very bridge."""
+    """The next hop for releases is a Postfix whose content filter is the same bridge."""
     need("postfix", root=True)
     mail_id = here.send(MAIL)
     port, hop = free_port(), here.bridge.next_hop

@@ -46,7 +46,7 @@ def here(tmp_path: Path, object_server: ObjectServer) -> Iterator[Desk]:
 
 
 def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, object_server: ObjectServer) -> None:
-    """Byte for byte, and nothing of the mail lies on this machine."""
+    """Byte for byte, and no part of the mail is stored on this machine."""
     small = here.send(CONTENT, b"b@example.org", b"c@example.org")
     large = here.send(LARGE, sender=b"")
     stored = object_server.objects / "kept" / tmp_path.name
@@ -69,14 +69,14 @@ def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, obj
         assert (tmp_path / f"{large}.{suffix}").read_bytes() == (stored / f"{large}.{suffix}").read_bytes()
     assert here.call("delete", small).exit_code == 0
     assert here.call("show", small).exit_code == 3
-    assert here.call("purge", "--older-than", "0s").stdout == "1 removed\n"
+    assert here.call("purge", "--older-than", "0s").stdout == "1 deleted\n"
     assert here.listed() == [] and not list(stored.glob("*"))
     actions = [json.loads(line)["action"] for line in (here.directory / "actions.log").read_text().splitlines()]
     assert actions == ["released", "removed", "purged"]
 
 
 def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
-    """Object storage has no locks; this machine's file has."""
+    """Object storage has no locks, so a lock file on this machine is used."""
     mail_id = here.send()
     with waiting_hop(here.bridge) as hop:
         here.use(hop.url)
@@ -87,12 +87,12 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
         first.kill()
         first.communicate(timeout=SOON_S)
         let_go(here.bridge, hop)
-        assert [one["state"] for one in here.listed()] == ["interrupted"]
+        assert [mail["state"] for mail in here.listed()] == ["interrupted"]
         assert here.call("release", mail_id).exit_code == 0
 
 
 async def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_server: ObjectServer) -> None:
-    """Objects without a row, rows without an object, and what a crash left; but nothing that may be in the making."""
+    """Objects without a row, rows without an object, and leftovers of a crash; nothing that may still be written."""
     where = QuarantineSettings(
         tmp_path, Database.file(tmp_path / "state.sqlite"), s3=settings(object_server.port, tmp_path.name)
     )
@@ -168,7 +168,7 @@ def first_of(kind: str, what: int | str):  # type: ignore[no-untyped-def]
 async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
     tmp_path: Path, faulty: FaultyServer, kind: str, fault: int | str, error: type[StoreError]
 ) -> None:
-    """At the mail or at its metadata: what was put before is removed, and what a server says is not repeated."""
+    """Whether the mail or its metadata fails: everything stored is removed, and the server's text is not repeated."""
     faulty.fault = first_of(kind, fault)
     quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
     with pytest.raises(StoreError) as caught:
@@ -182,7 +182,7 @@ async def test_a_server_that_fails_is_an_error_and_leaves_nothing(
 async def test_a_server_that_hangs_costs_no_more_than_the_deadline(
     tmp_path: Path, faulty: FaultyServer, kind: str
 ) -> None:
-    """The event loop turns meanwhile, and what was put is removed."""
+    """The event loop keeps running in the meantime, and stored objects are removed."""
     faulty.fault = first_of(kind, "hang")
     quarantine = Quarantine(QuarantineSettings(tmp_path, s3=settings(faulty.port, "x")))
     tx = replace(make_tx(), deadline=asyncio.get_running_loop().time() + 0.5)
@@ -214,7 +214,7 @@ async def test_a_client_that_goes_away_leaves_nothing_in_the_bucket(tmp_path: Pa
 def test_a_daemon_starts_and_answers_451_while_its_storage_is_away(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """452 when it is full; and when it is back, mail is kept again without a restart."""
+    """452 when it is full; once there is room, mail is stored again without a restart."""
     caplog.set_level(logging.DEBUG)
     write_keys(tmp_path)
     server = ObjectServer(tmp_path / "s3")
@@ -242,7 +242,7 @@ def test_a_full_bucket_is_answered_with_452(tmp_path: Path, faulty: FaultyServer
 
 
 def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer) -> None:
-    """`scanbridge check` writes an object and removes it; a key that does not fit is said, not shown."""
+    """`scanbridge check` writes and removes an object; a wrong key is reported but not shown."""
     good = settings(object_server.port, "probe")
     s3_store.probe(good)
     assert not list(object_server.objects.glob("probe/*"))
@@ -252,7 +252,7 @@ def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer)
 
 
 def test_probe_of_a_database_leaves_nothing(database: Database) -> None:
-    """A table is made and taken back, so it can be done again."""
+    """The migration rolls back completely, so it can be run again."""
     probe(database)
     probe(database)
     engine = database.engine(wait_s=5.0, connections=1)

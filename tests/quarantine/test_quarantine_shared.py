@@ -1,4 +1,4 @@
-"""The state database, SQLite or PostgreSQL: older ones, several machines, and one that is away."""
+"""The state database, SQLite or PostgreSQL: older versions, several machines, and a server that is down."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ async def keep(quarantine: Quarantine) -> str:
 
 
 def test_a_database_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
-    """With all that it knows; and the program that made it would leave it alone from then on."""
+    """All rows are kept, and the old version refuses the new file instead of changing it."""
     path = tmp_path / "state.sqlite"
     with closing(sqlite3.connect(path)) as old:
         old.executescript(VERSION_1)
@@ -62,7 +62,7 @@ def test_a_database_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
 
 
 async def test_machines_that_share_a_database_do_not_touch_each_others_mail(tmp_path: Path, database: Database) -> None:
-    """Each has a directory of its own: what is not in it is not gone."""
+    """Each has its own directory; mail that is not in it was not removed."""
     one, two = (Quarantine(QuarantineSettings(tmp_path / name, database, owner=name)) for name in ("one", "two"))
     first, second = await keep(one), await keep(two)
     assert (one.clean(), two.clean()) == (0, 0)
@@ -84,13 +84,13 @@ async def test_what_a_database_cannot_hold_is_no_hindrance(tmp_path: Path, datab
 
 
 async def test_a_server_that_is_away_costs_a_mail_a_moment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """It stops and comes back: mail is kept all the while, one line says so, and nothing is missing in the end."""
+    """The server restarts: mail is stored throughout, one line is logged, and nothing is missing at the end."""
     with cluster() as server:
         quarantine = Quarantine(QuarantineSettings(tmp_path, Database(fresh_database(server.url))))
         ids = [await keep(quarantine)]
         server.stop()
         ids += [await keep(quarantine) for _ in range(3)]
-        assert len([one for one in caplog.records if "mail is stored all the same" in one.message]) == 1
+        assert len([line for line in caplog.messages if "mail is stored all the same" in line]) == 1
         assert len(Quarantine(tmp_path).search(Query())) == 4
         server.start()
         assert quarantine._index is not None
@@ -101,7 +101,7 @@ async def test_a_server_that_is_away_costs_a_mail_a_moment(tmp_path: Path, caplo
 
 
 async def test_a_server_that_says_nothing_is_not_waited_for_by_every_mail(tmp_path: Path) -> None:
-    """The first mail waits for the connection's time limit, those after it do not."""
+    """The first mail waits for the connection timeout; later ones do not."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = Database(f"postgresql://tester@127.0.0.1:{silent.getsockname()[1]}/x", "s3cr3t-s3cr3t")
         quarantine = Quarantine(QuarantineSettings(tmp_path, where))
@@ -131,18 +131,18 @@ def _second(first: Desk, path: Path) -> Desk:
 
 
 def test_two_machines_release_a_mail_once(two_machines: tuple[Desk, Path]) -> None:
-    """Pressed at the same time; the mail lies in the bucket, the lock in PostgreSQL."""
+    """Two operators at the same time; the mail is in object storage, the lock in PostgreSQL."""
     first, path = two_machines
     mail_id = first.send()
     second = _second(first, path)
-    people = [one.start("release", mail_id) for one in (first, second)]
+    people = [machine.start("release", mail_id) for machine in (first, second)]
     for person in people:
         person.communicate(timeout=SOON_S)
     assert sorted(person.returncode for person in people) == [0, 4]
     assert len(first.bridge.next_hop.mails) == 1
     assert first.bridge.next_hop.mails[0].content.endswith(CONTENT)
-    for one in (first, second):
-        assert [mail["state"] for mail in one.listed()] == ["released"]
+    for machine in (first, second):
+        assert [mail["state"] for mail in machine.listed()] == ["released"]
 
 
 def test_a_release_on_one_machine_keeps_the_other_out_until_it_dies(two_machines: tuple[Desk, Path]) -> None:
@@ -155,7 +155,7 @@ def test_a_release_on_one_machine_keeps_the_other_out_until_it_dies(two_machines
         assert hop.heard.acquire(timeout=SOON_S)
         refused = second.call("release", mail_id)
         assert refused.exit_code == 4 and "released or removed by another process" in refused.stderr
-        assert second.call("purge", "--older-than", "0s").stdout == "0 removed\n"
+        assert second.call("purge", "--older-than", "0s").stdout == "0 deleted\n"
         running.kill()
         running.communicate(timeout=SOON_S)
         let_go(first.bridge, hop)

@@ -1,4 +1,4 @@
-"""A real Exim as our client, in a root of its own."""
+"""A real Exim as our client, with its own root directory."""
 
 from __future__ import annotations
 

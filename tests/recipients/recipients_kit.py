@@ -1,4 +1,4 @@
-"""A mail for several people, over each of the protocols, and next hops that treat them differently."""
+"""A mail for several recipients, over each protocol, and next hops that treat them differently."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ CONTENT = b"Subject: x\r\n\r\nhello\r\n"
 
 @contextmanager
 def next_hop(lmtp: bool = False, **replies: bytes) -> Iterator[NextHop]:
-    """`RCPT_b=b"550 No"` for b@example.org at RCPT, `DOT_b` for him after the dot, `DOT` for the mail."""
+    """`RCPT_b=b"550 No"` for b@example.org at RCPT, `DOT_b` for that recipient after the dot, `DOT` for the mail."""
     background, hop = Background(), NextHop(lmtp=lmtp)
     refuse(hop, **replies)
     background.run(hop.start())
@@ -35,14 +35,14 @@ def refuse(hop: NextHop, **replies: bytes) -> None:
 
 @contextmanager
 def bridge_before(hop: NextHop, directory: Path, protocol: str, **config: Any) -> Iterator[RunningBridge]:
-    """A bridge whose next hop this is; `prdr` is SMTP with a client that asks for it."""
+    """A bridge with this next hop; `prdr` is SMTP with a client that requests it."""
     config = {**config, "relay": {**config.get("relay", {}), "next_hop": hop.url}}
     with running_bridge(directory, config, protocol="lmtp" if protocol == "lmtp" else "smtp") as bridge:
         yield bridge
 
 
 def send(bridge: RunningBridge, protocol: str, *people: str, content: bytes = CONTENT) -> list[bytes]:
-    """All replies to the dot, of a mail whose recipients are all taken."""
+    """All replies to the dot of a mail whose recipients were all accepted."""
     with bridge.client() as client:
         at_rcpt, replies = converse(client, protocol, *people, content=content)
         assert all(reply.startswith(b"250 ") for reply in at_rcpt), at_rcpt
@@ -56,7 +56,7 @@ def converse(
     """The replies to RCPT, and those to the dot."""
     client.open(b"LHLO client.example" if protocol == "lmtp" else b"EHLO client.example")
     mail = b"MAIL FROM:<a@client.example>" + (b" PRDR" if protocol == "prdr" else b"")
-    rcpts = [b"RCPT TO:<%b>" % one.encode() for one in people]
+    rcpts = [b"RCPT TO:<%b>" % person.encode() for person in people]
     _, *at_rcpt, data = client.say(mail, *rcpts, b"DATA")
     assert data.startswith(b"354"), data
     client.send(content + b".\r\n")
@@ -75,5 +75,5 @@ def decide(bridge: RunningBridge, **by_recipient: str) -> None:
 
 
 def arrived(hop: NextHop) -> list[list[str]]:
-    """Whom each mail was accepted for."""
-    return [[one.decode().partition("@")[0] for one in mail.recipients] for mail in hop.mails]
+    """The accepted recipients of each mail."""
+    return [[recipient.decode().partition("@")[0] for recipient in mail.recipients] for mail in hop.mails]

@@ -23,7 +23,7 @@ Way = Callable[..., tuple[RunningBridge, NextHop]]
 
 @pytest.fixture(scope="module")
 def ways(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Way]:
-    """A bridge for this protocol and its next hop, which says what it is told to; made once for all tests."""
+    """A bridge for this protocol and its scripted next hop; created once for all tests."""
     running: dict[tuple[str, bool], tuple[RunningBridge, NextHop]] = {}
     with ExitStack() as stack:
 
@@ -47,7 +47,7 @@ def mixed(bridge: RunningBridge, told: str) -> float:
 
 
 def own(protocol: str, replies: list[bytes]) -> list[bytes]:
-    """The replies of the recipients, without what PRDR says around them."""
+    """The replies per recipient, without PRDR's first and last reply."""
     if protocol == "lmtp":
         return replies
     assert replies[0].startswith(b"353 ")
@@ -56,8 +56,8 @@ def own(protocol: str, replies: list[bytes]) -> list[bytes]:
 
 @EACH
 @HOPS
-def test_each_recipient_has_his_own_answer(ways: Way, lmtp: bool, protocol: str) -> None:
-    """One is refused for good, one for now, and the third has the mail; log and metrics say so."""
+def test_each_recipient_has_its_own_reply(ways: Way, lmtp: bool, protocol: str) -> None:
+    """One is refused permanently, one temporarily, and the third gets the mail; log and metrics show it."""
     bridge, hop = ways(protocol, lmtp, RCPT_c=NO, RCPT_d=LATER)
     before = mixed(bridge, "each")
     with mail_lines() as lines:
@@ -91,7 +91,7 @@ def test_lmtp_next_hop_answers_after_the_dot(ways: Way, protocol: str) -> None:
     ],
 )
 def test_the_last_reply_of_prdr_takes_back_nobodys_own(ways: Way, replies: dict[str, bytes], whole: bytes) -> None:
-    """Exim reads a 5xx there as one for all, and a 4xx as one for those who were accepted."""
+    """Exim applies a 5xx there to all recipients, and a 4xx to those that were accepted."""
     bridge, _ = ways("prdr", **replies)
     assert send(bridge, "prdr", *PEOPLE)[-1] == whole
 
@@ -109,7 +109,7 @@ def test_the_last_reply_of_prdr_takes_back_nobodys_own(ways: Way, replies: dict[
 def test_plain_smtp_nobody_gets_a_mail_that_not_all_may_have(
     ways: Way, lmtp: bool, replies: dict[str, bytes], answer: bytes
 ) -> None:
-    """One reply for all can only be true for all: the client still has the mail, for everybody."""
+    """One reply must hold for all recipients: the client keeps the mail for all of them."""
     bridge, hop = ways("smtp", lmtp, **replies)
     before = mixed(bridge, "one")
     assert send(bridge, "smtp", *PEOPLE) == [answer]
@@ -128,7 +128,7 @@ def test_plain_smtp_nobody_gets_a_mail_that_not_all_may_have(
 def test_plain_smtp_a_mail_that_some_have_already_is_never_lost_for_the_others(
     ways: Way, replies: dict[str, bytes], answer: bytes, have_it: list[str]
 ) -> None:
-    """Behind LMTP it is too late to stop: it comes again (4xx) or its sender hears of it (5xx); the metric tells."""
+    """With LMTP it is too late to stop: the mail is sent again (4xx) or bounced (5xx); a metric counts it."""
     bridge, hop = ways("smtp", True, **replies)
     before = mixed(bridge, "one")
     with mail_lines() as lines:
@@ -143,7 +143,7 @@ def test_plain_smtp_a_mail_that_some_have_already_is_never_lost_for_the_others(
 
 
 @EACH
-def test_what_we_decide_is_said_to_each(ways: Way, protocol: str) -> None:
+def test_our_decision_is_the_reply_to_each_recipient(ways: Way, protocol: str) -> None:
     bridge, hop = ways(protocol)
     decide(bridge, b="bounce")
     replies = send(bridge, protocol, *PEOPLE)
@@ -168,7 +168,7 @@ def test_a_next_hop_that_is_not_there_is_a_451_with_our_id_for_each(ways: Way, p
 
 
 def test_prdr_is_between_the_client_and_us(ways: Way) -> None:
-    """The parameter is not handed on, and the next mail of the session is a plain one again."""
+    """The parameter is not relayed, and the next mail of the session does not use PRDR."""
     bridge, hop = ways("prdr")
     with bridge.client() as client:
         converse(client, "prdr", *PEOPLE)
@@ -182,7 +182,7 @@ def test_prdr_is_between_the_client_and_us(ways: Way) -> None:
 
 
 def test_prdr_answers_for_those_who_were_accepted(ways: Way) -> None:
-    """Be it one: between 353 and the last reply."""
+    """Even for a single one, between 353 and the last reply."""
     bridge, _ = ways("prdr")
     with bridge.client() as client:
         at_rcpt, replies = converse(client, "prdr", "b@example.org", "not an address", "@")

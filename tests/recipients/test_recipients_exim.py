@@ -1,4 +1,4 @@
-"""A real Exim gives us a mail for three: PRDR where it may, LMTP, and plain SMTP."""
+"""A real Exim sends a mail for three recipients: with PRDR, over LMTP, and over plain SMTP."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ MAIL = "Subject: x\n\nhello\n"
 
 
 def lines(log: str, mark: str) -> list[str]:
-    """The addresses of the log's lines with this mark: => delivered, -> too, == deferred, ** failed."""
+    """The addresses in log lines with this mark: => delivered, -> delivered as well, == deferred, ** failed."""
     return sorted(re.findall(rf" {re.escape(mark)} (\S+)@example\.org ", log))
 
 
 @pytest.mark.parametrize("protocol", ["prdr", "lmtp"])
-def test_exim_hears_of_each_recipient(tmp_path: Path, protocol: str) -> None:
-    """One has the mail, one is deferred and stays in Exim's queue, one fails and is reported to the sender."""
+def test_exim_learns_the_result_for_each_recipient(tmp_path: Path, protocol: str) -> None:
+    """One is delivered, one is deferred and stays in Exim's queue, one fails and is reported to the sender."""
     with (
         next_hop(RCPT_c=b"550 5.1.1 No such user", RCPT_d=b"450 4.2.1 Try later") as hop,
         bridge_before(hop, tmp_path, protocol) as bridge,
@@ -44,15 +44,15 @@ def test_exim_with_prdr_when_all_goes_well_and_when_nothing_does(tmp_path: Path)
         hop.replies[b"."] = b"451 4.3.0 Not now"
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
         assert lines(log, "==") == ["b", "c", "d"], log
-        assert all(one in queue for one in PEOPLE)
+        assert all(person in queue for person in PEOPLE)
 
 
 def test_exim_without_prdr_keeps_the_mail_for_all(tmp_path: Path) -> None:
-    """Plain SMTP: one reply for all, so nobody has it, and nobody is lost."""
+    """Plain SMTP: one reply for all, so no recipient gets the mail, and none loses it."""
     with next_hop(RCPT_d=b"450 4.2.1 Try later") as hop, bridge_before(hop, tmp_path, "smtp") as bridge:
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)
         assert lines(log, "==") == ["b", "c", "d"] and log.count("450 4.2.1 Try later") >= 3, log
-        assert all(one in queue for one in PEOPLE) and arrived(hop) == []
+        assert all(person in queue for person in PEOPLE) and arrived(hop) == []
         hop.replies.clear()
         (tmp_path / "good").mkdir()
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr =", MAIL)

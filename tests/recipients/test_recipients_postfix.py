@@ -1,4 +1,4 @@
-"""A real Postfix gives us a mail for several people over LMTP."""
+"""A real Postfix sends a mail for several recipients over LMTP."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ def send(port: int, *recipients: str) -> None:
         assert client.sendmail("", list(recipients), MAIL) == {}
 
 
-def test_postfix_hears_of_each_recipient_over_lmtp(tmp_path: Path) -> None:
-    """One has the mail, one is deferred, one bounces; of three tenants, in one transaction."""
+def test_postfix_learns_the_result_for_each_recipient_over_lmtp(tmp_path: Path) -> None:
+    """One is delivered, one deferred, one bounced; they belong to three tenants in one transaction."""
     need("postfix")
     tenants = [
         {"uid": ONE, "recipient_domains": ["one.example"]},

@@ -1,4 +1,4 @@
-"""A next hop that plays a given part, and the mails to send to it."""
+"""A scripted next hop, and mails to send to it."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def soon() -> float:
 
 @dataclass
 class Connected:
-    """What one connection brought."""
+    """What came over one connection."""
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
@@ -77,7 +77,7 @@ Script = dict[str, "str | list[str] | Callable[[], Awaitable[str]]"]
 
 
 class ScriptedHop:
-    """Plays `script`: a reply per verb; a list is used up one by one, its last one repeated."""
+    """Follows `script`: one reply per verb, or a list of replies whose last one is repeated."""
 
     def __init__(
         self,
@@ -131,7 +131,7 @@ class ScriptedHop:
 
     @property
     def commands(self) -> list[str]:
-        """All commands of all connections, but EHLO and QUIT."""
+        """All commands of all connections, except EHLO and QUIT."""
         return [c for conn in self.connections for c in conn.commands if c[:4] not in ("EHLO", "LHLO", "QUIT")]
 
     @property
@@ -228,7 +228,7 @@ class ScriptedHop:
 
 
 def unstuffed(wire: bytes) -> bytes:
-    """What a server makes of content on the wire."""
+    """Content as a server reads it from the wire."""
     assert wire.endswith(b".\r\n")
     content = wire[:-3].replace(b"\r\n..", b"\r\n.")
     return content[1:] if content.startswith(b"..") else content

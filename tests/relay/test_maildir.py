@@ -21,7 +21,7 @@ CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9 8 bit\r\nno end"
 
 
 async def test_a_mail_arrives_in_new_byte_for_byte(tmp_path: Path) -> None:
-    """With its CRLF, behind the envelope's addresses and our head."""
+    """With CRLF line ends, after the envelope addresses and our header fields."""
     maildir = Maildir(tmp_path / "Maildir", "host/1:a")
     tx = make_tx(CONTENT, ("b@example.org", "c@example.org"))
     done = await maildir.deliver(tx, HEAD, soon())
@@ -118,7 +118,7 @@ async def test_cancelled_while_writing_leaves_no_half_mail(tmp_path: Path, monke
 async def test_a_directory_that_cannot_be_fsynced_holds_no_mail(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A 250 would be a promise the disk did not make."""
+    """A 250 would promise a durable mail that the disk does not have."""
     fsync = os.fsync
 
     def failing(fd: int) -> None:

@@ -1,4 +1,4 @@
-"""Many mails to a next hop that fails in every way, from clients that go away: nothing is lost, no slot leaks."""
+"""Many mails to a next hop that fails in every way, from clients that disconnect: nothing is lost, no slot leaks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ BAD = [DROP, "421 4.3.2 Bye", "450 4.2.0 Later", "550 5.7.1 No", "nonsense", "25
 
 
 class ChaoticHop(ScriptedHop):
-    """Gives a wrong answer now and then, and remembers for which content it said 250."""
+    """Gives a wrong answer at random, and records the content for which it answered 250."""
 
     def __init__(self, chance: random.Random, extensions: tuple[str, ...]) -> None:
         super().__init__(extensions=extensions)
@@ -33,7 +33,7 @@ class ChaoticHop(ScriptedHop):
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("pipelining", [True, False])
 async def test_nothing_is_lost_and_no_connection_leaks(seed: int, pipelining: bool) -> None:
-    """A mail that we call delivered has arrived, whole; in the end every slot is free again."""
+    """A mail reported as delivered has arrived complete, and at the end every slot is free again."""
     chance = random.Random(seed)
     extensions = (*(e for e in EXTENSIONS if pipelining or e != "PIPELINING"), "XFORWARD ADDR HELO")
     delivered: set[bytes] = set()

@@ -1,4 +1,4 @@
-"""A client that goes away while its mail is handed on: stopped before the dot, finished after it."""
+"""A client that disconnects while its mail is relayed: stopped before the dot, finished after it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from bridge.testing import Background, NextHop, RunningBridge, running_bridge
 
 @dataclass
 class HoldingHop(NextHop):
-    """Answers this verb only when it is told to."""
+    """Holds back the answer to one verb until `go_on` is set."""
 
     hold: bytes = b""
     heard: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
@@ -62,7 +62,7 @@ def leave_while_held(bridge: RunningBridge, hop: HoldingHop, protocol: str) -> N
 
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
 def test_before_the_dot_a_client_that_goes_away_stops_the_relay(tmp_path: Path, protocol: str) -> None:
-    """The next hop is hung up on, and has no mail: the client will come again."""
+    """The connection to the next hop is dropped, so it has no mail; the client will send it again."""
     with held(tmp_path, b"MAIL", protocol) as (bridge, hop, background):
         leave_while_held(bridge, hop, protocol)
         assert hop.ended.acquire(timeout=30)

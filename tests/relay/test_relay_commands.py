@@ -80,7 +80,7 @@ def test_dsn_is_left_out_where_the_next_hop_reports_in_its_own_way(notify: str) 
 
 @pytest.mark.parametrize("notify", ["SUCCESS", "FAILURE,Success", "success,delay"])
 def test_a_report_that_nobody_would_send_is_refused(notify: str) -> None:
-    """The sender learns it now, and not by waiting."""
+    """The sender learns now that no report would come."""
     tx = make_tx(recipients=(Recipient("b@example.org", (f"NOTIFY={notify}",)),))
     assert refusal(tx) == "550 5.3.3"
     assert commands(tx, "DSN")[1] == f"RCPT TO:<b@example.org> NOTIFY={notify}"
@@ -124,7 +124,7 @@ def test_a_parameter_nobody_knows_is_refused() -> None:
 
 @pytest.mark.parametrize("address", ["a\r\nDATA@example.org", "a\rb@example.org", "a\nb@d", "a\0b@d", "\udcff@d"])
 def test_an_address_never_becomes_a_command(address: str) -> None:
-    """Should the intake ever let one through."""
+    """In case the intake ever accepts such an address."""
     assert refusal(make_tx(sender=address), "SMTPUTF8") == "553 5.1.3"
     assert refusal(make_tx(recipients=(address,)), "SMTPUTF8") == "553 5.1.3"
 
@@ -147,7 +147,7 @@ def test_xforward_says_all_that_is_known_of_the_client() -> None:
 
 
 def test_xforward_says_what_is_not_known() -> None:
-    """Else the next hop would take us for the client."""
+    """Otherwise the next hop would take us for the client."""
     assert xforward(Client(address="192.0.2.1"), ("NAME", "ADDR", "LOGIN")) == [
         "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.1"
     ]

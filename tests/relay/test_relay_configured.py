@@ -1,4 +1,4 @@
-"""Next hops as the operator writes them, in a whole bridge."""
+"""Next hops as operators configure them, in a complete bridge."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NOBODY = "127.0.0.1:1"
 def send(bridge: RunningBridge, *recipients: bytes) -> bytes:
     with bridge.client() as client:
         client.open()
-        client.say(b"MAIL FROM:<a@client.example>", *(b"RCPT TO:<" + one + b">" for one in recipients), b"DATA")
+        client.say(b"MAIL FROM:<a@client.example>", *(b"RCPT TO:<" + address + b">" for address in recipients), b"DATA")
         return client.say(b"Subject: x\r\n\r\nx\r\n.")[0]
 
 

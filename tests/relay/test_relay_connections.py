@@ -18,7 +18,7 @@ LARGE = b"x" * 998 + b"\r\n"
 
 
 class Gate:
-    """A reply that is given only when the test says so."""
+    """A reply that is held back until the test opens the gate."""
 
     def __init__(self, reply: str) -> None:
         self.reply = reply
@@ -53,7 +53,7 @@ async def test_mails_follow_each_other_on_one_connection() -> None:
 
 
 async def test_a_connection_with_many_refusals_is_given_up() -> None:
-    """Postfix would answer ever more slowly, and the next mail would suffer for it."""
+    """Postfix would delay its answers more and more, and with them the next mail."""
     async with ScriptedHop({"RCPT": "550 5.1.1 No", "DATA": "554 5.5.1 No recipients"}) as hop:
         relay = SmtpRelay(hop.settings())
         for _ in range(7):
@@ -88,7 +88,7 @@ async def test_an_idle_connection_is_closed_in_time() -> None:
 
 @pytest.mark.parametrize("goodbye", [b"", b"421 4.4.2 Timeout\r\n"])
 async def test_a_connection_the_peer_closed_is_not_used_again(goodbye: bytes) -> None:
-    """The next hop's idle time may be shorter than ours."""
+    """The next hop's idle timeout may be shorter than ours."""
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings(max_connections=1))
         await relay.deliver(make_tx(), HEAD, soon())
@@ -126,7 +126,7 @@ async def test_a_dead_next_hop_is_tried_only_once_more(connections: int) -> None
 
 
 async def test_a_reused_connection_lost_after_the_dot_is_not_tried_again() -> None:
-    """The mail may have arrived: only the client may send it once more."""
+    """The mail may have arrived, so only the client may send it again."""
     async with ScriptedHop({"DOT": ["250 2.0.0 Ok", DROP]}) as hop:
         relay = SmtpRelay(hop.settings())
         await relay.deliver(make_tx(), HEAD, soon())
@@ -138,7 +138,7 @@ async def test_a_reused_connection_lost_after_the_dot_is_not_tried_again() -> No
 
 
 async def test_a_reply_nobody_asked_for_is_never_taken_for_the_dots() -> None:
-    """An early 250 would have us say 250 for a mail the next hop does not have."""
+    """Otherwise an early 250 would be passed on for a mail that the next hop does not have."""
     async with ScriptedHop({"DATA": "354 Go\r\n250 2.0.0 Ok"}) as hop:
         relay = SmtpRelay(hop.settings())
         with pytest.raises(NextHopError) as caught:
@@ -226,7 +226,7 @@ async def test_one_cancelled_as_it_gets_a_slot_passes_it_on() -> None:
 
 
 async def test_only_what_has_been_idle_too_long_is_closed() -> None:
-    """The last one used is the first one reused, and lives on."""
+    """The connection used last is reused first, so it stays open."""
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings(max_idle_s=0.3))
         await asyncio.gather(*(relay.deliver(make_tx(), HEAD, soon()) for _ in range(2)))
@@ -254,7 +254,7 @@ async def test_a_failed_connect_lets_the_next_in_line_try() -> None:
 
 @pytest.mark.parametrize("stage", ["GREETING", "MAIL", "DATA"])
 async def test_cancelled_before_the_dot_nothing_is_delivered(stage: str) -> None:
-    """The client went away in time: it will send the mail again."""
+    """The client disconnected in time and will send the mail again."""
     gate = Gate("554 5.0.0 never said")
     async with ScriptedHop({stage: gate}) as hop:
         relay = SmtpRelay(hop.settings(max_connections=1))
@@ -293,7 +293,7 @@ async def test_cancelled_in_the_content_nothing_is_delivered() -> None:
 async def test_cancelled_after_the_dot_the_mail_is_finished(
     caplog: pytest.LogCaptureFixture, answer: str, level: int, words: str
 ) -> None:
-    """The client went away too late: the answer is awaited, logged, and closing waits for it."""
+    """The client disconnected too late: the answer is awaited and logged, and `close` waits for it."""
     caplog.set_level(logging.INFO, "bridge.relay")
     gate = Gate(answer)
     async with ScriptedHop({"DOT": gate}) as hop:
@@ -358,7 +358,7 @@ async def test_a_running_mail_is_finished_while_closing() -> None:
 
 
 async def test_a_next_hop_that_does_not_read_is_given_up() -> None:
-    """Writes wait for room, and the wait ends."""
+    """Waiting for a full send buffer has a time limit."""
     stuck = asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -387,7 +387,7 @@ async def test_a_next_hop_that_does_not_read_is_given_up() -> None:
 @pytest.mark.parametrize(("first_s", "second_s"), [(0.2, 1.0), (60.0, 0.2)], ids=["longer", "shorter"])
 @pytest.mark.parametrize("limit", ["each reply", "all of it"])
 async def test_each_wait_has_its_own_time(first_s: float, second_s: float, limit: str) -> None:
-    """The timer of one wait is still there in the next, and neither ends it early nor lets it go on."""
+    """The timer of an earlier wait neither ends a later one early nor lets it exceed its limit."""
     loop = asyncio.get_running_loop()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -402,7 +402,7 @@ async def test_each_wait_has_its_own_time(first_s: float, second_s: float, limit
 
     server = await asyncio.start_server(serve, "127.0.0.1", 0)
     _, conn = await loop.create_connection(NextHopConnection, *server.sockets[0].getsockname())
-    assert [one.code for one in await wait(first_s)] == [220]
+    assert [reply.code for reply in await wait(first_s)] == [220]
     began = loop.time()
     conn.send(b"NOOP\r\n", 1)
     assert await wait(second_s) == []

@@ -1,4 +1,4 @@
-"""One mail to the next hop and back: what is said, what is refused, what the client reads."""
+"""One mail to the next hop and back: the commands, the refusals, the client's reply."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ async def test_a_server_that_knows_only_helo() -> None:
 async def test_the_next_hops_refusal_is_ours(
     script: dict[str, str], refusal: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """Whatever the stage, the client reads what the next hop said, but never a reply that hangs up."""
+    """At every stage the client reads the next hop's reply, but never one that closes its connection."""
     async with ScriptedHop(dict(script), extensions) as hop:
         assert await refused(hop) == refusal
         assert len(hop.contents) == ("DOT" in script)
@@ -106,7 +106,7 @@ async def test_the_next_hops_refusal_is_ours(
 async def test_if_some_recipients_are_refused_nobody_gets_the_mail(
     rcpt: list[str], refusal: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """Half a delivery could not be answered truly with one reply; 4xx wins, so that it is tried again."""
+    """One reply cannot describe a partial delivery; 4xx wins, so that the client tries again."""
     async with ScriptedHop({"RCPT": list(rcpt)}, extensions) as hop:
         tx = make_tx(recipients=("b@example.org", "c@example.org", "d@example.org"))
         assert await refused(hop, tx) == refusal
@@ -140,7 +140,7 @@ async def test_after_a_refusal_the_connection_serves_the_next_mail(extensions: t
 
 
 async def test_a_refused_rset_is_not_blamed_on_the_next_mail() -> None:
-    """The 503 to a nested MAIL would be a bounce."""
+    """Otherwise the 503 to a nested MAIL would bounce the mail."""
     script = {"MAIL": ["550 5.7.1 No", "503 5.5.1 Nested MAIL"], "RCPT": "503 No", "DATA": "503 No"}
     async with ScriptedHop({**script, "RSET": "500 What?"}) as hop:
         relay = SmtpRelay(hop.settings())
@@ -216,7 +216,7 @@ async def test_content_without_a_last_line_end(content: bytes, wire: bytes) -> N
     ],
 )
 async def test_lmtp_answers_for_each_recipient(tmp_path: Path, dots: list[str], outcome: Reply) -> None:
-    """One recipient who could get the mail later is enough to have it come again."""
+    """One recipient that could get the mail later is enough for a 4xx."""
     async with ScriptedHop({"DOT": list(dots)}, lmtp=True, path=tmp_path / "lmtp") as hop:
         tx = make_tx(recipients=("b@example.org", "c@example.org", "d@example.org"))
         if outcome.is_success:
@@ -247,7 +247,7 @@ async def test_probe_tells_what_the_next_hop_offers() -> None:
     ("greeting", "words"), [("SSH-2.0-OpenSSH_9.2", "not SMTP before mail"), (DROP, "connection lost before mail")]
 )
 async def test_a_connection_that_ends_before_mail_is_told_in_words(greeting: str, words: str) -> None:
-    """They are what an operator reads in the log."""
+    """Operators read this text in the log."""
     async with ScriptedHop({"GREETING": greeting}) as hop:
         with pytest.raises(NextHopError, match=words):
             await deliver(hop)
@@ -276,7 +276,7 @@ async def test_a_connection_that_ends_before_mail_is_told_in_words(greeting: str
 async def test_trouble_with_the_next_hop_is_a_451(
     script: dict[str, str], reply: Reply, extensions: tuple[str, ...]
 ) -> None:
-    """Unreachable, lost, or talking nonsense: the client tries again, and reads no internals."""
+    """Unreachable, lost, or not speaking SMTP: the client is told to try again, without internals."""
     async with ScriptedHop(dict(script), extensions) as hop:
         assert await refused(hop) == reply
 

@@ -1,4 +1,4 @@
-"""Dot stuffing, whatever the chunks."""
+"""Dot stuffing, with any chunk boundaries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ tricky = st.lists(st.sampled_from([b".", b"\r\n", b"\r", b"\n", b"a", b"..", b"\
 
 
 def by_line(content: bytes) -> bytes:
-    """The rule as RFC 5321 4.5.2 has it: a line that starts with a dot gets another."""
+    """The rule of RFC 5321 4.5.2: a line that starts with a dot gets another one."""
     lines = content.split(b"\r\n")
     wire = b"\r\n".join(b"." + line if line.startswith(b".") else line for line in lines)
     return wire + (b".\r\n" if content.endswith(b"\r\n") or not content else b"\r\n.\r\n")
@@ -21,7 +21,7 @@ def by_line(content: bytes) -> bytes:
 
 @given(st.lists(tricky.map(b"".join), max_size=8))
 def test_stuffing_does_not_depend_on_chunk_boundaries(chunks: list[bytes]) -> None:
-    """A dot is doubled at a line start and nowhere else, however the content is cut."""
+    """A dot is doubled at a line start and nowhere else, whatever the chunk boundaries."""
     assert b"".join(blocks(chunks)) == by_line(b"".join(chunks))
 
 
@@ -33,7 +33,7 @@ def test_stuffing_byte_by_byte(content: bytes) -> None:
 
 @given(st.binary(max_size=200))
 def test_content_comes_back_as_it_was(content: bytes) -> None:
-    """What the next hop makes of it is what went in, with the CRLF that SMTP needs at the end."""
+    """The next hop reads the same content, plus the CRLF that SMTP needs at the end."""
     ended = content if not content or content.endswith(b"\r\n") else content + b"\r\n"
     assert unstuffed(b"".join(blocks([content]))) == ended
 
@@ -56,7 +56,7 @@ def test_end_of_data(content: bytes, wire: bytes) -> None:
 
 
 def test_only_the_last_block_holds_the_final_dot() -> None:
-    """Whoever writes all blocks but the last has not ended the mail."""
+    """A sender that stops before the last block has not ended the mail."""
     made = list(blocks([b"x" * BLOCK, b"y" * BLOCK, b"\r\n"]))
     assert [len(block) for block in made] == [BLOCK, BLOCK, len(b"\r\n.\r\n")]
 

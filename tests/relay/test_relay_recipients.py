@@ -1,4 +1,4 @@
-"""The relay for a client that reads one reply for each recipient: everybody gets his own."""
+"""The relay for a client that reads one reply per recipient: each recipient gets its own answer."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.transaction import Transaction
 from bridge.relay.relay import Mixed, Relay, SmtpRelay
 from bridge.relay.routes import Routes
+from bridge.testing import eventually
 from tests.relay.scripted_hop import DROP, EXTENSIONS, HEAD, ScriptedHop, make_tx, soon
 
 ONE_BY_ONE = tuple(e for e in EXTENSIONS if e != "PIPELINING")
@@ -26,7 +27,7 @@ def each(*people: str) -> Transaction:
 
 
 async def answers(relay: Relay, tx: Transaction | None = None) -> list[str]:
-    """What each recipient is told."""
+    """The reply for each recipient."""
     tx = tx or each()
     try:
         return [str(reply) for reply in (await relay.deliver(tx, HEAD, soon())).replies]
@@ -49,7 +50,7 @@ async def answers(relay: Relay, tx: Transaction | None = None) -> list[str]:
 async def test_a_refused_recipient_does_not_keep_the_mail_from_the_others(
     rcpt: list[str], extensions: tuple[str, ...], lmtp: bool
 ) -> None:
-    """Those the next hop accepts have the mail, and the connection serves the next one."""
+    """The accepted recipients have the mail, and the connection is reused."""
     async with ScriptedHop({"RCPT": [*rcpt, OK], "DOT": "250 2.0.0 Kept"}, extensions, lmtp=lmtp) as hop:
         relay = SmtpRelay(hop.settings())
         assert await answers(relay) == ["250 2.0.0 Kept" if reply == OK else reply for reply in rcpt]
@@ -100,11 +101,11 @@ async def test_a_server_that_wants_content_for_nobody_does_not_get_it(extensions
 async def test_what_befalls_the_mail_befalls_only_those_who_were_accepted(
     script: dict[str, str], expected: list[str], extensions: tuple[str, ...]
 ) -> None:
-    """Never a 5xx for somebody whom only another's refusal or a lost connection hit."""
+    """Never a 5xx for a recipient because of another's refusal or a lost connection."""
     async with ScriptedHop({"RCPT": [OK, "550 5.1.1 No", OK], **script}, extensions) as hop:
         relay = SmtpRelay(hop.settings())
         told = await answers(relay)
-        assert all(one.startswith(start) for one, start in zip(told, expected, strict=True)), told
+        assert all(reply.startswith(start) for reply, start in zip(told, expected, strict=True)), told
         await relay.close()
 
 
@@ -113,7 +114,7 @@ async def test_what_befalls_the_mail_befalls_only_those_who_were_accepted(
 async def test_doubt_about_the_recipients_is_a_451_for_all(rcpt: list[str], extensions: tuple[str, ...]) -> None:
     async with ScriptedHop({"RCPT": list(rcpt)}, extensions) as hop:
         relay = SmtpRelay(hop.settings())
-        assert [one[:3] for one in await answers(relay)] == ["451"] * 3
+        assert [reply[:3] for reply in await answers(relay)] == ["451"] * 3
         assert hop.contents == []
         await relay.close()
 
@@ -131,7 +132,7 @@ async def test_doubt_about_the_recipients_is_a_451_for_all(rcpt: list[str], exte
 async def test_lmtp_answers_after_the_dot_are_each_ones_own(
     tmp_path: Path, dots: list[str], expected: list[str]
 ) -> None:
-    """Who was answered has his answer, also when the connection ends before the last one."""
+    """Answered recipients keep their answer, even if the connection ends before the last one."""
     async with ScriptedHop({"DOT": list(dots)}, lmtp=True, path=tmp_path / "lmtp") as hop:
         relay = SmtpRelay(hop.settings())
         assert await answers(relay) == expected
@@ -184,7 +185,7 @@ ROUTED = ("a@one.example", "b@other.example", "c@one.example")
     ],
 )
 async def test_each_next_hop_answers_for_its_own_recipients(script: dict[str, str], expected: list[str]) -> None:
-    """One of them in trouble does not keep the mail from the others."""
+    """If one next hop fails, recipients of the others still get the mail."""
     async with ScriptedHop(dict(script)) as default, ScriptedHop({"DOT": "250 2.0.0 ONE"}) as one:
         relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
         told = await answers(relay, each(*ROUTED))
@@ -194,7 +195,7 @@ async def test_each_next_hop_answers_for_its_own_recipients(script: dict[str, st
 
 
 async def test_a_slow_next_hop_does_not_make_the_others_wait() -> None:
-    """They are spoken to at the same time, so that all have the whole time there is."""
+    """They are contacted at the same time, so that each has the full deadline."""
     go_on = asyncio.Event()
 
     async def slow() -> str:
@@ -221,8 +222,7 @@ async def test_a_client_that_goes_away_stops_every_next_hop_before_its_dot() -> 
     async with ScriptedHop({"MAIL": silent}) as first, ScriptedHop({"MAIL": silent}) as second:
         relay = Routes({"one.example": SmtpRelay(first.settings())}, SmtpRelay(second.settings()))
         task = asyncio.create_task(relay.deliver(each(*ROUTED), HEAD, soon()))
-        while not (first.connections and second.connections):
-            await asyncio.sleep(0)
+        await eventually(lambda: first.connections and second.connections, "both connections")
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task

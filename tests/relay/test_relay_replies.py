@@ -1,4 +1,4 @@
-"""The next hop's replies, read and made fit for our client."""
+"""The next hop's replies, parsed and made safe for our client."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_bare_line_feeds_end_reply_lines_too() -> None:
     ],
 )
 def test_what_is_no_reply_is_refused(wire: bytes) -> None:
-    """Neither nonsense nor an endless reply is read on."""
+    """Reading stops at a malformed line and at an endless reply."""
     with pytest.raises(ProtocolError):
         list(ReplyReader().feed(wire))
 
@@ -81,7 +81,7 @@ def test_a_refusal_reaches_the_client_unless_it_would_hang_up(said: Reply, read:
     [((250, 250), None), ((250, 550, 554), 550), ((550, 450, 451), 450), ((421, 550), 421), ((550, 354), 354)],
 )
 def test_a_temporary_refusal_speaks_for_all_recipients(codes: tuple[int, ...], heaviest: int | None) -> None:
-    """A mail that some could get later must be tried again."""
+    """If some recipients could get the mail later, the client must try again."""
     worst = weightiest([Reply(code, "", "x") for code in codes])
     assert (worst.code if worst else None) == heaviest
 

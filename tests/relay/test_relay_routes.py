@@ -18,7 +18,7 @@ from tests.relay.scripted_hop import DROP, HEAD, ScriptedHop, make_tx, soon
 
 
 def nobody() -> SmtpRelay:
-    """A next hop where nobody listens."""
+    """A next hop that refuses connections."""
     return SmtpRelay(RelaySettings(NextHop("smtp", Address("127.0.0.1", free_port())), "bridge.example"))
 
 
@@ -27,7 +27,7 @@ def failover(*relays: SmtpRelay, shun_s: float = 60.0) -> Failover:
 
 
 async def test_the_first_next_hop_gets_all_mail_while_it_is_up() -> None:
-    """The others are for the day it is down."""
+    """The others are used only when it is down."""
     async with ScriptedHop() as first, ScriptedHop() as second:
         relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
         for _ in range(3):
@@ -39,7 +39,7 @@ async def test_the_first_next_hop_gets_all_mail_while_it_is_up() -> None:
 
 @pytest.mark.parametrize("greeting", ["", "421 4.3.2 Not now", "554 5.3.2 No", DROP])
 async def test_a_next_hop_that_is_down_is_passed_over(caplog: pytest.LogCaptureFixture, greeting: str) -> None:
-    """One mail finds out, the next ones do not even try, and the log says so once."""
+    """The first mail notices, later ones skip it, and it is logged once."""
     async with ScriptedHop({"GREETING": greeting}) as first, ScriptedHop() as second:
         down = SmtpRelay(first.settings()) if greeting else nobody()
         relay = failover(down, SmtpRelay(second.settings()))
@@ -63,7 +63,7 @@ async def test_a_next_hop_comes_back_by_itself(caplog: pytest.LogCaptureFixture)
 
 
 async def test_one_mail_alone_tries_a_next_hop_that_was_down() -> None:
-    """While it waits for a server that may be a black hole, other mail goes the sure way."""
+    """While one mail waits for a server that may not answer, other mails go to a working one."""
     asked, go_on = asyncio.Event(), asyncio.Event()
 
     async def slow() -> str:
@@ -169,7 +169,7 @@ async def test_a_mail_for_one_route_is_one_transaction() -> None:
 async def test_a_refusal_on_one_of_two_ways_is_the_answer_for_the_mail(
     caplog: pytest.LogCaptureFixture, answer: str
 ) -> None:
-    """The mail comes again, or goes back to its sender: nobody is left out in silence."""
+    """The client sends the mail again or bounces it: no recipient is dropped silently."""
     async with ScriptedHop({"DOT": answer}) as default, ScriptedHop() as one:
         relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
         with pytest.raises(NextHopError) as caught:
@@ -191,7 +191,7 @@ async def test_lmtp_replies_are_kept_for_each_recipient() -> None:
 
 
 async def test_mixed_lmtp_replies_are_kept_beside_the_one_for_all() -> None:
-    """An LMTP client can be told who has the mail; an SMTP client reads the weightiest."""
+    """An LMTP client learns who has the mail; an SMTP client reads the weightiest reply."""
     script = ["250 2.0.0 Ok", "552 5.2.2 Full", "421 4.3.2 Not now"]
     async with ScriptedHop({"DOT": script}, lmtp=True) as hop:
         relay = SmtpRelay(hop.settings())

@@ -55,7 +55,7 @@ async def test_required_with_a_good_certificate(authority: trustme.CA) -> None:
 
 @pytest.mark.parametrize("tls", ["required", "opportunistic"])
 async def test_the_end_of_the_next_hops_certificate_is_known(authority: trustme.CA, tls: str) -> None:
-    """Also where nobody verified it."""
+    """Even if it was not verified."""
     end = datetime.now(UTC).replace(microsecond=0) + timedelta(days=7)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     authority.issue_cert("127.0.0.1", not_after=end).configure_cert(context)
@@ -81,7 +81,7 @@ async def test_a_large_mail_over_tls(authority: trustme.CA) -> None:
 
 @pytest.mark.parametrize("case", ["unknown authority", "wrong name", "not offered", "refused"])
 async def test_required_but_not_to_be_had(authority: trustme.CA, case: str) -> None:
-    """No mail, and no word of it, goes to a next hop that is not who it should be."""
+    """Nothing about the mail is sent to a next hop whose identity is not verified."""
     extensions = EXTENSIONS if case == "not offered" else OFFERED
     name = "other.example" if case == "wrong name" else "127.0.0.1"
     script = {"STARTTLS": "454 4.7.0 Not now"} if case == "refused" else {}
@@ -122,7 +122,7 @@ async def test_none_never_asks() -> None:
 
 @pytest.mark.parametrize("injected", [b"250-evil\r\n250 XFORWARD ADDR\r\n", b"250 2.0"])
 async def test_replies_injected_behind_starttls_are_discarded(authority: trustme.CA, injected: bytes) -> None:
-    """What came in the clear must not be read as if it had come encrypted."""
+    """Plaintext must not be read as if it had been encrypted."""
     async with ScriptedHop(extensions=OFFERED, tls=server_context(authority), behind_starttls=injected) as hop:
         assert (await outcome(hop, tls="required", tls_context=trusting(authority))).code == 250
         assert not any(c.startswith("XFORWARD") for c in hop.connections[0].commands)

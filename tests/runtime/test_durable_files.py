@@ -1,4 +1,4 @@
-"""Work in a thread: nothing of it goes on once its caller has ended."""
+"""Work in a thread: it never continues after its caller has ended."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> tuple[str, dict[str, bool]]
 
 @pytest.fixture
 def threadless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A machine that has no more threads for us, as at a pids limit, until `undo`."""
+    """No thread can be started, as at a pids limit, until `undo`."""
 
     def refuse(thread: threading.Thread) -> None:
         raise RuntimeError(REASON)
@@ -38,7 +38,7 @@ def threadless(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 
 
 async def test_without_a_thread_the_work_never_runs(threadless: pytest.MonkeyPatch) -> None:
-    """The pool keeps what it could not begin, and begins it with its next thread: by then the mail is gone."""
+    """The pool keeps the work and would run it in its next thread, when the message is already closed."""
     begun: list[str] = []
     with pytest.raises(OSError, match=REASON):
         await durable_files.in_thread(lambda stop: begun.append("too late"), math.inf)
@@ -51,7 +51,7 @@ async def test_without_a_thread_the_work_never_runs(threadless: pytest.MonkeyPat
 async def test_a_mail_deferred_for_want_of_a_thread_is_not_delivered_later(
     tmp_path: Path, threadless: pytest.MonkeyPatch
 ) -> None:
-    """Its message is closed by then: what would be delivered is cut short."""
+    """Its message is closed by then, so a truncated mail would be delivered."""
     place = tmp_path / "Maildir"
     maildir, tx = Maildir(place, "h"), make_tx(b"Subject: x\r\n\r\n" + b"x" * 5000)
     with pytest.raises(NextHopError) as caught:

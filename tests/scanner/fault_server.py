@@ -1,4 +1,4 @@
-"""A scanner made of a socket: every test says, byte by byte, what it does."""
+"""A scanner on a bare socket: each test scripts its answers byte by byte."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def result(decision: object = "deliver", **fields: Any) -> bytes:
 
 
 def answer(status: int = 200, body: bytes | None = None, *lines: str) -> bytes:
-    """A whole HTTP answer."""
+    """A complete HTTP answer."""
     body = result() if body is None else body
     head = [f"HTTP/1.1 {status} X", f"Content-Length: {len(body)}", "Content-Type: application/json", *lines]
     return "\r\n".join(head).encode() + b"\r\n\r\n" + body
@@ -36,7 +36,7 @@ def answer(status: int = 200, body: bytes | None = None, *lines: str) -> bytes:
 
 @dataclass
 class Request:
-    """What came, as it came."""
+    """A request as received."""
 
     head: bytes
     body: bytes
@@ -57,7 +57,7 @@ Answering = Callable[["Call"], Awaitable[None]]
 
 @dataclass
 class Call:
-    """One request in the hands of a script."""
+    """One request, as a script handles it."""
 
     server: FaultServer
     reader: asyncio.StreamReader
@@ -69,13 +69,13 @@ class Call:
             self.writer.write(data)
 
     def reset(self) -> None:
-        """RST in place of FIN."""
+        """RST instead of FIN."""
         sock = self.writer.get_extra_info("socket")
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.writer.transport.abort()
 
     async def pause(self, seconds: float) -> None:
-        """Let a little time pass, but not when the client has gone."""
+        """Pause briefly, unless the client has gone."""
         with suppress(TimeoutError):
             await asyncio.wait_for(self.server.gone.wait(), seconds)
 
@@ -166,7 +166,7 @@ async def faults(
 
 @asynccontextmanager
 async def scanner_of(*servers: FaultServer | str, **settings: Any) -> AsyncIterator[Scanner]:
-    """The client under test, of one or several servers."""
+    """The client under test, for one or several servers."""
     urls = tuple(server if isinstance(server, str) else server.url for server in servers)
     scanner = Scanner(ScannerSettings(urls, settings.pop("token", TOKEN), **settings))
     try:
@@ -184,7 +184,7 @@ async def submit(
     keep_late: bool = False,
     **spool: Any,
 ) -> AnalysisResult:
-    """One mail; its message is closed in the end, as the filter does it."""
+    """Submit one mail; its message is closed afterwards, as in the filter."""
     message = Message(Spool(1 << 30, **spool))
     for start in range(0, len(content), 100_000):
         message.write(content[start : start + 100_000])

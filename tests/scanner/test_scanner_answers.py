@@ -32,19 +32,19 @@ DEEP = b"[" * 200_000
 
 @pytest.mark.parametrize("decision", list(Decision))
 async def test_each_decision_is_read(decision: Decision) -> None:
-    """The service's five words come through, with all that belongs to them."""
+    """All five decisions are read, with their details."""
     found = await submit_to(answer(200, result(str(decision))))
     assert (found.decision, found.ggrid, found.verdict, found.tags) == (decision, GGRID, "clean", ("a:b",))
 
 
 @pytest.mark.parametrize("word", ["DELIVER", "Deliver", "deliver ", "accept", "none"])
 async def test_an_unknown_decision_is_undecided(word: str) -> None:
-    """A word that is not exactly one of the five, capitals included, is no permission to deliver."""
+    """A word that is not exactly one of the five, in lower case, does not deliver the mail."""
     assert (await submit_to(answer(200, result(word)))).decision is Decision.UNDECIDED
 
 
 async def test_created_after_completed_is_tolerated() -> None:
-    """The service's clock is its own business."""
+    """The service's clock does not matter."""
     body = result(created="2026-01-01T00:00:01Z", completed="2026-01-01T00:00:00Z")
     assert (await submit_to(answer(200, body))).decision is Decision.DELIVER
 
@@ -68,13 +68,13 @@ MALFORMED = {
 
 @pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED)
 async def test_an_answer_without_a_decision_is_malformed(body: bytes) -> None:
-    """Status 200 alone delivers nothing."""
+    """Status 200 alone does not deliver a mail."""
     with pytest.raises(ScanMalformed):
         await submit_to(answer(200, body))
 
 
-async def test_the_log_says_what_came_in_place_of_a_decision() -> None:
-    """A page of some proxy's, most likely; a token that it repeats is struck out, and the rest is left out."""
+async def test_the_log_shows_what_was_received_instead_of_a_decision() -> None:
+    """Most likely a proxy's page; a token in it is masked, and the text is shortened."""
     page = f"<html>Request {TOKEN} rejected".encode() + b"x" * 1000
     with pytest.raises(ScanMalformed) as caught:
         await submit_to(answer(200, page, "Content-Type: text/html"))
@@ -83,7 +83,7 @@ async def test_the_log_says_what_came_in_place_of_a_decision() -> None:
 
 
 async def test_a_compressed_answer_is_refused() -> None:
-    """We never asked for one, so there is no bomb to unpack."""
+    """We never request compression, so there is no decompression bomb."""
     body = gzip.compress(result())
     with pytest.raises(ScanMalformed):
         await submit_to(answer(200, body, "Content-Encoding: gzip"))
@@ -113,7 +113,7 @@ STATUSES = [
     "body", [failure("code_word", "for people"), b"<html>", b"", DEEP], ids=["error", "html", "empty", "deep"]
 )
 async def test_each_status_is_one_named_error(status: int, error: type[BridgeError], body: bytes) -> None:
-    """Whatever stands in the body, the status decides; the body can only add words for the log."""
+    """The status decides, whatever the body contains; the body only adds text for the log."""
     if status == 204:
         body = b""
     with pytest.raises(error) as raised:
@@ -123,15 +123,15 @@ async def test_each_status_is_one_named_error(status: int, error: type[BridgeErr
     assert TOKEN not in str(raised.value) and len(str(raised.value)) < 400
 
 
-async def test_words_of_an_error_body_stay_short() -> None:
-    """A service that pours its stack trace into `message` cannot fill our log."""
+async def test_the_text_of_an_error_body_is_shortened() -> None:
+    """A service that puts a stack trace into `message` cannot fill our log."""
     with pytest.raises(ScanUnavailable) as raised:
         await submit_to(answer(500, failure("x", "y" * 100_000)))
     assert len(str(raised.value)) <= 300
 
 
 async def test_a_redirect_is_never_followed() -> None:
-    """A 307 would carry the mail and the token to somebody else."""
+    """A 307 would send the mail and the token to another server."""
     async with faults() as other:
         moved = answer(307, b"", f"Location: {other.url}/v1/messageQueue/submitEmail")
         async with faults(moved) as server, scanner_of(server) as scanner:
@@ -154,7 +154,7 @@ async def test_a_redirect_is_never_followed() -> None:
     ],
 )
 async def test_retry_after_is_honoured(status: int, lines: tuple[str, ...], error: type, wait: float | None) -> None:
-    """While the service asks for patience, no mail is sent to it; a minute is the longest."""
+    """No mail is sent during Retry-After, which is limited to a minute."""
     async with faults(answer(status, b"", *lines)) as server, scanner_of(server) as scanner:
         with pytest.raises(error) as raised:
             await submit(scanner)
@@ -184,7 +184,7 @@ async def test_a_200_mb_answer_costs_little_memory() -> None:
 
 
 async def test_a_head_without_end_is_cut_off() -> None:
-    """Header fields count as answer too."""
+    """Header fields count towards the limit."""
 
     async def pour(call: Call) -> None:
         call.say(b"HTTP/1.1 200 OK\r\n")
@@ -203,19 +203,19 @@ def chunked(body: bytes, size: int) -> bytes:
 
 @pytest.mark.parametrize("size", [1, 10, 10_000])
 async def test_a_chunked_answer_is_read(size: int) -> None:
-    """Proxies like to send chunks."""
+    """Proxies often send chunks."""
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
     assert (await submit_to(head + chunked(result("drop"), size))).decision is Decision.DROP
 
 
 async def test_100_continue_is_passed_over() -> None:
-    """An interim answer is not the answer, also when both come in one piece."""
+    """An interim answer is skipped, even if both arrive together."""
     interim = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 102 Processing\r\nRetry-After: 3\r\n\r\n"
     assert (await submit_to(interim + answer(200, result("bounce")))).decision is Decision.BOUNCE
 
 
 async def test_an_answer_may_end_with_the_connection() -> None:
-    """HTTP/1.0 and simple servers give no length; the end of the connection is the end."""
+    """HTTP/1.0 and simple servers send no length; the answer ends with the connection."""
 
     async def close_after(call: Call) -> None:
         call.say(b"HTTP/1.0 200 OK\r\nContent-Type: application/json\r\n\r\n" + result("drop"))
@@ -225,7 +225,7 @@ async def test_an_answer_may_end_with_the_connection() -> None:
 
 
 async def test_a_cut_answer_without_length_is_no_decision() -> None:
-    """If the JSON is not whole, the mail comes again."""
+    """If the JSON is incomplete, the mail is deferred."""
 
     async def cut(call: Call) -> None:
         call.say(b"HTTP/1.0 200 OK\r\n\r\n" + result("deliver")[:-10])
@@ -237,7 +237,7 @@ async def test_a_cut_answer_without_length_is_no_decision() -> None:
 
 @pytest.mark.parametrize("keep", [0, 5, 20, 60, 150])
 async def test_a_cut_answer_is_no_decision(keep: int) -> None:
-    """Wherever the connection breaks, half an answer is none."""
+    """An incomplete answer is no decision, wherever it was cut."""
 
     async def cut(call: Call) -> None:
         call.say(answer()[:keep])
@@ -249,7 +249,7 @@ async def test_a_cut_answer_is_no_decision(keep: int) -> None:
 
 @pytest.mark.parametrize("junk", [b"220 smtp.example ESMTP\r\n", b"\x16\x03\x01", b"\0" * 100, b"HTTP/9.9 x\r\n\r\n"])
 async def test_something_that_is_not_http_is_no_decision(junk: bytes) -> None:
-    """Another server on that port is as good as none."""
+    """Another kind of server on that port counts as unavailable."""
 
     async def one(call: Call) -> None:
         call.say(junk)
@@ -261,7 +261,7 @@ async def test_something_that_is_not_http_is_no_decision(junk: bytes) -> None:
 
 @pytest.mark.parametrize("part", ["head", "body", "chunked"])
 async def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
-    """One byte now and then does not start the clock anew."""
+    """Single bytes do not restart the deadline."""
     data = {
         "head": b"HTTP/1.1 200 OK\r\nX: " + b"y" * 100_000,
         "body": b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n" + b" " * 9000,
@@ -285,7 +285,7 @@ async def test_the_deadline_is_total_for_a_dripping_answer(part: str) -> None:
 
 
 async def test_the_token_is_in_no_log_line(caplog: pytest.LogCaptureFixture) -> None:
-    """A refused token is an alarm that names the host, never the token."""
+    """The alarm about a refused token names the host, never the token."""
     caplog.set_level(logging.DEBUG)
     async with faults(answer(401, failure("unauthorized"))) as server, scanner_of(server) as scanner:
         with pytest.raises(ScanRefused):

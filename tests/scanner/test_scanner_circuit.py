@@ -26,7 +26,7 @@ def test_every_state_knows_every_event() -> None:
 
 @pytest.mark.parametrize(("state", "event"), list(TABLE), ids=str)
 def test_each_row_of_the_table_holds(state: State, event: Event) -> None:
-    """One failure alone does not open a closed circuit; all else is as the table says."""
+    """One failure alone does not open a closed circuit; everything else follows the table."""
     circuit = circuit_in(state)
     circuit.feed(event, 100.0)
     expected = TABLE[state, event]
@@ -34,7 +34,7 @@ def test_each_row_of_the_table_holds(state: State, event: Event) -> None:
 
 
 def test_failures_in_a_row_open_it() -> None:
-    """A success in between begins anew, and so does a long time."""
+    """A success, or a long time, resets the count."""
     circuit = Circuit(PAUSE)
     for _ in range(3):
         for number in range(FAILURES_TO_OPEN - 1):
@@ -52,7 +52,7 @@ def test_failures_in_a_row_open_it() -> None:
 
 
 def test_an_open_circuit_admits_one_probe_after_its_pause() -> None:
-    """Nobody before, nobody beside it."""
+    """No mail before the pause ends, and only one probe at a time."""
     circuit = circuit_in(State.OPEN)
     assert not circuit.admits(100.0)
     assert circuit.admits(100.0 + FIRST_PAUSE_S)
@@ -63,13 +63,13 @@ def test_an_open_circuit_admits_one_probe_after_its_pause() -> None:
 
 
 def test_a_mail_to_a_closed_circuit_is_no_probe() -> None:
-    """So many at once as there are."""
+    """Any number of mails at the same time."""
     circuit = Circuit(PAUSE)
     assert not circuit.begin() and not circuit.begin() and circuit.admits(0.0)
 
 
 def test_a_failed_probe_doubles_the_pause_up_to_the_longest() -> None:
-    """A host that is down all night is tried every few seconds."""
+    """A host that stays down is tried every few seconds."""
     circuit, now, pauses = circuit_in(State.OPEN), 100.0, []
     for _ in range(8):
         began = now
@@ -83,7 +83,7 @@ def test_a_failed_probe_doubles_the_pause_up_to_the_longest() -> None:
 
 
 def test_a_good_probe_closes_it_and_the_next_pause_is_short_again() -> None:
-    """It starts from the beginning."""
+    """The pause is reset."""
     circuit = circuit_in(State.HALF_OPEN)
     for _ in range(5):
         circuit.feed(Event.FAILURE, 100.0)
@@ -97,7 +97,7 @@ def test_a_good_probe_closes_it_and_the_next_pause_is_short_again() -> None:
 
 
 def test_a_status_that_is_answered_ends_the_pause() -> None:
-    """The host is back: the next mail tries it."""
+    """The host has recovered: the next mail tries it."""
     circuit = circuit_in(State.OPEN)
     circuit.feed(Event.STATUS, 100.0)
     assert circuit.admits(100.0)

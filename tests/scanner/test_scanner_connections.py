@@ -1,4 +1,4 @@
-"""Connections to the service: lost, refused, reused, cancelled, and whose answer is whose."""
+"""Connections to the service: lost, refused, reused, cancelled; and each mail gets its own answer."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LARGE = MAIL + b"0123456789abcdef" * 64 * 1024 * 40  # 40 MiB
 
 
 def number_of(request: Request) -> int:
-    """Which mail this is, by its sender's number."""
+    """The number of the mail, from its sender."""
     parameters = request.body.split(b"\r\n\r\n", 1)[1].split(b"\r\n--", 1)[0]
     return int(json.loads(parameters)["borderMtaData"]["envelopeFrom"].partition("@")[0])
 
@@ -42,7 +42,7 @@ def numbered(number: int) -> AnalysisRequest:
 
 
 async def test_a_refused_connection_is_no_decision() -> None:
-    """Nobody listens: said at once, and the port is named for the log."""
+    """Nothing listens: reported immediately, with the address for the log."""
     async with scanner_of(f"http://127.0.0.1:{closed_port()}") as scanner:
         with pytest.raises(ScanUnavailable, match=r"127\.0\.0\.1"):
             await submit(scanner)
@@ -63,7 +63,7 @@ async def test_a_reset_connection_is_no_decision(when: str) -> None:
 
 
 async def test_a_black_hole_ends_at_the_deadline() -> None:
-    """It accepts, reads, and never says a word."""
+    """It accepts, reads, and never answers."""
     loop = asyncio.get_running_loop()
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         began = loop.time()
@@ -92,7 +92,7 @@ async def test_a_host_that_drops_packets_ends_at_the_connect_timeout() -> None:
 
 
 async def test_every_mail_ends_at_its_own_deadline() -> None:
-    """Those that wait are looked at once a second, and all the same each ends in time, whichever look finds it."""
+    """Connections are checked once a second, yet each mail ends at its own deadline."""
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         began = asyncio.get_running_loop().time()
 
@@ -106,7 +106,7 @@ async def test_every_mail_ends_at_its_own_deadline() -> None:
 
 
 async def test_a_server_that_never_reads_ends_at_the_deadline() -> None:
-    """The upload stops in the middle; time passes all the same."""
+    """The upload stalls; the deadline still applies."""
 
     async def never_read(call: Call) -> bool:
         await call.server.gone.wait()
@@ -121,7 +121,7 @@ async def test_a_server_that_never_reads_ends_at_the_deadline() -> None:
 
 @pytest.mark.parametrize("ending", ["drains", "closes", "resets later"])
 async def test_an_early_413_is_seen_while_still_uploading(ending: str) -> None:
-    """The service says "too large" in the middle of 40 MiB: the sender must learn it, not try for days."""
+    """The service answers "too large" during 40 MiB: the sender must learn that, not retry for days."""
 
     async def refuse(call: Call) -> bool:
         call.say(answer(413, b'{"error": "payload_too_large"}', "Connection: close"))
@@ -142,7 +142,7 @@ async def test_an_early_413_is_seen_while_still_uploading(ending: str) -> None:
 
 
 async def test_a_decision_on_half_a_mail_is_none() -> None:
-    """Status 200 while we still send: nobody can have looked at the rest."""
+    """Status 200 while we are still sending: the rest cannot have been scanned."""
 
     async def rash(call: Call) -> bool:
         await call.reader.read(100_000)
@@ -171,7 +171,7 @@ async def test_a_connection_is_used_again() -> None:
 
 @pytest.mark.parametrize("line", ["Connection: close", "connection: Close"])
 async def test_a_connection_is_not_used_again_when_the_server_says_so(line: str) -> None:
-    """`Connection: close` is believed."""
+    """`Connection: close` is respected."""
     async with faults(answer(200, None, line)) as server, scanner_of(server) as scanner:
         await submit(scanner)
         await submit(scanner)
@@ -196,7 +196,7 @@ async def test_a_connection_closed_while_idle_is_not_used() -> None:
 
 
 def closing_on(*numbers: int) -> FaultServer:
-    """A server that closes, without a word, when the n-th request comes."""
+    """A server that closes without an answer at the n-th request."""
 
     async def script(call: Call) -> None:
         if len(call.server.requests) in numbers:
@@ -215,8 +215,8 @@ async def test_the_idle_close_race_costs_one_resubmission() -> None:
         assert [request.connection for request in server.requests] == [1, 1, 2]
 
 
-async def test_a_mail_is_resubmitted_once_and_not_for_ever() -> None:
-    """If the new connection is lost too, it is the mail or the scanner; there is no third try."""
+async def test_a_mail_is_resubmitted_only_once() -> None:
+    """If the new connection is lost as well, the cause is the mail or the scanner; there is no third attempt."""
     async with faults(closing_on(4, 5).script) as server, scanner_of(server) as scanner:
         await asyncio.gather(*(submit(scanner) for _ in range(3)))  # three idle connections
         with pytest.raises(ScanUnavailable):
@@ -225,7 +225,7 @@ async def test_a_mail_is_resubmitted_once_and_not_for_ever() -> None:
 
 
 async def test_a_mail_on_a_new_connection_is_not_resubmitted() -> None:
-    """It was sent whole, so it may have been scanned."""
+    """It was sent completely, so it may have been scanned."""
     async with faults(closing_on(1).script) as server, scanner_of(server) as scanner:
         with pytest.raises(ScanUnavailable):
             await submit(scanner)
@@ -233,7 +233,7 @@ async def test_a_mail_on_a_new_connection_is_not_resubmitted() -> None:
 
 
 async def test_an_old_idle_connection_is_not_trusted() -> None:
-    """Beyond four seconds the server may be closing it this very moment."""
+    """After four seconds the server may be about to close it."""
     async with faults() as server, scanner_of(server) as scanner:
         await submit(scanner)
         scanner.hosts[0]._idle[0].idle_since -= host._MAX_IDLE_S
@@ -242,7 +242,7 @@ async def test_an_old_idle_connection_is_not_trusted() -> None:
 
 
 async def test_a_late_answer_never_reaches_another_mail() -> None:
-    """The answer to a mail that was given up is for nobody."""
+    """The answer to an abandoned mail is dropped."""
     late = asyncio.Event()
 
     async def slow_then_fast(call: Call) -> None:
@@ -262,7 +262,7 @@ async def test_a_late_answer_never_reaches_another_mail() -> None:
 
 @pytest.mark.parametrize("extra", [answer(200, result("drop")), answer(200, result("drop"))[:30], b"junk"])
 async def test_words_nobody_asked_for_end_the_connection(extra: bytes) -> None:
-    """Two answers to one request: the second one must not become the next mail's."""
+    """Two answers to one request: the next mail must not get the second one."""
 
     async def twice(call: Call) -> None:
         call.say(answer(200, result("deliver")) + (extra if len(call.server.requests) == 1 else b""))
@@ -275,7 +275,7 @@ async def test_words_nobody_asked_for_end_the_connection(extra: bytes) -> None:
 
 
 async def test_an_unasked_answer_on_an_idle_connection_closes_it() -> None:
-    """It comes between two mails: the connection is given up."""
+    """It arrives between two mails: the connection is closed."""
     more = asyncio.Event()
 
     async def later(call: Call) -> None:
@@ -294,7 +294,7 @@ async def test_an_unasked_answer_on_an_idle_connection_closes_it() -> None:
 
 
 async def test_many_mails_at_once_each_get_their_own_answer() -> None:
-    """Fifty at a time, answered in any order, three of them cancelled in between."""
+    """Fifty at the same time, answered in any order, with three cancelled."""
 
     async def tell(call: Call) -> None:
         assert call.request is not None
@@ -318,7 +318,7 @@ async def test_many_mails_at_once_each_get_their_own_answer() -> None:
 
 
 async def test_cancellation_frees_the_connection() -> None:
-    """The client went away: the scan is given up, and nothing is left of it."""
+    """The client went away: the scan is given up, and nothing remains of it."""
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         task = asyncio.create_task(submit(scanner))
         await asyncio.wait_for(server.arrived.wait(), 5)
@@ -331,7 +331,7 @@ async def test_cancellation_frees_the_connection() -> None:
 
 
 async def test_a_cancelled_upload_is_not_finished() -> None:
-    """Half of 40 MiB has left when the client goes: the other half stays here."""
+    """The client leaves after half of 40 MiB: the other half is not sent."""
     seen = 0
 
     async def read_some(call: Call) -> bool:

@@ -1,4 +1,4 @@
-"""Hosts that fail, come back, are slow or full: who gets the mail."""
+"""Hosts that fail, recover, are slow or full: which host gets the mail."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ async def reset(call: Call) -> None:
 
 
 def prefer(scanner: Scanner, number: int) -> None:
-    """The others look busy."""
+    """Make the other hosts look busy."""
     for index, host in enumerate(scanner.hosts):
         host.in_flight = 0 if index == number else 5
 
 
 @pytest.mark.parametrize("script", [answer(500, b""), answer(200, b"<html>"), reset], ids=["500", "nonsense", "reset"])
-async def test_a_host_that_fails_three_times_is_left_alone(script: bytes) -> None:
-    """The others serve, and nobody waits for it."""
+async def test_a_host_that_fails_three_times_gets_no_mail(script: bytes) -> None:
+    """The other hosts serve, and no mail waits for it."""
     async with faults(script) as bad, faults() as good, scanner_of(bad, good) as scanner:
         for _ in range(3):
             prefer(scanner, 0)
@@ -43,7 +43,7 @@ async def test_a_host_that_fails_three_times_is_left_alone(script: bytes) -> Non
 
 @pytest.mark.parametrize("status", [400, 401, 413, 429])
 async def test_refusals_do_not_open_the_circuit(status: int) -> None:
-    """The host is alive: it is the mail, the token, or the load."""
+    """The host is alive: the cause is the mail, the token, or the load."""
     async with faults(answer(status, b"")) as server, scanner_of(server) as scanner:
         for _ in range(5):
             with pytest.raises((ScanError, Saturated)):
@@ -52,7 +52,7 @@ async def test_refusals_do_not_open_the_circuit(status: int) -> None:
 
 
 async def test_when_all_have_failed_mail_fails_fast() -> None:
-    """One probe may try; the others do not wait for it."""
+    """One mail is the probe; the others do not wait for it."""
     async with faults(answer(500, b"")) as server, scanner_of(server) as scanner:
         for _ in range(3):
             with pytest.raises(ScanUnavailable):
@@ -76,7 +76,7 @@ async def test_when_all_have_failed_mail_fails_fast() -> None:
 
 
 async def test_a_host_that_is_back_gets_mail_within_two_status_intervals() -> None:
-    """Its status is answered again: the next mail tries it, and all is as before."""
+    """It answers status requests again: the next mail tries it, and it is used as before."""
     port, interval = closed_port(), 0.5
     async with (
         faults(by_path) as other,
@@ -123,7 +123,7 @@ async def test_a_refusal_is_not_tried_elsewhere() -> None:
 
 
 async def test_all_tries_share_one_deadline() -> None:
-    """The first host takes it all and fails late: the second has only what is left."""
+    """The first host reads everything and fails late: the second has only the remaining time."""
 
     async def slow_failure(call: Call) -> None:
         await call.pause(0.15)
@@ -140,7 +140,7 @@ async def test_all_tries_share_one_deadline() -> None:
 
 
 async def test_nothing_is_sent_after_the_deadline() -> None:
-    """The throttle has eaten the time: the mail stays here."""
+    """The throttle has used up the time: the mail is not sent."""
     async with faults() as server, scanner_of(server) as scanner:
         with pytest.raises(ScanTimeout):
             await submit(scanner, deadline_s=-1.0)
@@ -149,7 +149,7 @@ async def test_nothing_is_sent_after_the_deadline() -> None:
 
 @pytest.mark.parametrize("at_once", [1, 12])
 async def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) -> None:
-    """One of three answers in 100 ms in place of 1 ms: it gets far less than its third, at any load."""
+    """One of three answers in 100 ms instead of 1 ms: it gets far less than a third, at any load."""
 
     def server_of(seconds: float) -> FaultServer:
         async def script(call: Call) -> None:
@@ -175,7 +175,7 @@ async def test_a_host_of_a_hundredfold_latency_gets_little_mail(at_once: int) ->
 
 
 async def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() -> None:
-    """Frozen, perhaps; if there is nobody else, it is tried: silence is no verdict."""
+    """It may be frozen; if there is no other host, it is tried."""
     async with faults(Call.until_gone) as a, faults() as b, scanner_of(a, b) as scanner:
         with pytest.raises(ScanTimeout):
             await scanner.status(scanner.hosts[0], 0.05)
@@ -185,7 +185,7 @@ async def test_a_host_whose_status_is_silent_is_asked_last_but_not_shut_out() ->
 
 
 async def test_saturated_and_failed_hosts_together_are_saturation() -> None:
-    """One is full, one is gone: nobody can serve, and the full one will be back."""
+    """One is full, one has failed: no host can serve, and the full one will recover."""
     async with faults() as a, scanner_of(a, f"http://127.0.0.1:{closed_port()}") as scanner:
         with suppress(ScanUnavailable):
             await scanner.status(scanner.hosts[1], 1.0)
@@ -199,8 +199,8 @@ async def slow_until_told(call: Call) -> None:
     call.say(answer(200, result("bounce")))
 
 
-async def test_the_late_answer_can_be_had() -> None:
-    """After the deadline the scan goes on; its connection serves again when the answer has come."""
+async def test_a_late_answer_can_be_collected() -> None:
+    """The scan continues after the deadline; its connection is reused after the answer."""
     async with faults(slow_until_told) as server, scanner_of(server) as scanner:
         message_scan = await late(scanner)
         assert scanner.in_flight == 1
@@ -226,7 +226,7 @@ async def test_an_abandoned_scan_ends_its_connection() -> None:
 
 
 async def test_a_cancelled_wait_for_a_late_answer_ends_its_connection() -> None:
-    """The limit of a scan has passed."""
+    """The time limit of the scan has passed."""
     async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
         scan = await late(scanner)
         with pytest.raises(TimeoutError):
@@ -240,7 +240,7 @@ async def test_a_cancelled_wait_for_a_late_answer_ends_its_connection() -> None:
     [(answer(500, b""), ScanUnavailable), (answer(200, b"[]"), ScanMalformed), (b"", ScanUnavailable)],
 )
 async def test_a_late_failure_is_a_named_error(ending: bytes, error: type[Exception]) -> None:
-    """As if it had come in time."""
+    """The same error as for an answer in time."""
 
     async def script(call: Call) -> None:
         await call.server.gone.wait()
@@ -258,7 +258,7 @@ async def test_a_late_failure_is_a_named_error(ending: bytes, error: type[Except
 
 
 class Freezing:
-    """A host that can be frozen: it takes connections and requests, and says nothing."""
+    """A host that can be frozen: it accepts connections and requests, and never answers."""
 
     def __init__(self) -> None:
         self.is_frozen = False
@@ -271,8 +271,8 @@ class Freezing:
 
 
 @pytest.mark.parametrize("others", [0, 1])
-async def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_their_slots(others: int) -> None:
-    """Not where it is alone: then the next mail would only wait for it in vain, too."""
+async def test_late_scans_of_a_frozen_host_are_given_up_if_there_is_another_host(others: int) -> None:
+    """Not if it is the only host: the next mail would wait for it in vain."""
     frozen = Freezing()
     async with (
         faults(frozen) as a,
@@ -303,8 +303,8 @@ async def test_late_scans_of_a_frozen_host_are_given_up_where_another_can_have_t
             await asyncio.gather(watch, return_exceptions=True)
 
 
-async def test_a_host_that_never_told_its_status_is_not_taken_for_frozen() -> None:
-    """Its scans may take their time."""
+async def test_a_host_that_never_answered_a_status_request_is_not_frozen() -> None:
+    """Its scans may take as long as they need."""
     async with faults(Call.until_gone) as a, faults(GREEN) as b, scanner_of(a, b) as scanner:
         await scanner.status(scanner.hosts[1], 1.0)
         for _ in range(4):

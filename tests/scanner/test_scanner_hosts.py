@@ -1,4 +1,4 @@
-"""Several hosts, their status, and who is asked first."""
+"""Several hosts, their status, and which one is tried first."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ async def test_the_least_busy_host_is_asked_first() -> None:
 
 
 async def test_an_unreachable_host_is_passed_over_and_then_shunned() -> None:
-    """The mail goes to the other host; the next ones do not even try for a while."""
+    """The mail goes to the other host; for a while the next mails do not try the first."""
     async with faults() as up, scanner_of(f"http://127.0.0.1:{closed_port()}", up) as scanner:
         scanner.hosts[1].in_flight = 1  # the dead one would be first
         for _ in range(3):
@@ -54,7 +54,7 @@ async def test_all_hosts_unreachable_is_unavailable() -> None:
 
 
 async def test_a_mail_sent_whole_is_not_given_to_another_host() -> None:
-    """The first host had it all and went away: it may have been scanned, so nobody else gets it."""
+    """The first host read it completely and closed: it may have been scanned, so no other host gets it."""
 
     async def lose(call: Call) -> None:
         call.reset()
@@ -81,7 +81,7 @@ async def test_a_mail_cut_in_the_middle_is_given_to_another_host() -> None:
 
 
 async def test_a_saturated_host_is_asked_last() -> None:
-    """One of two has no room: the other gets the mail, and the whole is not saturated."""
+    """One of two has no room: the other gets the mail, and the scanner as a whole is not saturated."""
     full = answer(429, b"", "Retry-After: 30")
     async with faults(full) as a, faults() as b, scanner_of(a, b) as scanner:
         scanner.hosts[1].in_flight = 1
@@ -117,14 +117,14 @@ async def test_status_is_read(status: QueueStatus) -> None:
     ],
 )
 async def test_a_status_that_is_none_is_a_named_error(script: bytes, error: type[Exception]) -> None:
-    """Whatever comes, the watch can go on."""
+    """Whatever the answer, polling can continue."""
     async with faults(script) as server, scanner_of(server) as scanner:
         with pytest.raises(error):
             await scanner.status(scanner.hosts[0], 0.2)
 
 
 async def test_status_of_an_unreachable_host_is_unavailable() -> None:
-    """Nobody listens."""
+    """Nothing listens."""
     async with scanner_of(f"http://127.0.0.1:{closed_port()}") as scanner:
         with pytest.raises(ScanUnavailable):
             await scanner.status(scanner.hosts[0], 5)
@@ -136,7 +136,7 @@ async def until(scanner: Scanner, *statuses: QueueStatus | None) -> None:
 
 
 async def test_the_watch_follows_the_status_through_good_and_bad(caplog: pytest.LogCaptureFixture) -> None:
-    """RED closes the door, an unreadable answer opens it again: without a word there is no verdict."""
+    """RED stops mail; an unreadable answer means unknown, and mail is accepted again."""
     caplog.set_level(logging.INFO, "bridge.scanner")
     async with faults(colour("GREEN")) as server, scanner_of(server, status_interval_s=0.02) as scanner:
         watch = asyncio.create_task(scanner.watch())
@@ -161,7 +161,7 @@ async def test_the_watch_follows_the_status_through_good_and_bad(caplog: pytest.
 
 
 async def test_one_red_host_of_two_is_not_saturation() -> None:
-    """There is room somewhere."""
+    """The other host has room."""
     async with (
         faults(colour("RED")) as a,
         faults(colour("GREEN")) as b,
@@ -177,8 +177,8 @@ async def test_one_red_host_of_two_is_not_saturation() -> None:
         await asyncio.gather(watch, return_exceptions=True)
 
 
-async def test_the_watch_says_a_lasting_problem_once(caplog: pytest.LogCaptureFixture) -> None:
-    """A scanner that is down all night costs one line, not one every five seconds."""
+async def test_a_lasting_problem_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:
+    """A scanner that stays down costs one log line, not one every five seconds."""
     caplog.set_level(logging.INFO, "bridge.scanner")
     async with faults(answer(401, b"")) as server, scanner_of(server, status_interval_s=0.01) as scanner:
         watch = asyncio.create_task(scanner.watch())

@@ -1,4 +1,4 @@
-"""What the service gets: the request exactly as the API asks for it."""
+"""What the service receives: the request exactly as the API requires."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ async def test_request_has_two_parts_of_the_asked_types() -> None:
 
 
 async def test_unknown_facts_are_left_out_and_the_tenant_is_named() -> None:
-    """What is not known is not guessed; null never stands for it."""
+    """Unknown values are neither guessed nor sent as null."""
     request = AnalysisRequest(BorderMtaData("", ("b@example.org", "c@example.org")), TENANT)
     parameters = json.loads(parts_of(await sent(request=request))["parameters"][1])
     assert parameters == {
@@ -129,7 +129,7 @@ def test_parameters_are_strict_utf8_json_for_any_helo(helo: str) -> None:
 
 
 async def test_base_url_may_have_a_path() -> None:
-    """A service behind a prefix is reached there."""
+    """A service behind a path prefix can be used."""
     async with faults() as server, scanner_of(server.url + "/scan") as scanner:
         await submit(scanner)
         assert server.requests[0].line == "POST /scan/v1/messageQueue/submitEmail HTTP/1.1"
@@ -143,7 +143,7 @@ async def test_environment_proxies_are_ignored(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_settings_do_not_show_the_token() -> None:
-    """A traceback or a debug line with the settings in it has no secret in it."""
+    """A traceback or debug line with the settings contains no secret."""
     from bridge.scanner.client import ScannerSettings
 
     assert TOKEN not in repr(ScannerSettings(("http://127.0.0.1:1",), TOKEN))

@@ -1,4 +1,4 @@
-"""TLS to the service: verified before a single byte of the request leaves us."""
+"""TLS to the service: verified before a single byte of the request is sent."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def server_tls(issuer: trustme.CA, name: str = "127.0.0.1", **validity: datetime
 
 
 def client_tls(directory: Path, authority: trustme.CA, **keys: str) -> ssl.SSLContext:
-    """As the daemon makes it from the configuration."""
+    """As the daemon creates it from the configuration."""
     authority.cert_pem.write_to_path(directory / "ca.pem")
     settings = {"urls": ["https://127.0.0.1:1"], "token_file": "token", "ca_file": "ca.pem", **keys}
     return resources.scanner_tls(model.Scanner.model_validate(settings), directory)
@@ -52,7 +52,7 @@ async def refused(tls: ssl.SSLContext, ours: ssl.SSLContext, why: str) -> FaultS
 
 
 async def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.CA, tmp_path: Path) -> None:
-    """For the metrics, as the last connection showed it."""
+    """For the metrics, from the last connection."""
     end = (NOW + 7 * DAY).replace(microsecond=0)
     ours, theirs = client_tls(tmp_path, authority), server_tls(authority, not_after=end)
     async with faults(tls=theirs) as server, scanner_of(server, tls=ours) as scanner:
@@ -62,7 +62,7 @@ async def test_the_end_of_the_scanners_certificate_is_known(authority: trustme.C
 
 
 async def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path: Path) -> None:
-    """Its own CA, its own name: fine."""
+    """With its own CA and the right name."""
     server = await try_once(server_tls(authority), client_tls(tmp_path, authority))
     assert server.requests[0].fields["authorization"] == f"Bearer {TOKEN}"
 
@@ -70,7 +70,7 @@ async def test_a_verified_scanner_gets_the_mail(authority: trustme.CA, tmp_path:
 async def test_a_scanner_that_cannot_be_verified_never_sees_the_token(
     authority: trustme.CA, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Expired, of another name, or signed by somebody else: not one byte of the request leaves us."""
+    """Expired, for another name, or signed by another CA: not one byte of the request is sent."""
     ours = client_tls(tmp_path, authority)
     cases = {
         "expired": server_tls(authority, not_before=NOW - 9 * DAY, not_after=NOW - 2 * DAY),
@@ -102,7 +102,7 @@ async def test_plain_http_on_a_tls_port_is_no_decision(authority: trustme.CA, tm
 
 
 def demanding(authority: trustme.CA) -> ssl.SSLContext:
-    """A server that wants to see a certificate of ours."""
+    """A server that requires a client certificate."""
     context = server_tls(authority)
     authority.configure_trust(context)
     context.verify_mode = ssl.CERT_REQUIRED
@@ -119,14 +119,14 @@ async def test_a_client_certificate_is_shown(authority: trustme.CA, tmp_path: Pa
 
 
 async def test_a_missing_client_certificate_is_no_decision(authority: trustme.CA, tmp_path: Path) -> None:
-    """The server hangs up; the mail comes again."""
+    """The server closes the connection; the mail is deferred."""
     server = await refused(demanding(authority), client_tls(tmp_path, authority), "127.0.0.1")
     assert not server.requests
 
 
 @pytest.mark.parametrize("broken", ["ca_file", "client_cert_file"])
 def test_unusable_files_are_configuration_errors(authority: trustme.CA, tmp_path: Path, broken: str) -> None:
-    """Said at start, with the key's name, not at the first mail."""
+    """Reported at start with the name of the key, not at the first mail."""
     (tmp_path / "junk.pem").write_text("not a certificate\n")
     keys = {"ca_file": "junk.pem"} if broken == "ca_file" else {}
     if broken == "client_cert_file":

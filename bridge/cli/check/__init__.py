@@ -1,1 +1,1 @@
-"""`scanbridge check`: does everything that the configuration names work?"""
+"""`scanbridge check`: the command, and one file per subject that it checks."""

@@ -1,4 +1,4 @@
-"""`scanbridge check`: what would go wrong, said before it does, with what to change."""
+"""`scanbridge check`: find problems before they affect mail, and say what to change."""
 
 from __future__ import annotations
 
@@ -21,31 +21,31 @@ from bridge.cli.status import ask
 from bridge.config.model import Config
 from bridge.daemon import wiring
 
-_LATER = "the embedded service starts with `scanbridge run`"
-_PLACE = click.Path(path_type=Path, exists=True)
+_LATER = "not checked: the embedded service starts with `scanbridge run`"
+_EXISTING = click.Path(path_type=Path, exists=True)
 
 
 @click.command()
 @config_option
-@click.option("--postfix", type=_PLACE, help="Also Postfix's settings: its directory, e.g. /etc/postfix.")
-@click.option("--exim", type=_PLACE, help="Also Exim's: its file, or a directory of parts.")
-@click.option("--sendmail", type=_PLACE, help="Also Sendmail's: its sendmail.cf, or /etc/mail.")
-@click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener, to the address --to.")
-@click.option("--to", help="Who gets the mails of --send-test; they come from the same address.")
-@click.option("--listener", help="The listener for --send-test; the first SMTP one when absent.")
-@click.option("-v", "--verbose", is_flag=True, help="Also what is well, one line each.")
-@click.option("--json", "as_json", is_flag=True, help="Everything, as JSON for machines.")
+@click.option("--postfix", type=_EXISTING, help="Check Postfix, too: its directory, such as /etc/postfix.")
+@click.option("--exim", type=_EXISTING, help="Check Exim, too: its configuration file or directory.")
+@click.option("--sendmail", type=_EXISTING, help="Check Sendmail, too: sendmail.cf, or its directory /etc/mail.")
+@click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener to the address --to.")
+@click.option("--to", help="Recipient and sender of the mails of --send-test.")
+@click.option("--listener", help="Listener for --send-test. Default: the first SMTP listener.")
+@click.option("-v", "--verbose", is_flag=True, help="Show checks that passed, too.")
+@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 def check(
     path: Path | None, postfix: Path | None, exim: Path | None, sendmail: Path | None,
     test: bool, to: str | None, listener: str | None, verbose: bool, as_json: bool,
 ) -> None:  # fmt: skip
-    """Try out all that the configuration names, and say what to change.
+    """Find problems and say what to change.
 
-    Shows problems and warnings only, and one line when there is none. Exit code 0: no problem (there may be
-    warnings); 1: a problem; 78: the configuration cannot be read.
+    Tests everything that the configuration refers to. Prints problems and warnings only, or one line if there
+    are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.
     """
     if test and not to:
-        raise click.UsageError("--send-test sends real mail: say to whom with --to ADDRESS")
+        raise click.UsageError("--send-test sends real mail: give the recipient with --to ADDRESS")
     conf = load_or_exit(path)
     findings = [Finding("configuration", detail=str(path or "embedded default"))]
     findings += uvloop.run(_collect(conf))
@@ -53,9 +53,9 @@ def check(
     findings += check_exim(conf, exim) if exim else []
     findings += check_sendmail(conf, sendmail) if sendmail else []
     outcomes = list(send_test(conf, to, listener)) if test and to else []
-    problems = sum(one.state == "problem" for one in findings + outcomes)
+    problems = sum(finding.state == "problem" for finding in findings + outcomes)
     if as_json:
-        shown = [one.to_dict() for one in findings + outcomes]
+        shown = [finding.to_dict() for finding in findings + outcomes]
         click.echo(json.dumps({"ok": not problems, "findings": shown}, indent=2))
     else:
         for line in _lines(findings, outcomes, verbose):
@@ -64,11 +64,13 @@ def check(
 
 
 def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool) -> Iterator[str]:
-    wrong = sorted((one for one in findings if one.text), key=lambda one: not one.problem)  # problems first
+    wrong = sorted(
+        (finding for finding in findings if finding.text), key=lambda finding: not finding.problem
+    )  # problems first
     yield from map(str, findings if verbose else wrong)
-    yield from map(str, outcomes)  # somebody asked for them
+    yield from map(str, outcomes)  # always shown: --send-test asked for them
     if not wrong and not verbose:
-        yield f"OK: {len(findings)} things looked at, nothing to change"
+        yield f"OK: {len(findings)} checks passed"
 
 
 async def _collect(conf: Config) -> list[Finding]:

@@ -1,7 +1,7 @@
-"""Exim's settings against ours, read from its file (or the parts in a directory, as Debian splits it).
+"""Compares Exim's settings with ours, read from its file (or the parts in a directory, as Debian splits it).
 
-Exim's language is larger than what is understood here: macros and includes are not followed, so what is not
-found is said with what to write, and a person judges.
+Only part of Exim's language is understood: macros and includes are not followed. A setting that is not found is
+reported with the line to write, and the operator decides.
 """
 
 from __future__ import annotations
@@ -21,15 +21,17 @@ _DEFAULT_WAIT = "10m"  # final_timeout of the smtp transport
 
 
 def check_exim(conf: Config, place: Path) -> Iterator[Finding]:
-    """Every listener with a profile of Exim's."""
+    """Checks every listener with an Exim profile."""
     try:
         text = _read(place)
     except OSError as exc:
-        yield Finding(f"Exim's {place}", f"it cannot be read: {exc.strerror}")
+        yield Finding(f"Exim's {place}", f"cannot be read: {exc.strerror}")
         return
-    listeners = [one for one in conf.listeners if one.profile.startswith("exim-")]
+    listeners = [listener for listener in conf.listeners if listener.profile.startswith("exim-")]
     if not listeners:
-        yield Finding(f"Exim's {place}", "no listener is for it: set profile: exim-cutthrough at one of listeners")
+        yield Finding(
+            f"Exim's {place}", "no listener is for Exim: set profile: exim-cutthrough for one of the listeners"
+        )
     for listener in listeners:
         yield from _listener(listener, text)
     if listeners:
@@ -39,7 +41,7 @@ def check_exim(conf: Config, place: Path) -> Iterator[Finding]:
 def _listener(listener: Listener, text: str) -> Iterator[Finding]:
     what, address = f"Exim and listener {listener.name}", listener.address
     if not address.path and not re.search(rf"(?m)^\s*(route_list|route_data|port)\s*=.*\b{address.port}\b", text):
-        yield Finding(what, f"no router sends mail to it: route_list = * {address.host}::{address.port} byname")
+        yield Finding(what, f"no router sends mail to it: add route_list = * {address.host}::{address.port} byname")
     else:
         yield Finding(what, detail=str(address))
     yield _client(listener, text)
@@ -49,26 +51,26 @@ def _listener(listener: Listener, text: str) -> Iterator[Finding]:
     waits = re.findall(r"(?m)^\s*final_timeout\s*=\s*(\w+)", text) or [_DEFAULT_WAIT]
     early = min(map(seconds, waits)) <= listener.deadline
     problem = (
-        f"it ends before our deadline of {listener.deadline:g}s: set final_timeout = {mail_server_wait_s(listener)}s"
+        f"shorter than our deadline of {listener.deadline:g}s: set final_timeout = {mail_server_wait_s(listener)}s"
     )
     yield Finding("Exim final_timeout", problem if early else "", waits[0])
 
 
 def _client(listener: Listener, text: str) -> Finding:
-    """Exim sends no XFORWARD: a field on top of every mail says who the client is."""
+    """Exim does not send XFORWARD: a header field at the top of every mail names the client."""
     what, name = "Exim and the client's address", listener.client_header
     if name is None:
-        advice = f"set client_header: X-Scanbridge-Client at listener {listener.name} (deploy/exim has Exim's side)"
-        return Finding(what, warning=f"the scanner takes Exim for the client: {advice}")
+        advice = f"set client_header: X-Scanbridge-Client for listener {listener.name} (Exim's part is in deploy/exim)"
+        return Finding(what, warning=f"the scanner sees Exim instead of the client: {advice}")
     added = re.findall(rf"(?m)^[^#\n]*\badd_header\s*=\s*(\S*){re.escape(name)}:", text)
     line = f"accept add_header = :at_start:{name}: ADDR=$sender_host_address"
-    if any(not one.startswith(":at_start:") for one in added):
-        return Finding(what, f"a sender's own {name} is above Exim's, and believed: write {line}")
+    if any(not place.startswith(":at_start:") for place in added):
+        return Finding(what, f"a {name} forged by the sender would be above Exim's and trusted: write {line}")
     missing = [acl for acl in ("acl_smtp_mail", "acl_not_smtp") if not re.search(rf"(?m)^\s*{acl}\s*=", text)]
     if missing or len(added) < 2:
         where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
         return Finding(
-            what, f"not every mail gets {name}, and where it is missing a sender's own is believed: {line} in {where}"
+            what, f"not every mail gets {name}, and then one forged by the sender is trusted: write {line} in {where}"
         )
     return Finding(what, detail=name)
 
@@ -78,13 +80,15 @@ def _cutthrough(text: str) -> Iterator[Finding]:
     found = re.findall(r"(?m)^[^#\n]*control\s*=\s*cutthrough_delivery(\S*)", text)
     if not found:
         line = "accept control = cutthrough_delivery/defer=pass in the RCPT ACL"
-        yield Finding(what, f"missing: our refusals would become bounces; write {line}")
-    elif not any("defer=pass" in one for one in found):
-        yield Finding(what, "without defer=pass Exim accepts what we put off: write cutthrough_delivery/defer=pass")
+        yield Finding(what, f"missing, so our refusals become bounces: write {line}")
+    elif not any("defer=pass" in options for options in found):
+        yield Finding(what, "without defer=pass Exim accepts mail that we defer: write cutthrough_delivery/defer=pass")
     else:
         yield Finding(what)
     if re.search(r"(?m)^\s*headers_add\s*=", _transports(text)):
-        yield Finding("Exim headers_add", "in a transport it damages mail with cutthrough (4.96): remove it there")
+        yield Finding(
+            "Exim headers_add", "in a transport it corrupts mail with cutthrough delivery (Exim 4.96): remove it there"
+        )
 
 
 def _transports(text: str) -> str:
@@ -96,12 +100,12 @@ def _size(conf: Config, text: str) -> Finding:
     value = match.group(1) + match.group(2) if match else _DEFAULT_SIZE
     number = re.fullmatch(r"(\d+)([KMG]?)", value)
     size = int(number.group(1)) * _SIZES[number.group(2)] if number else 0
-    problem = f"with its own Received field it takes larger mail than we: set message_size_limit = {front_size(conf)}"
+    problem = f"with its Received field it accepts larger mail than we do: set message_size_limit = {front_size(conf)}"
     return Finding("Exim message_size_limit", problem if size == 0 or size > front_size(conf) else "", value)
 
 
 def _read(place: Path) -> str:
     if place.is_file():
         return place.read_text(encoding="utf-8", errors="replace")
-    parts = sorted(one for one in place.rglob("*") if one.is_file())
-    return "\n".join(one.read_text(encoding="utf-8", errors="replace") for one in parts)
+    parts = sorted(path for path in place.rglob("*") if path.is_file())
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in parts)

@@ -1,4 +1,4 @@
-"""One thing that was looked at, and what to change."""
+"""The result of one check, and what to change."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`problem`: it does not work, or not safely. `warning`: it works, but one should know."""
+    """`problem`: it does not work, or not safely. `warning`: it works, but needs attention."""
 
     what: str
     problem: str = ""

@@ -1,4 +1,4 @@
-"""This machine: state directory, secrets, certificates, ports, descriptors."""
+"""Checks of this machine: state directory, secrets, certificates, ports, file descriptors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime.endpoints import Address
 
-SOON_S = 14 * 86400.0  # renewals that work come earlier than this
+SOON_S = 14 * 86400.0  # automatic renewal happens earlier than this
 _OWN_FILES = 64  # log, databases, event loop, spooled mail of a quiet hour
 
 
@@ -38,18 +38,19 @@ def check_state_directory(conf: Config) -> Finding:
         return Finding(what, str(exc))
     except OSError as exc:
         return Finding(
-            what, f"state_directory: {state} cannot be written to: {exc.strerror}; make room, or choose another"
+            what,
+            f"state_directory: {state} cannot be written to: {exc.strerror}; free some space or choose another",
         )
-    return Finding(what, _strangers(state), str(state))
+    return Finding(what, _foreign_files(state), str(state))
 
 
-def _strangers(state: Path) -> str:
-    """What another user has left there, root most likely: the daemon cannot change it."""
+def _foreign_files(state: Path) -> str:
+    """Files of another user, usually root: the daemon cannot change them."""
     owner = state.stat().st_uid
-    found = sorted(one.name for one in state.iterdir() if one.lstat().st_uid != owner)
+    found = sorted(path.name for path in state.iterdir() if path.lstat().st_uid != owner)
     if not found:
         return ""
-    return f"another user owns {', '.join(found[:5])} in {state}: chown -R --reference={state} {state}"
+    return f"another user owns {', '.join(found[:5])} in {state}: run chown -R --reference={state} {state}"
 
 
 def check_token(conf: Config) -> Finding:
@@ -61,7 +62,7 @@ def check_token(conf: Config) -> Finding:
         return Finding("token", str(exc))
     path = resources.locate(conf.scanner.token_file, conf.directory)
     open_to_all = path.stat().st_mode & stat.S_IROTH
-    warning = f"scanner.token_file: everybody on this machine can read it: chmod 600 {path}" if open_to_all else ""
+    warning = f"scanner.token_file: every user of this machine can read it: run chmod 600 {path}" if open_to_all else ""
     return Finding("token", detail=conf.scanner.token_file, warning=warning)
 
 
@@ -83,7 +84,9 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
     what = f"listener {listener.name}"
     profile = PROFILES[listener.profile]
     if listener.deadline >= profile.limit_s:
-        problem = f"its deadline is not below the {profile.limit_s:.0f}s after which {listener.profile} gives up"
+        problem = (
+            f"its deadline must be shorter than the {profile.limit_s:.0f}s after which {listener.profile} gives up"
+        )
         return Finding(what, f"{problem}; set it to {profile.deadline_s:.0f}s")
     try:
         if listener.tls is not None:
@@ -114,11 +117,11 @@ def _try_to_listen(address: Address) -> None:
 
 
 def certificate_file(what: str, path: Path) -> Finding:
-    """Its end, and whether each certificate is followed by the one that signed it."""
+    """Its expiry, and whether each certificate is followed by its issuer's."""
     renew = f"renew {path}, then `scanbridge reload`"
     if not certificates.is_chain(path):
-        problem = f"{path} is no chain: our own certificate comes first, then the one that signed it, and so on"
-        return Finding(what, f"{problem}; put them into that order")
+        problem = f"{path} is not a chain: our own certificate must come first, then its issuer's, and so on"
+        return Finding(what, f"{problem}; reorder them")
     return certificate_end(what, certificates.earliest_expiry(path), renew)
 
 
@@ -127,13 +130,13 @@ def certificate_end(what: str, end: float | None, renew: str) -> Finding:
         return Finding(what)
     day, left_s = f"{datetime.fromtimestamp(end, UTC):%Y-%m-%d %H:%M} UTC", end - time.time()
     if left_s <= 0:
-        return Finding(what, f"the certificate ended at {day}: {renew}")
-    warning = f"the certificate ends soon, at {day}: {renew}" if left_s < SOON_S else ""
-    return Finding(what, detail=f"until {day}", warning=warning)
+        return Finding(what, f"the certificate expired on {day}: {renew}")
+    warning = f"the certificate expires soon, on {day}: {renew}" if left_s < SOON_S else ""
+    return Finding(what, detail=f"valid until {day}", warning=warning)
 
 
 def check_descriptors(conf: Config, state: dict[str, Any] | None) -> Finding:
-    """Of the running daemon where there is one; else of this shell, which the unit may differ from."""
+    """The limit of the running daemon; without one, that of this shell, which may differ from the unit's."""
     relay = conf.relay.max_connections if conf.relay else 0
     needed = conf.limits.max_connections * len(conf.listeners) + relay
     needed += 2 * conf.admission.max_in_processing + _OWN_FILES
@@ -141,13 +144,11 @@ def check_descriptors(conf: Config, state: dict[str, Any] | None) -> Finding:
     here = limit is None
     if limit is None:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    detail = f"{limit} of {'this shell' if here else 'the running daemon'}, {needed} at most in use"
+    detail = f"limit of {'this shell' if here else 'the running daemon'}: {limit}, needed: up to {needed}"
     if limit == resource.RLIM_INFINITY or limit >= needed:
-        return Finding("descriptors", detail=detail)
-    text = (
-        f"too few: set LimitNOFILE={max(needed, 65536)} in the unit (or ulimit -n), or a smaller limits.max_connections"
-    )
-    return Finding("descriptors", detail=detail, warning=text)
+        return Finding("file descriptors", detail=detail)
+    text = f"too few: set LimitNOFILE={max(needed, 65536)} in the unit (or ulimit -n), or reduce limits.max_connections"
+    return Finding("file descriptors", detail=detail, warning=text)
 
 
 def _limit_of(pid: int) -> int | None:

@@ -1,7 +1,7 @@
-"""Postfix's own settings against ours: what people get wrong with a filter.
+"""Compares Postfix's settings with ours: the usual mistakes with a filter.
 
-A filter that is set up badly fails silently: mail passes unscanned, goes round, is put off for ever, or
-arrives twice. Postfix is asked through `postconf`, which knows its defaults and overrides.
+A filter with wrong settings fails silently: mail passes unscanned, loops, is deferred again and again, or arrives
+twice. The settings come from `postconf`, which knows Postfix's defaults and overrides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """main.cf with its defaults, the -o lines of master.cf by service, and its services."""
+    """main.cf with defaults, the -o lines of master.cf by service, and its services."""
 
     main: dict[str, str]
     overrides: dict[str, dict[str, str]]  # "smtp/inet" -> name -> value
@@ -52,7 +52,7 @@ class Settings:
 
 
 def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
-    """Every listener for Postfix against the one configured in `directory`."""
+    """Checks every listener for Postfix against the settings in `directory`."""
     try:
         settings = _read(directory)
     except (OSError, subprocess.SubprocessError) as exc:
@@ -63,25 +63,25 @@ def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
             yield from _proxy(conf, listener, settings)
         elif listener.protocol == "smtp" and listener.profile == "postfix-content-filter":
             yield from _content_filter(conf, listener, settings)
-    milters = [one for one in conf.listeners if one.protocol == "milter"]
-    overrides = [one["smtpd_milters"] for one in settings.overrides.values() if "smtpd_milters" in one]
+    milters = [listener for listener in conf.listeners if listener.protocol == "milter"]
+    overrides = [options["smtpd_milters"] for options in settings.overrides.values() if "smtpd_milters" in options]
     yield from check_milters(milters, settings.main, overrides, list(settings.services.values()))
     yield from _mailboxes(settings)
 
 
 def _proxy(conf: Config, listener: Listener, settings: Settings) -> Iterator[Finding]:
     what, wanted = f"Postfix and listener {listener.name}", names_of(listener.address)
-    users = [one for one in settings.smtpds() if settings.of(one, "smtpd_proxy_filter") in wanted]
+    users = [smtpd for smtpd in settings.smtpds() if settings.of(smtpd, "smtpd_proxy_filter") in wanted]
     if not users:
         advice = (
-            f"set -o smtpd_proxy_filter={wanted[0]} at smtp/inet in master.cf (scanbridge setup postfix --mode proxy)"
+            f"set -o smtpd_proxy_filter={wanted[0]} for smtp/inet in master.cf (scanbridge setup postfix --mode proxy)"
         )
-        yield Finding(what, f"no smtpd hands mail to it: {advice}")
+        yield Finding(what, f"no smtpd passes mail to it: {advice}")
         return
     yield Finding(what, detail=f"{', '.join(users)}: smtpd_proxy_filter")
     for service in users:
         if _is_way_back(conf, service):
-            yield Finding(what, f"mail goes round: set -o smtpd_proxy_filter= at {service} in master.cf")
+            yield Finding(what, f"mail loops: set -o smtpd_proxy_filter= for {service} in master.cf")
             continue
         yield _wait(listener, service, settings, "smtpd_proxy_timeout")
         yield _size(conf, service, settings)
@@ -90,8 +90,8 @@ def _proxy(conf: Config, listener: Listener, settings: Settings) -> Iterator[Fin
 
 def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Iterator[Finding]:
     what, wanted = f"Postfix and listener {listener.name}", names_of(listener.address)
-    filters = [settings.main["content_filter"], *(settings.of(one, "content_filter") for one in settings.smtpds())]
-    used = [one for one in dict.fromkeys(filters) if one.partition(":")[2] in wanted]
+    filters = [settings.main["content_filter"], *(settings.of(smtpd, "content_filter") for smtpd in settings.smtpds())]
+    used = [name for name in dict.fromkeys(filters) if name.partition(":")[2] in wanted]
     if not used:
         advice = (
             f"set content_filter = scanbridge:{wanted[-1]} in main.cf (scanbridge setup postfix --mode content-filter)"
@@ -102,19 +102,19 @@ def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Ite
     service = f"{transport}/unix"
     if service not in settings.services:
         advice = f"scanbridge setup postfix --mode content-filter prints one for {transport}"
-        yield Finding(what, f"content_filter names the transport {transport}, which master.cf has not: {advice}")
+        yield Finding(what, f"content_filter names the transport {transport}, which is missing in master.cf: {advice}")
         return
     yield Finding(what, detail=used[0])
     yield _wait(listener, service, settings, "smtp_data_done_timeout")
     told = settings.of(service, "smtp_send_xforward_command") == "yes"
-    unknown = f"the scanner does not learn the client's address: set -o smtp_send_xforward_command=yes at {service}"
+    unknown = f"the scanner cannot learn the client's address: set -o smtp_send_xforward_command=yes for {service}"
     yield Finding(f"Postfix {service} smtp_send_xforward_command", "" if told else f"{unknown} in master.cf")
-    for one in settings.smtpds():
-        filtered = settings.of(one, "content_filter") in used
-        if filtered and _is_way_back(conf, one):
-            yield Finding(what, f"mail goes round: set -o content_filter= at {one} in master.cf")
+    for smtpd in settings.smtpds():
+        filtered = settings.of(smtpd, "content_filter") in used
+        if filtered and _is_way_back(conf, smtpd):
+            yield Finding(what, f"mail loops: set -o content_filter= for {smtpd} in master.cf")
         elif filtered:
-            yield _size(conf, one, settings)
+            yield _size(conf, smtpd, settings)
     yield from _way_back(conf, settings)
 
 
@@ -131,7 +131,9 @@ def _wait(listener: Listener, service: str, settings: Settings, name: str) -> Fi
 def _size(conf: Config, service: str, settings: Settings) -> Finding:
     value, ours = settings.of(service, "message_size_limit"), conf.limits.max_message_size
     larger = value.isdigit() and (int(value) == 0 or int(value) > ours)
-    problem = f"it takes larger mail than our {ours} bytes: set -o message_size_limit={front_size(conf)} at {service}"
+    problem = (
+        f"it accepts more than our limit of {ours} bytes: set -o message_size_limit={front_size(conf)} for {service}"
+    )
     return Finding(f"Postfix {service} message_size_limit", f"{problem} in master.cf" if larger else "", value)
 
 
@@ -143,11 +145,11 @@ def _is_way_back(conf: Config, service: str) -> bool:
 
 
 def _way_back(conf: Config, settings: Settings) -> Iterator[Finding]:
-    """Only where the mail comes back to this machine; another one's Postfix is not in this directory."""
+    """Only if mail comes back to this machine: another machine's Postfix is not in this directory."""
     hop = conf.relay.hops[0] if conf.relay else None
     if hop is None or hop.protocol != "smtp" or not hop.address.is_local or hop.address.path:
         return
-    service = next((one for one in settings.smtpds() if _is_way_back(conf, one)), None)
+    service = next((smtpd for smtpd in settings.smtpds() if _is_way_back(conf, smtpd)), None)
     what = f"Postfix and next hop {hop}"
     if service is None:
         yield Finding(
@@ -155,8 +157,8 @@ def _way_back(conf: Config, settings: Settings) -> Iterator[Finding]:
         )
         return
     hosts = settings.of(service, "smtpd_authorized_xforward_hosts")
-    denied = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 at {service} in master.cf"
-    yield Finding(what, "" if _has_loopback(hosts) else f"it does not believe our XFORWARD: {denied}", hosts)
+    denied = f"set -o smtpd_authorized_xforward_hosts=127.0.0.0/8 for {service} in master.cf"
+    yield Finding(what, "" if _has_loopback(hosts) else f"it does not accept our XFORWARD: {denied}", hosts)
     value, least = settings.of(service, "message_size_limit"), conf.limits.max_message_size
     small = value.isdigit() and 0 < int(value) < least
     larger = f"mail comes back with more header fields: set message_size_limit = {least + HEADERS_BYTES} in main.cf"
@@ -164,7 +166,7 @@ def _way_back(conf: Config, settings: Settings) -> Iterator[Finding]:
 
 
 def _has_loopback(hosts: str) -> bool:
-    """Names and tables are taken to be right."""
+    """Names and lookup tables are assumed to be right."""
     for word in re.split(r"[\s,]+", hosts.strip()):
         try:
             network = ipaddress.ip_network(re.sub(r"[\[\]]", "", word), strict=False)
@@ -182,19 +184,19 @@ def _mailboxes(settings: Settings) -> Iterator[Finding]:
     for name, service in (("mailbox_size_limit", "local/unix"), ("virtual_mailbox_limit", "virtual/unix")):
         limit = int(settings.main[name])
         if service in settings.services and limit > 0 and (limit < size or size == 0):
-            problem = f"Postfix delivers nothing to mailboxes smaller than message_size_limit ({size}): set {name} = 0"
+            problem = f"Postfix does not deliver to mailboxes smaller than message_size_limit ({size}): set {name} = 0"
             yield Finding(f"Postfix {name}", f"{problem} in main.cf", str(limit))
 
 
 def names_of(address: Address) -> list[str]:
-    """host:port as master.cf may have it, with and without brackets; the one with them last."""
+    """host:port as master.cf may write it, without and with brackets; the preferred one with brackets is last."""
     if address.path:
         return [f"unix:{address.path}"]
     hosts = [address.host, *(["localhost", "127.0.0.1"] if address.is_local else [])]
     if address.host in ("0.0.0.0", "::"):  # noqa: S104 - compared with
         hosts = ["127.0.0.1", "localhost", "::1"]
     plain = [f"{host}:{address.port}" for host in hosts if ":" not in host]
-    return [*plain, *(f"inet:{one}" for one in plain), *(f"[{host}]:{address.port}" for host in reversed(hosts))]
+    return [*plain, *(f"inet:{name}" for name in plain), *(f"[{host}]:{address.port}" for host in reversed(hosts))]
 
 
 def _read(directory: Path) -> Settings:
@@ -204,11 +206,11 @@ def _read(directory: Path) -> Settings:
         service, _, key = name.rpartition("/")
         overrides.setdefault(service, {})[key] = value
     columns = [line.split() for line in _run_postconf(directory, "-M").splitlines()]
-    return Settings(main, overrides, {f"{one[0]}/{one[1]}": one for one in columns if len(one) > 7})
+    return Settings(main, overrides, {f"{row[0]}/{row[1]}": row for row in columns if len(row) > 7})
 
 
 def _postconf(directory: Path, *options: str) -> dict[str, str]:
-    """Settings by name. `$name` is expanded only where there is one: it may take a look into DNS."""
+    """Settings by name. `$name` is expanded only if there is one: that may query the DNS."""
     text = _run_postconf(directory, *options)
     if "$" in text:
         text = _run_postconf(directory, "-x", *options)
@@ -224,5 +226,5 @@ def _run_postconf(directory: Path, *options: str) -> str:
 
 def _why(exc: Exception) -> str:
     if isinstance(exc, subprocess.CalledProcessError):
-        return (exc.stderr or "").strip().splitlines()[-1:][0] if (exc.stderr or "").strip() else "it failed"
+        return (exc.stderr or "").strip().splitlines()[-1:][0] if (exc.stderr or "").strip() else "postconf failed"
     return (exc.strerror if isinstance(exc, OSError) else None) or type(exc).__name__

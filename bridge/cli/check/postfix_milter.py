@@ -1,4 +1,4 @@
-"""Postfix's milter settings: who is asked, how long, and what happens when we are away."""
+"""Compares Postfix's milter settings with ours: addresses, timeouts, and the action when we are unavailable."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bridge.cli.check.seconds import seconds
 from bridge.config.model import Listener
 from bridge.runtime.endpoints import Address
 
-_PROGRESS_S = 5.0  # we show a sign of life this often while a scan runs
+_PROGRESS_S = 5.0  # while a scan runs, we report progress this often
 LEAST_S = 2 * _PROGRESS_S
 _LIMITS_S = {"milter_connect_timeout": 5.0, "milter_command_timeout": LEAST_S, "milter_content_timeout": LEAST_S}
-_AWAY = {
+_WHEN_UNAVAILABLE = {
     "accept": "mail passes unscanned",
     "quarantine": "mail is put on hold unscanned",
-    "reject": "mail is refused for good",
+    "reject": "mail is refused permanently",
 }
 NAMES = (*_LIMITS_S, "milter_default_action", "milter_protocol", "non_smtpd_milters", "smtpd_milters")
 
@@ -25,7 +25,7 @@ NAMES = (*_LIMITS_S, "milter_default_action", "milter_protocol", "non_smtpd_milt
 def check_milters(
     listeners: list[Listener], main: dict[str, str], overrides: list[str], services: list[list[str]]
 ) -> Iterator[Finding]:
-    """`overrides`: smtpd_milters of master.cf; `services`: its columns."""
+    """`overrides`: smtpd_milters in master.cf; `services`: the columns of master.cf."""
     for listener in listeners:
         yield _named(listener, main, [main["smtpd_milters"], *overrides], services)
     if listeners:
@@ -39,28 +39,30 @@ def _named(listener: Listener, main: dict[str, str], values: Iterable[str], serv
     if listener.address.path and _is_chrooted(services):
         inside = PurePosixPath(listener.address.path)
         if not inside.is_relative_to(queue):
-            return Finding(what, f"smtpd runs chrooted to {queue} and cannot see {inside}: listen on 127.0.0.1 instead")
+            return Finding(
+                what, f"smtpd runs chrooted in {queue} and cannot reach {inside}: listen on 127.0.0.1 instead"
+            )
         wanted = [f"unix:/{inside.relative_to(queue)}"]
     found = next((name for name in wanted if name in named), "")
     return Finding(what, "" if found else f"no smtpd_milters names it: set smtpd_milters = {wanted[0]}", found)
 
 
 def _is_chrooted(services: list[list[str]]) -> bool:
-    """Whether some smtpd is: it looks for a unix socket below its queue directory then."""
+    """Whether any smtpd is: then it looks for unix sockets in its queue directory."""
     return any(columns[7] == "smtpd" and columns[4] != "n" for columns in services)
 
 
 def _settings(main: dict[str, str]) -> Iterator[Finding]:
     action = main["milter_default_action"]
-    wrong = _AWAY.get(action, "")
-    problem = f"{wrong} when we are away: set milter_default_action = tempfail" if wrong else ""
+    wrong = _WHEN_UNAVAILABLE.get(action, "")
+    problem = f"{wrong} when we are unavailable: set milter_default_action = tempfail" if wrong else ""
     yield Finding("Postfix milter_default_action", problem, action)
     for name, least in _LIMITS_S.items():
         value = main[name]
-        short = f"too short for a mail server under load: set it to {least:.0f}s at least"
+        short = f"too short for a mail server under load: set it to at least {least:.0f}s"
         yield Finding(f"Postfix {name}", short if seconds(value) < least else "", value)
     protocol = main["milter_protocol"]
-    old = "older than 6: no macros can be asked for, and spaces in headers are lost: set milter_protocol = 6"
+    old = "below 6 we cannot request macros, and spaces in headers are lost: set milter_protocol = 6"
     yield Finding("Postfix milter_protocol", old if protocol < "6" else "", protocol)
     if not main["non_smtpd_milters"]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")

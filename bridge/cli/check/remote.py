@@ -1,4 +1,4 @@
-"""The others: scanner, next hops, databases, object storage, lists, tracing."""
+"""Checks of other systems: scanner, next hops, databases, object storage, lists, tracing."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from bridge.runtime.endpoints import NextHop
 from bridge.scanner.client import Host, Scanner
 
 _TIMEOUT_S = 10.0
-_CLOCK_S = 60.0  # more than a slow answer, less than what a signature or a log reader forgives
+_CLOCK_S = 60.0  # more than a slow answer takes, less than signatures and log readers tolerate
 _POSTFIX = ("postfix-proxy", "postfix-content-filter")
 
 
@@ -50,20 +50,20 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
             yield _clock(host)
         if host.certificate:
             end = certificates.expiry_of(host.certificate)
-            yield certificate_end(f"certificate of {host.url}", end, "its owner has to renew it")
+            yield certificate_end(f"certificate of {host.url}", end, "its owner must renew it")
     scanner.close()
 
 
 def _scanner_remedy(exc: Exception) -> str:
     if "token is refused" in str(exc):
-        return "; put the service's token into scanner.token_file, then `scanbridge reload`"
+        return "; put the service's token into scanner.token_file, then run `scanbridge reload`"
     if "certificate is not valid" in str(exc):
-        return "; name its issuer in scanner.ca_file, or have it renewed"
-    return "; see scanner.urls"
+        return "; set scanner.ca_file to its issuer, or have it renewed"
+    return "; check scanner.urls"
 
 
 def _clock(host: Host) -> Finding:
-    """The service's Date against our time."""
+    """Compares the service's Date header with our clock."""
     what = "clock"
     try:
         ahead_s = time.time() - parsedate_to_datetime(host.date.decode("latin-1")).timestamp()
@@ -72,14 +72,12 @@ def _clock(host: Host) -> Finding:
     if abs(ahead_s) <= _CLOCK_S:
         return Finding(what, detail=f"within {_CLOCK_S:.0f}s of {host.url}")
     which = "ahead of" if ahead_s > 0 else "behind"
-    problem = (
-        f"ours is {abs(ahead_s):.0f}s {which} that of {host.url}: timedatectl set-ntp true on the one that is wrong"
-    )
+    problem = f"{abs(ahead_s):.0f}s {which} the clock of {host.url}: run timedatectl set-ntp true on the wrong machine"
     return Finding(what, problem)
 
 
 async def check_next_hops(conf: Config) -> AsyncIterator[Finding]:
-    """Every one of them: the general ones, those of routes and those of tenants."""
+    """Checks every next hop: the default ones, those of routes and those of tenants."""
     if conf.relay is None:
         return
     for hop in dict.fromkeys([*conf.relay.hops, *chain(*wiring.hops_by_domain(conf).values())]):
@@ -102,46 +100,48 @@ async def _next_hop(conf: Config, settings: Relay, hop: NextHop) -> Finding:
 
 def _size_problem(conf: Config, extensions: tuple[str, ...]) -> str:
     ours = conf.limits.max_message_size
-    size = next((one.split()[1] for one in extensions if one.upper().startswith("SIZE ")), "0")
+    size = next((line.split()[1] for line in extensions if line.upper().startswith("SIZE ")), "0")
     if not size.isdigit() or not 0 < int(size) < ours:
         return ""
     return (
-        f"it takes {size} bytes, we take {ours}: mail between is scanned in vain; let it take "
-        f"{ours + HEADERS_BYTES} (Postfix: message_size_limit), or set limits.max_message_size: {size}"
+        f"it accepts {size} bytes, but we accept {ours}, so larger mail is scanned and then refused; raise its limit "
+        f"to {ours + HEADERS_BYTES} (Postfix: message_size_limit), or set limits.max_message_size: {size}"
     )
 
 
 def _lacking(conf: Config, hop: NextHop, extensions: tuple[str, ...]) -> str:
-    names = {one.split()[0].upper() for one in extensions}
-    doors = [one for one in conf.listeners if one.protocol != "milter"]
+    names = {line.split()[0].upper() for line in extensions}
+    listeners = [listener for listener in conf.listeners if listener.protocol != "milter"]
     lacks = [
         name
         for name in ("8BITMIME", "DSN", "SMTPUTF8")
-        if name not in names and any(name not in one.hide_extensions for one in doors)
+        if name not in names and any(name not in listener.hide_extensions for listener in listeners)
     ]
     found = []
     if lacks:
         words = ", ".join(lacks)
-        found.append(f"no {words}: mail that needs it is refused; set hide_extensions: [{words}] at the listeners")
-    if hop.protocol == "smtp" and "XFORWARD" not in names and any(one.profile in _POSTFIX for one in doors):
+        found.append(f"no {words}: mail that needs it is refused; set hide_extensions: [{words}] for the listeners")
+    if (
+        hop.protocol == "smtp"
+        and "XFORWARD" not in names
+        and any(listener.profile in _POSTFIX for listener in listeners)
+    ):
         found.append(
-            "no XFORWARD: it does not learn who the client was; with Postfix there, "
-            "set -o smtpd_authorized_xforward_hosts=OUR-ADDRESS at this service in master.cf"
+            "no XFORWARD: it cannot learn the client's address; if it is Postfix, "
+            "set -o smtpd_authorized_xforward_hosts=OUR-ADDRESS for this service in master.cf"
         )
     return "; ".join(found)
 
 
 async def check_stores(conf: Config) -> AsyncIterator[Finding]:
-    """Something is written and removed."""
+    """Checks database and object storage: writes something and removes it."""
     state = resources.state_directory(conf.state_directory)
     try:
         if conf.state_database is not None:
             await asyncio.to_thread(database.probe, wiring.state_database(conf, state, ""))
             yield Finding("state_database")
     except BridgeError as exc:
-        problem = (
-            f"state_database: {exc}; look at the URL, at state_database_password_file, and whether we may make tables"
-        )
+        problem = f"state_database: {exc}; check the URL, state_database_password_file, and the right to create tables"
         yield Finding("state_database", problem)
     settings = None
     try:
@@ -150,12 +150,12 @@ async def check_stores(conf: Config) -> AsyncIterator[Finding]:
             await asyncio.to_thread(s3_store.probe, settings)
             yield Finding("quarantine.s3", detail=settings.name)
     except BridgeError as exc:
-        rights = "look at endpoint, bucket and keys; we must be able to put, get, list and delete objects"
+        rights = "check endpoint, bucket and keys; we need to put, get, list and delete objects"
         yield Finding("quarantine.s3", f"{exc}; {rights}", settings.name if settings else "")
 
 
 async def check_lists(conf: Config) -> list[Finding]:
-    """The key, and every list that a listener names."""
+    """Checks the API key, and every list that a listener names."""
     assert conf.lists is not None
     what, wanted = f"lists {conf.lists.url}", wiring.wanted_lists(conf) or [Wanted("")]
     try:
@@ -166,31 +166,31 @@ async def check_lists(conf: Config) -> list[Finding]:
     failed = {str(answer): None for answer in scopes.values() if isinstance(answer, ListsError)}
     if failed:
         return [Finding(what, problem) for problem in failed]
-    findings = [Finding(what, detail="the key works")]
-    for one in wanted if wiring.wanted_lists(conf) else []:
+    findings = [Finding(what, detail="the API key is accepted")]
+    for named in wanted if wiring.wanted_lists(conf) else []:
         try:
-            kind = kind_of(one, scopes)
+            kind = kind_of(named, scopes)
         except ListsError as exc:
-            findings.append(Finding(f"list {one}", str(exc)))
+            findings.append(Finding(f"list {named}", str(exc)))
         else:
-            if one.tenant is None or kind != kind_of(Wanted(one.name, None, one.kind), scopes):
-                findings.append(_meaning(conf, one, kind))
+            if named.tenant is None or kind != kind_of(Wanted(named.name, None, named.kind), scopes):
+                findings.append(_list_kind(conf, named, kind))
     return findings
 
 
-def _meaning(conf: Config, one: Wanted, kind: str | None) -> Finding:
-    forgeable = kind != NETWORK and any(one.name in door.skip_scan for door in _doors(conf))
-    warning = "careful: mail with a forged sender goes unscanned, a list of networks is safer" if forgeable else ""
+def _list_kind(conf: Config, named: Wanted, kind: str | None) -> Finding:
+    forgeable = kind != NETWORK and any(named.name in lists.skip_scan for lists in _enforced_lists(conf))
+    warning = "mail with a forged sender would not be scanned; a list of networks is safer" if forgeable else ""
     detail = f"{kind} entries" if kind else "no such list in this scope"
-    return Finding(f"list {one}", detail=detail, warning=warning)
+    return Finding(f"list {named}", detail=detail, warning=warning)
 
 
-def _doors(conf: Config) -> list[DoorLists]:
+def _enforced_lists(conf: Config) -> list[DoorLists]:
     return [listener.lists for listener in conf.listeners if listener.lists is not None]
 
 
 async def check_tracing(conf: Config, endpoint: str) -> Finding:
-    """Whether what it needs is installed; a collector that is away costs no mail."""
+    """Checks that its packages are installed; an unreachable collector does not affect mail."""
     try:
         tracing = wiring.tracing(conf)
     except ConfigError as exc:

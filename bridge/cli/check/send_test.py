@@ -1,4 +1,4 @@
-"""`scanbridge check --send-test`: five real mails through a listener, and what it answers to each."""
+"""`scanbridge check --send-test`: send five real mails through a listener and report its replies."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bridge.cli.check.finding import Finding
 from bridge.config.model import Config, Listener
 
 _LARGE_BYTES = 5 * 1024 * 1024
-_MORE_S = 30.0  # beyond our own deadline
+_MORE_S = 30.0  # after our own deadline
 _GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 _EICAR = "X5O!P%@AP[4\\PZX54(P^)7CC)7}$" + "EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 
@@ -25,11 +25,13 @@ class _Mail:
 
 
 def send_test(conf: Config, to: str, name: str | None) -> Iterator[Finding]:
-    """Clean, spam, a virus's stand-in, a large one, one with SMTPUTF8."""
-    doors = [one for one in conf.listeners if one.protocol != "milter" and name in (None, one.name)]
-    doors = [one for one in doors if not (one.proxy_protocol or one.address.systemd)]
-    if not doors:
-        why = "no listener takes mail by SMTP without a PROXY header; send a mail through the mail server instead"
+    """Sends a clean mail, spam, a virus test file, a large mail, and one with SMTPUTF8."""
+    listeners = [
+        listener for listener in conf.listeners if listener.protocol != "milter" and name in (None, listener.name)
+    ]
+    listeners = [listener for listener in listeners if not (listener.proxy_protocol or listener.address.systemd)]
+    if not listeners:
+        why = "no listener accepts SMTP without a PROXY header; send a mail through the mail server instead"
         yield Finding("test mail", why)
         return
     large = "x" * 76 + "\r\n"
@@ -41,30 +43,30 @@ def send_test(conf: Config, to: str, name: str | None) -> Iterator[Finding]:
         _Mail("large", large * (size // len(large) + 1)),
         _Mail("SMTPUTF8", "Gr\u00fc\u00dfe", utf8=True),
     ):
-        yield _outcome(doors[0], mail, to)
+        yield _outcome(listeners[0], mail, to)
 
 
-def _outcome(door: Listener, mail: _Mail, to: str) -> Finding:
-    what = f"test mail {mail.name} through {door.name}"
+def _outcome(listener: Listener, mail: _Mail, to: str) -> Finding:
+    what = f"test mail {mail.name} through {listener.name}"
     try:
-        code, text = _send(door, mail, to)
+        code, text = _send(listener, mail, to)
     except (OSError, smtplib.SMTPException) as exc:
         reason = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
-        return Finding(what, f"{door.address}: {reason}; is the daemon running (`scanbridge status`)?")
+        return Finding(what, f"{listener.address}: {reason}; is the daemon running (`scanbridge status`)?")
     reply = f"{code} {text}"
     if code >= 500 and mail.is_clean:
-        return Finding(what, f"it was refused: {reply}; its line in our log says why")
+        return Finding(what, f"it was refused: {reply}; see its line in our log")
     if 400 <= code < 500:
-        return Finding(what, f"no decision: {reply}; its line in our log says why")
-    passed = "" if mail.is_clean or code >= 500 else "; delivered, kept or dropped: its line in our log says which"
+        return Finding(what, f"no decision: {reply}; see its line in our log")
+    passed = "" if mail.is_clean or code >= 500 else "; delivered, quarantined or discarded: see its line in our log"
     return Finding(what, detail=reply + passed)
 
 
-def _send(door: Listener, mail: _Mail, to: str) -> tuple[int, str]:
-    """The first refusal, or the reply to the final dot."""
-    with _connect(door) as client:
+def _send(listener: Listener, mail: _Mail, to: str) -> tuple[int, str]:
+    """The first refusal, or the reply to the content."""
+    with _connect(listener) as client:
         client.ehlo()
-        if door.tls is not None and door.tls.required:
+        if listener.tls is not None and listener.tls.required:
             client.starttls()
             client.ehlo()
         utf8 = mail.utf8 or not to.isascii()
@@ -81,14 +83,14 @@ def _send(door: Listener, mail: _Mail, to: str) -> tuple[int, str]:
 
 
 class _EsmtpOrUnix(smtplib.LMTP):
-    """smtplib knows unix sockets for LMTP only."""
+    """smtplib supports unix sockets for LMTP only."""
 
     ehlo_msg = "ehlo"
 
 
-def _connect(door: Listener) -> smtplib.SMTP:
-    address, timeout_s = door.address, door.deadline + _MORE_S
-    kind = smtplib.LMTP if door.protocol == "lmtp" else _EsmtpOrUnix
+def _connect(listener: Listener) -> smtplib.SMTP:
+    address, timeout_s = listener.address, listener.deadline + _MORE_S
+    kind = smtplib.LMTP if listener.protocol == "lmtp" else _EsmtpOrUnix
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(address.host, address.host)  # noqa: S104 - connected to
     return kind(address.path or host, address.port, timeout=timeout_s)
 

@@ -1,7 +1,7 @@
-"""`scanbridge lists`: see, change and sync the lists of the service.
+"""`scanbridge lists`: show, change and sync the lists of the service.
 
-Standard output has the result, standard error has progress and problems, and the exit code says
-what a script should do next (docs/lists.md): 75 is "run it again later", 1 is "look at it".
+Standard output has the result, standard error has progress and problems, and the exit code tells a script what
+to do next (docs/operate/lists.md): 75 means "run it again later", 1 means "needs attention".
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from bridge.lists.sync import with_rereads
 
 @click.group()
 def lists() -> None:
-    """See, change and sync the lists of the service."""
+    """Show, change and sync the lists of the service."""
 
 
 lists.add_command(sync)
@@ -54,7 +54,7 @@ lists.add_command(refresh)
 @lists.command()
 @with_session
 def show(session: Session) -> None:
-    """Show the lists there are."""
+    """Show the available lists."""
 
     async def ask() -> list[ListFileInfo]:
         async with ListClient(session.settings) as client:
@@ -73,11 +73,16 @@ def show(session: Session) -> None:
 
 @lists.command()
 @click.argument("name", metavar="LIST")
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write a file, whole or not.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write to this file, complete or not at all.",
+)
 @format_option
 @with_session
 def entries(session: Session, name: str, output: Path | None, kind: str | None) -> None:
-    """Print the entries of LIST with their comments, as `add` and `sync` read them."""
+    """Print the entries of LIST with their comments, in a format that `add` and `sync` can read."""
     chosen = Format(kind) if kind else Format.JSONL if session.as_json else Format.TEXT
     if output is not None:
         chosen = Format(kind) if kind else files.format_of(output)
@@ -89,14 +94,14 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
             run(_stream(session, name, target.write, chosen, hidden=sys.stdout.isatty()))
             target.flush()
     except BrokenPipeError:
-        raise  # click ends quietly: the reader has seen enough
+        raise  # the reader closed the pipe: click exits quietly
     except OSError as exc:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or Python fails again with what is still buffered
-        fail(OutputError(f"standard output: cannot be written: {exc.strerror}"))
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or flushing the buffer at exit would fail again
+        fail(OutputError(f"standard output cannot be written: {exc.strerror}"))
 
 
 class OutputError(BridgeError):
-    """There is no place for the entries."""
+    """The entries cannot be written."""
 
 
 async def _stream(
@@ -114,7 +119,7 @@ async def _stream(
 
 
 async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
-    """A cut stream is read again; the file appears when it is whole, and the old one stays until then."""
+    """Retries an interrupted download; replaces the file only when it is complete."""
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
 
     async def once() -> int:
@@ -136,7 +141,7 @@ _source_options = (
     click.argument("name", metavar="LIST"),
     click.argument("given", metavar="[ENTRY]...", nargs=-1),
     click.option("-f", "--file", "paths", multiple=True, type=click.Path(path_type=Path, allow_dash=True),
-                 help="A file of entries, - for standard input; repeatable."),
+                 help="Read entries from this file (- for standard input); repeatable."),
     format_option,
 )  # fmt: skip
 
@@ -147,14 +152,14 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
 
 @lists.command()
 @_with_source
-@click.option("--comment", help="For all entries that come without one.")
+@click.option("--comment", help="Comment for entries that have none.")
 @keep_going_option
 @with_session
 def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None,
         comment: str | None, keep_going: bool) -> None:  # fmt: skip
-    """Add entries to LIST: arguments, files, or standard input. One that is there gets the new comment."""
+    """Add entries to LIST from arguments, files or standard input. Existing ones get the new comment."""
     wanted = [
-        ListEntry(one, (comment or "") if own is None else own) for one, own in _given(given, paths, kind).items()
+        ListEntry(entry, (comment or "") if own is None else own) for entry, own in _given(given, paths, kind).items()
     ]
     tally = Tally()
 
@@ -170,7 +175,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @_with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST: arguments, files, or standard input. One that is not there is no error."""
+    """Delete entries from LIST, given as arguments, files or standard input. Missing ones are no error."""
     unwanted = list(_given(given, paths, kind))
     tally = Tally()
 
@@ -187,7 +192,7 @@ def _given(arguments: tuple[str, ...], paths: tuple[Path, ...], kind: str | None
     found: dict[str, str | None] = dict.fromkeys(arguments)
     if not arguments and not paths:
         if sys.stdin.isatty():
-            raise click.UsageError("give entries, a --file, or pipe them in")
+            raise click.UsageError("give entries as arguments, with --file, or on standard input")
         paths = (Path("-"),)
     try:
         for path in paths:
@@ -203,7 +208,7 @@ def _given(arguments: tuple[str, ...], paths: tuple[Path, ...], kind: str | None
 
 
 def _change(session: Session, name: str, verb: str, total: int, tally: Tally, work: Coroutine[Any, Any, None]) -> None:
-    """Run an addition or deletion, and say what was done and what was not, however it ended."""
+    """Run an addition or deletion and report what was done and what was not, even after an error."""
     code, problem = attempt(work)
     code = code or (EXIT_FAILED if tally.refused else 0)
     left = total - tally.confirmed - tally.uncertain - len(tally.refused)

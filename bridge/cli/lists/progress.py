@@ -1,7 +1,6 @@
-"""How far a long command is: a bar with rate and remaining time for a person, plain lines for a log.
+"""Progress of a long command: a bar with rate and remaining time on a terminal, plain lines in a log.
 
-All of it goes to standard error, so that standard output stays clean. A person watches when
-standard error is a terminal.
+All of it goes to standard error, so that standard output has results only.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ LINE_EVERY_S = 5.0
 
 @contextmanager
 def meter(label: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """What it yields is called with the number of entries just done."""
+    """Yields a function to be called with the number of entries just processed."""
     if hidden or total == 0:
         yield lambda count: None
     elif sys.stderr.isatty():
@@ -32,7 +31,7 @@ def meter(label: str, total: int | None, *, hidden: bool = False) -> Iterator[Ca
 
 
 class PlainMeter:
-    """A line at most every five seconds; a command that is done sooner says nothing here."""
+    """Prints a line at most every five seconds; a shorter command prints none."""
 
     def __init__(self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
         self._label, self._total, self._clock = label, total, clock

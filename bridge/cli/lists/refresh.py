@@ -1,4 +1,4 @@
-"""`scanbridge lists refresh`: make the local copies of lists anew, now. A running daemon sees them within a second."""
+"""`scanbridge lists refresh`: refresh the local copies now. A running daemon uses them within a second."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from pathlib import Path
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.cli.lists.session import EXIT_FAILED, exit_code, fail, run
+from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.copies import Copies
 from bridge.lists.fetch import refresh as fetch
 
-_GRAVITY = (EXIT_FAILED, 77, 75, 0)  # of several, the one that needs a person
+_MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, 0)
 
 
 @click.command()
 @config_option
-@click.option("--json", "as_json", is_flag=True, help="JSON for machines.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def refresh(path: Path | None, as_json: bool) -> None:
-    """Make the local copies of the lists that listeners enforce anew, now.
+    """Refresh the local copies of the lists that listeners enforce.
 
-    Exit code 0 only if all are fresh; a copy that cannot be had stays as it was.
+    Exit code 0 only if all copies are up to date. If a list cannot be fetched, its old copy is kept.
     """
     conf = load_or_exit(path)
     wanted = wiring.wanted_lists(conf)
     if not wanted:
-        fail(ConfigError("no listener names lists: add lists: {block: [...]} to one"))
+        fail(ConfigError("no listener enforces a list: add lists: {block: [...]} to one of them"))
     copies = Copies(resources.state_directory(conf.state_directory) / "lists")
     try:
         resources.make_directory(copies.directory.parent, "state_directory")
@@ -39,23 +39,25 @@ def refresh(path: Path | None, as_json: bool) -> None:
     try:
         problems = run(fetch(job))
     except OSError as exc:
-        fail(NoPlace(f"{copies.directory}: cannot be written: {exc.strerror}"))
+        fail(CopiesUnwritable(f"{copies.directory} cannot be written: {exc.strerror}"))
     copies.want(wanted)
     copies.look()
     codes = {exit_code(problem) for problem in problems.values()} | {0}
-    code = next(one for one in _GRAVITY if one in codes)
+    code = next(code for code in _MOST_SERIOUS_FIRST if code in codes)
     rows = []
-    for one in wanted:
-        copy, problem = copies.get(one.name, one.tenant), problems.get(str(one))
+    for listed in wanted:
+        copy, problem = copies.get(listed.name, listed.tenant), problems.get(str(listed))
         about = {"entries": copy.table.about.count, "skipped": copy.table.about.skipped} if copy else {}
-        rows.append({"list": one.name, "tenant": one.tenant, **about, "problem": str(problem) if problem else None})
+        rows.append(
+            {"list": listed.name, "tenant": listed.tenant, **about, "problem": str(problem) if problem else None}
+        )
         if not as_json:
             shown = f"{copy.table.about.count:,} entries" if copy else "no local copy"
-            click.echo(f"{one}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
+            click.echo(f"{listed}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
     if as_json:
         click.echo(json.dumps({"lists": rows, "exit_code": code}, indent=2))
     sys.exit(code)
 
 
-class NoPlace(BridgeError):
-    """The copies cannot be written."""
+class CopiesUnwritable(BridgeError):
+    """The local copies cannot be written."""

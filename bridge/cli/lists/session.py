@@ -1,6 +1,6 @@
-"""What all commands of `scanbridge lists` share: which service, which scope, which exit code.
+"""What all commands of `scanbridge lists` share: the service, the scope and the exit codes.
 
-The exit code says what a script should do next: 75 is "run it again later", 1 is "look at it".
+The exit code tells a script what to do next: 75 means "run it again later", 1 means "needs attention".
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from bridge.runtime import units, yaml_file
 
 T = TypeVar("T")
 
-EXIT_FAILED = 1  # refused, or done in part: the message says what
-EXIT_DIFFERENT = 3  # a dry run found something to do
-EXIT_UNCONFIRMED = 4  # too many deletions and nobody said yes
-EXIT_DATA = 65  # EX_DATAERR: a file of entries is wrong
+EXIT_FAILED = 1  # refused, or only partly done: the message has the details
+EXIT_DIFFERENT = 3  # a dry run found differences
+EXIT_UNCONFIRMED = 4  # too many deletions, not confirmed
+EXIT_DATA = 65  # EX_DATAERR: a file of entries has errors
 EXIT_TEMPORARY = 75  # EX_TEMPFAIL: the same command may work later
 EXIT_KEY = 77  # EX_NOPERM: the service refuses the key
 EXIT_INTERRUPTED = 130
 
-MAX_REFUSED = 20  # named on standard error; --json has all
+MAX_REFUSED = 20  # shown on standard error; --json has all
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What every command needs: whom to ask, for which scope, and how to answer."""
+    """The service, the scope, and the output format."""
 
     settings: ListSettings
     tenant: str | None
@@ -68,20 +68,23 @@ def _duration(_context: click.Context, _option: click.Parameter, value: str) -> 
 
 _OPTIONS = (
     config_option,
-    click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base address, in place of the configured lists.url."),
-    click.option("--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE", help="In place of lists.api_key_file."),
-    click.option("--ca-file", help="In place of lists.ca_file."),
-    click.option("--tenant", callback=_tenant, help="Lists of this tenant (a UUID). Default: the deployment's own."),
+    click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base URL of the List API, instead of lists.url."),
+    click.option(
+        "--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE",
+        help="File with the API key, instead of lists.api_key_file.",
+    ),
+    click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
+    click.option("--tenant", callback=_tenant, help="Tenant (a UUID). Default: the deployment."),
     click.option(
         "--patience", default="60s", show_default=True, callback=_duration,
-        help="How long a request that fails is tried again.",
+        help="How long to retry a failing request.",
     ),
-    click.option("--json", "as_json", is_flag=True, help="JSON for machines."),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
 )  # fmt: skip
 
 
 def with_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options that say which service, and the session they make."""
+    """Add the options that select the service; the command gets the session made from them."""
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
@@ -93,7 +96,7 @@ def with_session(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _settings(path: Path | None, url: str | None, key: str | None, ca: str | None, patience: float) -> ListSettings:
-    """From the command line alone, or from the configuration with the command line's overrides."""
+    """From the command line only, or from the configuration with overrides from the command line."""
     here = Path.cwd()
     given = {name: str(here / value) for name, value in (("api_key_file", key), ("ca_file", ca)) if value}
     if url:
@@ -106,8 +109,8 @@ def _settings(path: Path | None, url: str | None, key: str | None, ca: str | Non
         if configured is not None:
             given = {**configured.model_dump(exclude_none=True), **given}
         elif not (url and key):
-            raise ConfigError("no List API is configured: add lists: {url: ..., api_key_file: ...}, "
-                              "or give --url and --api-key-file")  # fmt: skip
+            raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}, "
+                              "or use --url and --api-key-file")  # fmt: skip
         chosen = yaml_file.load(Path("lists"), Lists, yaml_file.dump(given))
         secret = resources.read_secret(resources.locate(chosen.api_key_file, directory), "lists.api_key_file")
         encrypted = chosen.url.startswith("https:")
@@ -118,13 +121,13 @@ def _settings(path: Path | None, url: str | None, key: str | None, ca: str | Non
 
 
 format_option = click.option(
-    "--format", "kind", type=click.Choice([str(one) for one in Format]),
-    help="Default: by the file's name (.txt .csv .jsonl .json .yml); text for standard input.",
+    "--format", "kind", type=click.Choice([str(format_) for format_ in Format]),
+    help="File format. Default: by file name (.txt .csv .jsonl .json .yml); text for standard input.",
 )  # fmt: skip
 
 
 keep_going_option = click.option(
-    "--keep-going", is_flag=True, help="Leave out entries that the service refuses, and name them at the end."
+    "--keep-going", is_flag=True, help="Skip entries that the service refuses, and report them at the end."
 )
 
 
@@ -168,12 +171,12 @@ def fail(exc: BridgeError) -> NoReturn:
 
 
 def account(done: int, total: int, uncertain: int, left: int) -> str:
-    doubt = f", {uncertain:,} in doubt (no clear answer)" if uncertain else ""
+    doubt = f", {uncertain:,} uncertain (no clear answer)" if uncertain else ""
     return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; the same command can be run again"
 
 
 def say_refused(refused: dict[str, str]) -> None:
-    """Which entries were left out, and why."""
+    """Print which entries were refused, and why."""
     for reason in list(refused.values())[:MAX_REFUSED]:
         click.echo(reason, err=True)
     if len(refused) > MAX_REFUSED:

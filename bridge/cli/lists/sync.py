@@ -1,4 +1,4 @@
-"""`scanbridge lists sync`: the difference, the question, the changes, the report."""
+"""`scanbridge lists sync`: find the differences, ask, apply them, report."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from bridge.lists.files import Format, InputError
 from bridge.lists.plan import Plan, State
 from bridge.lists.tree import Target
 
-_SHOWN = 20  # of each kind, when a person looks at a difference
+_SHOWN = 20  # entries of each kind, on a terminal
 
 Entries = dict[str, str | None]
 
@@ -49,34 +49,34 @@ class _Share(click.ParamType[Any]):
         text = str(value)
         number = text.removesuffix("%")
         if not (number.isascii() and number.isdigit()):
-            self.fail("give a share of the list, for example 10%, or a number of entries", param, context)
+            self.fail("expected a percentage of the list, for example 10%, or a number of entries", param, context)
         limit = int(number)
         if text.endswith("%"):
-            return lambda one: one.deletions * 100 > limit * one.change.size
-        return lambda one: one.deletions > limit
+            return lambda planned: planned.deletions * 100 > limit * planned.change.size
+        return lambda planned: planned.deletions > limit
 
 
 @click.command()
 @click.argument("places", metavar="LIST FILE | DIRECTORY", nargs=-1, required=True)
 @format_option
-@click.option("--prune", is_flag=True, help="Delete what is not in the file. Without it, such entries are kept.")
-@click.option("--dry-run", is_flag=True, help="Show the difference and change nothing; exit code 3 if there is one.")
+@click.option("--prune", is_flag=True, help="Delete entries that are not in the file. Default: keep them.")
+@click.option("--dry-run", is_flag=True, help="Show the differences and change nothing; exit code 3 if there are any.")
 @click.option("--max-delete", "too_many", type=_Share(), default="10%", show_default=True,
-              help="Ask before a list loses more than this share, or number, of its entries.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Do not ask.")
-@click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: yes.")
+              help="Ask before deleting more than this percentage or number of a list's entries.")  # fmt: skip
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: verify.")
 @keep_going_option
 @with_session
 def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
          too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool) -> None:  # fmt: skip
-    """Make LIST equal to FILE, or many lists equal to the files of a DIRECTORY.
+    """Update LIST to match FILE, or many lists to match the files in a DIRECTORY.
 
     In a directory, blocked-senders.txt is the deployment's list of that name, and
-    TENANT/blocked-senders.txt is a tenant's. Run it again after an interruption: it goes on.
+    TENANT/blocked-senders.txt is a tenant's. After an interruption, run it again to continue.
     """
     job = SyncJob(session, Choices(prune, verify, yes, keep_going, too_many))
     try:
-        wanted = {one: _read(one.path, Format(kind) if kind else None) for one in _targets(session, places)}
+        wanted = {target: _read(target.path, Format(kind) if kind else None) for target in _targets(session, places)}
     except InputError as exc:
         fail(exc)
     code, problem = attempt(job.run(wanted, dry_run=dry_run))
@@ -90,13 +90,13 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
             return [Target(name, session.tenant, Path(file))]
         case (directory,) if Path(directory).is_dir():
             if session.tenant:
-                raise click.UsageError("--tenant and a directory do not go together: its subdirectories are tenants")
+                raise click.UsageError("--tenant cannot be used with a directory: its subdirectories are the tenants")
             found = tree.find(Path(directory))
             for path in found.ignored:
-                click.echo(f"{path}: left alone, its name is not that of a list's file", err=True)
+                click.echo(f"{path}: ignored, its name is not that of a list file", err=True)
             return found.targets
         case _:
-            raise click.UsageError("give LIST and FILE, or a directory")
+            raise click.UsageError("expected LIST and FILE, or a directory")
 
 
 def _read(path: Path, kind: Format | None) -> Entries:
@@ -107,7 +107,7 @@ def _read(path: Path, kind: Format | None) -> Entries:
 
 @dataclass(frozen=True, slots=True)
 class Choices:
-    """What the operator allows."""
+    """The operator's options."""
 
     prune: bool
     verify: bool
@@ -117,7 +117,7 @@ class Choices:
 
 
 class SyncJob:
-    """All lists of one `sync`, from the files to the report."""
+    """All lists of one `sync`, from reading the files to the report."""
 
     def __init__(self, session: Session, choices: Choices) -> None:
         self._session = session
@@ -129,14 +129,14 @@ class SyncJob:
         async with ListClient(self._session.settings) as client:
             await self._prepare(client, wanted)
             if dry_run:
-                self.code = 0 if all(one.is_empty for one in self.plans) else EXIT_DIFFERENT
+                self.code = 0 if all(planned.is_empty for planned in self.plans) else EXIT_DIFFERENT
             elif not self._confirmed():
                 self.code = EXIT_UNCONFIRMED
             else:
                 await self._carry_out(client)
 
     async def _prepare(self, client: ListClient, wanted: dict[Target, Entries]) -> None:
-        """Every difference, before anything is changed; what cannot be done is said for all lists at once."""
+        """Find all differences before changing anything; report what is impossible for all lists together."""
         infos = await plan.available(client, wanted)
         full: list[str] = []
         for target, content in wanted.items():
@@ -151,61 +151,63 @@ class SyncJob:
             raise ListFull("\n".join(full))
 
     def _confirmed(self) -> bool:
-        for one in self.plans:
-            if self._choices.yes or not self._choices.too_many(one):
+        for planned in self.plans:
+            if self._choices.yes or not self._choices.too_many(planned):
                 continue
-            loss = f"{one.target}: {one.deletions:,} of {one.change.size:,} entries would be deleted"
+            loss = f"{planned.target}: {planned.deletions:,} of {planned.change.size:,} entries would be deleted"
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
-                click.echo(
-                    f"{loss}, more than --max-delete allows; nothing was changed; --yes if it is meant", err=True
-                )
+                click.echo(f"{loss}, more than --max-delete allows; nothing was changed; use --yes to do it", err=True)
                 return False
-            for line in one.lines(_SHOWN):
+            for line in planned.lines(_SHOWN):
                 click.echo(line, err=True)
-            if not click.confirm(f"{loss}. Go on?", err=True):
+            if not click.confirm(f"{loss}. Continue?", err=True):
                 click.echo("nothing was changed", err=True)
                 return False
         return True
 
     async def _carry_out(self, client: ListClient) -> None:
-        for one in self.plans:
+        for planned in self.plans:
             try:
-                with meter(str(one.target), one.changes + one.deletions) as advance:
+                with meter(str(planned.target), planned.changes + planned.deletions) as advance:
                     how = {"verify": self._choices.verify, "keep_going": self._choices.keep_going}
-                    await plan.carry_out(client, one, **how, progress=advance)
-            except (ListFull, EntryRefused) as exc:  # this list's own trouble: the others can still be done
+                    await plan.carry_out(client, planned, **how, progress=advance)
+            except (ListFull, EntryRefused) as exc:  # a problem of this list only: continue with the others
                 self.code = exit_code(exc)
-            if one.state is State.DIFFERENT:
+            if planned.state is State.DIFFERENT:
                 self.code = EXIT_FAILED
 
     def report(self, code: int, problem: str, *, dry_run: bool) -> None:
         if self._session.as_json:
-            data = [one.as_data() | (one.entries_as_data() if dry_run else {}) for one in self.plans]
+            data = [planned.as_data() | (planned.entries_as_data() if dry_run else {}) for planned in self.plans]
             click.echo(json.dumps({"lists": data, "problem": problem or None, "exit_code": code}, indent=2))
-        for one in self.plans:
+        for planned in self.plans:
             if not self._session.as_json:
-                self._show(one, dry_run=dry_run)
-            if one.problem:
-                click.echo(f"{one.target}: {clean(one.problem)}", err=True)
-            say_refused(one.applied.added.refused)
-            if one.state in (State.FAILED, State.RUNNING):
-                done = one.applied.added.confirmed + one.applied.deleted.confirmed
-                click.echo(account(done, one.changes + one.deletions, one.uncertain, one.left), err=True)
-        if problem and not any(one.problem for one in self.plans):
-            begun = any(one.state is not State.PLANNED for one in self.plans)
+                self._show(planned, dry_run=dry_run)
+            if planned.problem:
+                click.echo(f"{planned.target}: {clean(planned.problem)}", err=True)
+            say_refused(planned.applied.added.refused)
+            if planned.state in (State.FAILED, State.RUNNING):
+                done = planned.applied.added.confirmed + planned.applied.deleted.confirmed
+                click.echo(
+                    account(done, planned.changes + planned.deletions, planned.uncertain, planned.left), err=True
+                )
+        if problem and not any(planned.problem for planned in self.plans):
+            begun = any(planned.state is not State.PLANNED for planned in self.plans)
             click.echo(problem if begun else f"{problem}\nnothing was changed", err=True)
 
-    def _show(self, one: Plan, *, dry_run: bool) -> None:
+    def _show(self, planned: Plan, *, dry_run: bool) -> None:
         if dry_run:
-            for line in one.lines(_SHOWN if sys.stdout.isatty() else None):
+            for line in planned.lines(_SHOWN if sys.stdout.isatty() else None):
                 click.echo(line)
-        change, applied = one.change, one.applied
-        kept = len(change.deletions) if not one.prune else 0
-        extra = f"; {kept:,} not in the file are kept (--prune deletes them)" if kept else ""
-        if dry_run or one.state is State.PLANNED:
-            what = f"to add {len(change.additions):,}, to update {len(change.updates):,}, to delete {one.deletions:,}"
-        elif one.state is State.UNCHANGED:
-            what = "nothing to do"
+        change, applied = planned.change, planned.applied
+        kept = len(change.deletions) if not planned.prune else 0
+        extra = f"; {kept:,} that are not in the file are kept (--prune deletes them)" if kept else ""
+        if dry_run or planned.state is State.PLANNED:
+            what = (
+                f"to add {len(change.additions):,}, to update {len(change.updates):,}, to delete {planned.deletions:,}"
+            )
+        elif planned.state is State.UNCHANGED:
+            what = "up to date"
         else:
             what = f"added or updated {applied.added.confirmed:,}, deleted {applied.deleted.confirmed:,}"
-        click.echo(f"{one.target}: {what}{extra}")
+        click.echo(f"{planned.target}: {what}{extra}")

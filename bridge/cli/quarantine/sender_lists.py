@@ -1,7 +1,7 @@
-"""`scanbridge quarantine block-sender | allow-sender`: from a quarantined mail to a list of the service.
+"""`scanbridge quarantine block-sender | allow-sender`: add the sender of a quarantined mail to a list.
 
-The entry's comment names the mail, its date and who did it. An entry that is there already stays as it
-is, with its own comment. Exit codes as for `scanbridge lists`, and 3 for no such mail.
+The entry's comment names the mail, its date and the operator. An existing entry is left unchanged, with its
+comment. Exit codes are those of `scanbridge lists`, and 3 if there is no such mail.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import click
 from bridge.api.lists import ListEntry
 from bridge.cli.common import config_option
 from bridge.cli.lists.session import EXIT_FAILED, attempt, exit_code, fail
+from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, login_name
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListClient
@@ -29,19 +30,23 @@ from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import MailRecord
 
-_UNKNOWN = 3  # as the other commands of the quarantine
 _options = (
     config_option,
     click.argument("ids", metavar="ID...", nargs=-1, required=True),
-    click.option("--domain", "whole_domain", is_flag=True, help="The sender's whole domain, not the address alone."),
-    click.option("--list", "name", default=None, help="Add to this list, not to the configured one."),
-    click.option("--global", "everywhere", is_flag=True, help="For the deployment, though the mail is a tenant's."),
-    click.option("--json", "as_json", is_flag=True, help="One JSON object per mail."),
+    click.option("--domain", "whole_domain", is_flag=True, help="Add the sender's whole domain, not only the address."),
+    click.option("--list", "name", default=None, help="Add to this list instead of the configured one."),
+    click.option(
+        "--global",
+        "everywhere",
+        is_flag=True,
+        help="Add for the whole deployment, not only for a tenant.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mail."),
 )
 
 
 class NoEntry(BridgeError):
-    """This mail gives nothing to add to this list."""
+    """This mail's sender cannot be added to this list."""
 
 
 def _with_options(command: Callable[..., None]) -> Callable[..., None]:
@@ -53,7 +58,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def block_sender(path: Path | None, name: str | None, **given: Any) -> None:
     """Add a mail's envelope sender to the list of blocked senders (lists.block_list).
 
-    For the mail's tenant, if it has one; with --global for everybody.
+    The entry applies to the mail's tenant, if it has one, or with --global to the whole deployment.
     """
     _add(path, name, "block", **given)
 
@@ -63,8 +68,8 @@ def block_sender(path: Path | None, name: str | None, **given: Any) -> None:
 def allow_sender(path: Path | None, name: str | None, **given: Any) -> None:
     """Add a mail's envelope sender to the list of allowed senders (lists.allow_list).
 
-    For the mail's tenant, if it has one; with --global for everybody. Anybody can write any sender
-    into an envelope: where you can, allow the networks of a partner's mail servers instead.
+    The entry applies to the mail's tenant, if it has one, or with --global to the whole deployment.
+    Envelope senders are easily forged: if possible, allow the networks of a partner's mail servers instead.
     """
     _add(path, name, "allow", **given)
 
@@ -78,14 +83,12 @@ def _add(
     everywhere: bool,
     as_json: bool,
 ) -> None:
-    from bridge.cli.quarantine.command import Desk, login_name  # it knows us
-
-    desk = Desk.open(path)
-    lists = desk.config.lists
+    session = Session.open(path)
+    lists = session.config.lists
     try:
         if lists is None:
-            raise ConfigError("no List API is configured: add lists: {url: ..., api_key_file: ...}")
-        settings = wiring.list_settings(desk.config)
+            raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}")
+        settings = wiring.list_settings(session.config)
     except ConfigError as exc:
         fail(exc)
     chosen = name or (lists.block_list if what == "block" else lists.allow_list)
@@ -93,23 +96,23 @@ def _add(
     for mail_id in dict.fromkeys(ids):
         job = Addition(mail_id, chosen, login_name())
         try:
-            mail = desk.quarantine.read(mail_id)
+            mail = session.quarantine.read(mail_id)
             job.tenant = None if everywhere else mail.tenant or None
             code, problem = attempt(job.run(ListClient(settings), mail, whole_domain=whole_domain))
         except MailNotFound as exc:
-            code, problem = _UNKNOWN, str(exc)
+            code, problem = EXIT_UNKNOWN, str(exc)
         except BridgeError as exc:
             code, problem = exit_code(exc), str(exc)
         codes.append(code)
         if not problem and job.added:
-            desk.note(f"{what}ed sender", mail_id, list=chosen, tenant=job.tenant, entry=job.entry)
+            session.note(f"{what}ed sender", mail_id, list=chosen, tenant=job.tenant, entry=job.entry)
         job.report(problem, code, as_json=as_json)
-    sys.exit(next((code for code in (EXIT_FAILED, 78, 77, 75, _UNKNOWN) if code in codes), 0))
+    sys.exit(next((code for code in (EXIT_FAILED, 78, 77, 75, EXIT_UNKNOWN) if code in codes), 0))
 
 
 @dataclass(slots=True)
 class Addition:
-    """One mail's sender on its way to a list."""
+    """Adds one mail's sender to a list."""
 
     mail_id: str
     list_name: str
@@ -133,14 +136,14 @@ class Addition:
             self.added = True
 
     async def _is_there(self, client: ListClient, category: str) -> bool:
-        """In any spelling: somebody's own comment must not be lost."""
+        """In any spelling: adding it again would overwrite its comment."""
         own = spelling.normalise(category, self.entry)
         async with aclosing(client.entries(self.list_name, self.tenant)) as entries:
-            async for one in entries:
+            async for listed in entries:
                 try:
-                    if one.entry == self.entry or spelling.normalise(category, one.entry) == own:
+                    if listed.entry == self.entry or spelling.normalise(category, listed.entry) == own:
                         return True
-                except ValueError:  # the service's own affair
+                except ValueError:  # an entry that the service accepted, and we cannot read
                     pass
         return False
 
@@ -150,22 +153,22 @@ class Addition:
             row = {"id": self.mail_id, "list": self.list_name, "tenant": self.tenant, "entry": self.entry or None}
             click.echo(json.dumps({**row, "added": self.added, "problem": problem or None, "exit_code": code}))
         elif problem:
-            click.echo(f"{clean(self.mail_id)}: nothing was added to {self.list_name}: {clean(problem)}", err=True)
+            click.echo(f"{clean(self.mail_id)}: not added to {self.list_name}: {clean(problem)}", err=True)
         else:
             done = "added to" if self.added else "already on"
             click.echo(f"{self.mail_id}: {clean(self.entry)} {done} {self.list_name} of {scope}")
 
 
 def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
-    """What the list gets. Raises NoEntry."""
+    """The entry for the list. Raises NoEntry."""
     sender = mail.envelope.sender
     if not sender:
-        raise NoEntry("the mail has the null sender, as bounces do: there is no address that could be listed")
+        raise NoEntry("the mail has the null sender, as bounces do: it has no address to list")
     domain = sender.rpartition("@")[2] if "@" in sender else ""
     if category == NETWORK:
-        raise NoEntry("that list holds networks, not senders")
+        raise NoEntry("this list contains networks, not senders")
     if category == DOMAIN and not whole_domain:
-        raise NoEntry("that list holds domains: say --domain if all of the sender's domain is meant")
+        raise NoEntry("this list contains domains: use --domain to add the sender's whole domain")
     if whole_domain and not domain:
         raise NoEntry("the sender has no domain")
     entry = (domain if category == DOMAIN else f"@{domain}") if whole_domain else sender

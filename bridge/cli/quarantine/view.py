@@ -1,6 +1,6 @@
-"""How quarantined mail looks to people: the table, and everything that is known of one mail.
+"""Quarantined mail for people: the table of mails, and the details of one mail.
 
-What a stranger wrote reaches the terminal only without its control characters.
+Text written by strangers reaches the terminal only without its control characters.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from bridge.quarantine.record import MailRecord
 
 
 def clean(text: str) -> str:
-    """Without what a terminal would obey, and what would turn the direction of reading."""
+    """Without characters that control a terminal or change the direction of text."""
     return "".join(c if c.isprintable() else "?" for c in text)
 
 
@@ -38,7 +38,7 @@ def table(mails: list[MailRecord]) -> Table:
 
 
 def _cell(text: str) -> str:
-    return clean(text).replace("[", r"\[")  # rich would read [red]
+    return clean(text).replace("[", r"\[")  # or rich would take [red] for markup
 
 
 def facts(mail: MailRecord) -> list[tuple[str, str]]:
@@ -48,11 +48,11 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
     found += [("listener", mail.listener), ("session", mail.session), ("tenant", mail.tenant)]
     found += [("size", f"{mail.size} bytes")]
     found += [(str(name), _shown(value)) for name, value in mail.facts.items()]
-    for one in mail.releases:
-        answer = one.reply or "it began, and nobody knows how it ended"
-        found.append(("release", f"{one.at} by {one.by} to {', '.join(one.to)}: {answer}"))
+    for attempt in mail.releases:
+        answer = attempt.reply or "started, result unknown"
+        found.append(("release", f"{attempt.at} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
     if mail.is_damaged:
-        found.append(("note", "its .json is damaged; it can be released with --to"))
+        found.append(("note", "the .json file is damaged; the mail can be released with --to"))
     return [(name, value) for name, value in found if value]
 
 

@@ -1,4 +1,4 @@
-"""`scanbridge top`: the live picture of a running daemon, in a terminal or as one JSON object per interval."""
+"""`scanbridge top`: watch a running daemon in a terminal, or as one JSON object per interval."""
 
 from __future__ import annotations
 
@@ -29,35 +29,40 @@ from bridge.runtime.endpoints import Address
 @click.command()
 @config_option
 @click.option(
-    "--interval", "interval_s", type=click.FloatRange(min=0.1), default=1.0, show_default=True, help="Seconds."
+    "--interval",
+    "interval_s",
+    type=click.FloatRange(min=0.1),
+    default=1.0,
+    show_default=True,
+    help="Seconds between updates.",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object per interval, for scripts.")
-@click.option("--once", is_flag=True, help="One interval, then end; exit code 1 when no daemon answers.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
+@click.option("--once", is_flag=True, help="Stop after one interval; exit code 1 if no daemon answers.")
 def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None:
-    """Watch a running daemon: mail in processing, rates, decisions, times, scanner, next hops. `q` ends it."""
-    watching = Watching(load_or_exit(path).admin.address)
+    """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
+    monitor = Monitor(load_or_exit(path).admin.address)
     try:
         if as_json or once or not sys.stdout.isatty():
-            _print_always(watching, interval_s, as_json, once)
+            _print_updates(monitor, interval_s, as_json, once)
         else:
-            _show_always(watching, interval_s)
+            _show_updates(monitor, interval_s)
     except KeyboardInterrupt:
         pass
-    except BrokenPipeError:  # whoever read us has seen enough
+    except BrokenPipeError:  # the reader closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
-        watching.close()
-    sys.exit(1 if once and not watching.is_up else 0)
+        monitor.close()
+    sys.exit(1 if once and not monitor.is_up else 0)
 
 
-class Watching:
-    """One look after the other; the daemon may come and go meanwhile."""
+class Monitor:
+    """Takes one sample after the other; the daemon may stop and start in between."""
 
     def __init__(self, address: Address) -> None:
         self._address = address
         self._source = Source(address)
         self._before: Sample | None = None
-        self.look()
+        self.sample()
 
     @property
     def is_up(self) -> bool:
@@ -66,24 +71,24 @@ class Watching:
     def close(self) -> None:
         self._source.close()
 
-    def look(self) -> dict[str, Any]:
-        """What happened since the last look."""
-        before, now = self._before, self._source.look()
+    def sample(self) -> dict[str, Any]:
+        """What happened since the last sample."""
+        before, now = self._before, self._source.sample()
         self._before = now
         when = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
         if now is None:
-            return {**when, "up": False, "problem": f"no scanbridge answers at {self._address}"}
+            return {**when, "up": False, "problem": f"no daemon answers at {self._address}"}
         return {**when, **between(before or now, now)}
 
 
-def _print_always(watching: Watching, interval_s: float, as_json: bool, once: bool) -> None:
-    """For a pipe or a file."""
+def _print_updates(monitor: Monitor, interval_s: float, as_json: bool, once: bool) -> None:
+    """Print updates to a pipe or a file."""
     console, picture = Console(highlight=False), Picture()
     due = time.monotonic()
     while True:
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(due - time.monotonic(), 0.0))
-        seen = watching.look()
+        seen = monitor.sample()
         if as_json:
             click.echo(json.dumps(seen))
         else:
@@ -94,13 +99,13 @@ def _print_always(watching: Watching, interval_s: float, as_json: bool, once: bo
             console.print()
 
 
-def _show_always(watching: Watching, interval_s: float) -> None:
+def _show_updates(monitor: Monitor, interval_s: float) -> None:
     console, picture = Console(highlight=False), Picture()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # the terminal is to be as it was
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # restores the terminal on the way out
     with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
         due = time.monotonic()
         while True:
-            seen = watching.look()
+            seen = monitor.sample()
             live.update(picture.draw(seen, console.width, ascii_only=console.options.ascii_only), refresh=True)
             due = max(due + interval_s, time.monotonic())
             while (left := due - time.monotonic()) > 0:
@@ -110,7 +115,7 @@ def _show_always(watching: Watching, interval_s: float) -> None:
 
 @contextmanager
 def _keys() -> Iterator[Callable[[float], str]]:
-    """Single keys, without Enter and without an echo: the one pressed within the time, else ""."""
+    """Reads single keys without Enter or echo: the key pressed within the time limit, or ""."""
     if not sys.stdin.isatty():
         yield _nothing_pressed
         return

@@ -1,4 +1,4 @@
-"""The picture that `scanbridge top` draws: from what `topsample` found, to lines for a terminal of any width."""
+"""The picture of `scanbridge top`: turns the data of `sample` into lines for a terminal of any width."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-_BARS = {False: "▁▂▃▄▅▆▇█", True: "_.-:=+*#"}  # on a terminal that knows ASCII only, the second
-_NARROW = 60  # columns; below it no sparklines
+_BARS = {False: "▁▂▃▄▅▆▇█", True: "_.-:=+*#"}  # True: for terminals with ASCII only
+_NARROW = 60  # columns; narrower terminals get no sparklines
 _STATUS = {"GREEN": "green", "YELLOW": "yellow", "RED": "red", "closed": "green", "half_open": "yellow", "open": "red"}
 _LOUD = {"undecided", "none", "bounce", "drop", "quarantine", "4xx", "5xx"}
-_FIRST_BUCKET_S = 0.01  # of the histograms: nothing is known below it
+_FIRST_BUCKET_S = 0.01  # smallest bucket of the histograms: shorter times are unknown
 HISTORY = 120
 
 
 class Picture:
-    """Remembers the last intervals, for the sparklines."""
+    """Keeps the last intervals for the sparklines."""
 
     def __init__(self) -> None:
         self._rates: deque[float] = deque(maxlen=HISTORY)
@@ -27,7 +27,7 @@ class Picture:
 
     def draw(self, seen: dict[str, Any], width: int, *, ascii_only: bool = False) -> RenderableType:
         if not seen["up"]:
-            return Text.assemble(("no daemon", "bold red"), f"  {seen['problem']}; waiting for it")
+            return Text.assemble(("no daemon", "bold red"), f"  {seen['problem']}; waiting")
         self._note(seen)
         spark = 0 if width < _NARROW else min(width - 45, HISTORY)
         parts: list[RenderableType] = [_head(seen), *(Text(line, "bold yellow") for line in seen["warnings"])]
@@ -57,7 +57,7 @@ class Picture:
         ends = [
             _pairs("decisions", seen["decisions_per_s"]),
             _pairs("replies", seen["replies_per_s"], {"refused early": early}),
-            _pairs("connections", {"open": seen["connections"], "turned away": refused}),
+            _pairs("connections", {"open": seen["connections"], "refused": refused}),
         ]
         if failures := {name: rate for name, rate in seen["failures_per_s"].items() if rate}:
             ends.append(_pairs("failures", failures, style="red"))
@@ -83,7 +83,7 @@ def _fill(seen: dict[str, Any], width: int, ascii_only: bool) -> Text:
     line.append(f"{count} of {limit}", style)
     line.append(f"  {_size(seen['bytes_in_processing'])} of {_size(seen['bytes_limit'])}")
     if seen["throttle_delay_s"]:
-        line.append(f"  next waits {_seconds(seen['throttle_delay_s'])}", "yellow")
+        line.append(f"  throttle delay {_seconds(seen['throttle_delay_s'])}", "yellow")
     for cause in seen["saturated_by"]:
         line.append(f"  saturated: {cause}", "bold red")
     return line
@@ -98,7 +98,7 @@ def _hosts(hosts: list[dict[str, Any]]) -> Table:
 
 
 def _next_hops(hops: list[dict[str, Any]]) -> Table:
-    table = _table("next hop", "", "taken/s", "not taken/s", "connections")
+    table = _table("next hop", "", "taken/s", "failed/s", "connections")
     for hop in hops:
         taken = hop["mails_per_s"].get("taken", 0.0)
         rest = sum(hop["mails_per_s"].values()) - taken
@@ -110,14 +110,14 @@ def _next_hops(hops: list[dict[str, Any]]) -> Table:
 
 def _workers(workers: list[dict[str, Any]]) -> Table:
     table = _table("worker", "", "connections", "up")
-    for one in workers:
-        ready = Text("ready", "green") if one["ready"] else Text("not ready", "red")
-        table.add_row(str(one["pid"]), ready, str(one["connections"]), _span(one["uptime_s"]))
+    for worker in workers:
+        ready = Text("ready", "green") if worker["ready"] else Text("not ready", "red")
+        table.add_row(str(worker["pid"]), ready, str(worker["connections"]), _span(worker["uptime_s"]))
     return table
 
 
 def _stores(seen: dict[str, Any]) -> list[Text]:
-    """The quarantine and the lists, when there is something to say."""
+    """The quarantine and the lists, if there is anything to show."""
     found = []
     if (store := seen["quarantine"]) is not None:
         free = (
@@ -157,7 +157,7 @@ def _pairs(name: str, *groups: Mapping[str, float], style: str = "") -> Text:
 
 
 def sparkline(values: deque[float], width: int, ascii_only: bool = False) -> str:
-    """The last of them, each a bar between nothing and the highest."""
+    """The last values as bars, relative to the highest."""
     shown = list(values)[-width:] if width > 0 else []
     top, bars = max(shown, default=0.0), _BARS[ascii_only]
     return "".join(bars[min(int(value / top * len(bars)), len(bars) - 1)] if top else bars[0] for value in shown)

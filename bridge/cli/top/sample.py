@@ -1,7 +1,7 @@
-"""What `scanbridge top` knows: two looks at a running daemon, and what happened between them.
+"""The data of `scanbridge top`: two samples of a running daemon, and what happened between them.
 
-A look is /status and /metrics of the admin address. Counters that went back belong to a daemon that
-was restarted: what they show now has happened since.
+A sample is /status and /metrics of the admin address. If a counter decreased, the daemon was restarted: then its
+value is what happened since.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from prometheus_client.parser import text_string_to_metric_families
 from bridge.runtime.endpoints import Address
 
 _QUANTILES = (0.5, 0.99)
-_WEEKS_S = 21 * 86400.0  # certificates that end sooner are worth a line
+_WEEKS_S = 21 * 86400.0  # warn about certificates that expire sooner
 
 Labels = tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One look."""
+    """The state of the daemon at one moment."""
 
     at: float  # monotonic
     state: dict[str, Any]
     values: dict[str, dict[Labels, float]]
 
     def get(self, name: str, default: float = 0.0) -> float:
-        """A number without labels."""
+        """The value of a metric without labels."""
         return self.values.get(name, {}).get((), default)
 
     def by(self, label: str, name: str) -> dict[str, float]:
-        """A number by one of its labels, the others added up."""
+        """The values of a metric by one label, summed over the others."""
         found: dict[str, float] = {}
         for labels, value in self.values.get(name, {}).items():
             key = dict(labels).get(label, "")
@@ -50,11 +50,11 @@ class Source:
         transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
         base = "http://localhost" if address.path else f"http://{address}"
         self._client = httpx2.Client(base_url=base, transport=transport, timeout=timeout_s, trust_env=False)
-        self._is_named = bool(address.systemd)  # only systemd knows where that is
+        self._is_named = bool(address.systemd)  # only systemd knows its address
         self._path = address.path
 
-    def look(self) -> Sample | None:
-        """None when no scanbridge answers."""
+    def sample(self) -> Sample | None:
+        """None if no daemon answers."""
         if self._is_named or (self._path and not Path(self._path).exists()):
             return None
         try:
@@ -81,7 +81,7 @@ def _parse(text: str) -> dict[str, dict[Labels, float]]:
 
 
 def between(before: Sample, now: Sample) -> dict[str, Any]:
-    """What `--json` prints and the picture shows. Rates are per second; times are in seconds."""
+    """The data for `--json` and for the picture. Rates are per second, times in seconds."""
     state = now.state
     return {
         "up": True,
@@ -128,7 +128,7 @@ def _rates(before: Sample, now: Sample) -> dict[str, Any]:
 
 
 def _delta(before: Sample, now: Sample, name: str, label: str, **only: str) -> dict[str, float]:
-    """Per second, by one label, of the series that have these other labels."""
+    """Rates per second by one label, of the series that have the labels `only`."""
     seconds, then = max(now.at - before.at, 1e-6), before.values.get(name, {})
     found: dict[str, float] = {}
     for labels, value in now.values.get(name, {}).items():
@@ -143,7 +143,7 @@ def _grown(before: float, now: float) -> float:
 
 
 def _times(before: Sample, now: Sample, name: str) -> dict[str, float | None]:
-    """Median, 99th percentile and mean of what was counted between the two looks; None when nothing was."""
+    """Median, 99th percentile and mean of the times between the two samples; None if there were none."""
     counts: dict[float, float] = {}
     then = before.values.get(f"{name}_bucket", {})
     for labels, value in now.values.get(f"{name}_bucket", {}).items():
@@ -162,7 +162,7 @@ def _times(before: Sample, now: Sample, name: str) -> dict[str, float | None]:
 
 
 def quantile(q: float, buckets: list[tuple[float, float]]) -> float | None:
-    """Of cumulative counts by upper bound, as Prometheus does it: evenly spread within a bucket."""
+    """From cumulative counts by upper bound; as Prometheus does, assumes an even spread within a bucket."""
     total = buckets[-1][1] if buckets else 0.0
     if not total:
         return None
@@ -193,7 +193,7 @@ def _next_hops(before: Sample, now: Sample) -> list[dict[str, Any]]:
 
 
 def _quarantine(now: Sample) -> dict[str, float] | None:
-    """None while it has not been counted yet."""
+    """None until it has been counted."""
     if "scanbridge_quarantine_mails" not in now.values or () not in now.values["scanbridge_quarantine_mails"]:
         return None
     return {
@@ -206,27 +206,27 @@ def _quarantine(now: Sample) -> dict[str, float] | None:
 
 
 def _lists(now: Sample) -> dict[str, int]:
-    """Entries by list, where lists are enforced at the door."""
+    """Number of entries by list, if lists are enforced."""
     return {name: int(count) for name, count in now.by("list", "scanbridge_list_entries").items()}
 
 
 def _warnings(before: Sample, now: Sample) -> list[str]:
-    """What an operator should not overlook."""
+    """What an operator must not overlook."""
     state, found = now.state, []
     if state["uptime_s"] < before.state["uptime_s"]:
-        found.append("it was restarted")
+        found.append("the daemon was restarted")
     if not state["reload"]["ok"]:
         found.append(f"the last reload failed: {state['reload']['problem'].partition(chr(10))[0]}")
     if silent := state.get("silent_workers"):
-        found.append(f"{silent} workers do not answer")
+        found.append(f"{silent} workers are not responding")
     if (lag := now.get("scanbridge_event_loop_lag_seconds")) > 0.5:
-        found.append(f"the event loop was {lag:.1f} s late")
+        found.append(f"the event loop was blocked for {lag:.1f} s")
     if _grown(before.get("scanbridge_log_lines_lost_total"), now.get("scanbridge_log_lines_lost_total")):
-        found.append("log lines are lost")
+        found.append("log lines are being lost")
     for labels, end in now.values.get("scanbridge_tls_certificate_expiry_time_seconds", {}).items():
         if (left := end - time.time()) < _WEEKS_S:
             name = dict(labels).get("name", "")
             found.append(
-                f"the certificate of {name} " + (f"ends in {left / 86400:.0f} days" if left > 0 else "has ended")
+                f"the certificate of {name} " + (f"expires in {left / 86400:.0f} days" if left > 0 else "has expired")
             )
     return found

@@ -23,16 +23,16 @@ from bridge.daemon import wiring
 from bridge.daemon.daemon import Daemon
 from bridge.daemon.embedded import start_service
 from bridge.daemon.shutdown import Shutdown
-from bridge.daemon.workers.worker_context import OneOfSeveral
+from bridge.daemon.workers.worker_context import SupervisedWorker
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe import mail_log
+from bridge.observe import log_writer
 
 log = logging.getLogger(__name__)
 
 FAILED, CONFIG = 1, 78
 STOP, HURRY, RETIRE = signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2
 
-Work = Callable[[mail_log.LineWriter], Coroutine[None, None, None]]
+Work = Callable[[log_writer.LineWriter], Coroutine[None, None, None]]
 
 
 def fork(conf: Config, lifeline_end: int, work: Work) -> int:
@@ -56,7 +56,7 @@ def _run_child(conf: Config, work: Work) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all processes; the supervisor acts
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    writer = mail_log.set_up(conf.log.format, conf.log.level, shared=True, veil=wiring.veil(conf))
+    writer = log_writer.set_up(conf.log.format, conf.log.level, shared=True, redaction=wiring.redaction(conf))
     try:
         uvloop.run(work(writer))
         return 0
@@ -71,10 +71,10 @@ def _run_child(conf: Config, work: Work) -> int:
         writer.close()
 
 
-def worker(conf: Config, context: OneOfSeveral) -> Work:
+def worker(conf: Config, context: SupervisedWorker) -> Work:
     """Accepts mail."""
 
-    async def work(writer: mail_log.LineWriter) -> None:
+    async def work(writer: log_writer.LineWriter) -> None:
         loop, shutdown = asyncio.get_running_loop(), Shutdown()
         context.sockets.keep_only(wiring.addresses(conf))  # a reload may be about to close the others
 
@@ -94,10 +94,10 @@ def worker(conf: Config, context: OneOfSeveral) -> Work:
     return work
 
 
-def service(conf: Config, context: OneOfSeveral, state: Path) -> Work:
+def service(conf: Config, context: SupervisedWorker, state: Path) -> Work:
     """Runs the embedded scanning service until the last worker has exited."""
 
-    async def work(writer: mail_log.LineWriter) -> None:
+    async def work(writer: log_writer.LineWriter) -> None:
         loop, stop = asyncio.get_running_loop(), asyncio.Event()
         signal.signal(STOP, signal.SIG_IGN)  # service managers signal all processes; workers need us to the end
         loop.add_signal_handler(HURRY, stop.set)

@@ -20,7 +20,7 @@ from bridge.daemon.workers.aggregate import SharedRow
 from bridge.daemon.workers.child import RETIRE, fork, service, worker
 from bridge.daemon.workers.shared_counters import SharedCounters
 from bridge.daemon.workers.shared_snapshots import SharedSnapshots
-from bridge.daemon.workers.worker_context import OneOfSeveral
+from bridge.daemon.workers.worker_context import SupervisedWorker
 
 GRACE_S = 10.0  # beyond the drain time; after that a worker is killed
 
@@ -94,11 +94,11 @@ class Processes:
         row = self.counters.rows - 1
         return self._add(Child(pid, row, context.life, time.monotonic(), self.config, is_service=True))
 
-    def _context(self, row: int) -> OneOfSeveral:
+    def _context(self, row: int) -> SupervisedWorker:
         self.counters.beat(row, time.monotonic())
         self._lives += 1
         shared = SharedRow(row, self.counters, self.snapshots, os.getpid(), self._lives, self.workers_wanted)
-        return OneOfSeveral(shared, self.sockets, self._lifeline)
+        return SupervisedWorker(shared, self.sockets, self._lifeline)
 
     def _add(self, child: Child) -> Child:
         self._children[child.pid] = child

@@ -75,7 +75,7 @@ class SingleProcess:
         return SingleView(status)
 
 
-class OneOfSeveral:
+class SupervisedWorker:
     """The daemon is one of several workers, started by a supervisor."""
 
     has_supervisor = True

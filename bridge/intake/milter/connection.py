@@ -7,7 +7,7 @@ deadline) cancels that task, and the filter frees its slot. A timer that all con
 checks the deadlines, so a mail sets no timer.
 
 After a protocol violation we close the connection, and the mail server applies its own default
-action (docs/milter.md says how to set it); no half-understood mail is ever let through.
+action (docs/operate/milter.md says how to set it); no half-understood mail is ever let through.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""The client as the mail server in front names it in the head of the mail.
+"""The client as the mail server in front of us names it in a header field.
 
-Exim and OpenSMTPD speak neither XFORWARD nor XCLIENT. What they can do is put a field on top of the mail that they
-hand over. Only trusted clients hand mail over at all, and of several such fields only the topmost counts: it is
-the last one written, the mail server's own; those below may be a stranger's. All of them are taken out, so that
-neither scanner nor next hop sees one. If this is wrong, a sender chooses the address that he is judged by.
+Exim and OpenSMTPD speak neither XFORWARD nor XCLIENT, but they can add a header field on top of the mail that they pass
+on. Only trusted clients may send us mail, and only the topmost of several such fields counts: it was added last, by the
+mail server itself; those below may come from the sender. All of them are removed, so that neither the scanner nor the
+next hop sees them. If this is wrong, a sender chooses the address that he is judged by.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from bridge.mail.message import Message
 from bridge.mail.session import Client
 
 _NAMES = (*xforward.XFORWARD_NAMES, "LOGIN")
-_MAX_VALUE = 1024  # as long as two XFORWARD commands
+_MAX_VALUE = 1024  # two XFORWARD commands
 
 
 class BadClient(ValueError):
-    """The field cannot be read: nothing of it is believed."""
+    """The field cannot be parsed; none of it is used."""
 
 
 class ClientHeader:
-    """One field name."""
+    """Reads and removes the field with one name."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -30,7 +30,7 @@ class ClientHeader:
         self._field = field_named(name)
 
     def take_from(self, message: Message) -> Client | None:
-        """Whom the topmost field names, None without one; then there is none left. Raises BadClient."""
+        """The client that the topmost field names, None without one. Removes all such fields. Raises BadClient."""
         head = message.head()
         if self._lower not in head.lower():
             return None
@@ -42,7 +42,7 @@ class ClientHeader:
 
 
 def _client(value: bytes) -> Client:
-    """XFORWARD's words. A word that comes twice was slipped into another one's value: a HELO of `x ADDR=192.0.2.1`."""
+    """Parse XFORWARD's attributes. A repeated one was smuggled into another's value: a HELO of `x ADDR=192.0.2.1`."""
     names = [word.partition(b"=")[0].upper() for word in value.split()]
     if len(value) > _MAX_VALUE or len(set(names)) != len(names):
         raise BadClient

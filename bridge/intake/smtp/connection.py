@@ -1,271 +1,341 @@
-"""One SMTP connection: bytes in, command lines out, each answered at once or by a task.
+"""One SMTP connection: bytes in, command lines to its session, replies out, and the effects performed.
 
-aiosmtpd's server class, with its stream loop replaced: commands are taken as whole lines from what
-has arrived and answered with one write, at once; a task is made only for what must wait (a mail that has
-come whole, TLS, a hook that is a coroutine), because on a bad day nearly all that clients get is
-a quick no. Content goes block by block from the socket into the message, with no task woken in
-between. What the commands mean is in `smtp`.
-If this is wrong, clients hang, sessions leak, or one client's bytes become another's commands.
+This is aiosmtpd's server class with its stream loop replaced. Commands are cut as whole lines from what has arrived,
+the session (`session`, a state machine without I/O) executes them, and all replies leave with one write. A task is
+made only for what has to wait (a complete mail, TLS, a hook that is a coroutine), because under overload nearly all
+that clients get is a quick refusal. Content goes block by block from the socket into the message, without a task.
+Deadlines are checked by one timer for all connections of the listener.
+
+Knows time, sockets and tasks; what a command means is the session's business. If this is wrong, clients hang,
+sessions leak, or one client's bytes become another's commands.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-import re
 from collections.abc import Awaitable, Callable, Coroutine
-from dataclasses import dataclass
-from types import CoroutineType, FunctionType
-from typing import Any, Self
+from types import CoroutineType, MethodType
+from typing import Any, assert_never
 
-from aiosmtpd.smtp import MISSING, TLSSetupException
+from aiosmtpd.smtp import MISSING, SMTP, TLSSetupException
 
+from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.data import DataReader
-from bridge.intake.smtp.line_buffer import PAUSE_AT, Inbox, LineTooLong, one_line
-from bridge.intake.smtp.tls_and_proxy import Outer
-from bridge.intake.smtp.wire import SessionLimits
-from bridge.mail.message import Message, Spool
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, PAUSE_AT, LineBuffer, LineTooLong
+from bridge.intake.smtp.session import (
+    Ask,
+    Authenticate,
+    Close,
+    Effect,
+    ReadContent,
+    SmtpEnvelope,
+    SmtpSession,
+    StartTls,
+)
+from bridge.intake.smtp.tls_and_proxy import read_proxy_header, start_tls
+from bridge.mail.message import Message
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client
+from bridge.runtime.write_batch import FEW
 
 log = logging.getLogger(__name__)
 
-_HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
-_IDLE_COMMANDS = frozenset(
-    ["NOOP", "RSET", "VRFY", "EXPN", "HELP", "HELO", "EHLO", "LHLO", "STARTTLS", "AUTH", "XFORWARD", "XCLIENT"]
-)
-_BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _INTERNAL = Reply(451, "4.3.0", "Error: internal problem, try again later")
-_EXTENDED = 1024  # what ESMTP parameters may add to a MAIL or RCPT line
-_NOBODY = Client()
-_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see data.py)
+_BROKEN = Reply(421, "4.3.0", "Error: internal problem, try again later")
+_TIMEOUT = Reply(421, "4.4.2", "Error: timeout exceeded")
+_LAST_REPLY_S = 5.0  # for a client to read the last reply before the connection is aborted
 
 Work = Callable[..., Coroutine[Any, Any, None]]
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """What there is to know of a verb, looked up once for each line."""
+def _of_listener(name: str) -> Any:
+    """An attribute that aiosmtpd keeps on each connection, and we once for the listener.
 
-    name: str = ""
-    method: Callable[..., Any] | None = None  # None: we do not know it
-    waits: bool = False  # for more than its hook: the method is a coroutine function
-    is_idle: bool = False  # brings no mail nearer
-    is_checked: bool = False  # its own parser finds a CR, LF or NUL, and says more of it
+    Python 3.11: a single `__getattr__` would do for all, but makes every attribute of the class slow (a mail: +15 us).
+    """
+    return property(lambda connection: getattr(connection._context.stock, name))
 
 
-_UNKNOWN = Command()
+class SmtpConnection(SMTP):
+    """Owns the session of one client, and points to the context of its listener.
 
-
-def _as_it_is(attribute: object) -> object:
-    """An object's attribute, for a class: what is callable must not become a method there."""
-    return staticmethod(attribute) if isinstance(attribute, FunctionType) else attribute
-
-
-class Connection(Outer):
-    """Make one, then `spawn` a copy for each connection: that is far cheaper than making each."""
+    Everything is in slots: there may be thousands of connections, and a dictionary for each takes a KiB or more.
+    """
 
     __slots__ = (
-        *("_argument", "_call_limit", "_idle_commands", "_inbox", "_is_lost", "_task", "_turn", "_whole", "client"),
-        *("counted_as", "described", "forwarded", "introduced", "peer_address", "trusted"),
+        *("_buffer", "_close_handle", "_complete", "_content", "_content_began", "_context", "_farewell", "_is_busy"),
+        *("_is_lost", "_is_reading_paused", "_paused", "_phase_began", "_silent_s", "_task", "_task_number"),
+        *("_transport", "session", "transport"),
     )
 
-    _twins: type[Self] | None = None  # of the prototype alone
+    _closed = None  # asyncio's StreamReaderProtocol looks for it in __del__
 
-    def __init__(
-        self, handler: Any, *, limits: SessionLimits | None = None, spool: Spool | None = None, **stock: Any
-    ) -> None:
-        super().__init__(handler, limits or SessionLimits(), **stock)
-        self._spool = spool or Spool(1 << 30)
-        self._has_auth = self._auth_required or not self._auth_require_tls or self._has_authenticator(stock)
-        self._ehlo_replies: dict[tuple[bool, bool], bytes] = {}  # shared by all connections
-        self._banner = f"220 {self.hostname} {self.__ident__}\r\n".encode()
-        self.command_size_limits = dict.fromkeys(("MAIL", "RCPT"), self.command_size_limit + _EXTENDED)
-        waits = asyncio.iscoroutinefunction(self._handle_hooks.get("CONNECT"))
-        self._opens_at_once = self._proxy_timeout is None and not waits
-        self._commands = {name.encode(): self._command(name) for name in self._smtp_methods}
-        self._renew()
-
-    def _command(self, name: str) -> Command:
-        method = getattr(type(self), "smtp_" + name, None)
-        waits = asyncio.iscoroutinefunction(method)
-        return Command(name, method, waits, name in _IDLE_COMMANDS, name in ("MAIL", "RCPT"))
-
-    @staticmethod
-    def _has_authenticator(stock: dict[str, Any]) -> bool:
-        return stock.get("authenticator") is not None or stock.get("auth_callback") is not None
-
-    def spawn(self) -> Self:
-        """A fresh connection with the same settings, without aiosmtpd's costly set-up.
-
-        Those are in a class, for all connections together: each has only what is its own.
-        """
-        if self._twins is None:
-            common = {name: _as_it_is(one) for name, one in self.__dict__.items()}
-            self._twins = type(type(self).__name__, (type(self),), common)
-        twin = object.__new__(self._twins)
-        twin._renew()
-        return twin
-
-    def _renew(self) -> None:
-        super()._renew()
-        self._whole: DataReader | None = None  # content that has come, until the task for it begins
-        self._task: asyncio.Task[None] | None = None  # what runs for this client and must wait
-        self._turn = 0  # which task that is
+    def __init__(self, context: SmtpContext) -> None:
+        # aiosmtpd's constructor is not called: the context called it once for all connections.
+        self._context = context
+        self.session = SmtpSession(context.rules)
+        self._transport: Any = None
+        self.transport: Any = None  # None before the connection is made and once we have closed it
+        self._buffer = LineBuffer(context.loop, self._before_wait)
+        self._paused = False  # the client does not read: nothing more is written
+        self._is_reading_paused = False  # we do not read: the client has sent more than we can answer now
+        self._content: DataReader | None = None  # on its way
+        self._complete: DataReader | None = None  # content that has arrived, until its task begins
+        self._is_busy = False  # a mail is being processed
+        self._task: asyncio.Task[None] | None = None  # what runs for this client and has to wait
+        self._task_number = 0
+        self._farewell: Reply | None = None  # said when the mail in processing has its answer
+        self._close_handle: asyncio.TimerHandle | None = None
         self._is_lost = False
-        self._idle_commands = 0
-        self._argument = b""
-        self.peer_address: str | None = None  # of the connection's other end; None on a unix socket
-        self.trusted = False  # believed about its clients; the handler sets it when a client connects
-        self.counted_as: str | None = None  # whose connection this is, for the cap per client
-        self.forwarded: Client | None = None  # XFORWARD's word, for one mail
-        self.introduced = False  # `client` is XCLIENT's word
-        if self._enforce_call_limit:
-            self._call_limit: dict[str, int] = dict(self._call_limit_base)
+        self._phase_began = 0.0
+        self._content_began = 0.0
+        self._silent_s = 0.0
+
+    # What aiosmtpd's own code, and handlers written for it, look for on a connection
+
+    loop = property(lambda self: self._context.loop)
+    hostname = _of_listener("hostname")
+    event_handler = _of_listener("event_handler")
+    tls_context = _of_listener("tls_context")
+    data_size_limit = _of_listener("data_size_limit")
+    enable_SMTPUTF8 = _of_listener("enable_SMTPUTF8")
+    _auth_required = _of_listener("_auth_required")
+    _auth_require_tls = _of_listener("_auth_require_tls")
+    _authenticator = _of_listener("_authenticator")
+    _auth_callback = _of_listener("_auth_callback")
 
     @property
-    def _reader(self) -> Inbox:
-        """aiosmtpd's word for it."""
-        return self._inbox
+    def envelope(self) -> SmtpEnvelope:
+        return self.session.envelope
 
-    # The connection's life
+    @property
+    def _reader(self) -> LineBuffer:
+        return self._buffer
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self.transport = self._transport = transport
-        self.session = self._create_session()
-        self.session.peer = transport.get_extra_info("peername")
-        self.envelope = self._create_envelope()
-        self._phase_began = self.loop.time()
-        self._clock.add(self)
-        if self._opens_at_once:
-            self._open_now()
-        else:
-            self._start(self._open)
+    @property
+    def _tls_protocol(self) -> Any:
+        """Used as a flag: whether the connection is encrypted."""
+        return self.session.ssl
 
-    def connection_lost(self, error: Exception | None) -> None:
-        if self._is_lost:
-            return
-        self._is_lost = True
-        self._clock.discard(self)
-        if self._timeout_handle is not None:
-            self._timeout_handle.cancel()
-        self._inbox.close()
-        self._close()
-        self.transport = None
-        if self._task is not None:
-            self._task.cancel()
-            self._task = None
-        content = self._data or self._whole
-        if content is not None:
-            content.message.close()
-            self._data = self._whole = None
-        if (hook := self._handle_hooks.get("CLOSE")) is not None:
-            hook(self)
+    @property
+    def _auth_methods(self) -> dict[str, Any]:
+        """aiosmtpd's own mechanisms are methods of the connection that runs them."""
+        methods = self._context.stock._auth_methods
+        return {
+            name: mechanism._replace(method=MethodType(mechanism.method.__func__, self))
+            if mechanism.is_builtin
+            else mechanism
+            for name, mechanism in methods.items()
+        }
 
-    def eof_received(self) -> bool | None:
-        """The client is gone, or says no more: what runs for it is cancelled, what it said was answered.
+    async def push(self, status: str | bytes | Reply) -> None:
+        self.session.answer(status)
 
-        Exim (4.96) sends QUIT right behind the final dot, ends its half of the connection and reads on: who has
-        said goodbye is not gone.
-        """
-        is_expected = self._inbox.is_awaited or self._inbox.says_goodbye  # what runs goes on, and sees the end
-        self._inbox.close()
-        if self._task is None:
-            self._hang_up()
-        elif not is_expected:
-            self._task.cancel()
-            self.loop.call_soon(self._hang_up)  # cancelled before its first step, it would not do it
-        return self.session.ssl is None
+    async def check_helo_needed(self, helo: str = "HELO") -> bool:
+        if self.session.host_name:
+            return False
+        self.session.answer(Reply(503, "5.5.1", f"Error: send {helo} first"))
+        return True
 
-    def data_received(self, data: bytes) -> None:
-        if self._data is not None:
-            return self._take_content(data)
-        if self._task is None and not self._inbox.buffer and not self._paused and self.transport is not None:
-            taken = self._take_ordinary(data)
-            if taken:
-                data = data[taken:]
-                if self._data is not None:
-                    return self._take_content(data) if data else None
-                if not data:
-                    return self._flush()
-            elif (line := one_line(data)) is not None:  # it need not go through the inbox
-                return self._answer_line(line)
-        self._inbox.feed(data)
-        if self._task is None:
-            self._work()
-        return self._bound_inbox()
-
-    def _take_ordinary(self, data: bytes) -> int:
-        """Answer the ordinary commands that `data` begins with: how many bytes those were."""
-        return 0
-
-    def _bound_inbox(self) -> None:
-        """A client that says more than we can answer now waits, too."""
-        if len(self._inbox.buffer) > PAUSE_AT and not self._reading_paused:
-            self._reading_paused = True
-            self._transport.pause_reading()
-
-    def resume_writing(self) -> None:
-        """The client reads again: it may be answered again."""
-        super().resume_writing()
-        if self._task is None:
-            self._work()
+    async def _call_handler_hook(self, command: str, *arguments: Any) -> Any:
+        """As in aiosmtpd, but hooks may be plain functions, too."""
+        status = self._call_hook(command, arguments)
+        return await status if isinstance(status, CoroutineType) else status
 
     async def handle_exception(self, error: Exception) -> str | Reply:
-        if hasattr(self.event_handler, "handle_exception"):
-            status: str | Reply = await self.event_handler.handle_exception(error)
+        handler = self._context.stock.event_handler
+        if hasattr(handler, "handle_exception"):
+            status: str | Reply = await handler.handle_exception(error)
             return status
         if not isinstance(error, TLSSetupException):
             log.error("session %s: unexpected error", self.session.id, exc_info=error)
         return _INTERNAL
 
-    # What a client says is answered at once, or by a task
+    # The life of the connection
 
-    def _answer_line(self, line: bytes) -> None:
-        """One line came, and nothing before it waits."""
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = self._transport = transport
+        self.session.peer = transport.get_extra_info("peername")
+        self._begin_phase()
+        self._context.timer.add(self)
+        if self._context.greets_at_once:
+            self._greet_now()
+        else:
+            self._start(self._greet)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if self._is_lost:
+            return
+        self._is_lost = True
+        self._context.timer.discard(self)
+        if self._close_handle is not None:
+            self._close_handle.cancel()
+        self._buffer.close()
+        self._close_transport()
+        self.transport = None
+        if self._task is not None:
+            self._task.cancel()
+            self._task = None
+        content = self._content or self._complete
+        if content is not None:
+            content.message.close()
+            self._content = self._complete = None
+        if (hook := self._context.hooks.get("CLOSE")) is not None:
+            hook(self)
+
+    def eof_received(self) -> bool | None:
+        """The client sends no more, or is gone: what runs for it is cancelled; its commands were answered.
+
+        Exim (4.96) sends QUIT right after the final dot, closes its half of the connection and keeps reading: a
+        client that has said QUIT is not gone.
+        """
+        is_expected = self._buffer.is_awaited or self._buffer.next_is_quit  # the task continues and sees the end
+        self._buffer.close()
+        if self._task is None:
+            self._hang_up()
+        elif not is_expected:
+            self._task.cancel()
+            self._context.loop.call_soon(self._hang_up)  # a task cancelled before its first step would not do it
+        return self.session.ssl is None
+
+    def data_received(self, data: bytes) -> None:
+        if self._content is not None:
+            return self._take_content(data)
+        if not self._buffer.buffer and self._task is None and not self._paused and self.transport is not None:
+            data = self._execute_lines(data)  # nothing came before: no need to go through the buffer
+            if self._content is not None:
+                return self._take_content(data) if data else None
+            if not data:
+                return self._flush()
+        self._buffer.feed(data)
+        if self._task is None:
+            self._execute_buffered()
+        return self._bound_buffer()
+
+    def _bound_buffer(self) -> None:
+        """Stop reading from a client that sends more than we can answer now."""
+        if len(self._buffer.buffer) > PAUSE_AT and not self._is_reading_paused:
+            self._is_reading_paused = True
+            self._transport.pause_reading()
+
+    def pause_writing(self) -> None:
+        self._paused = True
+
+    def resume_writing(self) -> None:
+        """The client reads again, so its commands may be answered again."""
+        self._paused = False
+        if self._task is None:
+            self._execute_buffered()
+
+    @property
+    def in_mail(self) -> bool:
+        """Whether a mail is being received or processed."""
+        return self._is_busy or self._content is not None
+
+    def goodbye(self, reply: Reply) -> None:
+        """Send this last reply and close the connection."""
+        if self.transport is not None:
+            self.session.answer(reply)
+            self._hang_up()
+
+    def goodbye_after_mail(self, reply: Reply) -> None:
+        """Send this last reply once the mail in processing has its answer."""
+        self._farewell = reply
+
+    # Commands
+
+    def _execute_lines(self, data: bytes) -> bytes:
+        """Execute the whole lines at the start of `data` until something has to wait; the rest is returned."""
+        start, end = 0, data.find(b"\r\n")
         try:
-            self._execute(line)
-            self._end_command()
+            while 0 <= end <= start + LINE_LIMIT:
+                self._execute(data[start:end])
+                start = end + 2
+                if start == len(data) or not self._takes_commands():
+                    break
+                end = data.find(b"\r\n", start)
         except Exception:
             self._break_down()
-        self._flush()
+        if start:
+            self._phase_began = self._context.loop.time()
+        return data[start:]
 
-    def _work(self) -> None:
-        """Answer what is in the inbox, with one write, until something must wait."""
+    def _execute_buffered(self) -> None:
+        """Execute the lines in the buffer until something has to wait, and answer them with one write."""
         try:
-            while self._inbox.buffer and self._task is None and self.transport is not None and not self._paused:
+            while self._buffer.buffer and self._takes_commands():
                 try:
-                    line = self._inbox.take_line()
+                    line = self._buffer.take_line()
                     if line is None:
                         break
                     self._execute(line)
                 except LineTooLong:
-                    self._hit("line")
-                    self._say(b"500 5.5.2 Command line too long")
-                self._end_command()
+                    self.session.receive_long_line()
+                    self._check_patience()
+                self._begin_phase()
         except Exception:
             self._break_down()
         if self._task is not None or self._paused:
             self._flush()
-        elif self._inbox.at_eof:
+        elif self._buffer.at_eof:
             self._hang_up()
         else:
             self._before_wait()
 
-    def _end_command(self) -> None:
-        self._phase_began = self.loop.time()
-        too_many_errors = self._errors >= self._limits.max_errors
-        if (too_many_errors or self._idle_commands > self._limits.max_idle_commands) and self.transport is not None:
-            self._hit("max_errors" if too_many_errors else "idle_commands")
-            self._say(b"421 4.7.0 Error: too many errors or idle commands")
-            self._hang_up()
+    def _takes_commands(self) -> bool:
+        return self._task is None and self._content is None and not self._paused and self.transport is not None
+
+    def _execute(self, line: bytes) -> None:
+        session = self.session
+        try:
+            self._perform(session.receive_line(line))
+        except Exception as error:
+            self._start(self._fail, error)
+        if session.errors or session.idle_commands:
+            self._check_patience()
+
+    def _check_patience(self) -> None:
+        if self.transport is not None:
+            self._perform(self.session.check_patience())
+
+    def _perform(self, effect: Effect | None) -> None:
+        while isinstance(effect, Ask):
+            status = self._call_hook(effect.hook, effect.arguments)
+            if isinstance(status, CoroutineType):
+                return self._start(self._await_answer, status, effect)
+            effect = effect.then(status, *effect.arguments)
+        match effect:
+            case None:
+                return None
+            case ReadContent():
+                return self._read_content()
+            case Close(discards_replies):
+                if discards_replies:
+                    self.session.replies.clear()
+                return self._hang_up()
+            case StartTls():
+                return self._start(self._start_tls)
+            case Authenticate(argument):
+                return self._start(self.smtp_AUTH, argument)
+            case _:
+                assert_never(effect)
+
+    async def _await_answer(self, status: Awaitable[Any], ask: Ask) -> None:
+        self._perform(ask.then(await status, *ask.arguments))
+
+    def _call_hook(self, name: str, arguments: tuple[Any, ...]) -> Any:
+        """The hook's answer, or an awaitable for it."""
+        hook = self._context.hooks.get(name)
+        return MISSING if hook is None else hook(self, self.session, self.session.envelope, *arguments)
+
+    # Tasks
 
     def _start(self, work: Work, *arguments: Any) -> None:
-        """For what must wait. What the client says meanwhile is answered after that."""
-        self._turn += 1
-        self._task = self.loop.create_task(self._run(self._turn, work, *arguments))
+        """For what has to wait. What the client sends meanwhile is answered afterwards."""
+        self._task_number += 1
+        self._task = self._context.loop.create_task(self._run(self._task_number, work, *arguments))
 
-    async def _run(self, turn: int, work: Work, *arguments: Any) -> None:
+    async def _run(self, number: int, work: Work, *arguments: Any) -> None:
         try:
             try:
                 await work(*arguments)
@@ -273,166 +343,243 @@ class Connection(Outer):
                 await self._fail(error)
         except asyncio.CancelledError:
             self._hang_up()
-            if self._turn == turn:
-                self._task = None  # it keeps the exception, and with that us: only the collector would find it
+            if self._task_number == number:
+                self._task = None  # it keeps the exception, and thereby this object, alive until a collection
             raise
         except ConnectionError:
             self._hang_up()
         except Exception:
             self._break_down()
-        if self._turn == turn:  # else it has started another, and that goes on
+        if self._task_number == number:  # else the work has started another task, which continues
             self._task = None
-            self._end_command()
-            self._work()
+            self._begin_phase()
+            self._check_patience()
+            self._execute_buffered()
+
+    async def _fail(self, error: Exception) -> None:
+        """An error in a command is temporary for the client; it ends the mail but not the session."""
+        if isinstance(error, ConnectionError) and self._buffer.at_eof:
+            raise error  # the client's connection, not one of the hook's
+        self.session.reset()
+        try:
+            self.session.answer(await self.handle_exception(error))
+        except Exception:
+            log.exception("session %s: the exception handler failed", self.session.id)
+            self.session.answer(_INTERNAL)
+        if isinstance(error, TLSSetupException):
+            self.session.replies.clear()
+            self._hang_up()
 
     def _break_down(self) -> None:
         log.exception("session %s: ended by an unexpected error", self.session.id)
-        self._say(b"421 4.3.0 Error: internal problem, try again later")
+        self.session.answer(_BROKEN)
         self._hang_up()
 
-    def _open_now(self) -> None:
+    # Greeting, PROXY header, TLS
+
+    def _greet_now(self) -> None:
         try:
-            self._greet(self._call_hook("CONNECT"))
+            self._perform(Ask("CONNECT", self.session.greet))
         except Exception:
             self._break_down()
         self._flush()
 
-    async def _open(self) -> None:
-        """The greeting, or what is said in place of it."""
+    async def _greet(self) -> None:
         try:
-            if self._proxy_timeout is None or await self._read_proxy():
-                self._greet(await self._call_handler_hook("CONNECT"))
+            if self._context.proxy_timeout_s is None or await self._accept_proxy_header():
+                self._perform(self.session.greet(await self._call_handler_hook("CONNECT")))
         except ConnectionError:
             self._hang_up()
         except Exception:
             self._break_down()
 
-    def _greet(self, status: Any) -> None:
-        if status is MISSING:
-            self._out.append(self._banner)
-        else:
-            self._answer(status)
+    async def _accept_proxy_header(self) -> bool:
+        """Read the PROXY header if the handler trusts the peer. False: the connection was closed without a reply."""
+        hook = self._context.hooks.get("OPEN")
+        if hook is not None and not hook(self):
             self._hang_up()
-
-    def _execute(self, line: bytes) -> None:
-        """One command line, CRLF cut off."""
-        word, _, argument = line.partition(b" ")
-        command = self._commands.get(word) or self._commands.get(word.upper(), _UNKNOWN)
-        refusal = self._refuse_line(command, word, line)
-        if refusal is not None:
-            return self._say(refusal)
-        if self._enforce_call_limit and not self._within_call_limit(word):
-            self._say(b"421 4.7.0 %b sent too many times" % word.upper())
-            return self._hang_up()
-        if self._mails >= self._limits.max_mails and command.name != "QUIT":
-            self._hit("max_mails_per_connection")
-            self._say(b"421 4.7.0 Enough mail on this connection, go on with a new one")
-            return self._hang_up()
-        if command.method is None:
-            return self._unknown(line)
-        self._idle_commands = self._idle_commands + 1 if command.is_idle else 0
-        self._argument = argument.strip(b" \t")
-        argument_text = self._argument.decode("utf-8", "replace") or None
-        if command.waits:
-            return self._start(command.method, self, argument_text)
+            return False
+        handle = self._context.loop.call_later(self._context.proxy_timeout_s or 0.0, self._hang_up)
         try:
-            command.method(self, argument_text)
-        except Exception as error:
-            self._start(self._fail, error)
-        return None
+            self.session.proxy_data = await read_proxy_header(self._buffer)
+        finally:
+            handle.cancel()
+        if self.session.proxy_data:
+            status = await self._call_handler_hook("PROXY", self.session.proxy_data)
+            if status is not MISSING and status:
+                self._begin_phase()
+                return True
+        self._hang_up()
+        return False
 
-    async def _fail(self, error: Exception) -> None:
-        """What goes wrong in a command is temporary, and ends the mail but not the session."""
-        if isinstance(error, ConnectionError) and self._inbox.at_eof:
-            raise error  # the client's own, not a hook's
-        self._set_rset_state()
-        await self._answer_exception(error)
-        if isinstance(error, TLSSetupException):
-            self._out.clear()
-            self._hang_up()
-
-    async def _answer_exception(self, error: Exception) -> None:
+    async def _start_tls(self) -> None:
+        """Raises TLSSetupException when the handshake fails; the connection is then unusable."""
+        assert self._context.tls_context is not None
+        self._before_wait()
+        self._write()  # in plain text
+        self._buffer.take_all()  # RFC 3207 4.2: what came in plain text after STARTTLS does not count
         try:
-            self._answer(await self.handle_exception(error))
-        except Exception:
-            log.exception("session %s: the exception handler failed", self.session.id)
-            self._reply(_INTERNAL)
+            transport = await start_tls(
+                self._transport, self, self._context.tls_context, self._timeout_s(), self.session.id
+            )
+        except TLSSetupException:
+            self._abort()
+            raise
+        if self.transport is None:  # we hung up meanwhile, which asyncio's start_tls takes for a success
+            self._abort()
+            raise ConnectionResetError
+        self.transport = self._transport = transport
+        self.session.secured(transport.get_extra_info("ssl_object"))
+        hook = self._context.hooks.get("STARTTLS")
+        self.session.is_tls_accepted = hook is None or hook(self, self.session, self.session.envelope)
 
-    def _ask(self, hook: str, then: Callable[..., None], *arguments: Any) -> None:
-        """`then` is called with the hook's answer and the arguments: now, or from a task if the hook waits."""
-        call = self._handle_hooks.get(hook)
-        status = MISSING if call is None else call(self, self.session, self.envelope, *arguments)
-        if isinstance(status, CoroutineType):
-            self._start(self._await_hook, status, then, *arguments)
-        else:
-            then(status, *arguments)
-
-    async def _await_hook(self, status: Awaitable[Any], then: Callable[..., None], *arguments: Any) -> None:
-        then(await status, *arguments)
-
-    def _refuse_line(self, command: Command, word: bytes, line: bytes) -> bytes | None:
-        if not line.isascii() and not self.enable_SMTPUTF8:
-            return b"500 5.5.2 Error: strict ASCII mode" if word.isascii() else b"500 5.5.2 Error: bad syntax"
-        if not line or not word.isascii():
-            return b"500 5.5.2 Error: bad syntax"
-        if (_NUL in line or _CR in line or _LF in line) and not command.is_checked:
-            return b"501 5.5.2 Error: NUL, CR or LF inside a command"
-        if len(line) > self.command_size_limit and len(line) > self._size_limit(command.name):
-            self._hit("command")
-            return b"500 5.5.2 Command line too long"
-        if not self._tls_handshake_okay and command.name != "QUIT":
-            return b"554 5.7.0 Command refused due to lack of security"
-        if self.require_starttls and self.session.ssl is None and command.name not in _BEFORE_TLS:
-            return b"530 5.7.0 Must issue a STARTTLS command first"
-        return None
-
-    def _size_limit(self, verb: str) -> int:
-        limit: int = self.command_size_limit
-        if self.session.extended_smtp:
-            limit = self.command_size_limits.get(verb, limit)
-        return limit
-
-    def _within_call_limit(self, word: bytes) -> bool:
-        verb = word.upper().decode("ascii")
-        left = self._call_limit.get(verb, int(self._call_limit_default))
-        self._call_limit[verb] = left - 1
-        return left >= 1
-
-    def _unknown(self, line: bytes) -> None:
-        if _HTTP.match(line):
-            self._out.clear()
-            return self._hang_up()
-        self._say(b"500 5.5.2 Error: command not recognized")
+    def _abort(self) -> None:
+        """The event loop does not always report that a connection ended during its handshake."""
+        self._transport.abort()
+        self.connection_lost(None)
 
     # Content
 
-    def _receive(self) -> None:
-        """After 354: from now on blocks go from the socket into a message, until the final dot."""
-        if self._inbox.at_eof:
+    def _read_content(self) -> None:
+        """After 354: blocks go from the socket into a message until the final dot."""
+        if self._buffer.at_eof:
             return self._hang_up()
         self._flush()
         self._silent_s = 0.0
-        self._data_began = self._phase_began = self.loop.time()
-        self._data = DataReader(Message(self._spool), self.data_size_limit)
-        if self._inbox.buffer:
-            self._take_content(self._inbox.take_all())
-        if self._reading_paused:
+        self._begin_phase()
+        self._content_began = self._phase_began
+        self._content = DataReader(Message(self._context.spool), self._context.rules.max_message_size)
+        if self._buffer.buffer:
+            self._take_content(self._buffer.take_all())
+        if self._is_reading_paused:
             self._resume_reading()
         return None
 
     def _take_content(self, data: bytes) -> None:
-        reader = self._data
-        assert reader is not None
-        rest = reader.feed(data)
-        if rest is None or self.transport is None:  # we have hung up: nobody would hear of it
+        content = self._content
+        assert content is not None
+        rest = content.feed(data)
+        if rest is None or self.transport is None:  # once we have hung up, nobody would read the answer
             return
-        self._data, self._whole = None, reader
-        self._busy = True
-        self._start(self._take_mail)
+        self._content, self._complete = None, content
+        self._is_busy = True
+        self._start(self._process_mail)
         if rest:
-            self._inbox.feed(rest)
-            self._bound_inbox()
+            self._buffer.feed(rest)
+            self._bound_buffer()
 
-    async def _take_mail(self) -> None:
-        """What is done with a whole mail."""
-        raise NotImplementedError
+    async def _process_mail(self) -> None:
+        content, self._complete = self._complete, None
+        assert content is not None
+        message, arguments = content.message, ()
+        try:
+            status: Any = self.session.receive_content(content)
+            del content  # thousands of mails may wait here: each keeps only what is needed
+            if isinstance(status, Ask):
+                arguments = status.arguments
+                status = self._call_mail_hook(status)
+            if isinstance(status, CoroutineType):
+                status = await status
+        except Exception as error:
+            status = await self.handle_exception(error)
+        finally:
+            message.close()
+            self._is_busy = False
+        self.session.answer_mail(status, *arguments)
+        if self._farewell is not None:
+            self.goodbye(self._farewell)
+
+    def _call_mail_hook(self, ask: Ask) -> Any:
+        if ask.hook == "DATA" and "DATA" not in self._context.hooks:
+            return self._call_process_message()
+        return self._call_hook(ask.hook, ask.arguments)
+
+    async def _call_process_message(self) -> Any:
+        """aiosmtpd's deprecated hook, which its test suite still covers."""
+        hook = getattr(self._context.stock.event_handler, "process_message", None)
+        if hook is None:
+            return MISSING
+        envelope = self.session.envelope
+        status = hook(self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content)
+        status = await status if asyncio.iscoroutine(status) else status
+        return MISSING if status is None else status
+
+    # Time
+
+    def _begin_phase(self) -> None:
+        self._phase_began = self._context.loop.time()
+
+    def _timeout_s(self) -> float:
+        return self._context.command_timeout_s if self._content is None else self._context.data_timeout_s
+
+    def check_deadlines(self) -> None:
+        """Called by the timer: has the current phase taken too long?"""
+        if self.transport is None or self._is_busy:
+            return None
+        waited_s = self._context.loop.time() - self._phase_began
+        if waited_s < self._timeout_s():
+            return None
+        limit = "command_timeout"
+        if self._content is not None:
+            limit = self._exceeded_limit(self._content, waited_s)
+            if not limit:
+                return self._begin_phase()
+        self._context.rules.on_limit(limit)
+        return self.goodbye(_TIMEOUT)
+
+    def _exceeded_limit(self, content: DataReader, waited_s: float) -> str:
+        """The limit that the client exceeds: too long in total, silent for too long, or too slow."""
+        limits = self._context.rules.limits
+        if self._context.loop.time() - self._content_began >= limits.mail_timeout_s:
+            return "mail_timeout"
+        received, content.received = content.received, 0
+        if not received:
+            self._silent_s += waited_s
+            return "data_timeout" if self._silent_s >= limits.data_timeout_s else ""
+        self._silent_s = 0.0
+        return "min_data_rate" if received < limits.min_data_rate * waited_s else ""
+
+    # Writing: replies are collected, and written when nothing more can be answered
+
+    def _flush(self) -> None:
+        """Write at the end of this turn of the event loop, or now if there are many replies.
+
+        A client that sends many commands and reads nothing must be noticed.
+        """
+        replies = self.session.replies
+        if len(replies) > FEW:
+            self._write()
+        elif replies:
+            self._context.writes.add(self._write)
+
+    def _write(self) -> None:
+        replies = self.session.replies
+        if replies:
+            if self.transport is not None:
+                self._transport.write(b"".join(replies) if len(replies) > 1 else replies[0])
+            replies.clear()
+
+    def _before_wait(self) -> None:
+        self._flush()
+        if self._is_reading_paused:
+            self._resume_reading()
+
+    def _resume_reading(self) -> None:
+        self._is_reading_paused = False
+        if self.transport is not None:
+            self._transport.resume_reading()
+
+    def _hang_up(self) -> None:
+        """Accept no more commands; abort the connection if the client does not read the last reply."""
+        if self.transport is None:
+            return
+        self._write()
+        self._close_transport()
+        if self._transport.get_write_buffer_size():
+            self._close_handle = self._context.loop.call_later(
+                min(_LAST_REPLY_S, self._timeout_s()), self._transport.abort
+            )
+        self.transport = None
+
+    def _close_transport(self) -> None:
+        self._transport.close()

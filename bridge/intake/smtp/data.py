@@ -1,8 +1,8 @@
-"""The mail's content off the wire: where it ends, dots unstuffed, smuggling refused.
+"""The content of a mail: finds its end, removes stuffed dots, refuses smuggling.
 
-Works on whole blocks as they arrive, never line by line. Only CRLF . CRLF ends a mail. A CR or
-LF on its own, or a NUL, makes the whole mail refused: some next hop would see a line end, and
-with it another mail, where we saw none (SMTP smuggling).
+Works on whole blocks as they arrive, never line by line. Only CRLF . CRLF ends a mail. A mail with a bare CR, a bare LF
+or a NUL is refused: some next hop would see a line end there, and with it a second mail (SMTP smuggling). Knows
+neither commands nor sockets.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from bridge.mail.message import Message
 
 _END = b"\r\n.\r\n"
 _DOT = b"\r\n."  # the end, or a stuffed dot
-_ANY_DOT, _NUL = b".\0"  # as numbers: looking for bytes in bytes, `in` makes an exception and drops it
+_ANY_DOT, _NUL = b".\0"  # as numbers: Python 3.11's `bytes in bytes` first raises and drops an exception
 
 
 class Fault(Enum):
-    """Why a mail cannot be taken, known only when its end has come."""
+    """Why a mail cannot be accepted; the client is told after the final dot."""
 
-    BARE = auto()  # a CR, LF or NUL that is part of no CRLF
+    BARE = auto()  # a CR or LF outside a CRLF, or a NUL
     TOO_LARGE = auto()
-    SATURATED = auto()  # bytes in processing at their limit
+    SATURATED = auto()  # the limit of bytes in processing is reached
     STORAGE = auto()  # the spool file could not be written
 
 
 class DataReader:
-    """`feed` blocks until it returns what came after the end of the mail."""
+    """`feed` it blocks until it returns what came after the end of the mail."""
 
     __slots__ = ("_carry", "_kept", "_limit", "_line_ends", "_start", "fault", "message", "received", "total")
 
@@ -36,26 +36,26 @@ class DataReader:
         self.message = message
         self._limit = limit
         self._kept = 0
-        self._carry = b"\r\n"  # as if a line had just ended: a dot in front is seen like any other
-        self._start = 2  # bytes of that made-up line end still to be dropped
-        # Knows which kinds of line ends it has seen, and looks for them three times as fast as
-        # counting CR, LF and CRLF would (measured on 256 KiB blocks of base64).
+        self._carry = b"\r\n"  # as if a line had just ended, so that a leading dot is treated like any other
+        self._start = 2  # bytes of that invented line end that remain to be dropped
+        # Remembers which kinds of line ends it has seen, three times as fast as counting CR, LF and CRLF
+        # (measured on 256 KiB blocks of base64).
         self._line_ends = IncrementalNewlineDecoder(None, translate=False)
         self.fault: Fault | None = None
-        self.received = 0  # bytes since somebody last looked at the rate
+        self.received = 0  # bytes since the rate was last checked
         self.total = 0
 
     def feed(self, data: bytes) -> bytes | None:
-        """Take a block. None: the mail goes on; else the mail has ended and this is the rest."""
+        """Take a block. Returns None while the mail continues, and what follows the mail once it has ended."""
         if not self.total and data and data[0] != _ANY_DOT:
-            self._carry, self._start = b"", 0  # no dot in front: a mail that came whole is copied twice less
+            self._carry, self._start = b"", 0  # no leading dot: saves two copies of a mail that came in one block
         self.received += len(data)
         self.total += len(data)
         if self._carry:
             data = self._carry + data
         dot = data.find(_DOT) if _ANY_DOT in data else -1
         if dot >= 0:
-            end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # mostly, there is no other dot
+            end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # usually the only dot
             if end >= 0:
                 self._take(data[: end + 2], is_stuffed=dot != end, is_last=True)
                 return data[end + 5 :]
@@ -65,7 +65,7 @@ class DataReader:
         return None
 
     def _take(self, block: bytes, *, is_stuffed: bool, is_last: bool) -> None:
-        """One block whose line ends are all whole: check it, unstuff it, keep it."""
+        """Check, unstuff and keep a block that does not end within a line end."""
         if self.fault is not None or not block:
             return
         self._line_ends.decode(block.decode("latin-1"))
@@ -86,13 +86,13 @@ class DataReader:
             self._fail(Fault.STORAGE)
 
     def _fail(self, fault: Fault) -> None:
-        """The rest is read to its end and thrown away; so is what was kept."""
+        """Drop what was kept; the rest is read to its end and dropped, too."""
         self.fault = fault
         self.message.close()
 
 
 def _held_back(data: bytes) -> int:
-    """How many bytes at the end might be the beginning of the end."""
+    """How many of the last bytes may be the start of the end marker."""
     for size in (4, 3, 2, 1):
         if data.endswith(_END[:size]):
             return size

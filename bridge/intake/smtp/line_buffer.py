@@ -1,8 +1,9 @@
-"""Inbox: what a client has sent and nobody has read yet.
+"""What a client has sent and the session has not yet read.
 
-Commands are taken as whole lines straight from the buffer, with no await while there is one.
-For the parts of aiosmtpd that want a stream (PROXY header, AUTH) it also has the reading methods
-of asyncio.StreamReader. Only CRLF ends a command; a line that never ends costs no memory.
+Commands are taken as whole lines straight from the buffer, without an await while there is one. For the parts of
+aiosmtpd that need a stream (PROXY header, AUTH) it also has the reading methods of asyncio.StreamReader. Only CRLF
+ends a command; a line that never ends costs no memory. Knows nothing of commands. If this is wrong, a bare LF becomes a
+line end, or a client fills our memory.
 """
 
 from __future__ import annotations
@@ -11,29 +12,23 @@ import asyncio
 from collections.abc import Callable
 
 LINE_LIMIT = 4096  # above every command's own limit
-PAUSE_AT = 256 * 1024  # bytes waiting while a mail is in processing: then the client waits too
+PAUSE_AT = 256 * 1024  # bytes waiting while a mail is processed: above this, we stop reading from the client
 
 
 def _nothing() -> None:
-    """There is nobody left to be told."""
+    """Replaces the callback of a closed buffer."""
 
 
 class LineTooLong(Exception):
-    """A line over LINE_LIMIT went by; it was not kept."""
+    """A line longer than LINE_LIMIT was discarded."""
 
 
-def one_line(data: bytes) -> bytes | None:
-    """What came, without its CRLF, if it is one whole command line and nothing else: so it is mostly."""
-    end = len(data) - 2
-    return data[:end] if 0 <= data.find(b"\r\n") == end <= LINE_LIMIT else None
-
-
-class Inbox:
+class LineBuffer:
     __slots__ = ("_before_wait", "_loop", "_skipping", "_waiter", "at_eof", "buffer")
 
     def __init__(self, loop: asyncio.AbstractEventLoop, before_wait: Callable[[], None]) -> None:
         self._loop = loop
-        self._before_wait = before_wait  # the client gets its replies before we wait for it
+        self._before_wait = before_wait  # sends the replies before we wait for the client
         self.buffer = bytearray()
         self._waiter: asyncio.Future[None] | None = None
         self._skipping = False
@@ -47,7 +42,7 @@ class Inbox:
         return self._waiter is not None
 
     @property
-    def says_goodbye(self) -> bool:
+    def next_is_quit(self) -> bool:
         """Whether QUIT is the next command."""
         return self.buffer[:6].upper() == b"QUIT\r\n"
 
@@ -57,7 +52,7 @@ class Inbox:
 
     def close(self) -> None:
         self.at_eof = True
-        self._before_wait = _nothing  # and with it the reference to the connection, which refers to us
+        self._before_wait = _nothing  # breaks the reference cycle with the connection
         self._wake()
 
     def _wake(self) -> None:
@@ -65,7 +60,7 @@ class Inbox:
             self._waiter.set_result(None)
 
     async def more(self) -> None:
-        """Wait until something came."""
+        """Wait until something has arrived."""
         if self.at_eof:
             raise ConnectionResetError
         self._before_wait()
@@ -76,10 +71,10 @@ class Inbox:
             self._waiter = None
 
     def take_line(self) -> bytes | None:
-        """The next line without its CRLF, or None when none is whole yet."""
+        """The next line without its CRLF, or None while none is complete."""
         end = self.buffer.find(b"\r\n")
         if end < 0:
-            if len(self.buffer) - self.buffer.endswith(b"\r") > LINE_LIMIT:  # that CR may be its end
+            if len(self.buffer) - self.buffer.endswith(b"\r") > LINE_LIMIT:  # the CR may be half of its end
                 self._skipping = True
                 del self.buffer[:-1]  # the last byte may be the CR of its end
             return None
@@ -96,7 +91,7 @@ class Inbox:
         self._skipping = False
         return data
 
-    # What aiosmtpd's PROXY and AUTH code reads with, as in asyncio.StreamReader.
+    # The methods of asyncio.StreamReader that aiosmtpd's PROXY and AUTH code uses
 
     async def readline(self) -> bytes:
         return await self.readuntil(b"\n")

@@ -1,6 +1,7 @@
-"""The ESMTP parameters of MAIL and RCPT: which ones we take, and with which values.
+"""The ESMTP parameters of MAIL and RCPT: which ones we accept, and with which values.
 
-Plain decisions; what is taken goes on to the next hop in its own case.
+Pure functions; accepted parameters go to the next hop in their original case. If this is wrong, the next hop gets a
+parameter that it refuses or that means something else there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ TOO_LARGE = Reply(552, "5.3.4", "Error: message size exceeds fixed maximum messa
 
 
 def refuse_of_mail(path: Path, hidden: frozenset[str], max_size: int | None, takes_utf8: bool) -> Reply | None:
-    """What is wrong with MAIL's parameters, or None. `hidden`: extensions that we do without."""
+    """The refusal of MAIL's parameters, or None. `hidden`: extensions that we do not offer."""
     for name, value in path.params:
         match name:
             case _ if hidden and _EXTENSION_OF.get(name) in hidden:
@@ -49,7 +50,7 @@ def refuse_of_mail(path: Path, hidden: frozenset[str], max_size: int | None, tak
 
 
 def refuse_of_rcpt(path: Path, hidden: frozenset[str]) -> Reply | None:
-    """The same of RCPT's."""
+    """The refusal of RCPT's parameters, or None."""
     for name, value in path.params:
         if name not in ("NOTIFY", "ORCPT") or "DSN" in hidden:
             return _NO_RCPT_PARAMETER

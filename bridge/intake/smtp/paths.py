@@ -1,10 +1,9 @@
 """MAIL and RCPT arguments: RFC 5321 paths and ESMTP parameters, on the raw bytes.
 
-What is accepted goes to the next hop exactly as it came, so this parser never repairs: no
-comments dropped, no quotes added, no RFC 2047 words decoded. Control characters and bytes that
-are not UTF-8 are refused, because an address with CR LF in it would be a command for the next hop.
-A little is tolerated that mail servers in front of us tolerate: a space after the colon, a
-missing pair of brackets, dots in a row, a local part without a domain.
+An accepted address goes to the next hop exactly as it came, so this parser repairs nothing: it drops no comments, adds
+no quotes and decodes no RFC 2047 words. Control characters and bytes that are not UTF-8 are refused: an address that
+contained CR LF would be a command for the next hop. It tolerates what the mail servers in front of us tolerate: a space
+after the colon, missing brackets, consecutive dots, a local part without a domain.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ _CONTROL = re.compile(rb"[\x00-\x1f\x7f]")
 
 
 class Path(NamedTuple):
-    """A parsed argument: the address without brackets, the parameters in their own case."""
+    """A parsed argument: the address without brackets, the parameters' values in their original case."""
 
     address: str
     params: tuple[tuple[str, str | None], ...] = ()  # (KEYWORD in capitals, value)
@@ -36,9 +35,13 @@ class Path(NamedTuple):
     def as_sent(self) -> tuple[str, ...]:
         return tuple([name if value is None else f"{name}={value}" for name, value in self.params])
 
+    @property
+    def is_ascii(self) -> bool:
+        return self.address.isascii() and all(value is None or value.isascii() for _, value in self.params)
+
 
 def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
-    """`<address> [params]`, or the refusal. `syntax` is what a 501 says should have come."""
+    """`<address> [params]`, or the refusal. `syntax` is the text of a 501."""
     match = _PATH.fullmatch(argument)
     if match is None:
         if _CONTROL.search(argument):
@@ -60,7 +63,7 @@ def parse_path(argument: bytes, *, syntax: str) -> Path | Reply:
 
 
 def _hides_control(raw: bytes) -> bool:
-    """Whether software that decodes RFC 2047 words, where there are none, would find a line end."""
+    """Whether software that wrongly decodes RFC 2047 words in an address would find a control character."""
     try:
         decoded = [binascii.a2b_base64(word) for word in _ENCODED_WORD.findall(raw)]
     except binascii.Error:

@@ -1,7 +1,8 @@
-"""One SMTP or LMTP listener: who may connect, how many, and what their mail becomes.
+"""One SMTP or LMTP listener: the hooks through which its connections reach the filter.
 
-The hooks here are all that `smtp` knows of the rest: a trusted client's mail is admitted, becomes a
-transaction, goes through the filter, and the outcome's reply is the answer to the final dot.
+The hooks are all that the connections know of the rest of the bridge: a trusted client's mail is admitted, becomes a
+transaction, goes through the filter, and the outcome's reply is the answer to the final dot. Trust, connection caps
+and draining are `listener`'s. If this is wrong, a stranger's mail is accepted, or two tenants' mail is mixed.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
-from bridge.intake.smtp.envelope import SmtpEnvelope
-from bridge.intake.smtp.session import BridgeLMTP, BridgeSMTP
-from bridge.intake.smtp.wire import SessionLimits
+from bridge.intake.smtp.connection import SmtpConnection
+from bridge.intake.smtp.context import SmtpContext
+from bridge.intake.smtp.rules import SessionLimits
+from bridge.intake.smtp.session import SmtpEnvelope, SmtpSession
 from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
@@ -50,7 +52,7 @@ Kind = tuple[str | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Kinds:
-    """Which recipients may share a mail that has one reply for all: those of one tenant and one next hop."""
+    """Which recipients may share a mail with one reply for all: those of the same tenant and next hop."""
 
     by_domain: Mapping[str, Kind] = field(default_factory=dict)  # (tenant, number of the next hop)
     default: Kind = (None, 0)
@@ -61,7 +63,7 @@ class Kinds:
 
 @dataclass(frozen=True, slots=True)
 class SmtpSettings:
-    """What one listener is told."""
+    """The settings of one listener."""
 
     name: str
     hostname: str
@@ -70,12 +72,12 @@ class SmtpSettings:
     tls: ssl.SSLContext | None = None
     tls_required: bool = False
     proxy_protocol: bool = False
-    client_header: ClientHeader | None = None  # where the mail server names its client
+    client_header: ClientHeader | None = None  # the field in which the mail server names its client
     max_message_size: int = 50 * 1024 * 1024
     max_connections: int = 2000
     max_connections_per_client: int = 500
     session: SessionLimits = field(default_factory=SessionLimits)
-    hidden: frozenset[str] = frozenset()  # ESMTP extensions that the listener does without
+    hidden: frozenset[str] = frozenset()  # ESMTP extensions that are neither announced nor accepted
     kinds: Kinds = field(default_factory=lambda: Kinds())
 
     @property
@@ -84,7 +86,7 @@ class SmtpSettings:
 
 
 def _ignore(*_: object) -> None:
-    """For metrics nobody wants."""
+    """The default for callbacks."""
 
 
 class SmtpServer:
@@ -99,45 +101,46 @@ class SmtpServer:
         on_refused: Callable[[str], None] = _ignore,
         on_saturated: Callable[[str], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
-        is_ahead: Callable[[], bool] | None = None,  # of other workers, who shall have the next connections
+        is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
     ) -> None:
         self.settings = settings
         self._filter = filter_
         self._loop = asyncio.get_running_loop()
         self._on_refused = on_refused
         self._on_saturated = on_saturated
-        self.handle_LIMIT = on_limit  # a hook: which limit a client has passed
-        self.listener = Listener[BridgeSMTP](settings.listener, is_ahead=is_ahead)
+        self.handle_LIMIT = on_limit  # a hook: called with the name of the limit that a client exceeded
+        self.listener = Listener[SmtpConnection](settings.listener, is_ahead=is_ahead)
         self._spool = spool
-        self._prototype = self._make_prototype()
+        self._context = self._make_context()
 
-    def _make_prototype(self) -> BridgeSMTP:
+    def _make_context(self) -> SmtpContext:
         settings = self.settings
-        prototype = (BridgeLMTP if settings.protocol == "lmtp" else BridgeSMTP)(
+        is_lmtp = settings.protocol == "lmtp"
+        return SmtpContext(
             self,
             limits=settings.session,
             spool=self._spool,
+            is_lmtp=is_lmtp,
+            hidden=settings.hidden,
             data_size_limit=settings.max_message_size,
             enable_SMTPUTF8=True,
             hostname=settings.hostname,
-            ident="LMTP scanbridge" if settings.protocol == "lmtp" else "ESMTP scanbridge",
+            ident="LMTP scanbridge" if is_lmtp else "ESMTP scanbridge",
             tls_context=settings.tls,
             require_starttls=settings.tls_required,
             proxy_protocol_timeout=_proxy_timeout(settings) if settings.proxy_protocol else None,
             loop=self._loop,
         )
-        prototype.hidden |= settings.hidden
-        return prototype
 
     def adopt(self, settings: SmtpSettings, filter_: Filter) -> None:
-        """For a reload: new connections, and the next mail of those that are open, go by these.
+        """For a reload: use these for new connections, and for the next mail of open ones.
 
-        Mail that the filter already has is finished by the one it was given to.
+        A mail that is already in a filter stays with that filter.
         """
         self.settings = settings
         self._filter = filter_
         self.listener.adopt(settings.listener)
-        self._prototype = self._make_prototype()
+        self._context = self._make_context()
 
     @property
     def connections(self) -> int:
@@ -145,33 +148,33 @@ class SmtpServer:
 
     async def serve(self, sock: socket.socket) -> None:
         """Start accepting on a listening TCP or unix socket."""
-        await self.listener.serve(sock, self._spawn)
+        await self.listener.serve(sock, self._make_connection)
 
-    def _spawn(self) -> BridgeSMTP:
-        return self._prototype.spawn()
+    def _make_connection(self) -> SmtpConnection:
+        return SmtpConnection(self._context)
 
     async def drain(self, timeout_s: float) -> None:
         """Stop accepting, close idle sessions, let running mail finish within the time."""
         await self.listener.drain(timeout_s, _finish, _cut)
 
-    # Hooks: called by the session with itself, aiosmtpd's session and its envelope
+    # Hooks: called with the connection, its session and its envelope, as in aiosmtpd
 
-    def handle_OPEN(self, server: BridgeSMTP) -> bool:
-        """Whether to wait for a PROXY header at all (called without await)."""
+    def handle_OPEN(self, server: SmtpConnection) -> bool:
+        """Whether to wait for a PROXY header at all."""
         peer = peer_address(server.session.peer)
         refusal = self.listener.expect(server, peer)
         if refusal is not None:
             self._refused(peer, refusal)
         return refusal is None
 
-    def handle_CONNECT(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
-        peer = server.peer_address = peer_address(session.peer)
+    def handle_CONNECT(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
+        peer = session.peer_address = peer_address(session.peer)
         if session.proxy_data is None:
-            server.client = _client(peer)
-        server.trusted = server.client.address in self.listener.trusted
-        refusal = self.listener.admit(server, server.client.address)
+            session.client = _client(peer)
+        session.trusted = session.client.address in self.listener.trusted
+        refusal = self.listener.admit(server, session.client.address)
         if refusal is not None:
-            self._refused(server.client.address, refusal)
+            self._refused(session.client.address, refusal)
             return _reply_to_refused(refusal)
         return GOODBYE if self.listener.draining else MISSING
 
@@ -179,12 +182,14 @@ class SmtpServer:
         self._on_refused(reason.value)
         log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason.value)
 
-    def handle_CLOSE(self, server: BridgeSMTP) -> None:
-        """The connection is gone (called without await)."""
+    def handle_CLOSE(self, server: SmtpConnection) -> None:
+        """The connection is closed."""
         self.listener.forget(server)
 
-    async def handle_PROXY(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, proxy: Any) -> bool:
-        """Believed from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
+    async def handle_PROXY(
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, proxy: Any
+    ) -> bool:
+        """Accept the header from a trusted peer only. LOCAL (a health check) leaves the peer as it is."""
         peer = peer_address(session.peer)
         if not proxy.valid or peer not in self.listener.trusted:
             self._refused(peer, Refusal.UNTRUSTED)
@@ -194,40 +199,40 @@ class SmtpServer:
             address = str(ipaddress.ip_address(source)) if source else peer
         except ValueError:
             address = peer
-        server.client = Client(address=address, port=proxy.src_port or None)
+        session.client = Client(address=address, port=proxy.src_port or None)
         return True
 
     def handle_MAIL(
-        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        if not server.trusted:
-            self._refused(server.client.address, Refusal.UNTRUSTED)
-            server.strike()
+        if not session.trusted:
+            self._refused(session.client.address, Refusal.UNTRUSTED)
+            session.strike()
             return _NOT_ALLOWED
         if self._filter.envelope_lists is not None:
-            refusal = self._filter.refused_by_list(self._describe(server, session), address)
+            refusal = self._filter.refused_by_list(self._describe(session), address)
             if refusal is not None:
-                server.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
+                session.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
                 return refusal
         return self._admit("mail", self._filter.closed_at_mail())
 
     def handle_RCPT(
-        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, address: str, options: list[str]
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
-        """A transaction belongs to one tenant and goes to one next hop, unless its recipients are answered apart."""
+        """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         kinds = self.settings.kinds
-        if kinds.by_domain and envelope.rcpt_tos and not server.answers_each:
+        if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
                 return _TWO_TENANTS if first[0] != this[0] else _TWO_WAYS
         if self._filter.envelope_lists is not None:
-            refusal = self._filter.refused_by_list(self._describe(server, session), envelope.mail_from or "", address)
+            refusal = self._filter.refused_by_list(self._describe(session), envelope.mail_from or "", address)
             if refusal is not None:
-                server.excuse(1)  # DATA
+                session.excuse(1)  # DATA
                 return refusal
         return MISSING
 
-    def handle_PREDATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Any:
+    def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
         return self._admit("data", self._filter.closed())
 
     def _admit(self, stage: str, refusal: Reply | None) -> Any:
@@ -236,24 +241,26 @@ class SmtpServer:
         self._on_saturated(stage)
         return refusal
 
-    def handle_DATA(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Coroutine[Any, Any, Outcome]:
-        transaction = self._transaction(server, session, envelope)
+    def handle_DATA(
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope
+    ) -> Coroutine[Any, Any, Outcome]:
+        transaction = self._transaction(session, envelope)
         if self.settings.client_header is not None:
             transaction = self._read_client(self.settings.client_header, transaction)
         return self._filter.process(transaction)
 
     async def handle_REFUSED(
-        self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope, reply: Reply, size: int
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, reply: Reply, size: int
     ) -> Reply:
-        """Content that cannot be taken: not scanned, but logged and counted like any mail."""
-        return self._filter.refuse(self._transaction(server, session, envelope), reply, size).reply
+        """Content that cannot be accepted is not scanned, but logged and counted like any mail."""
+        return self._filter.refuse(self._transaction(session, envelope), reply, size).reply
 
-    def _transaction(self, server: BridgeSMTP, session: Any, envelope: SmtpEnvelope) -> Transaction:
+    def _transaction(self, session: SmtpSession, envelope: SmtpEnvelope) -> Transaction:
         assert envelope.message is not None and envelope.mail_from is not None
         now = self._loop.time()
         return Transaction(
             id=new_id(),
-            session=self._describe(server, session),
+            session=self._describe(session),
             envelope=Envelope(
                 envelope.mail_from,
                 tuple(map(Recipient, envelope.rcpt_tos, envelope.rcpt_params)),
@@ -262,12 +269,12 @@ class SmtpServer:
             message=envelope.message,
             received_at=now,
             deadline=now + self._filter.deadline_s,
-            is_per_recipient=server.answers_each,
+            is_per_recipient=session.answers_each,
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
-        """The field is taken out in any case. XFORWARD and XCLIENT win over it: no sender can write those."""
-        session, client, fault = transaction.session, None, "is not there"
+        """Remove the field in any case. XFORWARD and XCLIENT take precedence: no sender can forge those."""
+        session, client, fault = transaction.session, None, "is missing"
         try:
             client = header.take_from(transaction.message)
         except BadClient:
@@ -275,19 +282,19 @@ class SmtpServer:
         if not session.in_header:
             return transaction
         if client is None:
-            log.warning("mail %s: %s %s, the client is not known", transaction.id, header.name, fault)
+            log.warning("mail %s: header field %s %s; the client is unknown", transaction.id, header.name, fault)
             return transaction
         return replace(transaction, session=replace(session, client=client, is_told=True))
 
-    def _describe(self, server: BridgeSMTP, session: Any) -> Session:
-        """Made once, and again only when the client said something new of itself."""
+    def _describe(self, session: SmtpSession) -> Session:
+        """Made once, and again only when the client has said something new about itself."""
         header = self.settings.client_header
-        told = (server.forwarded, server.client, session.host_name, session.extended_smtp, header)
-        if server.described is not None and server.described[0] == told:
-            return server.described[1]
-        client = server.forwarded or server.client
-        if client.helo is None and server.forwarded is None:
-            # Field by field: `replace` costs as much as the rest of this.
+        told = (session.forwarded, session.client, session.host_name, session.extended_smtp, header)
+        if session.described is not None and session.described[0] == told:
+            return session.described[1]
+        client = session.forwarded or session.client
+        if client.helo is None and session.forwarded is None:
+            # Field by field: `dataclasses.replace` (Python 3.11) costs as much as the rest of this function.
             client = Client(
                 client.address,
                 client.port,
@@ -298,31 +305,31 @@ class SmtpServer:
                 client.login,
                 client.source,
             )
-        in_header = header is not None and server.forwarded is None and not server.introduced
+        in_header = header is not None and session.forwarded is None and not session.introduced
         description = Session(
             session.id,
             self.settings.name,
-            server.peer_address or "unix",
+            session.peer_address or "unix",
             client=_NOBODY if in_header else client,
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,
-            is_told=not in_header and (server.forwarded is not None or _is_told(server, session)),
+            is_told=not in_header and (session.forwarded is not None or _is_told(session)),
             in_header=in_header,
         )
-        server.described = (told, description)
+        session.described = (told, description)
         return description
 
 
-def _finish(session: BridgeSMTP) -> None:
-    """Say goodbye now, or after the running mail."""
+def _finish(session: SmtpConnection) -> None:
+    """Close the connection now, or after the running mail."""
     if session.in_mail:
         session.goodbye_after_mail(GOODBYE)
     else:
         session.goodbye(GOODBYE)
 
 
-def _cut(session: BridgeSMTP) -> None:
+def _cut(session: SmtpConnection) -> None:
     session.goodbye(GOODBYE)
 
 
@@ -338,9 +345,9 @@ def _reply_to_refused(refusal: Refusal) -> Reply:
             assert_never(refusal)
 
 
-def _is_told(server: BridgeSMTP, session: Any) -> bool:
-    """By a PROXY header, or by XCLIENT."""
-    return session.proxy_data is not None or server.client.address != server.peer_address
+def _is_told(session: SmtpSession) -> bool:
+    """Whether a PROXY header or XCLIENT named the client."""
+    return session.proxy_data is not None or session.client.address != session.peer_address
 
 
 @lru_cache(_MAX_CLIENTS)
@@ -349,5 +356,5 @@ def _client(address: str | None) -> Client:
 
 
 def _proxy_timeout(settings: SmtpSettings) -> float:
-    """Always before the time for a command is over, which would be answered with 421."""
+    """Always shorter than the command timeout, which is answered with 421."""
     return min(_PROXY_TIMEOUT_S, (settings.session.command_timeout_s or 300.0) / 2)

@@ -1,37 +1,85 @@
-"""SMTP and LMTP as our clients speak it: what each command means.
+"""The SMTP or LMTP session as a state machine: command lines in, replies and effects out.
 
-Addresses are parsed on the raw bytes, replies carry enhanced status codes, XFORWARD and XCLIENT
-are believed from trusted clients only. Which mail is wanted is not known here: the handler's
-hooks say so (`handle_CONNECT`, `handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`). A hook that
-returns MISSING leaves it to the default; anything else is the reply, of `handle_DATA` also the filter's outcome.
-Where `answers_each`, it may return a tuple of replies, one for each recipient.
+    line ──> receive_line ──> replies (collected in `replies`) and at most one Effect
+                                Ask            let the handler decide, then continue with `then`
+                                ReadContent    the client sends the mail now, up to the final dot
+                                StartTls       make the TLS handshake, then call `secured`
+                                Authenticate   let aiosmtpd run AUTH
+                                Close          end the connection
+
+Knows no socket, no event loop and no clock: `connection` performs the effects. Which mail is wanted is not decided
+here either: the handler's hooks do that (`handle_MAIL`, `handle_RCPT`, `handle_PREDATA`, `handle_DATA`, ...). A hook
+that returns MISSING leaves the answer to us; anything else is the reply, or for `handle_DATA` the filter's outcome.
+Where `answers_each`, that may be a tuple of replies, one for each recipient.
+
+The commands are a table at the end of this file. Addresses are parsed on the raw bytes, replies carry enhanced status
+codes, and XFORWARD and XCLIENT are accepted from trusted clients only. If this is wrong, mail is lost, doubled,
+or judged by the wrong client's address.
 """
 
 from __future__ import annotations
 
-import asyncio
-from types import CoroutineType
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
-from aiosmtpd.smtp import MISSING, syntax
+from aiosmtpd.smtp import MISSING
+from aiosmtpd.smtp import Envelope as StockEnvelope
+from aiosmtpd.smtp import Session as StockSession
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.policy import NO_STORAGE, SATURATED
 from bridge.intake.smtp import xforward
-from bridge.intake.smtp.connection import Connection
 from bridge.intake.smtp.data import DataReader, Fault
-from bridge.intake.smtp.envelope import SmtpEnvelope
-from bridge.intake.smtp.fast_path import MAX_SIZE, ordinary
+from bridge.intake.smtp.fast_path import recognise
 from bridge.intake.smtp.parameters import TOO_LARGE, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path, parse_path
+from bridge.intake.smtp.rules import SessionRules
+from bridge.mail.message import Message
 from bridge.mail.reply import Reply, weightiest
-from bridge.mail.session import Client
+from bridge.mail.session import Client, Session
+from bridge.mail.transaction import new_id
+from bridge.runtime.value import value
 
-_PARAMETERS = " [SP <mail-parameters>]"
+_HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
+_BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
+_NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see data.py)
+_NOBODY = Client()
+
+_OK = Reply(250, "2.0.0", "OK")
 _BYE = Reply(221, "2.0.0", "Bye")
 _PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
-_ORDINARY_EXTENSIONS = frozenset({"DSN", "8BITMIME"})  # whose parameters an ordinary line may have
+_BAD_SYNTAX = Reply(500, "5.5.2", "Error: bad syntax")
+_STRICT_ASCII = Reply(500, "5.5.2", "Error: strict ASCII mode")
+_STRICT_ASCII_CONTENT = Reply(500, "5.6.1", "Error: strict ASCII mode")
+_BARE_BYTE = Reply(501, "5.5.2", "Error: NUL, CR or LF inside a command")
+_LINE_TOO_LONG = Reply(500, "5.5.2", "Command line too long")
+_INSECURE = Reply(554, "5.7.0", "Command refused due to lack of security")
+_STARTTLS_FIRST = Reply(530, "5.7.0", "Must issue a STARTTLS command first")
+_AUTH_FIRST = Reply(530, "5.7.0", "Authentication required")
+_TOO_MANY_MAILS = Reply(421, "4.7.0", "Enough mail on this connection, go on with a new one")
+_EXHAUSTED = Reply(421, "4.7.0", "Error: too many errors or idle commands")
+_UNKNOWN_COMMAND = Reply(500, "5.5.2", "Error: command not recognized")
+_NESTED_MAIL = Reply(503, "5.5.1", "Error: nested MAIL command")
+_NEEDS_MAIL = Reply(503, "5.5.1", "Error: need MAIL command")
+_NEEDS_RCPT = Reply(503, "5.5.1", "Error: need RCPT command")
+_MALFORMED_ADDRESS = Reply(553, "5.1.3", "Error: malformed address")
+_NEEDS_SMTPUTF8 = Reply(550, "5.6.7", "Error: a non-ASCII address needs SMTPUTF8")
+_EMPTY_RECIPIENT = Reply(501, "5.1.3", "Syntax: RCPT TO: <address>")
+_TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Error: too many recipients")
+_NOT_AUTHORIZED = Reply(550, "5.7.0", "Error: insufficient authorization")
+_IN_TRANSACTION = Reply(503, "5.5.1", "Error: MAIL transaction in progress")
+_BAD_ATTRIBUTE = Reply(501, "5.5.4", "Error: bad attribute name or value")
+_CANNOT_VERIFY = Reply(502, "5.5.1", "Could not VRFY")
+_NOT_VERIFIED = Reply(252, "2.0.0", "Cannot VRFY user, but will accept message and attempt delivery")
+_NO_EXPN = Reply(502, "5.5.1", "EXPN not implemented")
+_NO_AUTH = Reply(502, "5.5.1", "Error: authentication is not offered")
+_NO_TLS = Reply(454, "4.7.0", "TLS not available")
+_READY_FOR_TLS = Reply(220, "2.0.0", "Ready to start TLS")
+_IS_LMTP = Reply(500, "5.5.1", "Error: this is LMTP, send LHLO")
 
+_PARAMETERS = " [SP <mail-parameters>]"
 _FAULTS = {
     Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
     Fault.TOO_LARGE: Reply(552, "5.3.4", "Error: Too much mail data"),
@@ -41,460 +89,638 @@ _FAULTS = {
 _LIMITS = {Fault.TOO_LARGE: "max_message_size", Fault.SATURATED: "max_bytes_in_processing"}
 
 
-class BridgeSMTP(Connection):
-    """The commands of one SMTP session."""
+# Effects: what the connection has to do, after the replies so far or instead of them
 
-    greeting = "HELO"  # the word of the reply that asks for one
-    hidden: frozenset[str] = frozenset()  # extensions that are neither announced nor taken
 
-    def __init__(self, handler: Any, **settings: Any) -> None:
-        super().__init__(handler, **settings)
-        # Nothing is asked of a client before MAIL, or of every line, that only the commands' own code asks for.
-        self._sees_ordinary = (self.data_size_limit or MAX_SIZE) >= MAX_SIZE and not (
-            self._auth_required or self._enforce_call_limit or self.local_part_limit or self.require_starttls
-        )
+@value
+class Ask:
+    """Call the handler's hook with these arguments, and continue with `then`."""
+
+    hook: str
+    then: Callable[..., Effect | None]  # called with the hook's answer and the arguments
+    arguments: tuple[Any, ...] = ()
+
+
+@value
+class ReadContent:
+    """The client sends the mail now: collect it, then call `receive_content`."""
+
+
+@value
+class StartTls:
+    """Make the TLS handshake, then call `secured`. What the client sent in plain text until then does not count."""
+
+
+@value
+class Authenticate:
+    """Let aiosmtpd run its AUTH."""
+
+    argument: str | None
+
+
+@value
+class Close:
+    """End the connection once the replies are written, or without them."""
+
+    discards_replies: bool = False
+
+
+Effect = Ask | ReadContent | StartTls | Authenticate | Close
+_READ_CONTENT, _START_TLS, _CLOSE = ReadContent(), StartTls(), Close()
+
+
+class SmtpEnvelope(StockEnvelope):
+    """aiosmtpd's envelope around our message. `mail_from` is None before MAIL, "" for the null sender."""
+
+    def __init__(self, encoding: str | None = None) -> None:
+        self.mail_from: str | None = None
+        self.mail_options: list[str] = []
+        self.smtp_utf8 = False
+        self.prdr = False
+        self.rcpt_tos: list[str] = []
+        self.rcpt_params: list[tuple[str, ...]] = []
+        self.message: Message | None = None
+        self._encoding = encoding
+
+    @property
+    def rcpt_options(self) -> list[str]:
+        """The options of all recipients in one list, as aiosmtpd has them."""
+        return [option for params in self.rcpt_params for option in params]
+
+    @property
+    def original_content(self) -> bytes | None:
+        return None if self.message is None else b"".join(self.message.chunks())
+
+    @property
+    def content(self) -> bytes | str | None:
+        content = self.original_content
+        if content is None or self._encoding is None:
+            return content
+        return content.decode(self._encoding, "surrogateescape")
+
+
+class SmtpSession(StockSession):
+    """One client's session: what it has said so far. Handlers written for aiosmtpd know it as their `session`."""
+
+    __slots__ = (
+        *("_calls_left", "_excused", "_id", "client", "described", "envelope", "errors", "extended_smtp", "forwarded"),
+        *("host_name", "idle_commands", "introduced", "is_tls_accepted", "mails", "peer", "peer_address", "replies"),
+        *("rules", "trusted"),
+    )
+
+    # aiosmtpd sets these on each session, but few sessions need them.
+    ssl: dict[str, Any] | None = None
+    proxy_data: Any = None
+    auth_data: Any = None
+    authenticated: bool | None = None
+    _login_data: Any = None
+
+    def __init__(self, rules: SessionRules, peer: Any = None) -> None:
+        self.rules = rules
+        self.peer = peer  # as the transport names it
+        self.peer_address: str | None = None  # its bare address; None on a unix socket
+        self.replies: list[bytes] = []  # not yet written
+        self.host_name: str | None = None  # from HELO; None until then
+        self.extended_smtp = False
+        self.envelope = SmtpEnvelope(rules.content_encoding)
+        self.is_tls_accepted = True  # False: the handler refuses the client's certificate
+        self.trusted = False  # may name its own clients; the handler sets this when a client connects
+        self.client = _NOBODY  # the client behind this connection, as far as we trust what we were told
+        self.introduced = False  # `client` comes from XCLIENT
+        self.forwarded: Client | None = None  # from XFORWARD, for one mail
+        self.described: tuple[Any, Session] | None = None  # the handler's description of this session, and its source
+        self.errors = 0
+        self.idle_commands = 0  # in a row
+        self.mails = 0
+        self._excused = 0  # 503s that a pipelining client could not avoid
+        self._calls_left = None if rules.call_limits is None else dict(rules.call_limits)
+        self._id = ""
+
+    @property
+    def id(self) -> str:
+        """Made when it is first needed."""
+        if not self._id:
+            self._id = new_id()
+        return self._id
 
     @property
     def answers_each(self) -> bool:
-        """Whether the final dot of the mail in progress has one reply for each recipient."""
-        return bool(self.envelope.prdr)
+        """Whether the final dot of the current mail is answered with one reply for each recipient."""
+        return self.rules.is_lmtp or self.envelope.prdr
 
-    def _create_envelope(self) -> SmtpEnvelope:
-        envelope = SmtpEnvelope()
-        if self._decode_data:
-            envelope._decode = "utf-8" if self.enable_SMTPUTF8 else "ascii"
-        return envelope
+    # Replies
+
+    def answer(self, status: str | bytes | Reply) -> None:
+        """Add a reply: a Reply, or a line of text without CRLF."""
+        if isinstance(status, Reply):
+            self.replies.append(status.to_bytes())
+            if 500 <= status.code <= 504:  # the client's mistake
+                self.errors += 1
+        else:
+            line = status.encode("utf-8") if isinstance(status, str) else status
+            self.replies.append(line + b"\r\n")
+            if line[:2] == b"50":
+                self.errors += 1
+
+    def _refuse(self, reply: Reply) -> Effect | None:
+        """The reply is all that follows from a command."""
+        self.answer(reply)
+        return None
+
+    def _refuse_out_of_order(self, reply: Reply) -> None:
+        """For a command that needs an earlier one: no mistake if that was refused with this already on its way."""
+        self.answer(reply)
+        if self._excused:
+            self._excused -= 1
+            self.errors -= 1
+
+    def excuse(self, count: int) -> None:
+        """Do not count the next `count` commands out of order: the client may have sent them already."""
+        self._excused = max(self._excused, count)
+
+    def strike(self) -> None:
+        """Count a mistake of the client; too many end the session."""
+        self.errors += 1
+
+    # From the connection
+
+    def greet(self, status: Any) -> Effect | None:
+        """The client has connected, and the handler said this of it."""
+        if status is MISSING:
+            self.replies.append(self.rules.banner)
+            return None
+        self.answer(status)
+        return _CLOSE
+
+    def secured(self, ssl_object: Any) -> None:
+        """RFC 3207 4.2: after the handshake the session starts again."""
+        self.host_name, self.extended_smtp = None, False
+        self.auth_data = self.authenticated = self._login_data = None
+        self.ssl = {"ssl_object": ssl_object}
+        self.described = None
+        self.reset()
+        self.client = replace(self.client, helo=None)
+
+    def reset(self) -> None:
+        """A new envelope if the last one was used; what XFORWARD said was for the last mail only."""
+        if self.envelope.mail_from is not None:
+            self.envelope = SmtpEnvelope(self.rules.content_encoding)
+        self.forwarded = None
+
+    def check_patience(self) -> Effect | None:
+        """After each command: has the client made too many mistakes, or too many commands without a mail?"""
+        limits = self.rules.limits
+        if self.errors >= limits.max_errors:
+            limit = "max_errors"
+        elif self.idle_commands > limits.max_idle_commands:
+            limit = "idle_commands"
+        else:
+            return None
+        self.rules.on_limit(limit)
+        self.answer(_EXHAUSTED)
+        return _CLOSE
+
+    def receive_long_line(self) -> None:
+        """A line was so long that it was not kept."""
+        self.rules.on_limit("line")
+        self.answer(_LINE_TOO_LONG)
+
+    # The dispatcher
+
+    def receive_line(self, line: bytes) -> Effect | None:
+        """Execute one command line, without its CRLF."""
+        rules, commands = self.rules, _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
+        arguments: tuple[Any, ...] | None = None
+        ordinary = recognise(line) if rules.uses_fast_path else None
+        if ordinary is not None and (not ordinary[2] or self._takes_ordinary_parameters()):
+            command = commands[ordinary[0]]
+            arguments = ordinary[1]
+        else:
+            word, _, argument = line.partition(b" ")
+            command = commands.get(word) or commands.get(word.upper(), _UNKNOWN)
+            refusal = self._refuse_line(command, word, line)
+            if refusal is not None:
+                return self._refuse(refusal)
+            if self._calls_left is not None and not self._is_within_call_limit(word):
+                self.answer(b"421 4.7.0 %b sent too many times" % word.upper())
+                return _CLOSE
+        if self.mails >= rules.limits.max_mails and command.name != "QUIT":
+            rules.on_limit("max_mails_per_connection")
+            self.answer(_TOO_MANY_MAILS)
+            return _CLOSE
+        if command.execute is None:
+            return self._refuse_unknown(line)
+        self.idle_commands = self.idle_commands + 1 if command.is_idle else 0
+        if command.is_allowed is not None and not command.is_allowed(self):
+            return None
+        if arguments is None:
+            parsed = command.parse(self, argument.strip(b" \t"))
+            if isinstance(parsed, Reply):
+                return self._refuse(parsed)
+            arguments = parsed
+        return command.execute(self, *arguments)
+
+    def _takes_ordinary_parameters(self) -> bool:
+        return self.extended_smtp and self.rules.fast_path_takes_parameters
+
+    def _refuse_line(self, command: Command, word: bytes, line: bytes) -> Reply | None:
+        """What is wrong with the line, whatever the command means."""
+        if not line.isascii() and not self.rules.takes_utf8:
+            return _STRICT_ASCII if word.isascii() else _BAD_SYNTAX
+        if not line or not word.isascii():
+            return _BAD_SYNTAX
+        if (_NUL in line or _CR in line or _LF in line) and not command.parses_any_byte:
+            return _BARE_BYTE
+        if len(line) > self.rules.max_line(command.name, is_extended=self.extended_smtp):
+            self.rules.on_limit("command")
+            return _LINE_TOO_LONG
+        if not self.is_tls_accepted and command.name != "QUIT":
+            return _INSECURE
+        if self.rules.requires_tls and self.ssl is None and command.name not in _BEFORE_TLS:
+            return _STARTTLS_FIRST
+        return None
+
+    def _is_within_call_limit(self, word: bytes) -> bool:
+        assert self._calls_left is not None
+        verb = word.upper().decode("ascii")
+        left = self._calls_left.get(verb, self.rules.default_call_limit)
+        self._calls_left[verb] = left - 1
+        return left >= 1
+
+    def _refuse_unknown(self, line: bytes) -> Effect | None:
+        if _HTTP.match(line):
+            return Close(discards_replies=True)
+        return self._refuse(_UNKNOWN_COMMAND)
+
+    # What must come before a command: these refuse it themselves
+
+    def _is_greeted(self) -> bool:
+        """Has the client said HELO, and authenticated itself if it must?"""
+        if self.host_name:
+            return not self.rules.requires_auth or self._is_authenticated()
+        self.answer(Reply(503, "5.5.1", f"Error: send {'LHLO' if self.rules.is_lmtp else 'HELO'} first"))
+        return False
+
+    def _is_authenticated(self) -> bool:
+        if not self.rules.requires_auth or self.authenticated:
+            return True
+        self.answer(_AUTH_FIRST)
+        return False
+
+    def _has_sender(self) -> bool:
+        if self.envelope.mail_from is not None:  # which was only possible after HELO
+            return True
+        if self._is_greeted():
+            self._refuse_out_of_order(_NEEDS_MAIL)
+        return False
+
+    def _has_recipients(self) -> bool:
+        if self.envelope.rcpt_tos:
+            return True
+        if self._is_greeted():
+            self._refuse_out_of_order(_NEEDS_RCPT)
+        return False
+
+    def _may_name_client(self) -> bool:
+        if not self.trusted:
+            self.answer(_NOT_AUTHORIZED)
+        elif self.envelope.mail_from is not None:
+            self.answer(_IN_TRANSACTION)
+        else:
+            return True
+        return False
+
+    # Arguments
+
+    def _text(self, argument: bytes) -> tuple[str | None]:
+        return (argument.decode("utf-8", "replace") or None,)
+
+    def _mail_path(self, argument: bytes) -> tuple[str, list[str], Path] | Reply:
+        return self._path(b"FROM:", argument, "Syntax: MAIL FROM: <address>")
+
+    def _rcpt_path(self, argument: bytes) -> tuple[str, list[str], Path] | Reply:
+        return self._path(b"TO:", argument, "Syntax: RCPT TO: <address>")
+
+    def _path(self, keyword: bytes, argument: bytes, form: str) -> tuple[str, list[str], Path] | Reply:
+        syntax = form + _PARAMETERS if self.extended_smtp else form
+        if argument[: len(keyword)].upper() != keyword:
+            return Reply(501, "5.5.4", syntax)
+        path = parse_path(argument[len(keyword) :], syntax=syntax)
+        if isinstance(path, Reply):
+            return path
+        if path.params and not self.extended_smtp:
+            return Reply(501, "5.5.4", form)
+        limit = self.rules.local_part_limit
+        if limit and len(path.address.rpartition("@")[0]) > limit:
+            return _MALFORMED_ADDRESS
+        return path.address, list(path.as_sent), path
+
+    def _client_from(self, client: Client, argument: bytes, names: tuple[str, ...]) -> tuple[Client] | Reply:
+        try:
+            return (xforward.apply(client, argument, names),)
+        except xforward.BadAttribute:
+            return _BAD_ATTRIBUTE
+
+    def _forwarded_client(self, argument: bytes) -> tuple[Client] | Reply:
+        return self._client_from(self.forwarded or _NOBODY, argument, xforward.XFORWARD_NAMES)
+
+    def _introduced_client(self, argument: bytes) -> tuple[Client] | Reply:
+        return self._client_from(self.client, argument, xforward.XCLIENT_NAMES)
+
+    def _verified_address(self, argument: bytes) -> tuple[str] | Reply:
+        if not argument:
+            return Reply(501, "5.5.4", "Syntax: VRFY <address>")
+        path = parse_path(argument, syntax="Could not VRFY")
+        return _CANNOT_VERIFY if isinstance(path, Reply) or not path.address else (path.address,)
 
     # Greeting
 
-    @syntax("HELO hostname")
-    def smtp_HELO(self, hostname: str | None) -> None:
+    def _helo(self, hostname: str | None) -> Effect | None:
         if not hostname:
-            return self._say(b"501 5.5.4 Syntax: HELO hostname")
-        self._set_rset_state()
-        self.session.extended_smtp = False
-        return self._ask("HELO", self._greet_back, hostname)
+            return self._refuse(Reply(501, "5.5.4", "Syntax: HELO hostname"))
+        self.reset()
+        self.extended_smtp = False
+        return Ask("HELO", self._greet_back, (hostname,))
 
     def _greet_back(self, status: Any, hostname: str) -> None:
         if status is MISSING:
-            self.session.host_name = hostname
-            status = f"250 {self.hostname}"
-        self._answer(status)
+            self.host_name = hostname
+            status = f"250 {self.rules.hostname}"
+        self.answer(status)
 
-    @syntax("EHLO hostname")
-    def smtp_EHLO(self, hostname: str | None) -> None:
+    def _ehlo(self, hostname: str | None) -> Effect | None:
+        rules, is_secure = self.rules, self.ssl is not None
         if not hostname:
-            return self._say(b"501 5.5.4 Syntax: %b hostname" % (b"LHLO" if self.greeting == "LHLO" else b"EHLO"))
-        self._set_rset_state()
-        self.session.extended_smtp = True
-        if self._ehlo_hook_ver is None:
-            self.session.host_name = hostname
-            self._out.append(self._ehlo_reply())
+            return self._refuse(Reply(501, "5.5.4", f"Syntax: {'LHLO' if rules.is_lmtp else 'EHLO'} hostname"))
+        self.reset()
+        self.extended_smtp = True
+        if rules.ehlo_hook is None:
+            self.host_name = hostname
+            self.replies.append(rules.ehlo_reply(is_secure=is_secure, is_trusted=self.trusted))
             return None
-        lines = self._extensions()
-        if self._ehlo_hook_ver == "old":
-            for line in lines:
-                self._say(line.encode())
-            return self._ask("EHLO", lambda line, *_: self._answer(line), hostname)
-        return self._ask("EHLO", self._announce, hostname, [*lines, "250 HELP"])
+        lines = rules.extensions(is_secure=is_secure, is_trusted=self.trusted)
+        if rules.ehlo_hook == "new":
+            return Ask("EHLO", self._announce, (hostname, [*lines, "250 HELP"]))
+        self._announce(lines)
+        return Ask("EHLO", lambda line, _: self.answer(line), (hostname,))
 
-    def _announce(self, lines: list[str], *_: Any) -> None:
+    def _announce(self, lines: Iterable[str | Reply], *_: Any) -> None:
         for line in lines:
-            self._answer(line)
+            self.answer(line)
 
-    def _ehlo_reply(self) -> bytes:
-        """The same for all sessions in the same circumstances, so it is made once for each."""
-        circumstances = (self.session.ssl is not None, self.trusted)
-        reply = self._ehlo_replies.get(circumstances)
-        if reply is None:
-            reply = "".join(f"{line}\r\n" for line in [*self._extensions(), "250 HELP"]).encode()
-            self._ehlo_replies[circumstances] = reply
-        return reply
+    def _say_lmtp(self, _: str | None) -> Effect | None:
+        return self._refuse(_IS_LMTP)
 
-    def _extensions(self) -> list[str]:
-        lines = [self.hostname, "PIPELINING", "ENHANCEDSTATUSCODES", "DSN"]
-        if self.data_size_limit:
-            lines.append(f"SIZE {self.data_size_limit}")
-        if not self._decode_data:
-            lines.append("8BITMIME")
-        if self.enable_SMTPUTF8:
-            lines.append("SMTPUTF8")
-        lines.append("PRDR")
-        if self.tls_context and self.session.ssl is None:
-            lines.append("STARTTLS")
-        if self._has_auth and (not self._auth_require_tls or self.session.ssl is not None):
-            lines.append("AUTH " + " ".join(sorted(self._auth_methods)))
-        if self.trusted:
-            lines.append("XFORWARD " + " ".join(xforward.XFORWARD_NAMES))
-            lines.append("XCLIENT " + " ".join(xforward.XCLIENT_NAMES))
-        return ["250-" + line for line in lines if line not in self.hidden]
+    # What a trusted mail server says about its client
 
-    # What a trusted mail server says of its client
+    def _xforward(self, client: Client) -> None:
+        self.forwarded = client
+        self.answer(b"250 2.0.0 Ok")
 
-    @syntax("XFORWARD attribute=value ...", when="trusted")
-    def smtp_XFORWARD(self, arg: str | None) -> None:
-        client = self._told(self.forwarded or Client(), xforward.XFORWARD_NAMES)
-        if client is not None:
-            self.forwarded = client
-            self._say(b"250 2.0.0 Ok")
-
-    @syntax("XCLIENT attribute=value ...", when="trusted")
-    def smtp_XCLIENT(self, arg: str | None) -> None:
-        client = self._told(self.client, xforward.XCLIENT_NAMES)
-        if client is None:
-            return
+    def _xclient(self, client: Client) -> None:
         self.client, self.introduced = client, True
-        self.session.host_name = client.helo
-        self.session.extended_smtp = client.protocol != "SMTP"
-        self._set_rset_state()
-        self._out.append(self._banner)
+        self.host_name = client.helo
+        self.extended_smtp = client.protocol != "SMTP"
+        self.reset()
+        self.replies.append(self.rules.banner)
 
-    def _told(self, client: Client, names: tuple[str, ...]) -> Client | None:
-        """The client with the command's attributes, or None and a refusal said."""
-        if not self.trusted:
-            self._say(b"550 5.7.0 Error: insufficient authorization")
-        elif self.envelope.mail_from is not None:
-            self._say(b"503 5.5.1 Error: MAIL transaction in progress")
-        else:
-            try:
-                return xforward.apply(client, self._argument, names)
-            except xforward.BadAttribute:
-                self._say(b"501 5.5.4 Error: bad attribute name or value")
-        return None
+    # The mail. `unchecked` is None if the fast path recognised the line: its parameters are correct
 
-    # The mail
+    def _mail(self, address: str, options: list[str], unchecked: Path | None = None) -> Effect | None:
+        envelope = self.envelope
+        if envelope.mail_from is not None:
+            return self._refuse(_NESTED_MAIL)
+        if unchecked is None:
+            envelope.smtp_utf8 = envelope.prdr = False
+        elif (refusal := self._refuse_mail(unchecked)) is not None:
+            return self._refuse(refusal)
+        return Ask("MAIL", self._begin_mail, (address, options))
 
-    def _take_ordinary(self, data: bytes) -> int:
-        """Ordinary lines, until one needs a closer look."""
-        if not self.session.host_name or not self._sees_ordinary:
-            return 0
-        taken = 0
-        try:
-            while (line := ordinary(data, taken)) is not None:
-                envelope = self.envelope  # another one, once DATA was refused
-                sender, mail_params, recipient, rcpt_params, verb = line.groups()
-                if (mail_params or rcpt_params) and not self._takes_ordinary_params():
-                    break
-                if sender is not None:
-                    if envelope.mail_from is not None or self._mails >= self._limits.max_mails:
-                        break
-                    taken = line.end()
-                    envelope.smtp_utf8 = envelope.prdr = False
-                    options = mail_params.decode("ascii").split() if mail_params else []
-                    self._ask("MAIL", self._begin_mail, sender.decode("ascii"), options)
-                elif recipient is not None:
-                    if envelope.mail_from is None or len(envelope.rcpt_tos) >= self._limits.max_recipients:
-                        break
-                    taken = line.end()
-                    options = rcpt_params.decode("ascii").split() if rcpt_params else []
-                    self._ask("RCPT", self._add_recipient, recipient.decode("ascii"), options)
-                elif verb == b"QUIT":
-                    taken = line.end()
-                    self._ask("QUIT", self._say_bye)
-                elif envelope.rcpt_tos:
-                    taken = line.end()
-                    self._ask("PREDATA", self._begin_data)
-                else:
-                    break
-                self._idle_commands = 0
-                if self._errors:
-                    self._end_command()
-                if taken == len(data) or self._data is not None or self._task is not None or self.transport is None:
-                    break
-        except Exception as error:
-            self._start(self._fail, error)
-        self._phase_began = self.loop.time()
-        return taken
+    def _refuse_mail(self, path: Path) -> Reply | None:
+        rules, names = self.rules, [name for name, _ in path.params]
+        self.envelope.smtp_utf8 = "SMTPUTF8" in names
+        self.envelope.prdr = "PRDR" in names
+        refusal = refuse_of_mail(path, rules.hidden, rules.max_message_size, rules.takes_utf8)
+        if refusal is TOO_LARGE:
+            rules.on_limit("max_message_size")
+        return refusal or self._refuse_utf8(path)
 
-    def _takes_ordinary_params(self) -> bool:
-        return bool(self.session.extended_smtp) and self.hidden.isdisjoint(_ORDINARY_EXTENSIONS)
-
-    @syntax("MAIL FROM: <address>", extended=" [SP <mail-parameters>]")
-    def smtp_MAIL(self, arg: str | None) -> None:
-        if self._is_too_early():
-            return None
-        path = self._path(b"FROM:", "Syntax: MAIL FROM: <address>")
-        if isinstance(path, Reply):
-            return self._reply(path)
-        if self.envelope.mail_from is not None:
-            return self._say(b"503 5.5.1 Error: nested MAIL command")
-        refusal = self._refuse_mail_params(path)
-        if refusal is not None:
-            return self._reply(refusal)
-        return self._ask("MAIL", self._begin_mail, path.address, list(path.as_sent))
+    def _refuse_utf8(self, path: Path) -> Reply | None:
+        return None if self.envelope.smtp_utf8 or path.is_ascii else _NEEDS_SMTPUTF8
 
     def _begin_mail(self, status: Any, sender: str, options: list[str]) -> None:
         if status is MISSING:
-            self.envelope.mail_from = sender
-            if self.envelope.prdr:  # between this client and us
-                options = [one for one in options if one.upper() != "PRDR"]
-            self.envelope.mail_options = options
-            return self._out.append(b"250 2.1.0 OK\r\n")
+            envelope = self.envelope
+            envelope.mail_from = sender
+            if envelope.prdr:  # concerns only this client and us, not the next hop
+                options = [option for option in options if option.upper() != "PRDR"]
+            envelope.mail_options = options
+            return self.replies.append(b"250 2.1.0 OK\r\n")
         if isinstance(status, Reply) and status.is_temporary:
-            self._excused = self._limits.max_recipients + 1  # its RCPTs and DATA may be on their way
-        return self._answer(status)
+            self._excused = self.rules.limits.max_recipients + 1  # its RCPTs and DATA may be on their way
+        return self.answer(status)
 
-    def _path(self, keyword: bytes, form: str) -> Path | Reply:
-        extended = self.session.extended_smtp
-        if self._argument[: len(keyword)].upper() != keyword:
-            return Reply(501, "5.5.4", form + _PARAMETERS if extended else form)
-        path = parse_path(self._argument[len(keyword) :], syntax=form + _PARAMETERS if extended else form)
-        if isinstance(path, Reply):
-            return path
-        if path.params and not extended:
-            return Reply(501, "5.5.4", form)
-        if self.local_part_limit and len(path.address.rpartition("@")[0]) > self.local_part_limit:
-            return Reply(553, "5.1.3", "Error: malformed address")
-        return path
-
-    def _refuse_mail_params(self, path: Path) -> Reply | None:
-        names = [name for name, _ in path.params]
-        self.envelope.smtp_utf8 = "SMTPUTF8" in names
-        self.envelope.prdr = "PRDR" in names
-        refusal = refuse_of_mail(path, self.hidden, self.data_size_limit, self.enable_SMTPUTF8)
-        if refusal is TOO_LARGE:
-            self._hit("max_message_size")
-        return refusal or self._refuse_utf8()
-
-    def _refuse_utf8(self) -> Reply | None:
-        if self._argument.isascii() or self.envelope.smtp_utf8:
-            return None
-        return Reply(550, "5.6.7", "Error: a non-ASCII address needs SMTPUTF8")
-
-    @syntax("RCPT TO: <address>", extended=" [SP <mail-parameters>]")
-    def smtp_RCPT(self, arg: str | None) -> None:
-        if self._is_too_early():
-            return None
-        if self.envelope.mail_from is None:
-            return self._out_of_order(b"503 5.5.1 Error: need MAIL command")
-        path = self._path(b"TO:", "Syntax: RCPT TO: <address>")
-        if isinstance(path, Reply):
-            return self._reply(path)
-        refusal = self._refuse_recipient(path)
+    def _rcpt(self, address: str, options: list[str], unchecked: Path | None = None) -> Effect | None:
+        refusal = self._refuse_rcpt(unchecked)
         if refusal is not None:
-            return self._reply(refusal)
-        return self._ask("RCPT", self._add_recipient, path.address, list(path.as_sent))
+            return self._refuse(refusal)
+        return Ask("RCPT", self._add_recipient, (address, options))
+
+    def _refuse_rcpt(self, unchecked: Path | None) -> Reply | None:
+        if unchecked is not None:
+            if not unchecked.address:
+                return _EMPTY_RECIPIENT
+            if unchecked.params and (refusal := refuse_of_rcpt(unchecked, self.rules.hidden)) is not None:
+                return refusal
+        if len(self.envelope.rcpt_tos) >= self.rules.limits.max_recipients:
+            self.rules.on_limit("max_recipients")
+            return _TOO_MANY_RECIPIENTS
+        return None if unchecked is None else self._refuse_utf8(unchecked)
 
     def _add_recipient(self, status: Any, address: str, options: list[str]) -> None:
         if status is not MISSING:
-            return self._answer(status)
+            return self.answer(status)
         self.envelope.rcpt_tos.append(address)
         self.envelope.rcpt_params.append(tuple(options))
-        return self._out.append(b"250 2.1.5 OK\r\n")
+        return self.replies.append(b"250 2.1.5 OK\r\n")
 
-    def _refuse_recipient(self, path: Path) -> Reply | None:
-        if not path.address:
-            return Reply(501, "5.1.3", "Syntax: RCPT TO: <address>")
-        if path.params and (refusal := refuse_of_rcpt(path, self.hidden)) is not None:
-            return refusal
-        if len(self.envelope.rcpt_tos) >= self._limits.max_recipients:
-            self._hit("max_recipients")
-            return Reply(452, "4.5.3", "Error: too many recipients")
-        return self._refuse_utf8()
+    def _data(self) -> Effect | None:
+        return Ask("PREDATA", self._begin_content)
 
-    @syntax("DATA")
-    def smtp_DATA(self, arg: str | None) -> None:
-        if self._is_too_early():
-            return None
-        if not self.envelope.rcpt_tos:
-            return self._out_of_order(b"503 5.5.1 Error: need RCPT command")
-        if arg:
-            return self._say(b"501 5.5.4 Syntax: DATA")
-        return self._ask("PREDATA", self._begin_data)
-
-    def _begin_data(self, status: Any) -> None:
+    def _begin_content(self, status: Any) -> Effect | None:
         if status is not MISSING:
-            self._set_rset_state()
-            return self._answer(status)
-        self._out.append(b"354 End data with <CR><LF>.<CR><LF>\r\n")
-        return self._receive()
+            self.reset()
+            return self._refuse(status)
+        self.replies.append(b"354 End data with <CR><LF>.<CR><LF>\r\n")
+        return _READ_CONTENT
 
-    async def _take_mail(self) -> None:
-        reader, self._whole = self._whole, None
-        assert reader is not None
-        self._mails += 1
-        recipients, prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
-        message = self.envelope.message = reader.message
-        fault = reader.fault
-        try:
-            status = self._judge(reader)
-            del reader  # thousands may wait here: each keeps only what is needed
-            if isinstance(status, CoroutineType):
-                status = await status
-        except Exception as error:
-            status = await self.handle_exception(error)
-        finally:
-            message.close()
-            self._busy = False
-            self._set_rset_state()
+    def receive_content(self, content: DataReader) -> Ask | Reply:
+        """The final dot has come: the question to the handler, or the refusal; then call `answer_mail`."""
+        self.mails += 1
+        self.envelope.message = content.message
+        if content.fault is not None:
+            if (limit := _LIMITS.get(content.fault)) is not None:
+                self.rules.on_limit(limit)
+            refusal = _FAULTS[content.fault]
+            return Ask("REFUSED", self.answer_mail, (refusal, content.total))
+        if self.rules.content_encoding == "ascii" and not (self.envelope.original_content or b"").isascii():
+            return _STRICT_ASCII_CONTENT
+        self.errors = 0  # a client that brings mail may make a mistake now and then
+        return Ask("DATA", self.answer_mail)
+
+    def answer_mail(self, status: Any, default: Reply = _OK, *_: Any) -> None:
+        """With what the handler decided; then this mail is over."""
+        recipients, is_prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
+        self.reset()
         if isinstance(status, Outcome):
             status = status.replies or status.reply
         elif status is MISSING:
-            status = "250 2.0.0 OK" if fault is None else _FAULTS[fault]
-        if prdr:
+            status = default
+        if is_prdr:
             self._answer_prdr(status, recipients)
+        elif self.rules.is_lmtp:
+            self._announce(status if isinstance(status, tuple) else (status,) * recipients)
         else:
-            self._answer_data(status, recipients)
-        if self._farewell is not None:
-            self.goodbye(self._farewell)
-
-    def _judge(self, reader: DataReader) -> Any:
-        """The hook's answer to the mail, or what is to be awaited for it."""
-        if reader.fault is not None:
-            if (limit := _LIMITS.get(reader.fault)) is not None:
-                self._hit(limit)
-            return self._call_hook("REFUSED", _FAULTS[reader.fault], reader.total)
-        if self._decode_data and not self.enable_SMTPUTF8 and not (self.envelope.original_content or b"").isascii():
-            return "500 5.6.1 Error: strict ASCII mode"
-        self._errors = 0  # a client that brings mail may err now and then
-        if "DATA" in self._handle_hooks:
-            return self._call_hook("DATA")
-        return self._call_process_message()
-
-    def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
-        assert not isinstance(status, tuple)
-        self._answer(status)
+            assert not isinstance(status, tuple)
+            self.answer(status)
 
     def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
-        """draft-hall-prdr: 353, one reply for each accepted recipient, one for the mail as a whole."""
-        each = status if isinstance(status, tuple) else (status,) * recipients
-        self._reply(_PRDR_BEGINS)
-        for one in each:
-            self._answer(one)
-        self._answer(_as_a_whole(status) if isinstance(status, tuple) else status)
+        """draft-hall-prdr: 353, one reply for each accepted recipient, one for the whole mail."""
+        self.answer(_PRDR_BEGINS)
+        if isinstance(status, tuple):
+            self._announce((*status, _summary(status)))
+        else:
+            self._announce((status,) * (recipients + 1))
 
-    async def _call_process_message(self) -> Any:
-        """aiosmtpd's deprecated hook, which its own suite still tries."""
-        hook = getattr(self.event_handler, "process_message", None)
-        if hook is None:
-            return MISSING
-        envelope = self.envelope
-        status = hook(self.session.peer, envelope.mail_from, envelope.rcpt_tos, envelope.content)
-        status = await status if asyncio.iscoroutine(status) else status
-        return MISSING if status is None else status
+    # Other commands
 
-    def _is_too_early(self) -> bool:
-        """Whether the client must greet, or authenticate, before this command; then it has been told."""
-        if self.session.host_name:
-            return self._auth_required and self._lacks_auth()
-        self._say(b"503 5.5.1 Error: send %b first" % self.greeting.encode())
-        return True
+    def _rset(self) -> Effect | None:
+        self.reset()
+        return Ask("RSET", self._agree)
 
-    def _lacks_auth(self) -> bool:
-        if not self._auth_required or self.session.authenticated:
-            return False
-        self._say(b"530 5.7.0 Authentication required")
-        return True
-
-    async def check_helo_needed(self, helo: str = "HELO") -> bool:
-        if self.session.host_name:
-            return False
-        self._say(b"503 5.5.1 Error: send %b first" % helo.encode())
-        return True
-
-    def _set_rset_state(self) -> None:
-        """A new envelope, if the last one was used; XFORWARD's word was for the last mail only."""
-        if self.envelope is None or self.envelope.mail_from is not None:
-            self.envelope = self._create_envelope()
-        self.forwarded = None
-
-    @syntax("RSET")
-    def smtp_RSET(self, arg: str | None) -> None:
-        if arg:
-            return self._say(b"501 5.5.4 Syntax: RSET")
-        self._set_rset_state()
-        return self._ask("RSET", self._agree)
+    def _noop(self, text: str | None) -> Effect | None:
+        return Ask("NOOP", self._agree, (text,))
 
     def _agree(self, status: Any, *_: Any) -> None:
-        self._answer("250 2.0.0 OK" if status is MISSING else status)
+        self.answer(_OK if status is MISSING else status)
 
-    @syntax("NOOP [ignored]")
-    def smtp_NOOP(self, arg: str | None) -> None:
-        self._ask("NOOP", self._agree, arg)
+    def _quit(self) -> Effect | None:
+        return Ask("QUIT", self._say_bye)
 
-    @syntax("QUIT")
-    def smtp_QUIT(self, arg: str | None) -> None:
-        if arg:
-            return self._say(b"501 5.5.4 Syntax: QUIT")
-        return self._ask("QUIT", self._say_bye)
+    def _say_bye(self, status: Any) -> Effect | None:
+        self.answer(_BYE if status is MISSING else status)
+        return _CLOSE
 
-    def _say_bye(self, status: Any) -> None:
-        self._answer(_BYE if status is MISSING else status)
-        self._hang_up()
+    def _vrfy(self, address: str) -> Effect | None:
+        return Ask("VRFY", lambda status, _: self.answer(_NOT_VERIFIED if status is MISSING else status), (address,))
 
-    @syntax("VRFY <address>")
-    def smtp_VRFY(self, arg: str | None) -> None:
-        if self._lacks_auth():
-            return None
-        if not arg:
-            return self._say(b"501 5.5.4 Syntax: VRFY <address>")
-        path = parse_path(self._argument, syntax="Could not VRFY")
-        if isinstance(path, Reply) or not path.address:
-            return self._say(b"502 5.5.1 Could not VRFY")
-        return self._ask("VRFY", self._verify, path.address)
+    def _expn(self, _: str | None) -> Effect | None:
+        return self._refuse(_NO_EXPN)
 
-    def _verify(self, status: Any, _: str) -> None:
-        default = "252 2.0.0 Cannot VRFY user, but will accept message and attempt delivery"
-        self._answer(default if status is MISSING else status)
+    def _help(self, verb: str | None) -> None:
+        table = _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
+        listed = {command.name: command for command in table.values() if command.syntax and command.is_listed(self)}
+        command = listed.get((verb or "").upper())
+        if command is not None:
+            syntax = command.syntax + (command.extended_syntax if self.extended_smtp else "")
+            self.answer(Reply(250, "2.0.0", f"Syntax: {syntax}"))
+        else:
+            names = "Supported commands: " + " ".join(sorted(listed))
+            self.answer(Reply(501, "5.5.4", names) if verb else Reply(250, "2.0.0", names))
 
-    def smtp_EXPN(self, arg: str | None) -> None:
-        self._say(b"502 5.5.1 EXPN not implemented")
+    def _auth(self, argument: str | None) -> Effect | None:
+        return Authenticate(argument) if self.rules.auth_mechanisms is not None else self._refuse(_NO_AUTH)
 
-    @syntax("HELP [command]")
-    def smtp_HELP(self, arg: str | None) -> None:
-        if self._lacks_auth():
-            return None
-        known = {name: method for name, method in self._smtp_methods.items() if self._syntax_available(method)}
-        method = known.get((arg or "").upper())
-        if method is None:
-            names = " ".join(sorted(known))
-            return self._say(f"{'501 5.5.4' if arg else '250 2.0.0'} Supported commands: {names}".encode())
-        form = method.__smtp_syntax__
-        if self.session.extended_smtp and method.__smtp_syntax_extended__:
-            form += method.__smtp_syntax_extended__
-        return self._say(f"250 2.0.0 Syntax: {form}".encode())
-
-    @syntax("AUTH <mechanism>")
-    async def smtp_AUTH(self, arg: str | None) -> None:
-        if not self._has_auth:
-            return self._say(b"502 5.5.1 Error: authentication is not offered")
-        return await super().smtp_AUTH(arg)  # type: ignore[no-any-return]
-
-    @syntax("STARTTLS", when="tls_context")
-    async def smtp_STARTTLS(self, arg: str | None) -> None:
-        if arg:
-            return self._say(b"501 5.5.4 Syntax: STARTTLS")
-        if not self.tls_context or self.session.ssl is not None:
-            return self._say(b"454 4.7.0 TLS not available")
-        self._say(b"220 2.0.0 Ready to start TLS")
-        return await self.start_tls()
+    def _starttls(self) -> Effect | None:
+        if not self.rules.offers_tls or self.ssl is not None:
+            return self._refuse(_NO_TLS)
+        self.answer(_READY_FOR_TLS)
+        return _START_TLS
 
 
-def _as_a_whole(each: tuple[Reply, ...]) -> Reply:
-    """For PRDR's last reply. Exim takes a refusal here as one of all recipients, so one acceptance is enough."""
-    accepted = sum(one.is_success for one in each)
+def _summary(each: tuple[Reply, ...]) -> Reply:
+    """PRDR's last reply. Exim takes a refusal here as one for all recipients, so one acceptance is enough."""
+    accepted = sum(reply.is_success for reply in each)
     if 0 < accepted < len(each):
         return Reply(250, "2.0.0", f"Ok: accepted for {accepted} of {len(each)} recipients")
     return weightiest(each) or each[0]
 
 
-class BridgeLMTP(BridgeSMTP):
-    """LMTP (RFC 2033): LHLO greets, and the final dot has one reply per accepted recipient."""
+# The command table
 
-    greeting = "LHLO"
-    hidden = frozenset({"PRDR"})
-    answers_each = True
 
-    @syntax("LHLO hostname")
-    def smtp_LHLO(self, hostname: str | None) -> None:
-        super().smtp_EHLO(hostname)
+def _no_argument(verb: str) -> Callable[[SmtpSession, bytes], tuple[()] | Reply]:
+    refusal = Reply(501, "5.5.4", f"Syntax: {verb}")
+    return lambda _, argument: refusal if argument else ()
 
-    def smtp_HELO(self, hostname: str | None) -> None:
-        self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
 
-    def smtp_EHLO(self, hostname: str | None) -> None:
-        self._say(b"500 5.5.1 Error: this is LMTP, send LHLO")
+def _always(_: SmtpSession) -> bool:
+    return True
 
-    def _answer_data(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
-        for one in status if isinstance(status, tuple) else (status,) * recipients:
-            self._answer(one)
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One verb. In this order: `is_allowed`, `parse` (skipped on the fast path), `execute` with what it returned."""
+
+    name: str = ""
+    execute: Callable[..., Effect | None] | None = None  # None: the verb is unknown
+    parse: Callable[[SmtpSession, bytes], tuple[Any, ...] | Reply] = SmtpSession._text
+    is_allowed: Callable[[SmtpSession], bool] | None = None  # says itself why not
+    syntax: str = ""  # for HELP; "": not listed
+    extended_syntax: str = ""
+    is_listed: Callable[[SmtpSession], bool] = _always
+    is_idle: bool = True  # brings no mail closer
+    parses_any_byte: bool = False  # its own parser refuses CR, LF and NUL, with a better reply
+
+
+_S = SmtpSession
+_BOTH = (
+    Command(
+        *("MAIL", _S._mail, _S._mail_path, _S._is_greeted, "MAIL FROM: <address>", _PARAMETERS),
+        is_idle=False,
+        parses_any_byte=True,
+    ),
+    Command(
+        *("RCPT", _S._rcpt, _S._rcpt_path, _S._has_sender, "RCPT TO: <address>", _PARAMETERS),
+        is_idle=False,
+        parses_any_byte=True,
+    ),
+    Command("DATA", _S._data, _no_argument("DATA"), _S._has_recipients, "DATA", is_idle=False),
+    Command("QUIT", _S._quit, _no_argument("QUIT"), syntax="QUIT", is_idle=False),
+    Command("RSET", _S._rset, _no_argument("RSET"), syntax="RSET"),
+    Command("NOOP", _S._noop, syntax="NOOP [ignored]"),
+    Command("VRFY", _S._vrfy, _S._verified_address, _S._is_authenticated, "VRFY <address>"),
+    Command("EXPN", _S._expn),
+    Command("HELP", _S._help, is_allowed=_S._is_authenticated, syntax="HELP [command]"),
+    Command("AUTH", _S._auth, syntax="AUTH <mechanism>"),
+    Command(
+        *("STARTTLS", _S._starttls, _no_argument("STARTTLS")),
+        syntax="STARTTLS",
+        is_listed=lambda session: session.rules.offers_tls,
+    ),
+    Command(
+        *("XFORWARD", _S._xforward, _S._forwarded_client, _S._may_name_client, "XFORWARD attribute=value ..."),
+        is_listed=lambda session: session.trusted,
+    ),
+    Command(
+        *("XCLIENT", _S._xclient, _S._introduced_client, _S._may_name_client, "XCLIENT attribute=value ..."),
+        is_listed=lambda session: session.trusted,
+    ),
+)
+_SMTP = (
+    Command("HELO", _S._helo, syntax="HELO hostname"),
+    Command("EHLO", _S._ehlo, syntax="EHLO hostname"),
+)
+_LMTP = (  # RFC 2033: LHLO greets
+    Command("LHLO", _S._ehlo, syntax="LHLO hostname"),
+    Command("HELO", _S._say_lmtp),
+    Command("EHLO", _S._say_lmtp),
+)
+_UNKNOWN = Command(is_idle=False)
+
+
+def _by_verb(*commands: Command) -> Mapping[bytes, Command]:
+    return {command.name.encode(): command for command in commands}
+
+
+_SMTP_COMMANDS, _LMTP_COMMANDS = _by_verb(*_BOTH, *_SMTP), _by_verb(*_BOTH, *_LMTP)

@@ -22,7 +22,7 @@ _MAX_VALUE = 255
 
 
 class BadAttribute(ValueError):
-    """The command is refused with 501; nothing of it was taken."""
+    """The command is refused with 501; none of its attributes is accepted."""
 
 
 def apply(client: Client, argument: bytes, names: tuple[str, ...]) -> Client:
@@ -57,12 +57,12 @@ def _with(client: Client, key: str, value: str | None) -> Client:
             return replace(client, source=value)
         case "LOGIN":
             return replace(client, login=value)
-        case _:  # DESTADDR, DESTPORT: true, but nobody asks
+        case _:  # DESTADDR, DESTPORT: accepted, but not used
             return client
 
 
 def _decode(raw: bytes) -> str | None:
-    """xtext; with a bad escape the raw value is kept, as Postfix does."""
+    """Decode xtext; a value with a bad escape is kept as it is, as Postfix does."""
     if not _BAD_XTEXT.search(raw):
         raw = _XTEXT.sub(lambda m: bytes([int(m.group(1), 16)]), raw)
     text = raw.decode("utf-8", "replace")
@@ -74,7 +74,7 @@ def _address(value: str | None) -> str | None:
         return None
     text = value[5:] if value[:5].upper() == "IPV6:" else value
     try:
-        return str(ipaddress.ip_address(text.partition("%")[0]))  # a zone means nothing elsewhere
+        return str(ipaddress.ip_address(text.partition("%")[0]))  # a zone is meaningless on another host
     except ValueError:
         raise BadAttribute from None
 

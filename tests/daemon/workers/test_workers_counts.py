@@ -20,7 +20,7 @@ from bridge.daemon.sockets import Sockets
 from bridge.daemon.workers.aggregate import SharedRow
 from bridge.daemon.workers.shared_counters import SharedCounters
 from bridge.daemon.workers.shared_snapshots import SharedSnapshots
-from bridge.daemon.workers.worker_context import OneOfSeveral
+from bridge.daemon.workers.worker_context import SupervisedWorker
 from bridge.errors import Saturated
 from bridge.filter.admission import Admission, AdmissionSettings
 from bridge.mail.message import Spool
@@ -95,10 +95,10 @@ def shared_spool(limit: int, counters: SharedCounters, row: int) -> Spool:
     return context(counters, row).spool(limit, 10, None)
 
 
-def context(counters: SharedCounters, row: int) -> OneOfSeveral:
+def context(counters: SharedCounters, row: int) -> SupervisedWorker:
     """A worker's, without a supervisor."""
     shared = SharedRow(row, counters, SharedSnapshots(1), supervisor=0, life=0, workers_wanted=counters.rows)
-    return OneOfSeveral(shared, Sockets(), lifeline=-1)
+    return SupervisedWorker(shared, Sockets(), lifeline=-1)
 
 
 def test_bytes_count_in_all_rows() -> None:

@@ -1,4 +1,4 @@
-"""The real service with its lists, and the kits of the tests beside these."""
+"""The real service with its lists."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory):
-    """One service for all: what its lists hold is in door_kit.LISTS, and tests add to lists of their own only."""
+    """One service for all tests. LISTS in the kit has its entries; tests add entries only to lists of their own."""
     from tests.filter.envelope_lists.envelope_lists_kit import fill
     from tests.lists.lists_kit import running_service
 

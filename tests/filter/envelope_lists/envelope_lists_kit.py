@@ -39,7 +39,7 @@ def section(service: Any, **more: Any) -> dict[str, Any]:
 def door(
     directory: Path, service: Any, lists: dict[str, Any], config: dict[str, Any] | None = None, **listener: Any
 ) -> Iterator[RunningBridge]:
-    """A bridge that enforces these lists, once it has them."""
+    """A bridge that enforces these lists, after it has fetched them."""
     given = {"lists": section(service), "tenants": TENANTS, **(config or {})}
     with running_bridge(directory, given, lists=lists, **listener) as bridge:
         until(lambda: not bridge.daemon.list_refresh.copies.missing(), "the local copies", 30.0)
@@ -47,14 +47,14 @@ def door(
 
 
 def forwarded(client: Client, address: str) -> None:
-    """The mail server speaks for this client."""
+    """The mail server names this client by XFORWARD."""
     client.say("EHLO mx.example")
     kind = "IPV6:" if ":" in address else ""
     assert client.say(f"XFORWARD ADDR={kind}{address}").startswith("250")
 
 
 def offer(bridge: RunningBridge, sender: str = "good@sender.example", recipient: str = "b@example.org") -> str:
-    """One mail, up to the first refusal; the last reply."""
+    """Send one mail, up to the first refusal; returns the last reply."""
     with Client(bridge) as client:
         client.say("EHLO mx.example")
         for command in (f"MAIL FROM:<{sender}>", f"RCPT TO:<{recipient}>", "DATA"):

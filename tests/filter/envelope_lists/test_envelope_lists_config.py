@@ -1,4 +1,4 @@
-"""What a configuration may say of lists at the door, how its mistakes are told, and what `check` finds."""
+"""Envelope lists in the configuration: what is valid, how mistakes are reported, and what `check` finds."""
 
 from __future__ import annotations
 
@@ -36,7 +36,11 @@ def load(more: str, lists: str = LISTS) -> Config:
 @pytest.mark.parametrize(
     ("more", "lists", "text"),
     [
-        ("lists: {block: [a]}", "", "bridge.yml:1: lists: a listener names lists: say where they are"),
+        (
+            "lists: {block: [a]}",
+            "",
+            "bridge.yml:1: lists: a listener names lists: set lists.url and lists.api_key_file",
+        ),
         ("lists: {blok: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.blok: unknown key"),
         ("lists: {block: [a, a]}", LISTS, "bridge.yml:3: listeners.0.lists.block: a list is named twice"),
         ("lists: {block: [a], skip_scan: [a]}", LISTS, "bridge.yml:3: listeners.0.lists.skip_scan: a list cannot both"),
@@ -58,14 +62,14 @@ def test_mistakes_are_told_with_file_and_line(more, lists, text):
 
 
 def test_after_a_queue_lists_may_still_free_from_the_scan():
-    """Only a refusal would become a bounce there."""
+    """Only a refusal would cause a bounce there."""
     conf = load("profile: exim-queue, lists: {skip_scan: [allowed-networks]}")
     assert conf.listeners[0].lists.names == ["allowed-networks"]
 
 
 @pytest.fixture
 def check(tmp_path):
-    """`scanbridge check` with these lists; its lines that speak of lists, and its exit code."""
+    """Runs `scanbridge check` with these lists; returns its lines about lists and its exit code."""
 
     def run(lists: dict, door: dict) -> tuple[int, list[str]]:
         scanner = FakeScanner()
@@ -80,7 +84,7 @@ def check(tmp_path):
 
 
 def test_check_finds_lists_that_are_not_there(check, service):
-    """Each by name; one that can be used says what it holds, and what is risky about it."""
+    """Each is named; for a usable list, its contents and its risks are shown."""
     _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
     text = "\n".join(found)
     assert "the key works" in text
@@ -90,15 +94,15 @@ def test_check_finds_lists_that_are_not_there(check, service):
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):
-    """One line, and no key in it."""
+    """One line, without the key."""
     with misbehaving(tmp_path, lambda _: http(401, {"error": "unauthorized"})) as server:
         code, found = check(section(server), {"block": ["a"]})
     assert code == 1
     assert len(found) == 1 and "refuses the API key" in found[0]
 
 
-def test_the_embedded_default_has_lists_at_once(tmp_path):
-    """A key file for our eyes only, made at the first start; `lists` and the scan go by it with no set-up."""
+def test_the_embedded_default_has_lists_immediately(tmp_path):
+    """The first start creates a private key file; `lists` and the scan use it without any setup."""
     state = tmp_path / "state"
     ports = {name: free_port() for name in ("9081", "10025", "10027", "9082")}
     text = EMBEDDED.format(state=json.dumps(str(state))[1:-1])
@@ -128,7 +132,7 @@ def _refused(bridge: Bridge) -> bool:
         return client.say(b"Subject: x\r\n\r\nx\r\n.")[0].startswith(b"550")
 
 
-def test_the_embedded_default_reads_as_it_is_meant(tmp_path):
-    """Its lists are those of its own service."""
+def test_the_embedded_default_configuration_is_valid(tmp_path):
+    """Its lists come from its own service."""
     conf = model.embedded(tmp_path)
     assert conf.lists is not None and conf.lists.url == conf.scanner.urls[0]

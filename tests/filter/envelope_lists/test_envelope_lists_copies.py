@@ -1,4 +1,4 @@
-"""The local copy: kept through a restart and an outage, never by halves, refreshed by a program of its own."""
+"""The local copy: it survives restarts and outages, is never incomplete, and a separate process refreshes it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LARGE = {"block": ["large"]}
 
 
 def serving(*entries: str, cut: bool = False):
-    """A service with one list, whose stream may be cut in the middle."""
+    """A service with one list, whose stream may be cut off."""
 
     def answer(seen):
         if seen.operation == "getLists":
@@ -43,8 +43,8 @@ def copy_of(bridge, name: str = "large"):
     return bridge.daemon.list_refresh.copies.get(name, None)
 
 
-def test_a_copy_is_in_force_before_the_first_connection_and_outlives_the_service(tmp_path):
-    """After a restart with the service gone, what was blocked is blocked; status and metrics tell the age."""
+def test_a_copy_is_enforced_from_the_first_connection_and_survives_the_service(tmp_path):
+    """After a restart without the service, senders are still blocked; status and metrics show the copy's age."""
     with (
         misbehaving(tmp_path, serving("bad@sender.example")) as server,
         door(tmp_path, server, LARGE, {"tenants": []}) as bridge,
@@ -55,7 +55,7 @@ def test_a_copy_is_in_force_before_the_first_connection_and_outlives_the_service
         assert offer(bridge, "bad@sender.example").startswith("550 5.7.1")
         assert offer(bridge).startswith("250")
         state = json.loads(get(bridge.admin_port, "/status")[1])["lists"]
-        assert [(one["name"], one["entries"], one["tenant"]) for one in state] == [("large", 1, None)]
+        assert [(copy["name"], copy["entries"], copy["tenant"]) for copy in state] == [("large", 1, None)]
         metrics = get(bridge.admin_port, "/metrics")[1]
         assert 'scanbridge_list_entries{list="large"} 1.0' in metrics
         assert 'scanbridge_list_age_seconds{list="large"}' in metrics
@@ -63,7 +63,7 @@ def test_a_copy_is_in_force_before_the_first_connection_and_outlives_the_service
 
 
 def test_a_cut_stream_never_shrinks_a_list(tmp_path):
-    """The old copy stays, the problem is told in log, status and metrics, and a whole stream mends it."""
+    """The old copy is kept; log, status and metrics show the problem until a complete stream arrives."""
     with misbehaving(tmp_path, serving("bad@sender.example", "old@sender.example")) as server:
         given = {"tenants": [], "lists": section(server, refresh="1s")}
         with door(tmp_path, server, LARGE, given) as bridge:
@@ -83,7 +83,7 @@ def test_a_cut_stream_never_shrinks_a_list(tmp_path):
 
 @pytest.mark.parametrize(("choice", "reply"), [("accept", "250 2.0.0 Ok"), ("tempfail", "451 4.3.0 The lists")])
 def test_without_any_copy_the_operators_choice_holds(tmp_path, choice, reply):
-    """A first start while the service is down: mail flows and a metric tells, or it waits."""
+    """A first start while the service is down: mail is accepted and a metric shows it, or mail is deferred."""
     with misbehaving(tmp_path, serving("bad@sender.example")) as server:
         pass
     given = {"lists": section(server, without_copy=choice)}
@@ -94,8 +94,8 @@ def test_without_any_copy_the_operators_choice_holds(tmp_path, choice, reply):
         assert 'list_age_seconds{list="large"}' not in metrics
 
 
-def test_a_damaged_copy_is_not_used_and_is_made_anew(tmp_path):
-    """A flipped bit is no list; nobody is refused because of it."""
+def test_a_damaged_copy_is_not_used_and_is_fetched_again(tmp_path):
+    """A flipped bit makes it invalid; no mail is refused because of it."""
     with misbehaving(tmp_path, serving("bad@sender.example")) as server:
         with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
             path = bridge.daemon.list_refresh.copies.directory / Wanted("large").file_name
@@ -106,8 +106,8 @@ def test_a_damaged_copy_is_not_used_and_is_made_anew(tmp_path):
             assert offer(bridge, "bad@sender.example").startswith("550")
 
 
-def test_a_list_that_is_not_there_is_said_and_the_others_are_kept(service, tmp_path, caplog):
-    """A mistyped name, and a list of what no envelope has."""
+def test_a_missing_list_is_reported_and_the_others_are_kept(service, tmp_path, caplog):
+    """A mistyped name, and a list of a category that no envelope can match."""
     lists = {"block": ["no-such-list", "notes", "blocked-senders"]}
     given = {"lists": section(service), "tenants": []}
     with running_bridge(tmp_path, given, lists=lists) as bridge:
@@ -118,7 +118,7 @@ def test_a_list_that_is_not_there_is_said_and_the_others_are_kept(service, tmp_p
 
 
 def test_the_operator_can_say_what_entries_are(service, tmp_path):
-    """Another service's categories need not be ours."""
+    """Another service may use other categories."""
     service.add("notes", {"stranger.example": "a domain, we say"})
     given = {"lists": section(service, kinds={"notes": "domain"})}
     with door(tmp_path, service, {"block": ["notes"]}, given) as bridge:
@@ -130,7 +130,7 @@ def refresh(path: Path, *more: str):
 
 
 def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
-    """`scanbridge lists refresh` needs no signal and no restart, and says what it did."""
+    """`scanbridge lists refresh` needs no signal and no restart, and prints what it did."""
     with door(tmp_path, service, {"block": ["changing"]}) as bridge:
         assert offer(bridge, "new@sender.example").startswith("250")
         service.add("changing", {"new@sender.example": ""})
@@ -139,7 +139,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
         inode = copy_of(bridge, "changing").identity
         done = refresh(config, "--json")
         assert done.exit_code == 0, done.output
-        assert [(one["list"], one["tenant"], one["entries"]) for one in json.loads(done.stdout)["lists"]] == [
+        assert [(line["list"], line["tenant"], line["entries"]) for line in json.loads(done.stdout)["lists"]] == [
             ("changing", None, 1),
             ("changing", TENANT, 0),
         ]
@@ -163,7 +163,7 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
     ],
 )
 def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, code, text):
-    """The exit code tells a script what to do; what was enforced still is."""
+    """The exit code tells a script what to do; the old copy is still enforced."""
     with misbehaving(tmp_path, serving("bad@sender.example")) as server:
         with door(tmp_path, server, LARGE, {"tenants": []}) as bridge:
             config = tmp_path / "bridge.yml"
@@ -178,7 +178,7 @@ def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, cod
 
 
 def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
-    """What is named anew is fetched at once; without lists nobody is refused any more."""
+    """A newly named list is fetched immediately; without lists, no mail is refused."""
     with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
         assert offer(bridge, "bad@sender.example").startswith("250")
         data = json.loads(bridge.daemon.config.model_dump_json())
@@ -191,7 +191,7 @@ def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
 
 
 def test_no_listener_names_lists(service, tmp_path):
-    """Then there is nothing to refresh, which is said."""
+    """Then there is nothing to refresh, and the command says so."""
     with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
         config = tmp_path / "bridge.yml"
         config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
@@ -199,7 +199,7 @@ def test_no_listener_names_lists(service, tmp_path):
 
 
 def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
-    """Every worker refuses, also one that came later; the service was asked once."""
+    """Every worker refuses, including one that started later; the service got one request."""
     with misbehaving(tmp_path, serving("bad@sender.example")) as server, parts() as (_, scanner, next_hop):
         port = free_port()
         listener = {"name": "mx", "address": f"127.0.0.1:{port}", "lists": LARGE}
@@ -211,8 +211,8 @@ def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
             until(path.exists, "the copy")
             state = json.loads(get(admin, "/status")[1])
             os.kill(state["workers"][0]["pid"], signal.SIGKILL)
-            pids = {one["pid"] for one in state["workers"]}
-            until(lambda: {one["pid"] for one in _workers(admin)} - pids and len(_workers(admin)) == 2, "a new worker")
+            pids = {worker["pid"] for worker in state["workers"]}
+            until(lambda: {w["pid"] for w in _workers(admin)} - pids and len(_workers(admin)) == 2, "a new worker")
             until(lambda: all(_refused(port) for _ in range(10)), "every worker's look")
             assert server.operations() == ["getLists", "listEntries"]
         finally:
@@ -220,7 +220,7 @@ def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
 
 
 def _workers(admin: int) -> list[dict]:
-    return [one for one in json.loads(get(admin, "/status")[1] or '{"workers": []}')["workers"] if one["ready"]]
+    return [w for w in json.loads(get(admin, "/status")[1] or '{"workers": []}')["workers"] if w["ready"]]
 
 
 def _refused(port: int) -> bool:
@@ -230,7 +230,7 @@ def _refused(port: int) -> bool:
 
 
 def test_what_is_no_table_is_refused(tmp_path):
-    """Empty, cut, another file, a head that lies."""
+    """Empty, truncated, another kind of file, a wrong head."""
     maker = TableMaker("sender")
     for i in range(100):
         maker.add(f"user{i}@example.org")
@@ -247,7 +247,7 @@ def test_what_is_no_table_is_refused(tmp_path):
 
 
 def test_entries_of_any_spelling_are_found_and_odd_ones_left_out(tmp_path):
-    """What a service shows is brought into the one spelling; what has none is counted."""
+    """Entries are normalised; invalid ones are counted."""
     for category, entries, inside, outside in (
         ("sender", ["User@Example.ORG", "example.net", "nonsense@", "a b"], ["user@example.org", "@example.net"], "x"),
         ("domain", ["*.Example.org", ".example.net", "?"], ["example.org", "example.net"], "org"),

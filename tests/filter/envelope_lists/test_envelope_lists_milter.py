@@ -1,4 +1,4 @@
-"""Lists at the door of a real Postfix that asks us as a milter."""
+"""Envelope lists behind a real Postfix that uses us as a milter."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def session(port: int, address: str = "198.51.100.99") -> smtplib.SMTP:
 
 
 def test_blocked_senders_and_clients_are_refused_at_mail(postfix):
-    """Postfix gives its client our words; the session goes on."""
+    """Postfix passes our reply to its client; the session continues."""
     port, _, _ = postfix
     with mail_lines() as lines, session(port) as client:
         for sender in ("bad@sender.example", "x@sub.evil.example"):
@@ -48,7 +48,7 @@ def test_blocked_senders_and_clients_are_refused_at_mail(postfix):
 
 
 def test_one_recipient_is_refused_and_the_mail_goes_to_the_other(postfix):
-    """At RCPT; what arrives was scanned."""
+    """At RCPT; the delivered mail was scanned."""
     port, bridge, destination = postfix
     before = len(bridge.scanner.submissions)
     with session(port) as client:
@@ -61,7 +61,7 @@ def test_one_recipient_is_refused_and_the_mail_goes_to_the_other(postfix):
 
 
 def test_an_allowed_client_is_not_scanned(postfix):
-    """A milter is always told the client's address; the field is added by Postfix."""
+    """A milter always learns the client's address; Postfix adds the field."""
     port, bridge, destination = postfix
     before = len(bridge.scanner.submissions)
     with session(port, "203.0.113.77") as client:

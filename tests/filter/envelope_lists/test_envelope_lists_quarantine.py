@@ -15,7 +15,7 @@ from tests.quarantine.quarantine_kit import desk
 
 @pytest.fixture(scope="module")
 def kept(service, tmp_path_factory):
-    """A quarantine with a mail of a stranger, of a tenant, of nobody, and of an odd sender."""
+    """A quarantine with mail from an ordinary sender, to a tenant, from the null sender, and from an odd sender."""
     with desk(tmp_path_factory.mktemp("kept"), {"tenants": TENANTS}) as made:
         configure(made, section(service, block_list="shunned"))
         made.stranger = made.send(sender=b"Spam@Stranger.example")
@@ -30,7 +30,7 @@ def configure(made, lists: dict) -> None:
 
 
 def test_a_sender_is_blocked_with_a_comment_that_names_the_mail(kept, service):
-    """Who, which mail and when; a second time changes nothing, also not somebody's own comment."""
+    """The comment has the user, the mail and the time; a second call changes nothing, not even an edited comment."""
     done = kept.call("block-sender", kept.stranger)
     assert (done.exit_code, done.stdout) == (
         0,
@@ -52,11 +52,13 @@ def test_a_sender_is_blocked_with_a_comment_that_names_the_mail(kept, service):
     }
     assert service.entries("shunned") == {"spam@stranger.example": "my own words"}
     noted = [json.loads(line) for line in (kept.directory / "actions.log").read_text().splitlines()]
-    assert [(one["action"], one["id"], one["list"]) for one in noted] == [("blocked sender", kept.stranger, "shunned")]
+    assert [(note["action"], note["id"], note["list"]) for note in noted] == [
+        ("blocked sender", kept.stranger, "shunned")
+    ]
 
 
 def test_a_tenants_mail_is_listed_for_the_tenant(kept, service):
-    """Unless --global says that it is meant for everybody; a domain needs --domain."""
+    """Unless --global is given; a whole domain needs --domain."""
     done = kept.call("allow-sender", kept.tenants, "--domain", "--list", "changing")
     assert done.exit_code == 0, done.output
     assert list(service.entries("changing", TENANT)) == ["@stranger.example"]
@@ -69,20 +71,20 @@ def test_a_tenants_mail_is_listed_for_the_tenant(kept, service):
     ("mail", "arguments", "code", "text"),
     [
         ("bounce", [], 1, "the null sender"),
-        ("stranger", ["--list", "blocked-domains"], 1, "say --domain"),
-        ("stranger", ["--list", "blocked-networks"], 1, "holds networks"),
+        ("stranger", ["--list", "blocked-domains"], 1, "use --domain"),
+        ("stranger", ["--list", "blocked-networks"], 1, "contains networks"),
         ("stranger", ["--list", "no-such-list"], 1, "no list no-such-list"),
         ("none", [], 3, "no such mail"),
     ],
 )
-def test_what_cannot_be_listed_is_said(kept, mail, arguments, code, text):
-    """A clear sentence, an exit code, and nothing added."""
+def test_what_cannot_be_listed_is_reported(kept, mail, arguments, code, text):
+    """A clear message, an exit code, and no entry added."""
     done = kept.call("block-sender", getattr(kept, mail, "NOSUCHMAIL"), *arguments)
     assert (done.exit_code, text in done.stderr) == (code, True), done.output
 
 
 def test_a_service_that_refuses_is_told_apart(kept, service, tmp_path):
-    """The key, and nobody there."""
+    """A refused key, and a service that cannot be reached."""
     before = kept.config.read_text()
     try:
         with misbehaving(tmp_path, lambda _: http(401, {"error": "unauthorized"})) as server:

@@ -1,4 +1,4 @@
-"""Lists enforced at MAIL and RCPT: what the client reads, what is logged and counted, and who is not meant."""
+"""Lists enforced at MAIL and RCPT: what the client reads, what is logged and counted, and what does not match."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def bridge(service, tmp_path_factory):
     ],
 )
 def test_a_blocked_sender_is_refused_at_mail(bridge, sender, listed, entry):
-    """550 5.7.1 with our id, one line that names the list, nothing scanned; the next mail of the session passes."""
+    """550 5.7.1 with our id, one log line that names the list, no scan; the next mail of the session passes."""
     before = (
         len(bridge.scanner.submissions),
         counted(bridge, "list_matches_total", listener="test", list=listed, action="refused"),
@@ -54,15 +54,15 @@ def test_a_blocked_sender_is_refused_at_mail(bridge, sender, listed, entry):
 
 
 @pytest.mark.parametrize("sender", ["", "bad@other.example", "sender.example@x.example", "x@notevil.example", "evil"])
-def test_others_are_not_meant(bridge, sender):
-    """The null sender, another domain, a name that only ends alike."""
+def test_other_senders_are_not_refused(bridge, sender):
+    """The null sender, another domain, a domain that only has the same ending."""
     reply = offer(bridge, sender)
     assert reply.startswith("250"), reply
 
 
 @pytest.mark.parametrize("address", ["192.0.2.77", "2001:db8:bad::1", "198.51.100.7"])
 def test_a_blocked_client_is_refused(bridge, address):
-    """The client that the mail server names by XFORWARD; it is asked anew for every mail."""
+    """The client that the mail server names by XFORWARD, checked for every mail."""
     with Client(bridge) as client:
         forwarded(client, address)
         assert REFUSED.fullmatch(client.say("MAIL FROM:<good@sender.example>"))
@@ -72,7 +72,7 @@ def test_a_blocked_client_is_refused(bridge, address):
 
 
 def test_a_blocked_recipient_is_refused_and_the_others_are_not(bridge):
-    """The mail goes to whom it may go; the log has a line for the one and for the mail."""
+    """The other recipients get the mail; the log has a line for the refused recipient and one for the mail."""
     with mail_lines() as lines, Client(bridge) as client:
         client.begin()
         assert REFUSED.fullmatch(client.say("RCPT TO:<gone@example.org>"))
@@ -89,7 +89,7 @@ def test_a_blocked_recipient_is_refused_and_the_others_are_not(bridge):
 
 
 def test_a_tenants_lists_are_for_its_recipients(bridge):
-    """They are known at RCPT; the same sender may write to others."""
+    """They apply at RCPT; the same sender may write to other recipients."""
     sender = "unwanted@sender.example"
     with mail_lines() as lines:
         assert REFUSED.fullmatch(offer(bridge, sender, "a@tenant.example"))
@@ -100,7 +100,7 @@ def test_a_tenants_lists_are_for_its_recipients(bridge):
 
 
 def test_an_allowed_client_is_not_scanned_and_the_header_says_so(bridge):
-    """Relayed with a field that tells why, logged and counted; a forged field does not survive."""
+    """Relayed with a field that gives the reason, logged and counted; a forged field is removed."""
     before = len(bridge.scanner.submissions)
     with mail_lines() as lines, Client(bridge) as client:
         forwarded(client, "203.0.113.9")
@@ -117,7 +117,7 @@ def test_an_allowed_client_is_not_scanned_and_the_header_says_so(bridge):
     assert counted(bridge, "list_matches_total", listener="test", list="allowed-networks", action="skipped") == 1
 
 
-def test_a_mail_servers_own_address_frees_nobody(bridge):
+def test_a_mail_servers_own_address_skips_no_scan(bridge):
     """127.0.0.0/8 is on the allowing list; mail of a mail server that does not name its client is scanned."""
     before = len(bridge.scanner.submissions)
     assert offer(bridge).startswith("250")
@@ -132,7 +132,7 @@ def test_what_blocks_wins_over_what_allows(bridge):
 
 
 def test_a_pipelining_client_is_not_cut_for_what_was_on_its_way(bridge):
-    """Thirty recipients and DATA behind a refused MAIL are no mistakes of the client's."""
+    """Thirty recipients and DATA after a refused MAIL do not count as client errors."""
     with bridge.client() as client:
         client.open()
         commands = [b"MAIL FROM:<bad@sender.example>", *[b"RCPT TO:<b@example.org>"] * 30, b"DATA"]
@@ -143,7 +143,7 @@ def test_a_pipelining_client_is_not_cut_for_what_was_on_its_way(bridge):
 
 
 def test_an_allowing_list_can_be_made_to_win(service, tmp_path):
-    """allow_wins, and a sender's address as the reason: both must be asked for."""
+    """`allow_wins` with a sender address as the reason: the operator must enable both."""
     lists = {"block": BLOCK, "skip_scan": ["allowed-senders"], "allow_wins": True, "text": "Not here"}
     with door(tmp_path, service, lists) as bridge:
         assert offer(bridge, "both@sender.example").startswith("250")
@@ -152,8 +152,8 @@ def test_an_allowing_list_can_be_made_to_win(service, tmp_path):
 
 
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
-def test_shadow_mode_only_tells(service, tmp_path, protocol):
-    """Everything is scanned and relayed; log and metrics say what the lists would have done."""
+def test_shadow_mode_only_reports(service, tmp_path, protocol):
+    """Everything is scanned and relayed; log and metrics show what the lists would have done."""
     lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"], "skip_scan": ["allowed-networks"]}
     hello = "LHLO" if protocol == "lmtp" else "EHLO"
     cases = [
@@ -184,7 +184,7 @@ def test_shadow_mode_only_tells(service, tmp_path, protocol):
 
 
 def test_lmtp_refuses_as_smtp_does(service, tmp_path):
-    """At MAIL and at RCPT, with the same words."""
+    """At MAIL and at RCPT, with the same replies."""
     lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"]}
     with door(tmp_path, service, lists, protocol="lmtp") as bridge, Client(bridge) as client:
         client.say("LHLO mx.example")
@@ -194,8 +194,8 @@ def test_lmtp_refuses_as_smtp_does(service, tmp_path):
         assert client.say("RCPT TO:<b@example.org>").startswith("250")
 
 
-def test_a_share_in_shadow_mode_hears_the_same_at_every_step(service, tmp_path):
-    """Whoever passes MAIL because of the share passes RCPT and the end too, and about so many do."""
+def test_a_shadow_share_gets_the_same_answer_at_every_step(service, tmp_path):
+    """A mail in the shadow share passes MAIL, RCPT and the final check, and the share is about right."""
     lists = {"block": ["blocked-senders"], "block_recipients": ["closed-mailboxes"]}
     with door(tmp_path, service, lists, shadow_percent=50) as bridge, mail_lines() as lines:
         replies = [offer(bridge, "bad@sender.example", "gone@example.org") for _ in range(40)]
@@ -206,7 +206,7 @@ def test_a_share_in_shadow_mode_hears_the_same_at_every_step(service, tmp_path):
 
 
 def test_a_client_that_the_mail_names_is_asked_for_at_its_end(tmp_path, service):
-    """With client_header nobody knows the client before the content; a list then speaks at the dot, or not at all."""
+    """With client_header the client is unknown before the content; its lists are checked after the final dot."""
     lists = {"block": BLOCK, "skip_scan": ["allowed-networks"], "block_recipients": ["closed-mailboxes"]}
     with door(tmp_path, service, lists, client_header="X-Client") as bridge, mail_lines() as lines:
         assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=192.0.2.77\r\n" + MAIL))
@@ -230,7 +230,7 @@ def test_a_client_that_the_mail_names_is_asked_for_at_its_end(tmp_path, service)
 
 
 def test_an_allowed_client_that_the_mail_names_wins_where_it_shall(tmp_path, service):
-    """`allow_wins`: the sender is blocked, but nothing is said of that before the client is known."""
+    """`allow_wins`: the sender is blocked, but is not refused before the client is known."""
     lists = {"block": ["blocked-senders"], "skip_scan": ["allowed-networks"], "allow_wins": True}
     with door(tmp_path, service, lists, client_header="X-Client") as bridge:
         bad = {"sender": "bad@sender.example"}

@@ -1,4 +1,4 @@
-"""Late decisions use what the tests of the filter, of real mail servers and of the service's databases have."""
+"""Databases for the tests of late decisions."""
 
 from __future__ import annotations
 
@@ -9,5 +9,5 @@ from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # n
 
 @pytest.fixture
 def server_database(request: pytest.FixtureRequest) -> str:
-    """The URL of an empty database on a PostgreSQL server of our own."""
+    """The URL of an empty database on our own PostgreSQL server."""
     return fresh_database(request.getfixturevalue("postgresql"))

@@ -1,4 +1,4 @@
-"""Scans that go on after the deadline: who waits for them, what is kept, what happens when things end early."""
+"""Scans that continue after the deadline: how they are awaited, what is stored, and how they end early."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ RESULT = AnalysisResult(Decision.DELIVER, "ggrid", "clean")
 
 
 def message(content: bytes = b"Subject: x\r\n\r\nx\r\n") -> Message:
-    one = Message(Spool(1 << 30))
-    one.write(content)
-    return one
+    mail = Message(Spool(1 << 30))
+    mail.write(content)
+    return mail
 
 
 class FakeScan:
-    """Ends when the test says so."""
+    """Ends when the test sets its result."""
 
     def __init__(self) -> None:
         self.end: asyncio.Future[AnalysisResult] = asyncio.get_running_loop().create_future()
@@ -87,8 +87,8 @@ def stores(tmp_path: Path) -> list[LateStore]:
 
 
 @pytest.mark.parametrize("which", [0, 1], ids=["memory", "sqlite"])
-async def test_a_mail_that_comes_back_gets_its_decision(tmp_path: Path, which: int) -> None:
-    """Running first, then the decision, again and again; another mail of the same sender is not touched."""
+async def test_a_mail_that_is_sent_again_gets_its_decision(tmp_path: Path, which: int) -> None:
+    """RUNNING first, then the decision, any number of times; another mail of the same sender is not affected."""
     async with running(stores(tmp_path)[which]) as case:
         assert case.late.is_empty() and await case.look() is None
         scan = await case.follow()
@@ -109,7 +109,7 @@ async def test_a_mail_that_comes_back_gets_its_decision(tmp_path: Path, which: i
     ids=["unavailable", "saturated", "undecided"],
 )
 async def test_a_scan_without_decision_lets_the_next_try_scan(end: Any) -> None:
-    """Kept as an answer, "undecided" would stay for a day."""
+    """If "undecided" were stored, it would be the answer for a day."""
     async with running() as case:
         scan = await case.follow()
         if isinstance(end, AnalysisResult):
@@ -129,8 +129,8 @@ async def test_a_scan_is_given_up_at_its_limit() -> None:
         assert scan.abandoned and await case.look() is None
 
 
-async def test_the_same_mail_twice_at_once_keeps_one_scan() -> None:
-    """The second one's slot is given back."""
+async def test_the_same_mail_twice_keeps_one_scan() -> None:
+    """The slot of the second scan is given back."""
     async with running() as case:
         first, second = await case.follow(), await case.follow()
         assert (second.abandoned, second.released) == (1, 1)
@@ -152,7 +152,7 @@ async def test_a_decision_is_not_kept_beyond_its_age() -> None:
 
 
 async def test_a_stop_waits_for_running_scans_and_then_ends_them(tmp_path: Path) -> None:
-    """One ends in time and is kept over the restart; the other is given up and scanned again."""
+    """One ends in time and survives the restart; the other is given up and scanned again."""
     store = SqlStore.in_file(tmp_path / "late.sqlite")
     async with running(store) as case:
         quick, slow = await case.follow(b"quick\r\n"), await case.follow(b"slow\r\n")
@@ -165,15 +165,15 @@ async def test_a_stop_waits_for_running_scans_and_then_ends_them(tmp_path: Path)
 
 
 async def test_after_a_stop_nothing_is_begun() -> None:
-    """A mail whose session was cut at the end of the drain time leaves nothing behind."""
+    """A mail whose session was closed at the end of the drain time leaves nothing behind."""
     async with running() as case:
         await case.late.stop(0.0)
         scan = await case.follow()
         assert (scan.abandoned, scan.released) == (1, 1) and case.late.is_empty()
 
 
-async def test_a_scan_of_a_process_that_is_gone_is_not_waited_for(tmp_path: Path) -> None:
-    """After kill -9 nobody will ever bring the answer."""
+async def test_a_scan_of_a_dead_process_is_not_awaited(tmp_path: Path) -> None:
+    """After kill -9 its answer will never arrive."""
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
 
@@ -198,7 +198,7 @@ async def test_a_scan_of_a_process_that_is_gone_is_not_waited_for(tmp_path: Path
 
 
 async def test_workers_learn_of_each_others_mail(tmp_path: Path) -> None:
-    """The retry may reach another process than the first try, at once."""
+    """The retry may immediately reach another process than the first attempt."""
     async with (
         running(SqlStore.in_file(tmp_path / "late.sqlite"), refresh_s=60.0) as first,
         running(SqlStore.in_file(tmp_path / "late.sqlite"), refresh_s=60.0) as second,
@@ -214,7 +214,7 @@ async def test_workers_learn_of_each_others_mail(tmp_path: Path) -> None:
 
 
 async def test_expired_envelopes_are_forgotten(tmp_path: Path) -> None:
-    """When the store is empty again, mail is not hashed any more."""
+    """When the store is empty again, mail is no longer hashed."""
     for store in stores(tmp_path):
         async with running(store, max_age_s=0.2, refresh_s=0.01, purge_s=0.02) as case:
             (await case.follow()).end.set_result(RESULT)
@@ -236,7 +236,7 @@ class Broken(MemoryStore):
 
 
 async def test_a_store_that_fails_is_replaced_by_memory(caplog: pytest.LogCaptureFixture) -> None:
-    """What it would not take is still known here, and the trouble is said once."""
+    """Entries it did not accept are kept in memory, and the failure is logged once."""
     async with running(Broken()) as case:
         for content in (b"1\r\n", b"2\r\n"):
             (await case.follow(content)).end.set_result(RESULT)
@@ -250,7 +250,7 @@ async def test_a_store_that_fails_is_replaced_by_memory(caplog: pytest.LogCaptur
 async def test_a_store_that_cannot_be_opened_does_not_stop_the_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Late decisions then live in memory."""
+    """Late decisions are then kept in memory."""
     async with running(SqlStore.in_file(tmp_path / "nowhere/late.sqlite")) as case:
         (await case.follow()).end.set_result(RESULT)
         await case.all_ended()

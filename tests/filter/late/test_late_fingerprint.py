@@ -31,7 +31,7 @@ async def key(content: bytes = MAIL, envelope: Envelope = ENVELOPE, tenant: str 
 
 @pytest.mark.parametrize("name", sorted(TRACE))
 async def test_trace_fields_make_no_difference(name: bytes) -> None:
-    """Whatever servers write on the way, in front or in the middle, folded or not."""
+    """Whatever servers add on the way, at the top or in the middle, folded or not."""
     field = name.title() + b": by x\r\n\tfor y;\r\n z\r\n"
     assert await key(field + MAIL) == await key()
     assert await key(MAIL.replace(b"X-A", name.upper() + b" :1\r\nX-A")) == await key()
@@ -67,31 +67,31 @@ async def test_other_content_is_another_mail(content: bytes) -> None:
     ],
 )
 async def test_another_envelope_is_another_mail(envelope: Envelope, tenant: str | None) -> None:
-    """Sender, each recipient and tenant count, and none can pose as a part of another."""
+    """Sender, each recipient and tenant count, and none can imitate part of another."""
     assert await key(envelope=envelope, tenant=tenant) != await key()
     assert envelope_hash(tenant, envelope) != envelope_hash(None, ENVELOPE)
 
 
 async def test_order_and_parameters_of_recipients_make_no_difference() -> None:
-    """A mail server may name them in another order the second time."""
+    """A mail server may use another order the second time."""
     other = Envelope(ENVELOPE.sender, (Recipient("c@example.org", ("NOTIFY=NEVER",)), Recipient("b@example.org")))
     assert await key(envelope=other) == await key() and envelope_hash(None, other) == envelope_hash(None, ENVELOPE)
 
 
 @pytest.mark.parametrize("size", [0, 100, IN_A_THREAD_FROM - 1, IN_A_THREAD_FROM, 1 << 20])
-async def test_the_way_the_mail_came_makes_no_difference(size: int) -> None:
-    """In one piece or in many, in memory or in a file, hashed here or in a thread."""
+async def test_how_the_mail_was_received_makes_no_difference(size: int) -> None:
+    """In one chunk or many, in memory or in a file, hashed directly or in a thread."""
     content = MAIL + b"x" * size
     assert await key(content) == await key(content, step=997) == await key(content, step=100_000, memory=0)
 
 
 async def test_our_own_fields_are_stripped_before() -> None:
-    """The head that stands for what came is the one that is hashed."""
+    """The replaced header section is the one that is hashed."""
     mail = message(b"X-Scan-Id: forged\r\n" + MAIL)
     mail.replace_head(MAIL.partition(b"\r\n\r\n")[0] + b"\r\n")
     assert await fingerprint(None, ENVELOPE, mail) == await key()
 
 
-def test_bytes_that_are_no_text_are_hashed_too() -> None:
+def test_undecodable_addresses_are_hashed() -> None:
     """Lone surrogates cannot stop the hash."""
     assert len(envelope_hash(None, Envelope("\udcff@example.org", (Recipient("b@example.org"),)))) == 8

@@ -1,4 +1,4 @@
-"""Several machines with one PostgreSQL: what one of them learned late, all of them know."""
+"""Several machines with one PostgreSQL: all of them know each late decision."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the
 
 
 def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_database: str, tmp_path: Path) -> None:
-    """451 there too while the scan runs here, then the decision; only one scanner saw the mail."""
+    """The other machine replies 451 while the scan runs, then with the decision; only one scanner saw the mail."""
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
     shared = {"state_database": server_database}
@@ -40,7 +40,7 @@ def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_
 def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
     fragile_postgresql: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Until then decisions wait in memory; the log says so once, and never the URL."""
+    """Until then decisions are kept in memory; the log says so once, without the URL."""
     caplog.set_level("INFO")
     url = fragile_postgresql.url.format(name="postgres")
     fragile_postgresql.stop()

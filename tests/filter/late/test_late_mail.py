@@ -1,4 +1,4 @@
-"""A mail whose scan takes longer than its client waits, seen by the client."""
+"""A mail whose scan takes longer than its deadline, as the client sees it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the
 
 
 def test_the_retry_is_answered_from_the_late_decision(tmp_path: Path) -> None:
-    """451, 451 while the scan runs, then delivered at once; the scanner saw the mail once."""
+    """451, another 451 while the scan runs, then immediate delivery; the scanner saw the mail once."""
     with running_bridge(tmp_path, **HURRIED) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result(verdict="late")))
         assert send(bridge).startswith("451 4.4.7 ")
@@ -42,7 +42,7 @@ def test_the_retry_is_answered_from_the_late_decision(tmp_path: Path) -> None:
     ("decision", "start"), [("bounce", "550 5.7.1 "), ("drop", "250 2.0.0 "), ("quarantine", "250 ")]
 )
 def test_every_decision_can_come_late(tmp_path: Path, decision: str, start: str) -> None:
-    """Policy is asked when the mail comes back."""
+    """The policy is applied when the mail is sent again."""
     with running_bridge(tmp_path, **HURRIED) as bridge:
         gate = Gate(bridge, answer(200, result(decision)))
         assert send(bridge).startswith("451 4.4.7 ")
@@ -53,7 +53,7 @@ def test_every_decision_can_come_late(tmp_path: Path, decision: str, start: str)
 
 
 def test_another_mail_is_scanned_meanwhile(tmp_path: Path) -> None:
-    """Same sender and recipient, other content: it gets its own answer, over its own connection."""
+    """Same sender and recipient, other content: it gets its own decision over its own connection."""
     with running_bridge(tmp_path, **HURRIED) as bridge:
         gate = Gate(bridge, answer(200, result("bounce")))
         assert send(bridge).startswith("451 4.4.7 ")
@@ -67,7 +67,7 @@ def test_another_mail_is_scanned_meanwhile(tmp_path: Path) -> None:
 
 
 def test_a_decision_survives_a_restart(tmp_path: Path) -> None:
-    """The next process answers from the file; its scanner sees nothing."""
+    """The next process answers from the file; its scanner gets no mail."""
     with running_bridge(tmp_path, **HURRIED) as bridge:
         gate = Gate(bridge, answer(200, result("bounce")))
         assert send(bridge).startswith("451 4.4.7 ")
@@ -79,7 +79,7 @@ def test_a_decision_survives_a_restart(tmp_path: Path) -> None:
 
 
 def test_a_stop_waits_for_a_late_scan(tmp_path: Path) -> None:
-    """Within the time to drain: no scan is wasted."""
+    """Within the drain timeout: no scan is wasted."""
     with running_bridge(tmp_path, **HURRIED) as bridge:
         gate = Gate(bridge, answer(200, result("bounce")))
         assert send(bridge).startswith("451 4.4.7 ")
@@ -89,7 +89,7 @@ def test_a_stop_waits_for_a_late_scan(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_survive(tmp_path: Path) -> None:
-    """By configuration; the mail is scanned again."""
+    """With `store: memory`, the mail is scanned again."""
     config = {"late_decisions": {"store": "memory"}}
     for start in ("451 4.4.7 ", "451 4.4.7 "):
         with running_bridge(tmp_path, config, **HURRIED) as bridge:
@@ -106,7 +106,7 @@ async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 
 
 def test_off_gives_the_scan_up_at_the_deadline(tmp_path: Path) -> None:
-    """The connection is closed, the slot is free, and every try is a scan."""
+    """The connection is closed, the slot is free, and every attempt is a new scan."""
     with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, **HURRIED) as bridge:
         bridge.scanner.reply = _hang
         for count in (1, 2):
@@ -117,7 +117,7 @@ def test_off_gives_the_scan_up_at_the_deadline(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["fails", "undecided", "hangs up"])
 def test_a_late_scan_that_fails_is_tried_again(tmp_path: Path, end: str) -> None:
-    """The retry is scanned: nothing was decided."""
+    """The retry is scanned, because there was no decision."""
     answers = {"fails": answer(500), "undecided": answer(200, result("undecided")), "hangs up": b""}
     with running_bridge(tmp_path, **HURRIED) as bridge:
         gate = Gate(bridge, answers[end])
@@ -140,7 +140,7 @@ def _close_after(gate: Gate) -> Any:
 
 
 def test_a_mail_relayed_unscanned_at_its_deadline_is_not_waited_for(tmp_path: Path) -> None:
-    """It will not come back: the scan is given up."""
+    """It will not be sent again, so the scan is given up."""
     with running_bridge(tmp_path, {"policy": {"deadline": "relay"}}, **HURRIED) as bridge:
         bridge.scanner.reply = _hang
         assert send(bridge).startswith("250 ")
@@ -149,7 +149,7 @@ def test_a_mail_relayed_unscanned_at_its_deadline_is_not_waited_for(tmp_path: Pa
 
 
 def test_a_late_scan_holds_its_slot(tmp_path: Path) -> None:
-    """The scanner has the mail, so it counts: the next one is refused at MAIL."""
+    """The scanner is working on the mail, so it counts: the next one is refused at MAIL."""
     admission = {"max_in_processing": 1, "throttle_threshold": 1}
     with running_bridge(tmp_path, {"admission": admission}, **HURRIED) as bridge:
         gate = Gate(bridge, answer(200, result()))
@@ -176,7 +176,7 @@ def test_large_mail_can_come_late_too(tmp_path: Path) -> None:
 
 
 def test_mail_is_not_hashed_while_nothing_is_late(bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The good day pays nothing for the bad one."""
+    """Without late mail, late decisions cost nothing."""
 
     def never(*_: object) -> bytes:
         raise AssertionError

@@ -40,7 +40,7 @@ workers: {workers}
 
 
 class SlowScanner:
-    """Keeps every mail until `open`; counts what it got."""
+    """Holds every mail until `open`, and counts the mails."""
 
     def __init__(self) -> None:
         self.background, self.fake = Background(), FakeScanner()
@@ -59,7 +59,7 @@ class SlowScanner:
         self.background.loop.call_soon_threadsafe(self._open.clear)
 
     def seen(self, marker: str) -> int:
-        return sum(marker.encode() in one.email for one in self.fake.submissions)
+        return sum(marker.encode() in submission.email for submission in self.fake.submissions)
 
     def close(self) -> None:
         self.open()
@@ -104,7 +104,7 @@ def marker() -> str:
 
 
 def queue(chain: Chain, marker: str) -> str:
-    """Send a mail and wait until Postfix has deferred it; its queue id."""
+    """Send a mail and wait until Postfix has deferred it; returns its queue id."""
     chain.scanner.shut()
     content = b"From: a@example.org\r\nSubject: " + marker.encode() + b"\r\n\r\nbody\r\n"
     identity = send(chain.front, content).rpartition(" ")[2]
@@ -123,7 +123,7 @@ def decide(chain: Chain) -> None:
 
 
 def retry(chain: Chain, identity: str) -> None:
-    """Again, until it is through: the decision may be a moment on its way."""
+    """Retry until it is delivered: storing the decision may take a moment."""
 
     def gone() -> bool:
         if re.search(rf"{identity}: .*status=sent", chain.postfix.log()):
@@ -149,7 +149,7 @@ def test_the_retry_is_answered_from_the_late_decision(chain: Chain, marker: str)
 
 @pytest.mark.parametrize("how", ["stop", "kill"])
 def test_the_retry_after_a_restart_is_answered_too(chain: Chain, marker: str, how: str) -> None:
-    """The decision is on disk: neither SIGTERM nor kill -9 loses it."""
+    """The decision is on disk: it survives SIGTERM and kill -9."""
     identity = queue(chain, marker)
     decide(chain)
     chain.bridge.logged(rf"(?m)^id=.* late=awaited .*ident={identity}")
@@ -166,7 +166,7 @@ def test_the_retry_after_a_restart_is_answered_too(chain: Chain, marker: str, ho
 
 
 def until_kept(chain: Chain) -> None:
-    """No scan runs any more that somebody waits for."""
+    """Wait until no late scan is running."""
     path = next(Path(chain.bridge._log.parent).glob("**/late.sqlite"))
 
     def all_decided() -> bool:

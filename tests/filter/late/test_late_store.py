@@ -1,4 +1,4 @@
-"""The stores: what was put in can be found, within bounds, by whoever opens it next."""
+"""The stores: entries can be found again, within limits, also by the next process."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def entry(number: int, **changes: object) -> Entry:
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LateStore]:
-    one: LateStore = MemoryStore()
+    store: LateStore = MemoryStore()
     if request.param == "sqlite":
-        one = SqlStore.in_file(tmp_path / "late.sqlite")
+        store = SqlStore.in_file(tmp_path / "late.sqlite")
     elif request.param == "postgresql":
-        one = SqlStore(Database(request.getfixturevalue("server_database")), tmp_path / "stamp")
-    one.open()
-    yield one
-    one.close()
+        store = SqlStore(Database(request.getfixturevalue("server_database")), tmp_path / "stamp")
+    store.open()
+    yield store
+    store.close()
 
 
-def test_what_was_put_is_found(store: LateStore) -> None:
-    """While the scan runs, and then with its decision, whole."""
+def test_a_stored_entry_is_found(store: LateStore) -> None:
+    """While the scan runs, and then with its complete decision."""
     store.put(entry(1))
     assert store.get(entry(1).key) == entry(1)
     done = entry(1, changed_at=2000.0, owner="", result=RESULT)
@@ -43,8 +43,8 @@ def test_what_was_put_is_found(store: LateStore) -> None:
     assert store.get(entry(2).key) is None
 
 
-def test_what_was_removed_is_gone(store: LateStore) -> None:
-    """Also when it was never there."""
+def test_a_removed_entry_is_gone(store: LateStore) -> None:
+    """Removing a missing entry is no error."""
     store.put(entry(1))
     store.remove(entry(1).key)
     store.remove(entry(2).key)
@@ -52,7 +52,7 @@ def test_what_was_removed_is_gone(store: LateStore) -> None:
 
 
 def test_envelopes_are_those_of_entries_changed_since(store: LateStore) -> None:
-    """For the worker that asks what is new."""
+    """For a worker that reads only new entries."""
     for number in (1, 2, 3):
         store.put(entry(number))
     assert store.envelopes(0) == {entry(number).envelope for number in (1, 2, 3)}
@@ -69,19 +69,19 @@ def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
     assert store.envelopes(0) == {entry(6).envelope, entry(7).envelope}
 
 
-def test_what_is_still_waited_for_is_new_again(server_database: str, tmp_path: Path) -> None:
-    """For other machines, which cannot look at our processes; what is decided keeps its age."""
+def test_touch_renews_scans_that_are_still_awaited(server_database: str, tmp_path: Path) -> None:
+    """For other machines, which cannot see our processes; entries with a decision keep their age."""
     store = SqlStore(Database(server_database), tmp_path / "stamp")
     store.open()
-    for one in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
-        store.put(one)
+    for stored in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
+        store.put(stored)
     store.touch("here/1/2", 5000.0)
     assert store.envelopes(1004.0) == {entry(1).envelope}
     store.close()
 
 
 def test_many_processes_may_make_the_tables_and_write_at_once(server_database: str, tmp_path: Path) -> None:
-    """Machines that start together, and have the same mail, do not get in each other's way."""
+    """Machines that start together and get the same mail do not interfere with each other."""
 
     def work(number: int) -> None:
         store = SqlStore(Database(server_database), tmp_path / f"stamp{number}")
@@ -105,7 +105,7 @@ def test_a_damaged_file_of_others_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_database_is_shared_and_survives(tmp_path: Path) -> None:
-    """Two processes see each other's entries; so does the one that starts later."""
+    """Two processes see each other's entries, and so does a process that starts later."""
     first, second = (SqlStore.in_file(tmp_path / "late.sqlite") for _ in range(2))
     first.open()
     second.open()
@@ -121,7 +121,7 @@ def test_a_database_is_shared_and_survives(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("content", [b"this is no database, " * 1000, b"SQLite format 3\0" + b"\xff" * 4096])
 def test_a_damaged_file_is_set_aside(tmp_path: Path, content: bytes) -> None:
-    """It costs some scans, not the start."""
+    """It costs a few scans, but the start succeeds."""
     path = tmp_path / "late.sqlite"
     path.write_bytes(content)
     store = SqlStore.in_file(path)
@@ -147,7 +147,7 @@ def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
-    """And so is a store that was never opened."""
+    """So is a store that was never opened."""
     with pytest.raises(LateStoreError):
         SqlStore.in_file(tmp_path / "nowhere/late.sqlite").open()
     with pytest.raises(LateStoreError, match="not open"):
@@ -155,7 +155,7 @@ def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> No
 
 
 def test_a_locked_database_is_an_error_in_time(tmp_path: Path) -> None:
-    """Somebody holds the write lock: reading goes on, writing fails after the busy time."""
+    """While another process holds the write lock, reading works and writing fails after the busy timeout."""
     store = SqlStore.in_file(tmp_path / "late.sqlite", busy_s=0.1)
     store.open()
     other = sqlite3.connect(tmp_path / "late.sqlite", isolation_level=None)

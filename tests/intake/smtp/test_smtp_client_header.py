@@ -155,8 +155,8 @@ def test_a_missing_or_bad_field_is_said_in_the_log(tmp_path: Path, caplog: pytes
         sent(bridge, OURS + MAIL)
     lines = [one.getMessage().partition(": ")[2] for one in caplog.records if "client" in one.getMessage()]
     assert lines == [
-        "X-Scanbridge-Client is not there, the client is not known",
-        "X-Scanbridge-Client cannot be read, the client is not known",
+        "header field X-Scanbridge-Client is missing; the client is unknown",
+        "header field X-Scanbridge-Client cannot be read; the client is unknown",
     ]
 
 

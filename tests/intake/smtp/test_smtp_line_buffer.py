@@ -9,15 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.smtp.line_buffer import LINE_LIMIT, Inbox, LineTooLong
+from bridge.intake.smtp.line_buffer import LINE_LIMIT, LineBuffer, LineTooLong
 
 
-def inbox() -> Inbox:
+def inbox() -> LineBuffer:
     """One that nobody waits at, so the loop is never asked."""
-    return Inbox(None, lambda: None)  # type: ignore[arg-type]
+    return LineBuffer(None, lambda: None)  # type: ignore[arg-type]
 
 
-def lines(box: Inbox) -> list[bytes | None]:
+def lines(box: LineBuffer) -> list[bytes | None]:
     """Everything that is whole; None stands for a line that was too long."""
     taken: list[bytes | None] = []
     while True:
@@ -81,7 +81,7 @@ def test_reader_methods_read_as_a_stream_does() -> None:
     """What aiosmtpd's PROXY and AUTH code needs of a stream is there, with its errors at the end."""
 
     async def scenario() -> None:
-        box = Inbox(asyncio.get_running_loop(), lambda: None)
+        box = LineBuffer(asyncio.get_running_loop(), lambda: None)
         asyncio.get_running_loop().call_soon(box.feed, b"ab")
         asyncio.get_running_loop().call_soon(box.feed, b"c\nde")
         assert await box.readexactly(1) == b"a"
@@ -104,7 +104,7 @@ def test_stream_without_line_end_is_bounded() -> None:
     """A PROXY or AUTH line that never ends is given up."""
 
     async def scenario() -> None:
-        box = Inbox(asyncio.get_running_loop(), lambda: None)
+        box = LineBuffer(asyncio.get_running_loop(), lambda: None)
         box.feed(b"x" * (LINE_LIMIT + 1))
         with pytest.raises(asyncio.LimitOverrunError):
             await box.readline()
@@ -117,7 +117,7 @@ def test_replies_go_out_before_the_wait() -> None:
 
     async def scenario() -> None:
         said: list[str] = []
-        box = Inbox(asyncio.get_running_loop(), lambda: said.append("flushed"))
+        box = LineBuffer(asyncio.get_running_loop(), lambda: said.append("flushed"))
         asyncio.get_running_loop().call_soon(box.feed, b"x")
         await box.more()
         assert said == ["flushed"]

@@ -1,4 +1,4 @@
-"""Recipients that do not belong together: of several tenants, and of several next hops."""
+"""Recipients of several tenants and of several next hops in one mail."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def own(protocol: str, replies: list[bytes]) -> list[bytes]:
 
 
 @EACH
-def test_each_tenant_has_a_scan_of_his_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
-    """The same bytes, his own recipients, his own tenantUid, his own line in the log, an answer in order."""
+def test_each_tenant_has_its_own_scan(tmp_path: Path, hop: NextHop, protocol: str) -> None:
+    """The same bytes, but its own recipients, tenantUid and log line; the replies are in order."""
     with mail_lines() as lines, bridge_before(hop, tmp_path, protocol, tenants=TENANTS) as bridge:
         replies = own(protocol, send(bridge, protocol, *PEOPLE))
         assert [reply[:3] for reply in replies] == [b"250"] * 4
         sent = {
-            one.parameters.get("tenantUid"): one.parameters["borderMtaData"]["envelopeRecipients"]
-            for one in bridge.scanner.submissions
+            submission.parameters.get("tenantUid"): submission.parameters["borderMtaData"]["envelopeRecipients"]
+            for submission in bridge.scanner.submissions
         }
         assert sent == {ONE: ["b@one.example", "d@ONE.example"], TWO: ["c@two.example"], None: ["e@example.org"]}
-        assert {one.email for one in bridge.scanner.submissions} == {CONTENT}
+        assert {submission.email for submission in bridge.scanner.submissions} == {CONTENT}
         assert sorted(arrived(hop)) == [["b", "d"], ["c"], ["e"]]
         assert all(mail.content.endswith(CONTENT) for mail in hop.mails)
         assert len({line["id"] for line in lines}) == 3
@@ -52,8 +52,8 @@ def test_each_tenant_has_a_scan_of_his_own(tmp_path: Path, hop: NextHop, protoco
 
 
 @EACH
-def test_each_tenant_has_a_decision_and_a_policy_of_his_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
-    """One's mail is refused, the other's is quarantined, the rest is delivered: in one transaction."""
+def test_each_tenant_has_its_own_decision_and_policy(tmp_path: Path, hop: NextHop, protocol: str) -> None:
+    """One is refused, one quarantined, the rest delivered, all in one transaction."""
     with bridge_before(hop, tmp_path, protocol, tenants=TENANTS) as bridge:
         decide(bridge, b="bounce", c="bounce")
         replies = own(protocol, send(bridge, protocol, *PEOPLE))
@@ -69,18 +69,18 @@ def test_forged_fields_of_ours_are_gone_from_every_part(tmp_path: Path, hop: Nex
     content = b"X-Scan-Decision: deliver\r\n" + CONTENT
     with bridge_before(hop, tmp_path, "lmtp", tenants=TENANTS) as bridge:
         send(bridge, "lmtp", *PEOPLE, content=content)
-        assert {one.email for one in bridge.scanner.submissions} == {CONTENT}
+        assert {submission.email for submission in bridge.scanner.submissions} == {CONTENT}
         assert all(mail.content.count(b"X-Scan-Decision") == 1 for mail in hop.mails)
 
 
-def test_each_part_takes_a_slot_and_who_has_none_comes_again(tmp_path: Path, hop: NextHop) -> None:
-    """The limit holds for scans, not for transactions; the others of the mail are served."""
+def test_each_part_takes_a_slot_or_is_deferred(tmp_path: Path, hop: NextHop) -> None:
+    """The limit applies to scans, not transactions; the other parts of the mail are processed."""
     config = {"tenants": TENANTS, "admission": {"max_in_processing": 2, "throttle_threshold": 2}}
     with bridge_before(hop, tmp_path, "lmtp", **config) as bridge:
         gate = Gate(bridge, answer(200, result()))
         with bridge.client() as client:
             client.open(b"LHLO x")
-            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % one.encode() for one in PEOPLE), b"DATA")
+            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % person.encode() for person in PEOPLE), b"DATA")
             client.send(CONTENT + b".\r\n")
             gate.arrived()
             gate.arrived()
@@ -93,7 +93,7 @@ def test_each_part_takes_a_slot_and_who_has_none_comes_again(tmp_path: Path, hop
 
 
 def test_one_mail_for_many_tenants_leaves_slots_for_others(tmp_path: Path, hop: NextHop) -> None:
-    """At most four of its scans run at once, and all are made."""
+    """At most four of its scans run at the same time, and all are completed."""
     uids = [f"123e4567-e89b-12d3-a456-4266141740{number:02}" for number in range(10)]
     tenants = [{"uid": uid, "recipient_domains": [f"t{number}.example"]} for number, uid in enumerate(uids)]
     with bridge_before(hop, tmp_path, "lmtp", tenants=tenants) as bridge:
@@ -113,7 +113,7 @@ def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) ->
         gate = Gate(bridge, answer(200, result()))
         with bridge.client() as client:
             client.open(b"LHLO x")
-            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % one.encode() for one in PEOPLE), b"DATA")
+            client.say(b"MAIL FROM:<>", *(b"RCPT TO:<%b>" % person.encode() for person in PEOPLE), b"DATA")
             client.send(CONTENT + b".\r\n")
             for _ in range(3):
                 gate.arrived()
@@ -124,8 +124,8 @@ def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) ->
         assert hop.mails == []
 
 
-def test_one_tenants_late_scan_costs_only_his_recipients_a_second_try(tmp_path: Path, hop: NextHop) -> None:
-    """He reads 451, the others have their mail; when he comes again his decision is there."""
+def test_one_tenants_late_scan_defers_only_its_recipients(tmp_path: Path, hop: NextHop) -> None:
+    """Its recipients read 451, the others get the mail; the retry gets the stored decision."""
     config = {"tenants": TENANTS, "late_decisions": {"store": "memory"}}
     config["relay"] = {"next_hop": hop.url}
     with running_bridge(tmp_path, config, protocol="lmtp", deadline="1s") as bridge:
@@ -138,7 +138,7 @@ def test_one_tenants_late_scan_costs_only_his_recipients_a_second_try(tmp_path: 
 
         bridge.scanner.reply = reply
         replies = send(bridge, "lmtp", "b@one.example", "c@two.example")
-        assert [one[:9] for one in replies] == [b"250 2.0.0", b"451 4.4.7"]
+        assert [reply[:9] for reply in replies] == [b"250 2.0.0", b"451 4.4.7"]
         bridge.background.loop.call_soon_threadsafe(late.set)
         until(lambda: counted(bridge, "late_scans_total", end="kept"), "the late decision")
         assert send(bridge, "lmtp", "c@two.example")[0].startswith(b"250")
@@ -171,7 +171,7 @@ def test_plain_smtp_recipients_of_another_next_hop_come_in_another_transaction(t
 
 
 def test_two_routes_to_one_next_hop_are_one_way(tmp_path: Path, hop: NextHop) -> None:
-    """Also a route that names the general next hop."""
+    """So is a route that names the default next hop."""
     with next_hop() as other:
         routes = [
             {"recipient_domains": ["x.example"], "next_hop": other.url},
@@ -186,7 +186,7 @@ def test_two_routes_to_one_next_hop_are_one_way(tmp_path: Path, hop: NextHop) ->
 
 @EACH
 def test_each_next_hop_is_asked_and_answers_for_its_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
-    """One scan, a delivery to each; one in trouble does not keep the mail from the other's."""
+    """One scan, one delivery to each; a failing next hop does not affect the other's recipients."""
     with next_hop(DOT=b"452 4.3.1 Full") as other:
         routes = [{"recipient_domains": ["own.example"], "next_hop": other.url}]
         with bridge_before(hop, tmp_path, protocol, relay={"routes": routes}) as bridge:

@@ -1,0 +1,36 @@
+"""A quarantined mail's content: its header section for people, its bytes for files and pipes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import BinaryIO
+
+from bridge.mail.message import HEAD_LIMIT
+
+
+def header_section(chunks: Iterable[bytes]) -> str:
+    """Including the fields that we added."""
+    content = b""
+    for chunk in chunks:
+        content += chunk
+        if b"\r\n\r\n" in content or len(content) >= HEAD_LIMIT:
+            break
+    return content[:HEAD_LIMIT].partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
+
+
+def copy(chunks: Iterable[bytes], target: BinaryIO) -> None:
+    for chunk in chunks:
+        target.write(chunk)
+    target.flush()
+
+
+def copy_into(chunks: Iterable[bytes], target: Path) -> None:
+    """Creates a new file, complete or not at all; never overwrites one."""
+    with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
+        try:
+            copy(chunks, file)
+        except BaseException:
+            target.unlink(missing_ok=True)
+            raise

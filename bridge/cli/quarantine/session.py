@@ -1,0 +1,106 @@
+"""What all commands of `scanbridge quarantine` share: the open quarantine, the audit trail, the exit codes.
+
+Exit codes, the most serious of several mails: 0 done, 1 failed (needs attention), 75 failed for now (run it
+again later), 4 somebody else has released it or is working on it, 3 no such mail, 78 configuration.
+"""
+
+from __future__ import annotations
+
+import logging
+import logging.handlers
+import os
+import pwd
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+import click
+
+from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.quarantine.view import clean
+from bridge.config.model import Config
+from bridge.daemon import resources, wiring
+from bridge.errors import BridgeError, ConfigError
+from bridge.mail.next_hop import NextHopError
+from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
+from bridge.quarantine.release import AlreadyReleased, log_action
+
+EXIT_FAILED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 3, 4, 75
+_MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The configuration and its quarantine, opened."""
+
+    config: Config
+    directory: Path
+    quarantine: Quarantine
+
+    @classmethod
+    def open(cls, path: Path | None) -> Session:
+        conf = load_or_exit(path)
+        try:
+            state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+            place = wiring.quarantine_place(conf, state)
+        except ConfigError as exc:
+            fail_config(exc)
+        return cls(conf, place.directory, Quarantine(place))
+
+    def note(self, action: str, mail_id: str, **more: object) -> None:
+        """Record who did it, in syslog and in the quarantine's actions.log."""
+        try:
+            log_action(self.directory, action, mail_id, login_name(), **more)
+        except OSError as exc:
+            click.echo(f"{mail_id}: {action}, but actions.log cannot be written: {exc.strerror}", err=True)
+
+
+def log_to_syslog() -> None:
+    """Send the audit trail to syslog, where there is one."""
+    handler: logging.Handler = logging.NullHandler()
+    if Path("/dev/log").exists():
+        try:
+            handler = logging.handlers.SysLogHandler("/dev/log", logging.handlers.SysLogHandler.LOG_MAIL)
+            handler.ident = "scanbridge: "
+        except OSError:  # no syslog daemon; actions.log has the same lines
+            pass
+    log = logging.getLogger("scanbridge.quarantine")
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    log.handlers = [handler]
+
+
+def login_name() -> str:
+    """The operator: the terminal's login, which `su` and `sudo` do not change; else SUDO_USER; else the user."""
+    try:
+        return os.getlogin()
+    except OSError:  # no terminal
+        pass
+    if os.getuid() == 0 and (name := os.environ.get("SUDO_USER")):
+        return clean(name)
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
+
+
+def fail(text: str, code: int = EXIT_FAILED) -> NoReturn:
+    click.echo(text, err=True)
+    sys.exit(code)
+
+
+def exit_code(exc: BridgeError) -> int:
+    match exc:
+        case MailNotFound():
+            return EXIT_UNKNOWN
+        case MailLocked() | AlreadyReleased():
+            return EXIT_TAKEN
+        case NextHopError() if exc.reply.is_temporary:
+            return EXIT_LATER
+        case _:
+            return EXIT_FAILED
+
+
+def most_serious(codes: list[int]) -> int:
+    return min(codes, key=_MOST_SERIOUS_FIRST.index, default=0)

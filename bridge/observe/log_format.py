@@ -1,0 +1,78 @@
+"""The two forms of a log line: `key=value` for people, one JSON object per line for machines.
+
+Most values come from strangers, so everything except plain characters is quoted and escaped: no CR, LF
+or ESC reaches a terminal, and no value can forge a line. Knows text only: `mail_log` knows mails,
+`log_writer` knows files.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Collection, Mapping
+from datetime import UTC, datetime
+from json.encoder import encode_basestring_ascii as _escape
+from typing import Any
+
+from bridge.observe.redaction import FULL, Redaction
+
+MAX_VALUE = 1000  # characters of one value; longer ones are cut
+PLAIN = r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+"  # written as it is, without quotes
+_is_plain = re.compile(PLAIN).fullmatch
+
+
+def key_value(fields: Mapping[str, Any], never_quoted: Collection[str] = ()) -> str:
+    """`id=... from=<a@b> reply="250 2.0.0 Ok"`. All values are text, except those of `never_quoted`."""
+    return " ".join([f"{name}={value if name in never_quoted else _quoted(value)}" for name, value in fields.items()])
+
+
+def as_json(fields: Mapping[str, Any]) -> str:
+    """One JSON object that starts with the time."""
+    time = datetime.now(UTC).isoformat(timespec="milliseconds")
+    cut = {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
+    return json.dumps({"time": time, **cut})
+
+
+def escaped(text: str) -> str:
+    """As `key=value` writes text that is not one plain word."""
+    return _escape(_cut(text))
+
+
+def _quoted(text: str) -> str:
+    text = _cut(text)
+    return text if _is_plain(text) else _escape(text)
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_VALUE or isinstance(text, _Traceback) else text[: MAX_VALUE - 3] + "..."
+
+
+class _Traceback(str):
+    """Our own text, and longer than a stranger's may be."""
+
+
+class KeyValueFormatter(logging.Formatter):
+    """Lines that are not about one mail: `level=... logger=... msg="..."`."""
+
+    def __init__(self, redaction: Redaction = FULL) -> None:
+        super().__init__()
+        self._redaction = redaction
+
+    def format(self, record: logging.LogRecord) -> str:
+        return key_value(self._fields(record))
+
+    def _fields(self, record: logging.LogRecord) -> dict[str, str]:
+        message = self._redaction.text(record.getMessage())
+        fields = {"level": record.levelname.lower(), "logger": record.name, "msg": message}
+        if record.exc_info:
+            trace = self._redaction.text(self.formatException(record.exc_info))
+            fields["trace"] = _Traceback(trace[-4000:])
+        return fields
+
+
+class JsonFormatter(KeyValueFormatter):
+    """The same fields as one JSON object."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return as_json(self._fields(record))
