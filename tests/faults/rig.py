@@ -192,7 +192,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=12.0, help="mails a second")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
-        sys.exit("only root can do this: Postfix, and a disk of its own")
+        sys.exit("the fault rig needs root, for Postfix and for a small disk")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     print(f"seed {chosen.seed}", flush=True)
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # kept after a failure, for its logs
