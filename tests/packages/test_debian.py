@@ -94,7 +94,7 @@ def _is_whole(debian: Debian) -> None:
         "usr/share/doc/scanbridge/deploy/mixin/alerts.yml",
     ):
         assert debian.is_file(path), path
-    # Bytecode is in the package: root compiles nothing at a start, and other users, who could not write it, have it too.
+    # Bytecode is in the package: root compiles nothing at start, and other users, who could not write it, have it too.
     before = debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token")
     debian.run("scanbridge", "check", "--help")
     assert debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token") == before
