@@ -13,7 +13,7 @@ from math import ceil
 from bridge.config.model import Config, Listener
 from bridge.config.profiles import PROFILES
 from bridge.errors import ConfigError
-from bridge.runtime.endpoints import Address, NextHop
+from bridge.runtime.endpoints import Endpoint, NextHop
 
 MODES = ("proxy", "milter", "content-filter")
 RECEIVED_BYTES = 8192  # header fields that Postfix adds before we get the mail; they count for our limit
@@ -73,7 +73,7 @@ def front_size(conf: Config) -> int:
     return max(limit - RECEIVED_BYTES, limit // 2, 1)
 
 
-def milter_name(address: Address) -> str:
+def milter_name(address: Endpoint) -> str:
     """As smtpd_milters writes it."""
     if address.path:
         return f"unix:{address.path}"
@@ -114,12 +114,12 @@ def _way_back(conf: Config) -> NextHop:
     return hop
 
 
-def _reached(address: Address) -> str:
+def _reached(address: Endpoint) -> str:
     """host:port for connections from this machine."""
-    return str(Address(_ANY.get(address.host, address.host), address.port))
+    return str(Endpoint(_ANY.get(address.host, address.host), address.port))
 
 
-def _proxy_name(address: Address) -> str:
+def _proxy_name(address: Endpoint) -> str:
     return f"unix:{address.path}" if address.path else _reached(address)
 
 
@@ -130,11 +130,11 @@ def _host_port(listener: Listener) -> str:
         raise ConfigError(
             f"listeners: {listener.name}: address: Postfix cannot deliver SMTP to a unix socket; use 127.0.0.1:10025"
         )
-    reached = Address(_ANY.get(address.host, address.host), address.port)
+    reached = Endpoint(_ANY.get(address.host, address.host), address.port)
     return str(reached) if ":" in reached.host else f"[{reached.host}]:{reached.port}"
 
 
-def _our_networks(address: Address) -> str:
+def _our_networks(address: Endpoint) -> str:
     """Our source address for connections to it. Connecting a datagram socket finds it without sending anything."""
     if address.is_local:
         return "127.0.0.0/8,[::1]/128"

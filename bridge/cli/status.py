@@ -11,7 +11,7 @@ import click
 import httpx2
 
 from bridge.cli.common import config_option, load_or_exit
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 _TIMEOUT_S = 5.0
 
@@ -30,7 +30,7 @@ def status(path: Path | None, as_json: bool) -> None:
     sys.exit(0 if state["ready"] else 1)
 
 
-def ask(address: Address) -> dict[str, Any] | None:
+def ask(address: Endpoint) -> dict[str, Any] | None:
     """The daemon's /status; None if it does not answer, or if only systemd knows its address."""
     if address.systemd or (address.path and not Path(address.path).exists()):
         return None

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
 
-from bridge.runtime.endpoints import Address, NextHop
+from bridge.runtime.endpoints import Endpoint, NextHop
 
 # Descriptions that several keys share
 ALLOW_PLAIN_HTTP = "Allow http:// to a host other than loopback. The secret is then sent unencrypted."
@@ -25,12 +25,12 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
 
-def _reader(kind: type[Address] | type[NextHop]) -> BeforeValidator:
+def _reader(kind: type[Endpoint] | type[NextHop]) -> BeforeValidator:
     return BeforeValidator(lambda v: kind.parse(v) if isinstance(v, str) else v)
 
 
 _AS_TEXT = (PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"}))
-AddressField = Annotated[Address, _reader(Address), *_AS_TEXT]
+AddressField = Annotated[Endpoint, _reader(Endpoint), *_AS_TEXT]
 NextHopField = Annotated[NextHop, _reader(NextHop), *_AS_TEXT]
 
 
@@ -68,7 +68,7 @@ def base_url(url: str, allow_plain_http: bool) -> str:
         raise ValueError("a base URL must not contain a user name or password; secrets belong in separate files")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment")
-    if parts.scheme == "http" and not allow_plain_http and not Address(host=parts.hostname or "").is_local:
+    if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:
         raise ValueError(
             "http:// to a host other than loopback sends the secret unencrypted; "
             "use https://, or set allow_plain_http: true"

@@ -40,7 +40,7 @@ from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.mail.address import comparable_domain
 from bridge.runtime import units, yaml_file
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
 
 
@@ -245,7 +245,7 @@ class Headers(Section):
 
 class Admin(Section):
     address: AddressField = Field(
-        Address("127.0.0.1", 9082), description="Address of the admin pages /metrics, /livez, /readyz and /status."
+        Endpoint("127.0.0.1", 9082), description="Address of the admin pages /metrics, /livez, /readyz and /status."
     )
 
 

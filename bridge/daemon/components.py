@@ -39,7 +39,7 @@ class Components:
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
         self.certificate_expiry = certificates.expiry_by_name(wiring.certificate_files(conf))
-        self._marks = wiring.release_marks(conf, core.state)
+        self._release_tokens = wiring.release_tokens(conf, core.state)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         if wiring.wanted_lists(conf):
             wiring.list_settings(conf)  # raises now if the API key cannot be read
@@ -68,7 +68,7 @@ class Components:
             relay=None if listener.protocol == "milter" else self.relay,
             report=core.report,
             trace=core.begin_trace,
-            marks=self._marks,
+            release_tokens=self._release_tokens,
             late=core.late,
             limit=self.limit,
             envelope_lists=wiring.envelope_lists(self.config, listener, core.list_refresh.copies),

@@ -12,7 +12,7 @@ import os
 import socket
 
 from bridge.errors import ConfigError
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 _FIRST_FD = 3  # SD_LISTEN_FDS_START
 
@@ -24,7 +24,7 @@ class ActivatedSockets:
         self._sockets = _take()
         self._used: set[int] = set()
 
-    def find(self, address: Address) -> list[socket.socket]:
+    def find(self, address: Endpoint) -> list[socket.socket]:
         """Copies of the sockets for this address; none if we have to open it ourselves. Raises ConfigError."""
         bindings = _bindings(address)
         found = [
@@ -70,7 +70,7 @@ def _binding(sock: socket.socket) -> object:
     return name if sock.family == socket.AF_UNIX else tuple(name[:2])
 
 
-def _bindings(address: Address) -> list[object]:
+def _bindings(address: Endpoint) -> list[object]:
     """What `_binding` returns for a socket bound to this address."""
     if address.path:
         return [address.path]
@@ -89,6 +89,6 @@ def _shown(sock: socket.socket) -> str:
         case bytes():  # in the abstract namespace
             return "@" + name[1:].decode(errors="replace")
         case str():
-            return str(Address(path=name))
+            return str(Endpoint(path=name))
         case _:
-            return str(Address(host=name[0], port=name[1]))
+            return str(Endpoint(host=name[0], port=name[1]))

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bridge.daemon.socket_activation import ActivatedSockets
 from bridge.errors import ConfigError
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import CannotListen, bind
 
 log = logging.getLogger(__name__)
@@ -28,7 +28,7 @@ class Sockets:
         self._lent: set[str] = set()
         self._activated = ActivatedSockets()
 
-    def hold(self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> str:
+    def hold(self, name: str, address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None) -> str:
         """Open the sockets of this address unless they are open. Raises what `open_listening` raises."""
         key = _key(name, address)
         if any(sock.fileno() < 0 for sock in self._held.get(key, [])):  # the server that used them has closed them
@@ -41,7 +41,7 @@ class Sockets:
         return key
 
     def open(
-        self, name: str, address: Address, unix_mode: str = "0660", unix_owner: str | None = None
+        self, name: str, address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None
     ) -> list[socket.socket]:
         """The sockets of this address for one server, which closes them; later servers get copies."""
         key = self.hold(name, address, unix_mode, unix_owner)
@@ -58,7 +58,7 @@ class Sockets:
                 address,
             )
 
-    def keep_only(self, wanted: Iterable[tuple[str, Address]]) -> None:
+    def keep_only(self, wanted: Iterable[tuple[str, Endpoint]]) -> None:
         """Close all other sockets."""
         keys = {_key(name, address) for name, address in wanted}
         for key in set(self._held) - keys:
@@ -66,12 +66,12 @@ class Sockets:
                 sock.close()
 
 
-def _key(name: str, address: Address) -> str:
+def _key(name: str, address: Endpoint) -> str:
     """The address, so that a renamed listener keeps its socket; the name for port 0, which is a new port each time."""
     return name if address.host and not address.port else str(address)
 
 
-def open_listening(address: Address, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
+def open_listening(address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
     """New sockets for one address. Raises CannotListen (which may be temporary) or ConfigError."""
     try:
         sock = bind(address)

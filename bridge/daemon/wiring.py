@@ -48,7 +48,7 @@ from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
 from bridge.runtime import durable_files
 from bridge.runtime.database import Database
-from bridge.runtime.endpoints import Address, NextHop
+from bridge.runtime.endpoints import Endpoint, NextHop
 from bridge.scanner.client import Scanner, ScannerSettings
 
 if TYPE_CHECKING:
@@ -103,15 +103,15 @@ def worker_count(conf: Config) -> int:
     return len(os.sched_getaffinity(0)) if conf.workers == "auto" else conf.workers
 
 
-def addresses(conf: Config) -> list[tuple[str, Address]]:
+def addresses(conf: Config) -> list[tuple[str, Endpoint]]:
     """All addresses to listen on, with their names."""
     return [*((listener.name, listener.address) for listener in conf.listeners), ("admin", conf.admin.address)]
 
 
-def service_address(conf: Config) -> Address:
+def service_address(conf: Config) -> Endpoint:
     """Where the embedded service listens: the first scanner URL."""
     parts = urlsplit(conf.scanner.urls[0])
-    return Address(parts.hostname or "127.0.0.1", parts.port or 80)
+    return Endpoint(parts.hostname or "127.0.0.1", parts.port or 80)
 
 
 def certificate_files(conf: Config) -> list[tuple[str, str, Path]]:
@@ -226,7 +226,7 @@ def bucket_settings(conf: Config) -> S3Settings | None:
     )
 
 
-def release_marks(conf: Config, state: Path) -> ReleaseTokens:
+def release_tokens(conf: Config, state: Path) -> ReleaseTokens:
     """Raises ConfigError."""
     key = "quarantine.release_key_file"
     if conf.quarantine.release_key_file:

@@ -25,7 +25,7 @@ class AdmissionSettings:
     throttle_max_delay_s: float = 5.0
 
 
-class Slots(Protocol):
+class SlotCount(Protocol):
     """Counts the mails in processing: of this process, or of all workers together."""
 
     @property
@@ -41,7 +41,7 @@ class Slots(Protocol):
     def give_back(self, count: int) -> None: ...
 
 
-class OwnSlots:
+class OwnSlotCount:
     """The mails in processing of a single process."""
 
     def __init__(self) -> None:
@@ -64,9 +64,9 @@ class OwnSlots:
 class Admission:
     """The slots: one for each mail in processing."""
 
-    def __init__(self, settings: AdmissionSettings, slots: Slots | None = None) -> None:
+    def __init__(self, settings: AdmissionSettings, slots: SlotCount | None = None) -> None:
         self.settings = settings
-        self._slots = OwnSlots() if slots is None else slots
+        self._slots = OwnSlotCount() if slots is None else slots
         self._full_at = float("-inf")  # when all slots were last seen taken
         self._on_their_way = 0  # let in at MAIL; their content has not arrived yet
         self._moved_at = float("-inf")  # when the last of them arrived

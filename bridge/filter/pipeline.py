@@ -93,7 +93,7 @@ class Filter:
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
         trace: Callable[[], Trace | None] | None = None,
-        marks: ReleaseTokens | None = None,
+        release_tokens: ReleaseTokens | None = None,
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
         envelope_lists: EnvelopeLists | None = None,
@@ -105,7 +105,7 @@ class Filter:
         self._actions = Actions(headers, quarantine, relay)
         self._report = report
         self._trace = trace
-        self._release_tokens = marks
+        self._release_tokens = release_tokens
         self._late = late
         self.envelope_lists = envelope_lists
         self._saturation_reply = self._early_refusal()

@@ -15,7 +15,7 @@ _HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
 
 
 @dataclass(frozen=True, slots=True)
-class Address:
+class Endpoint:
     """An address to listen on or to connect to."""
 
     host: str = ""
@@ -24,7 +24,7 @@ class Address:
     systemd: str = ""  # name of a socket that systemd passes to us
 
     @classmethod
-    def parse(cls, text: str) -> Address:
+    def parse(cls, text: str) -> Endpoint:
         if text.startswith("unix:/"):
             return cls(path=text.removeprefix("unix:"))
         if text.startswith("systemd:") and len(text) > len("systemd:"):
@@ -57,26 +57,26 @@ class NextHop:
     """Where mail is relayed to."""
 
     protocol: Literal["smtp", "lmtp", "maildir"]
-    address: Address
+    address: Endpoint
 
     @classmethod
     def parse(cls, text: str) -> NextHop:
         match text.partition(":"):
             case ("maildir", _, path) if path.startswith("/"):
-                return cls("maildir", Address(path=path))
+                return cls("maildir", Endpoint(path=path))
             case ("smtp+unix" | "lmtp+unix" as scheme, _, path) if path.startswith("/"):
-                return cls("smtp" if scheme == "smtp+unix" else "lmtp", Address(path=path))
+                return cls("smtp" if scheme == "smtp+unix" else "lmtp", Endpoint(path=path))
             case ("lmtp", _, rest) if rest.startswith("//"):
                 return cls("lmtp", cls._host(rest[2:]))
             case _:
                 return cls("smtp", cls._host(text.removeprefix("smtp://")))
 
     @staticmethod
-    def _host(text: str) -> Address:
+    def _host(text: str) -> Endpoint:
         match = _HOST_PORT.fullmatch(text.rstrip("/"))
         if match is None or not 0 < int(match.group(3)) <= 65535:
             raise ValueError("a next hop is smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
-        return Address(host=match.group(1) or match.group(2), port=int(match.group(3)))
+        return Endpoint(host=match.group(1) or match.group(2), port=int(match.group(3)))
 
     def __str__(self) -> str:
         if self.protocol == "maildir":

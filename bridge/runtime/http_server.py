@@ -24,7 +24,7 @@ import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bridge.runtime.connection_timer import ConnectionTimer
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import BACKLOG, CannotListen, address_of
 
 DRAIN_S = 30.0
@@ -75,7 +75,7 @@ class HttpServer:
         self._task: asyncio.Task[None] | None = None
 
     @property
-    def addresses(self) -> list[Address]:
+    def addresses(self) -> list[Endpoint]:
         """Where it listens, with the actual port for port 0."""
         return [address_of(sock) for sock in self._sockets]
 

@@ -14,7 +14,7 @@ import stat
 from pathlib import Path
 
 from bridge.errors import BridgeError
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 BACKLOG = 4096  # a client that finds the queue full retries only after a second
 _PROBE_TIMEOUT_S = 1.0
@@ -24,7 +24,7 @@ class CannotListen(BridgeError):
     """An address is in use, or is not one of this machine's; the text says which address."""
 
 
-def bind(address: Address) -> socket.socket:
+def bind(address: Endpoint) -> socket.socket:
     """A listening socket for `address`. Raises CannotListen."""
     try:
         return _bind_unix(address.path) if address.path else _bind_tcp(address)
@@ -33,13 +33,13 @@ def bind(address: Address) -> socket.socket:
         raise CannotListen(f"cannot listen at {address}: {reason}") from exc
 
 
-def address_of(sock: socket.socket) -> Address:
+def address_of(sock: socket.socket) -> Endpoint:
     """Where a socket listens, with the actual port if it was bound to port 0."""
     name = sock.getsockname()
-    return Address(path=name) if isinstance(name, str) else Address(host=name[0], port=name[1])
+    return Endpoint(path=name) if isinstance(name, str) else Endpoint(host=name[0], port=name[1])
 
 
-def _bind_tcp(address: Address) -> socket.socket:
+def _bind_tcp(address: Endpoint) -> socket.socket:
     found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     family, kind, protocol, _, sockaddr = found[0]
     sock = socket.socket(family, kind, protocol)

@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 FEW = 32  # replies of one connection in one iteration; it may be read from as often
 
 
-class Writes:
+class WriteBatch:
     """The pending writes of one event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:

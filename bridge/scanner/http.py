@@ -22,7 +22,7 @@ import httptools
 
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.value import value
-from bridge.runtime.write_batch import Writes
+from bridge.runtime.write_batch import WriteBatch
 
 _MAX_HEAD = 64 * 1024
 _TIMER_S = 0.002  # uvloop's timers have a resolution of a millisecond
@@ -69,7 +69,7 @@ class SharedByConnections:
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         self.timer = ConnectionTimer(loop, _CHECK_INTERVAL_S)
-        self.writes = Writes(loop)
+        self.writes = WriteBatch(loop)
 
 
 class ScannerConnection(asyncio.Protocol):

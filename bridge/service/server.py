@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
 
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import DRAIN_S, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
 from bridge.runtime.tls import server_context
@@ -29,7 +29,7 @@ class ServiceServer:
         self._http: HttpServer | None = None
 
     @property
-    def addresses(self) -> list[Address]:
+    def addresses(self) -> list[Endpoint]:
         return self._http.addresses if self._http else []
 
     async def start(self, config: ServiceConfig, sockets: Sequence[socket.socket] | None = None) -> None:

@@ -31,7 +31,7 @@ from pydantic import (
 
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, Decision
 from bridge.runtime import yaml_file
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
 
 KiB, MiB = 1024, 1024**2
@@ -51,8 +51,8 @@ class Section(BaseModel):
 
 
 AddressField = Annotated[
-    Address,
-    BeforeValidator(lambda v: Address.parse(v) if isinstance(v, str) else v),
+    Endpoint,
+    BeforeValidator(lambda v: Endpoint.parse(v) if isinstance(v, str) else v),
     PlainSerializer(str, return_type=str),
     WithJsonSchema({"type": "string"}),
 ]
@@ -306,7 +306,7 @@ class Records(Section):
 class ServiceConfig(Section):
     """The whole configuration of `scanbridge service`."""
 
-    listen: AddressField = Field(Address("127.0.0.1", 9081), description="host:port, [IPv6]:port or unix:/path.")
+    listen: AddressField = Field(Endpoint("127.0.0.1", 9081), description="host:port, [IPv6]:port or unix:/path.")
     tls: Tls | None = None
     guard: Guard = Guard()
     abby: Abby = Abby()
@@ -320,7 +320,7 @@ class ServiceConfig(Section):
 
     @field_validator("listen")
     @classmethod
-    def _not_systemd(cls, address: Address) -> Address:
+    def _not_systemd(cls, address: Endpoint) -> Endpoint:
         if address.systemd:
             raise ValueError("the service can only listen on host:port, [IPv6]:port or unix:/path")
         return address
@@ -370,7 +370,7 @@ def load(path: Path) -> ServiceConfig:
 def embedded(state_dir: Path, listen: str, token: str) -> ServiceConfig:
     """The configuration of the embedded service, which has no file."""
     return ServiceConfig(
-        listen=Address.parse(listen),
+        listen=Endpoint.parse(listen),
         guard=Guard(scanSources=ScanSources(restApi={})),
         abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=SecretStr(token))]),
         database=SecretStr(embedded_database(state_dir)),
@@ -392,5 +392,5 @@ def _check_url(url: str, rule: str, *, https: bool) -> None:
         raise ValueError(rule)
     if parts.username or parts.password:
         raise ValueError("a URL here must not contain a user name or password")
-    if https and parts.scheme == "http" and not Address(host=parts.hostname).is_local:
+    if https and parts.scheme == "http" and not Endpoint(host=parts.hostname).is_local:
         raise ValueError(rule)

@@ -16,7 +16,7 @@ from bridge.cli import main
 from bridge.cli.status import ask, table
 from bridge.config import model
 from bridge.runtime import yaml_file
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
@@ -323,7 +323,7 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
     """The admin address need not be a port."""
     path = tmp_path / "admin.sock"
     with running_bridge(tmp_path, {"admin": {"address": f"unix:{path}"}}) as running:
-        state = ask(Address(path=str(path)))
+        state = ask(Endpoint(path=str(path)))
         assert state is not None and state["ready"] is True
         shown = table(state).splitlines()
         assert f"next hop       {running.next_hop.url}: up" in shown

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.runtime import units
-from bridge.runtime.endpoints import Address, NextHop
+from bridge.runtime.endpoints import Endpoint, NextHop
 
 
 @pytest.mark.parametrize(
@@ -72,7 +72,7 @@ def test_a_duration_reads_back_as_shown(microseconds: int) -> None:
 )
 def test_an_address_reads_back_as_shown_and_knows_whether_it_is_local(text: str, local: bool) -> None:
     """Only loopback addresses and unix sockets are local."""
-    address = Address.parse(text)
+    address = Endpoint.parse(text)
     assert str(address) == text and address.is_local is local
 
 
@@ -83,7 +83,7 @@ def test_an_address_reads_back_as_shown_and_knows_whether_it_is_local(text: str,
 def test_an_invalid_address_is_refused(text: str) -> None:
     """The error names the valid forms."""
     with pytest.raises(ValueError, match="an address is"):
-        Address.parse(text)
+        Endpoint.parse(text)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.relay.relay import RelaySettings
-from bridge.runtime.endpoints import Address, NextHop
+from bridge.runtime.endpoints import Endpoint, NextHop
 
 DROP = "drop the connection"
 HANG = "say nothing, ever"
@@ -117,9 +117,9 @@ class ScriptedHop:
 
     def settings(self, **changes: object) -> RelaySettings:
         if self.path:
-            address = Address(path=str(self.path))
+            address = Endpoint(path=str(self.path))
         else:
-            address = Address("127.0.0.1", self._server.sockets[0].getsockname()[1])
+            address = Endpoint("127.0.0.1", self._server.sockets[0].getsockname()[1])
         given: dict[str, object] = {
             "next_hop": NextHop("lmtp" if self.lmtp else "smtp", address),
             "hostname": "bridge.example",

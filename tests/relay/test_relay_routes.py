@@ -12,14 +12,14 @@ from bridge.mail.next_hop import NextHopError
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Mixed, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
-from bridge.runtime.endpoints import Address, NextHop
+from bridge.runtime.endpoints import Endpoint, NextHop
 from bridge.testing import free_port
 from tests.relay.scripted_hop import DROP, HEAD, ScriptedHop, make_tx, soon
 
 
 def nobody() -> SmtpRelay:
     """A next hop that refuses connections."""
-    return SmtpRelay(RelaySettings(NextHop("smtp", Address("127.0.0.1", free_port())), "bridge.example"))
+    return SmtpRelay(RelaySettings(NextHop("smtp", Endpoint("127.0.0.1", free_port())), "bridge.example"))
 
 
 def failover(*relays: SmtpRelay, shun_s: float = 60.0) -> Failover:

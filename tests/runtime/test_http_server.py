@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.listening_socket import bind
 from bridge.testing import eventually
@@ -22,7 +22,7 @@ async def no_content(scope: Any, receive: Any, send: Any) -> None:
 
 @asynccontextmanager
 async def serving(**limits: Any) -> AsyncIterator[HttpServer]:
-    server = HttpServer(no_content, [bind(Address("127.0.0.1", 0))], limits=HttpLimits(**limits))
+    server = HttpServer(no_content, [bind(Endpoint("127.0.0.1", 0))], limits=HttpLimits(**limits))
     await server.start()
     try:
         yield server

@@ -7,7 +7,7 @@ import logging
 
 import pytest
 
-from bridge.runtime.write_batch import Writes
+from bridge.runtime.write_batch import WriteBatch
 from bridge.scanner.http import ScannerConnection
 
 
@@ -21,7 +21,7 @@ def anyio_backend(request: pytest.FixtureRequest) -> object:
 async def test_all_writes_of_an_iteration_are_made_at_its_end_in_order() -> None:
     """A write that is added by another write is made after it, in the next iteration."""
     done: list[str] = []
-    writes = Writes(asyncio.get_running_loop())
+    writes = WriteBatch(asyncio.get_running_loop())
     writes.add(lambda: (done.append("a"), writes.add(lambda: done.append("d")))[0])
     writes.add(lambda: done.append("b"))
     asyncio.get_running_loop().call_soon(lambda: writes.add(lambda: done.append("c")))
@@ -38,7 +38,7 @@ async def test_a_failing_write_does_not_stop_the_others(caplog: pytest.LogCaptur
         raise RuntimeError("closed")
 
     done: list[int] = []
-    writes = Writes(asyncio.get_running_loop())
+    writes = WriteBatch(asyncio.get_running_loop())
     with caplog.at_level(logging.ERROR):
         for write in (lambda: done.append(1), fail, lambda: done.append(2)):
             writes.add(write)

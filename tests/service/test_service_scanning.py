@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mail.message import Spool
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import CannotListen
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import Admission
@@ -312,7 +312,7 @@ def test_many_scans_at_once_each_get_their_own_answer(running):
 
 def test_a_taken_port_is_an_exception(running):
     """Starting on a port in use raises a readable error and does not end the process."""
-    config = running.config.model_copy(update={"listen": Address("127.0.0.1", running.port)})
+    config = running.config.model_copy(update={"listen": Endpoint("127.0.0.1", running.port)})
     with pytest.raises(CannotListen, match=f"127.0.0.1:{running.port}"):
         running.call(ServiceServer().start(config))
 

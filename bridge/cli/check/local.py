@@ -19,7 +19,7 @@ from bridge.config.profiles import PROFILES
 from bridge.daemon import certificates, embedded, resources, wiring
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 SOON_S = 14 * 86400.0  # automatic renewal happens earlier than this
 _OWN_FILES = 64  # log, databases, event loop, spooled mail of a quiet hour
@@ -109,7 +109,7 @@ def check_admin(conf: Config, running: bool) -> Finding:
     return Finding("admin", detail=str(address) + (", in use by the running daemon" if running else ""))
 
 
-def _try_to_listen(address: Address) -> None:
+def _try_to_listen(address: Endpoint) -> None:
     for sock in open_listening(address):
         sock.close()
     if address.path:
@@ -146,9 +146,9 @@ def check_descriptors(conf: Config, state: dict[str, Any] | None) -> Finding:
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     detail = f"limit of {'this shell' if here else 'the running daemon'}: {limit}, needed: up to {needed}"
     if limit == resource.RLIM_INFINITY or limit >= needed:
-        return Finding("file descriptors", detail=detail)
+        return Finding("descriptors", detail=detail)
     text = f"too few: set LimitNOFILE={max(needed, 65536)} in the unit (or ulimit -n), or reduce limits.max_connections"
-    return Finding("file descriptors", detail=detail, warning=text)
+    return Finding("descriptors", detail=detail, warning=text)
 
 
 def _limit_of(pid: int) -> int | None:

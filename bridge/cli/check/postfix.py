@@ -19,7 +19,7 @@ from bridge.cli.check.postfix_milter import check_milters
 from bridge.cli.check.seconds import seconds
 from bridge.cli.postfix_lines import HEADERS_BYTES, front_size, mail_server_wait_s
 from bridge.config.model import Config, Listener
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 _NAMES = (
     *MILTER_NAMES,
@@ -188,7 +188,7 @@ def _mailboxes(settings: Settings) -> Iterator[Finding]:
             yield Finding(f"Postfix {name}", f"{problem} in main.cf", str(limit))
 
 
-def names_of(address: Address) -> list[str]:
+def names_of(address: Endpoint) -> list[str]:
     """host:port as master.cf may write it, without and with brackets; the preferred one with brackets is last."""
     if address.path:
         return [f"unix:{address.path}"]

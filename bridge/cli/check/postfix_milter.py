@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.seconds import seconds
 from bridge.config.model import Listener
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 _PROGRESS_S = 5.0  # while a scan runs, we report progress this often
 LEAST_S = 2 * _PROGRESS_S
@@ -68,7 +68,7 @@ def _settings(main: dict[str, str]) -> Iterator[Finding]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")
 
 
-def _names(address: Address) -> list[str]:
+def _names(address: Endpoint) -> list[str]:
     if address.path:
         return [f"unix:{address.path}"]
     hosts = [address.host, *(["localhost", "127.0.0.1"] if address.is_local else [])]

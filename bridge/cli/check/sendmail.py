@@ -10,7 +10,7 @@ from bridge.cli.check.finding import Finding
 from bridge.cli.check.postfix_milter import LEAST_S
 from bridge.cli.check.seconds import seconds
 from bridge.config.model import Config, Listener
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 _TIMES = {"S": LEAST_S, "R": LEAST_S}
 _MACROS = ("i", "{auth_authen}")
@@ -93,7 +93,7 @@ def _equate(line: str, key: str) -> str:
     return match.group(1).strip() if match else ""
 
 
-def _names(address: Address) -> list[str]:
+def _names(address: Endpoint) -> list[str]:
     if address.path:
         return [f"local:{address.path}", f"unix:{address.path}"]
     if ":" in address.host:

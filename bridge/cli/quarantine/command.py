@@ -169,8 +169,8 @@ def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], 
     """
     session = Session.open(path)
     try:
-        marks = wiring.release_marks(session.config, resources.state_directory(session.config.state_directory))
-        order = ReleaseRequest(login_name(), tuple(map(_address, to)), again, marks)
+        tokens = wiring.release_tokens(session.config, resources.state_directory(session.config.state_directory))
+        order = ReleaseRequest(login_name(), tuple(map(_address, to)), again, tokens)
         relay = wiring.relay(session.config)
     except ConfigError as exc:
         fail_config(exc)

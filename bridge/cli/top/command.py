@@ -23,7 +23,7 @@ from rich.live import Live
 from bridge.cli.common import config_option, load_or_exit
 from bridge.cli.top.picture import Picture
 from bridge.cli.top.sample import Sample, Source, between
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 
 @click.command()
@@ -58,7 +58,7 @@ def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None
 class Monitor:
     """Takes one sample after the other; the daemon may stop and start in between."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: Endpoint) -> None:
         self._address = address
         self._source = Source(address)
         self._before: Sample | None = None

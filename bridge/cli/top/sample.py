@@ -14,7 +14,7 @@ from typing import Any
 import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 
 _QUANTILES = (0.5, 0.99)
 _WEEKS_S = 21 * 86400.0  # warn about certificates that expire sooner
@@ -46,7 +46,7 @@ class Sample:
 class Source:
     """A daemon's admin address."""
 
-    def __init__(self, address: Address, timeout_s: float = 2.0) -> None:
+    def __init__(self, address: Endpoint, timeout_s: float = 2.0) -> None:
         transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
         base = "http://localhost" if address.path else f"http://{address}"
         self._client = httpx2.Client(base_url=base, transport=transport, timeout=timeout_s, trust_env=False)

@@ -21,7 +21,7 @@ from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
-from bridge.runtime.write_batch import Writes
+from bridge.runtime.write_batch import WriteBatch
 
 log = logging.getLogger(__name__)
 
@@ -94,7 +94,7 @@ class MilterContext:
         self._on_refused = on_refused
         self.listener = listener
         self.timer = ConnectionTimer(self.loop, settings.check_interval_s)
-        self.writes = Writes(self.loop)
+        self.writes = WriteBatch(self.loop)
         self._warned_at = float("-inf")
         self._suppressed = 0
         self._configure(settings, filter_)

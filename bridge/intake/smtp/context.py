@@ -17,7 +17,7 @@ from aiosmtpd.smtp import SMTP
 from bridge.intake.smtp.rules import SessionLimits, SessionRules
 from bridge.mail.message import Spool
 from bridge.runtime.connection_timer import ConnectionTimer
-from bridge.runtime.write_batch import Writes
+from bridge.runtime.write_batch import WriteBatch
 
 RATE_WINDOW_S = 30.0  # over which `min_data_rate` is measured
 _CHECK_INTERVAL_S = 1.0  # deadlines are checked at least this often,
@@ -51,7 +51,7 @@ class SmtpContext:
         self.data_timeout_s = min(RATE_WINDOW_S, limits.data_timeout_s, limits.mail_timeout_s)
         shortest_s = min(self.command_timeout_s, self.data_timeout_s)
         self.timer = ConnectionTimer(self.loop, min(shortest_s / _CHECKS_PER_TIMEOUT, _CHECK_INTERVAL_S))
-        self.writes = Writes(self.loop)
+        self.writes = WriteBatch(self.loop)
         # Otherwise a task is needed before the greeting.
         self.greets_at_once = self.proxy_timeout_s is None and not asyncio.iscoroutinefunction(
             self.hooks.get("CONNECT")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import struct
 
-from bridge.runtime.endpoints import Address
+from bridge.runtime.endpoints import Endpoint
 from bridge.service.analysis.engine import Findings, LimitReached, Mail, as_tag
 from bridge.service.settings import ClamAv
 
@@ -46,7 +46,7 @@ class ClamAvAnalyzer:
         return None
 
 
-async def _connect(address: Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def _connect(address: Endpoint) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     if address.path:
         return await asyncio.open_unix_connection(address.path, limit=MAX_ANSWER)
     return await asyncio.open_connection(address.host, address.port, limit=MAX_ANSWER)
