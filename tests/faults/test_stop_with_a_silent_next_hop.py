@@ -62,9 +62,9 @@ def test_the_answer_is_awaited_when_the_client_is_gone(tmp_path: Path) -> None:
             client.begin()
             client.send(MAIL + b".\r\n")
             assert hop.heard.acquire(timeout=10)
-        until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+        until(lambda: "action=cancelled" in bridge.log, "the disconnect to be noticed")
         bridge.signal()
-        until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+        until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be handled")
         assert bridge.process.poll() is None
         answer()
         assert bridge.wait() == 0
@@ -81,12 +81,12 @@ def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_
                 sender.send(MAIL + b".\r\n")
                 assert hop.heard.acquire(timeout=10)
             leaving.close()
-            until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+            until(lambda: "action=cancelled" in bridge.log, "the disconnect to be noticed")
             if at_once:  # so that both signals are pending when it continues
                 bridge.signal(signal.SIGSTOP)
             bridge.signal(signal.SIGTERM)
             if not at_once:
-                until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+                until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be handled")
             began = time.monotonic()
             bridge.signal(signal.SIGINT)
             bridge.signal(signal.SIGCONT)
