@@ -107,7 +107,7 @@ def under_atheris(name: str, seconds: float, seed: int) -> None:
     import atheris
 
     for module in [
-        module for module in sys.modules if module.partition(".")[0] in ("bridge", "targets", "targets_head")
+        name for name in sys.modules if name == "bridge" or name.startswith(("bridge.", "tests.fuzz.targets"))
     ]:
         del sys.modules[module]  # imported again below, instrumented
     with atheris.instrument_imports(include=["bridge"]):
