@@ -25,8 +25,9 @@ from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal,
 from bridge.intake.smtp.client_header import BadClient, ClientHeader
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
+from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.rules import SessionLimits
-from bridge.intake.smtp.session import SmtpEnvelope, SmtpSession
+from bridge.intake.smtp.session import SmtpSession
 from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool

@@ -25,59 +25,27 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from aiosmtpd.smtp import MISSING
-from aiosmtpd.smtp import Envelope as StockEnvelope
 from aiosmtpd.smtp import Session as StockSession
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.policy import NO_STORAGE, SATURATED
-from bridge.intake.smtp import xforward
+from bridge.intake.smtp import replies, xforward
 from bridge.intake.smtp.data import DataReader, Fault
+from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
+from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.fast_path import recognise
 from bridge.intake.smtp.parameters import TOO_LARGE, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path, parse_path
 from bridge.intake.smtp.rules import SessionRules
-from bridge.mail.message import Message
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import new_id
-from bridge.runtime.value import value
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
 _NUL, _CR, _LF = b"\0\r\n"  # as numbers, for `in` (see data.py)
 _NOBODY = Client()
 
-_OK = Reply(250, "2.0.0", "OK")
-_BYE = Reply(221, "2.0.0", "Bye")
-_PRDR_BEGINS = Reply(353, "", "One reply for each recipient follows")
-_BAD_SYNTAX = Reply(500, "5.5.2", "Error: bad syntax")
-_STRICT_ASCII = Reply(500, "5.5.2", "Error: strict ASCII mode")
-_STRICT_ASCII_CONTENT = Reply(500, "5.6.1", "Error: strict ASCII mode")
-_BARE_BYTE = Reply(501, "5.5.2", "Error: NUL, CR or LF inside a command")
-_LINE_TOO_LONG = Reply(500, "5.5.2", "Command line too long")
-_INSECURE = Reply(554, "5.7.0", "Command refused due to lack of security")
-_STARTTLS_FIRST = Reply(530, "5.7.0", "Must issue a STARTTLS command first")
-_AUTH_FIRST = Reply(530, "5.7.0", "Authentication required")
-_TOO_MANY_MAILS = Reply(421, "4.7.0", "Enough mail on this connection, go on with a new one")
-_EXHAUSTED = Reply(421, "4.7.0", "Error: too many errors or idle commands")
-_UNKNOWN_COMMAND = Reply(500, "5.5.2", "Error: command not recognized")
-_NESTED_MAIL = Reply(503, "5.5.1", "Error: nested MAIL command")
-_NEEDS_MAIL = Reply(503, "5.5.1", "Error: need MAIL command")
-_NEEDS_RCPT = Reply(503, "5.5.1", "Error: need RCPT command")
-_MALFORMED_ADDRESS = Reply(553, "5.1.3", "Error: malformed address")
-_NEEDS_SMTPUTF8 = Reply(550, "5.6.7", "Error: a non-ASCII address needs SMTPUTF8")
-_EMPTY_RECIPIENT = Reply(501, "5.1.3", "Syntax: RCPT TO: <address>")
-_TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Error: too many recipients")
-_NOT_AUTHORIZED = Reply(550, "5.7.0", "Error: insufficient authorization")
-_IN_TRANSACTION = Reply(503, "5.5.1", "Error: MAIL transaction in progress")
-_BAD_ATTRIBUTE = Reply(501, "5.5.4", "Error: bad attribute name or value")
-_CANNOT_VERIFY = Reply(502, "5.5.1", "Could not VRFY")
-_NOT_VERIFIED = Reply(252, "2.0.0", "Cannot VRFY user, but will accept message and attempt delivery")
-_NO_EXPN = Reply(502, "5.5.1", "EXPN not implemented")
-_NO_AUTH = Reply(502, "5.5.1", "Error: authentication is not offered")
-_NO_TLS = Reply(454, "4.7.0", "TLS not available")
-_READY_FOR_TLS = Reply(220, "2.0.0", "Ready to start TLS")
-_IS_LMTP = Reply(500, "5.5.1", "Error: this is LMTP, send LHLO")
 
 _PARAMETERS = " [SP <mail-parameters>]"
 _FAULTS = {
@@ -89,74 +57,7 @@ _FAULTS = {
 _LIMITS = {Fault.TOO_LARGE: "max_message_size", Fault.SATURATED: "max_bytes_in_processing"}
 
 
-# Effects: what the connection has to do, after the replies so far or instead of them
-
-
-@value
-class Ask:
-    """Call the handler's hook with these arguments, and continue with `then`."""
-
-    hook: str
-    then: Callable[..., Effect | None]  # called with the hook's answer and the arguments
-    arguments: tuple[Any, ...] = ()
-
-
-@value
-class ReadContent:
-    """The client sends the mail now: collect it, then call `receive_content`."""
-
-
-@value
-class StartTls:
-    """Make the TLS handshake, then call `secured`. What the client sent in plain text until then does not count."""
-
-
-@value
-class Authenticate:
-    """Let aiosmtpd run its AUTH."""
-
-    argument: str | None
-
-
-@value
-class Close:
-    """End the connection once the replies are written, or without them."""
-
-    discards_replies: bool = False
-
-
-Effect = Ask | ReadContent | StartTls | Authenticate | Close
 _READ_CONTENT, _START_TLS, _CLOSE = ReadContent(), StartTls(), Close()
-
-
-class SmtpEnvelope(StockEnvelope):
-    """aiosmtpd's envelope around our message. `mail_from` is None before MAIL, "" for the null sender."""
-
-    def __init__(self, encoding: str | None = None) -> None:
-        self.mail_from: str | None = None
-        self.mail_options: list[str] = []
-        self.smtp_utf8 = False
-        self.prdr = False
-        self.rcpt_tos: list[str] = []
-        self.rcpt_params: list[tuple[str, ...]] = []
-        self.message: Message | None = None
-        self._encoding = encoding
-
-    @property
-    def rcpt_options(self) -> list[str]:
-        """The options of all recipients in one list, as aiosmtpd has them."""
-        return [option for params in self.rcpt_params for option in params]
-
-    @property
-    def original_content(self) -> bytes | None:
-        return None if self.message is None else b"".join(self.message.chunks())
-
-    @property
-    def content(self) -> bytes | str | None:
-        content = self.original_content
-        if content is None or self._encoding is None:
-            return content
-        return content.decode(self._encoding, "surrogateescape")
 
 
 class SmtpSession(StockSession):
@@ -277,13 +178,13 @@ class SmtpSession(StockSession):
         else:
             return None
         self.rules.on_limit(limit)
-        self.answer(_EXHAUSTED)
+        self.answer(replies.EXHAUSTED)
         return _CLOSE
 
     def receive_long_line(self) -> None:
         """A line was so long that it was not kept."""
         self.rules.on_limit("line")
-        self.answer(_LINE_TOO_LONG)
+        self.answer(replies.LINE_TOO_LONG)
 
     # The dispatcher
 
@@ -306,7 +207,7 @@ class SmtpSession(StockSession):
                 return _CLOSE
         if self.mails >= rules.limits.max_mails and command.name != "QUIT":
             rules.on_limit("max_mails_per_connection")
-            self.answer(_TOO_MANY_MAILS)
+            self.answer(replies.TOO_MANY_MAILS)
             return _CLOSE
         if command.execute is None:
             return self._refuse_unknown(line)
@@ -323,18 +224,18 @@ class SmtpSession(StockSession):
     def _refuse_line(self, command: Command, word: bytes, line: bytes) -> Reply | None:
         """What is wrong with the line, whatever the command means."""
         if not line.isascii() and not self.rules.takes_utf8:
-            return _STRICT_ASCII if word.isascii() else _BAD_SYNTAX
+            return replies.STRICT_ASCII if word.isascii() else replies.BAD_SYNTAX
         if not line or not word.isascii():
-            return _BAD_SYNTAX
+            return replies.BAD_SYNTAX
         if (_NUL in line or _CR in line or _LF in line) and not command.parses_any_byte:
-            return _BARE_BYTE
+            return replies.BARE_BYTE
         if len(line) > self.rules.max_line(command.name, is_extended=self.extended_smtp):
             self.rules.on_limit("command")
-            return _LINE_TOO_LONG
+            return replies.LINE_TOO_LONG
         if not self.is_tls_accepted and command.name != "QUIT":
-            return _INSECURE
+            return replies.INSECURE
         if self.rules.requires_tls and self.ssl is None and command.name not in _BEFORE_TLS:
-            return _STARTTLS_FIRST
+            return replies.STARTTLS_FIRST
         return None
 
     def _is_within_call_limit(self, word: bytes) -> bool:
@@ -347,7 +248,7 @@ class SmtpSession(StockSession):
     def _refuse_unknown(self, line: bytes) -> Effect | None:
         if _HTTP.match(line):
             return Close(discards_replies=True)
-        return self._refuse(_UNKNOWN_COMMAND)
+        return self._refuse(replies.UNKNOWN_COMMAND)
 
     # What must come before a command: these refuse it themselves
 
@@ -361,28 +262,28 @@ class SmtpSession(StockSession):
     def _is_authenticated(self) -> bool:
         if not self.rules.requires_auth or self.authenticated:
             return True
-        self.answer(_AUTH_FIRST)
+        self.answer(replies.AUTH_FIRST)
         return False
 
     def _has_sender(self) -> bool:
         if self.envelope.mail_from is not None:  # which was only possible after HELO
             return True
         if self._is_greeted():
-            self._refuse_out_of_order(_NEEDS_MAIL)
+            self._refuse_out_of_order(replies.NEEDS_MAIL)
         return False
 
     def _has_recipients(self) -> bool:
         if self.envelope.rcpt_tos:
             return True
         if self._is_greeted():
-            self._refuse_out_of_order(_NEEDS_RCPT)
+            self._refuse_out_of_order(replies.NEEDS_RCPT)
         return False
 
     def _may_name_client(self) -> bool:
         if not self.trusted:
-            self.answer(_NOT_AUTHORIZED)
+            self.answer(replies.NOT_AUTHORIZED)
         elif self.envelope.mail_from is not None:
-            self.answer(_IN_TRANSACTION)
+            self.answer(replies.IN_TRANSACTION)
         else:
             return True
         return False
@@ -409,14 +310,14 @@ class SmtpSession(StockSession):
             return Reply(501, "5.5.4", form)
         limit = self.rules.local_part_limit
         if limit and len(path.address.rpartition("@")[0]) > limit:
-            return _MALFORMED_ADDRESS
+            return replies.MALFORMED_ADDRESS
         return path.address, list(path.as_sent), path
 
     def _client_from(self, client: Client, argument: bytes, names: tuple[str, ...]) -> tuple[Client] | Reply:
         try:
             return (xforward.apply(client, argument, names),)
         except xforward.BadAttribute:
-            return _BAD_ATTRIBUTE
+            return replies.BAD_ATTRIBUTE
 
     def _forwarded_client(self, argument: bytes) -> tuple[Client] | Reply:
         return self._client_from(self.forwarded or _NOBODY, argument, xforward.XFORWARD_NAMES)
@@ -428,7 +329,7 @@ class SmtpSession(StockSession):
         if not argument:
             return Reply(501, "5.5.4", "Syntax: VRFY <address>")
         path = parse_path(argument, syntax="Could not VRFY")
-        return _CANNOT_VERIFY if isinstance(path, Reply) or not path.address else (path.address,)
+        return replies.CANNOT_VERIFY if isinstance(path, Reply) or not path.address else (path.address,)
 
     # Greeting
 
@@ -466,7 +367,7 @@ class SmtpSession(StockSession):
             self.answer(line)
 
     def _say_lmtp(self, _: str | None) -> Effect | None:
-        return self._refuse(_IS_LMTP)
+        return self._refuse(replies.IS_LMTP)
 
     # What a trusted mail server says about its client
 
@@ -486,7 +387,7 @@ class SmtpSession(StockSession):
     def _mail(self, address: str, options: list[str], unchecked: Path | None = None) -> Effect | None:
         envelope = self.envelope
         if envelope.mail_from is not None:
-            return self._refuse(_NESTED_MAIL)
+            return self._refuse(replies.NESTED_MAIL)
         if unchecked is None:
             envelope.smtp_utf8 = envelope.prdr = False
         elif (refusal := self._refuse_mail(unchecked)) is not None:
@@ -503,7 +404,7 @@ class SmtpSession(StockSession):
         return refusal or self._refuse_utf8(path)
 
     def _refuse_utf8(self, path: Path) -> Reply | None:
-        return None if self.envelope.smtp_utf8 or path.is_ascii else _NEEDS_SMTPUTF8
+        return None if self.envelope.smtp_utf8 or path.is_ascii else replies.NEEDS_SMTPUTF8
 
     def _begin_mail(self, status: Any, sender: str, options: list[str]) -> None:
         if status is MISSING:
@@ -526,12 +427,12 @@ class SmtpSession(StockSession):
     def _refuse_rcpt(self, unchecked: Path | None) -> Reply | None:
         if unchecked is not None:
             if not unchecked.address:
-                return _EMPTY_RECIPIENT
+                return replies.EMPTY_RECIPIENT
             if unchecked.params and (refusal := refuse_of_rcpt(unchecked, self.rules.hidden)) is not None:
                 return refusal
         if len(self.envelope.rcpt_tos) >= self.rules.limits.max_recipients:
             self.rules.on_limit("max_recipients")
-            return _TOO_MANY_RECIPIENTS
+            return replies.TOO_MANY_RECIPIENTS
         return None if unchecked is None else self._refuse_utf8(unchecked)
 
     def _add_recipient(self, status: Any, address: str, options: list[str]) -> None:
@@ -561,11 +462,11 @@ class SmtpSession(StockSession):
             refusal = _FAULTS[content.fault]
             return Ask("REFUSED", self.answer_mail, (refusal, content.total))
         if self.rules.content_encoding == "ascii" and not (self.envelope.original_content or b"").isascii():
-            return _STRICT_ASCII_CONTENT
+            return replies.STRICT_ASCII_CONTENT
         self.errors = 0  # a client that brings mail may make a mistake now and then
         return Ask("DATA", self.answer_mail)
 
-    def answer_mail(self, status: Any, default: Reply = _OK, *_: Any) -> None:
+    def answer_mail(self, status: Any, default: Reply = replies.OK, *_: Any) -> None:
         """With what the handler decided; then this mail is over."""
         recipients, is_prdr = len(self.envelope.rcpt_tos), self.envelope.prdr
         self.reset()
@@ -583,7 +484,7 @@ class SmtpSession(StockSession):
 
     def _answer_prdr(self, status: str | Reply | tuple[Reply, ...], recipients: int) -> None:
         """draft-hall-prdr: 353, one reply for each accepted recipient, one for the whole mail."""
-        self.answer(_PRDR_BEGINS)
+        self.answer(replies.PRDR_BEGINS)
         if isinstance(status, tuple):
             self._announce((*status, _summary(status)))
         else:
@@ -599,20 +500,22 @@ class SmtpSession(StockSession):
         return Ask("NOOP", self._agree, (text,))
 
     def _agree(self, status: Any, *_: Any) -> None:
-        self.answer(_OK if status is MISSING else status)
+        self.answer(replies.OK if status is MISSING else status)
 
     def _quit(self) -> Effect | None:
         return Ask("QUIT", self._say_bye)
 
     def _say_bye(self, status: Any) -> Effect | None:
-        self.answer(_BYE if status is MISSING else status)
+        self.answer(replies.BYE if status is MISSING else status)
         return _CLOSE
 
     def _vrfy(self, address: str) -> Effect | None:
-        return Ask("VRFY", lambda status, _: self.answer(_NOT_VERIFIED if status is MISSING else status), (address,))
+        return Ask(
+            "VRFY", lambda status, _: self.answer(replies.NOT_VERIFIED if status is MISSING else status), (address,)
+        )
 
     def _expn(self, _: str | None) -> Effect | None:
-        return self._refuse(_NO_EXPN)
+        return self._refuse(replies.NO_EXPN)
 
     def _help(self, verb: str | None) -> None:
         table = _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
@@ -626,12 +529,12 @@ class SmtpSession(StockSession):
             self.answer(Reply(501, "5.5.4", names) if verb else Reply(250, "2.0.0", names))
 
     def _auth(self, argument: str | None) -> Effect | None:
-        return Authenticate(argument) if self.rules.auth_mechanisms is not None else self._refuse(_NO_AUTH)
+        return Authenticate(argument) if self.rules.auth_mechanisms is not None else self._refuse(replies.NO_AUTH)
 
     def _starttls(self) -> Effect | None:
         if not self.rules.offers_tls or self.ssl is not None:
-            return self._refuse(_NO_TLS)
-        self.answer(_READY_FOR_TLS)
+            return self._refuse(replies.NO_TLS)
+        self.answer(replies.READY_FOR_TLS)
         return _START_TLS
 
 

@@ -9,9 +9,10 @@ import pytest
 from aiosmtpd.smtp import MISSING
 
 from bridge.intake.smtp.data import DataReader
+from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.parameters import TOO_LARGE
 from bridge.intake.smtp.rules import SessionLimits, SessionRules
-from bridge.intake.smtp.session import Ask, Authenticate, Close, Effect, ReadContent, SmtpSession, StartTls
+from bridge.intake.smtp.session import SmtpSession
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
