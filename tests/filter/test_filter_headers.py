@@ -84,8 +84,8 @@ def test_stripping_is_fast_on_a_hostile_head() -> None:
 RESULT = AnalysisResult(Decision.QUARANTINE, "g-1", "virus", ("a:b", "c"))
 
 
-def test_the_stamp_says_what_is_known() -> None:
-    """Id, decision, verdict, tags, ggrid; empty ones are left out."""
+def test_the_added_fields_have_all_known_values() -> None:
+    """Id, decision, verdict, tags and ggrid; empty values are left out."""
     assert EDITOR.stamp("ID1", RESULT) == (
         ("X-Scan-Id", "ID1"),
         ("X-Scan-Decision", "quarantine"),

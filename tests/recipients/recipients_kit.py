@@ -46,7 +46,7 @@ def send(bridge: RunningBridge, protocol: str, *people: str, content: bytes = CO
     with bridge.client() as client:
         at_rcpt, replies = converse(client, protocol, *people, content=content)
         assert all(reply.startswith(b"250 ") for reply in at_rcpt), at_rcpt
-        assert client.say(b"NOOP") == [b"250 2.0.0 OK"]  # nothing more was said
+        assert client.say(b"NOOP") == [b"250 2.0.0 OK"]  # there are no further replies
         return replies
 
 

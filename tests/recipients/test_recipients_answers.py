@@ -90,7 +90,9 @@ def test_lmtp_next_hop_answers_after_the_dot(ways: Way, protocol: str) -> None:
         ({"MAIL": LATER}, LATER),
     ],
 )
-def test_the_last_reply_of_prdr_takes_back_nobodys_own(ways: Way, replies: dict[str, bytes], whole: bytes) -> None:
+def test_the_last_reply_of_prdr_does_not_revoke_a_recipients_own_reply(
+    ways: Way, replies: dict[str, bytes], whole: bytes
+) -> None:
     """Exim applies a 5xx there to all recipients, and a 4xx to those that were accepted."""
     bridge, _ = ways("prdr", **replies)
     assert send(bridge, "prdr", *PEOPLE)[-1] == whole
@@ -106,7 +108,7 @@ def test_the_last_reply_of_prdr_takes_back_nobodys_own(ways: Way, replies: dict[
     ],
 )
 @HOPS
-def test_plain_smtp_nobody_gets_a_mail_that_not_all_may_have(
+def test_plain_smtp_delivers_to_all_recipients_or_to_none(
     ways: Way, lmtp: bool, replies: dict[str, bytes], answer: bytes
 ) -> None:
     """One reply must hold for all recipients: the client keeps the mail for all of them."""
@@ -125,7 +127,7 @@ def test_plain_smtp_nobody_gets_a_mail_that_not_all_may_have(
         ({"DOT_b": FULL, "DOT_d": BUSY}, BUSY, ["c"]),
     ],
 )
-def test_plain_smtp_a_mail_that_some_have_already_is_never_lost_for_the_others(
+def test_plain_smtp_a_partly_delivered_mail_is_not_lost_for_the_others(
     ways: Way, replies: dict[str, bytes], answer: bytes, have_it: list[str]
 ) -> None:
     """With LMTP it is too late to stop: the mail is sent again (4xx) or bounced (5xx); a metric counts it."""
@@ -136,7 +138,7 @@ def test_plain_smtp_a_mail_that_some_have_already_is_never_lost_for_the_others(
     assert arrived(hop) == [have_it]
     assert mixed(bridge, "one") == before + 1
     assert f"{len(have_it)} of 3 recipients have it" in lines[0]["why"]
-    if answer.startswith(b"4"):  # the client comes again, and now all is well
+    if answer.startswith(b"4"):  # the client tries again, and every recipient is accepted
         hop.replies.clear()
         assert send(bridge, "smtp", *PEOPLE)[0].startswith(b"250")
         assert arrived(hop) == [have_it, ["b", "c", "d"]]
@@ -153,7 +155,7 @@ def test_our_decision_is_the_reply_to_each_recipient(ways: Way, protocol: str) -
 
 
 @EACH
-def test_content_that_cannot_be_taken_is_refused_for_each(ways: Way, protocol: str) -> None:
+def test_invalid_content_is_refused_for_each(ways: Way, protocol: str) -> None:
     bridge, _ = ways(protocol)
     replies = send(bridge, protocol, *PEOPLE, content=b"bare\nline\r\n")
     assert all(reply.startswith(b"550 5.5.2 ") for reply in own(protocol, replies))
@@ -161,13 +163,13 @@ def test_content_that_cannot_be_taken_is_refused_for_each(ways: Way, protocol: s
 
 
 @EACH
-def test_a_next_hop_that_is_not_there_is_a_451_with_our_id_for_each(ways: Way, protocol: str) -> None:
+def test_a_lost_next_hop_is_a_451_with_our_id_for_each(ways: Way, protocol: str) -> None:
     bridge, _ = ways(protocol, MAIL=b"")
     for reply in own(protocol, send(bridge, protocol, *PEOPLE)):
         assert reply.startswith(b"451 4.4.2 ") and b"(id=" in reply
 
 
-def test_prdr_is_between_the_client_and_us(ways: Way) -> None:
+def test_prdr_applies_only_between_the_client_and_us(ways: Way) -> None:
     """The parameter is not relayed, and the next mail of the session does not use PRDR."""
     bridge, hop = ways("prdr")
     with bridge.client() as client:
@@ -181,8 +183,8 @@ def test_prdr_is_between_the_client_and_us(ways: Way) -> None:
     assert len(sent) == 3 and not any(b"PRDR" in command for command in sent)
 
 
-def test_prdr_answers_for_those_who_were_accepted(ways: Way) -> None:
-    """Even for a single one, between 353 and the last reply."""
+def test_prdr_replies_for_the_accepted_recipients(ways: Way) -> None:
+    """Even for a single recipient, between the 353 and the last reply."""
     bridge, _ = ways("prdr")
     with bridge.client() as client:
         at_rcpt, replies = converse(client, "prdr", "b@example.org", "not an address", "@")
@@ -191,7 +193,7 @@ def test_prdr_answers_for_those_who_were_accepted(ways: Way) -> None:
         assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
 
 
-def test_a_thousand_recipients_have_a_thousand_answers(ways: Way) -> None:
+def test_a_thousand_recipients_get_a_thousand_replies(ways: Way) -> None:
     people = [f"r{number}@example.org" for number in range(1000)]
     bridge, hop = ways("lmtp", RCPT_r7=NO, RCPT_r999=LATER)
     replies = send(bridge, "lmtp", *people)
