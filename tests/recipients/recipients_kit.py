@@ -29,8 +29,8 @@ def next_hop(lmtp: bool = False, **replies: bytes) -> Iterator[NextHop]:
 
 def refuse(hop: NextHop, **replies: bytes) -> None:
     for name, reply in replies.items():
-        verb, _, who = name.replace("DOT", ".").partition("_")
-        hop.replies[f"{verb} <{who}@example.org>".encode() if who else verb.encode()] = reply
+        verb, _, local_part = name.replace("DOT", ".").partition("_")
+        hop.replies[f"{verb} <{local_part}@example.org>".encode() if local_part else verb.encode()] = reply
 
 
 @contextmanager
@@ -46,7 +46,7 @@ def send(bridge: RunningBridge, protocol: str, *people: str, content: bytes = CO
     with bridge.client() as client:
         at_rcpt, replies = converse(client, protocol, *people, content=content)
         assert all(reply.startswith(b"250 ") for reply in at_rcpt), at_rcpt
-        assert client.say(b"NOOP") == [b"250 2.0.0 OK"]  # there are no further replies
+        assert client.say(b"NOOP") == [b"250 2.0.0 OK"]  # no further replies
         return replies
 
 

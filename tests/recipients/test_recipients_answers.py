@@ -1,4 +1,4 @@
-"""Different answers for different recipients: what LMTP, PRDR and plain SMTP clients read, and who has the mail."""
+"""Different answers for different recipients: what LMTP, PRDR and plain SMTP clients read, and who gets the mail."""
 
 from __future__ import annotations
 
@@ -90,9 +90,7 @@ def test_lmtp_next_hop_answers_after_the_dot(ways: Way, protocol: str) -> None:
         ({"MAIL": LATER}, LATER),
     ],
 )
-def test_the_last_reply_of_prdr_does_not_revoke_a_recipients_own_reply(
-    ways: Way, replies: dict[str, bytes], whole: bytes
-) -> None:
+def test_the_last_prdr_reply_overrides_no_recipient_reply(ways: Way, replies: dict[str, bytes], whole: bytes) -> None:
     """Exim applies a 5xx there to all recipients, and a 4xx to those that were accepted."""
     bridge, _ = ways("prdr", **replies)
     assert send(bridge, "prdr", *PEOPLE)[-1] == whole
@@ -108,7 +106,7 @@ def test_the_last_reply_of_prdr_does_not_revoke_a_recipients_own_reply(
     ],
 )
 @HOPS
-def test_plain_smtp_delivers_to_all_recipients_or_to_none(
+def test_plain_smtp_a_mail_refused_for_one_recipient_goes_to_none(
     ways: Way, lmtp: bool, replies: dict[str, bytes], answer: bytes
 ) -> None:
     """One reply must hold for all recipients: the client keeps the mail for all of them."""
@@ -138,7 +136,7 @@ def test_plain_smtp_a_partly_delivered_mail_is_not_lost_for_the_others(
     assert arrived(hop) == [have_it]
     assert mixed(bridge, "one") == before + 1
     assert f"{len(have_it)} of 3 recipients have it" in lines[0]["why"]
-    if answer.startswith(b"4"):  # the client tries again, and every recipient is accepted
+    if answer.startswith(b"4"):  # the client retries, and now all recipients succeed
         hop.replies.clear()
         assert send(bridge, "smtp", *PEOPLE)[0].startswith(b"250")
         assert arrived(hop) == [have_it, ["b", "c", "d"]]
@@ -155,7 +153,7 @@ def test_our_decision_is_the_reply_to_each_recipient(ways: Way, protocol: str) -
 
 
 @EACH
-def test_invalid_content_is_refused_for_each(ways: Way, protocol: str) -> None:
+def test_unacceptable_content_is_refused_for_each_recipient(ways: Way, protocol: str) -> None:
     bridge, _ = ways(protocol)
     replies = send(bridge, protocol, *PEOPLE, content=b"bare\nline\r\n")
     assert all(reply.startswith(b"550 5.5.2 ") for reply in own(protocol, replies))
@@ -163,13 +161,13 @@ def test_invalid_content_is_refused_for_each(ways: Way, protocol: str) -> None:
 
 
 @EACH
-def test_a_lost_next_hop_is_a_451_with_our_id_for_each(ways: Way, protocol: str) -> None:
+def test_an_unreachable_next_hop_is_a_451_with_our_id_for_each_recipient(ways: Way, protocol: str) -> None:
     bridge, _ = ways(protocol, MAIL=b"")
     for reply in own(protocol, send(bridge, protocol, *PEOPLE)):
         assert reply.startswith(b"451 4.4.2 ") and b"(id=" in reply
 
 
-def test_prdr_applies_only_between_the_client_and_us(ways: Way) -> None:
+def test_prdr_is_used_between_the_client_and_the_bridge_only(ways: Way) -> None:
     """The parameter is not relayed, and the next mail of the session does not use PRDR."""
     bridge, hop = ways("prdr")
     with bridge.client() as client:
@@ -183,8 +181,8 @@ def test_prdr_applies_only_between_the_client_and_us(ways: Way) -> None:
     assert len(sent) == 3 and not any(b"PRDR" in command for command in sent)
 
 
-def test_prdr_replies_for_the_accepted_recipients(ways: Way) -> None:
-    """Even for a single recipient, between the 353 and the last reply."""
+def test_prdr_has_a_reply_for_each_accepted_recipient(ways: Way) -> None:
+    """Even for a single recipient, between 353 and the last reply."""
     bridge, _ = ways("prdr")
     with bridge.client() as client:
         at_rcpt, replies = converse(client, "prdr", "b@example.org", "not an address", "@")

@@ -32,11 +32,11 @@ def test_exim_learns_the_result_for_each_recipient(tmp_path: Path, protocol: str
         assert ("PRDR" in log) == (protocol == "prdr")
         assert "550 5.1.1 No such user" in log and "450 4.2.1 Try later" in log
         assert "d@example.org" in queue
-        assert "D b@example.org" in queue and "D c@example.org" in queue  # these two are completed
+        assert "D b@example.org" in queue and "D c@example.org" in queue  # D: delivered or failed
         assert arrived(hop) == [["b"]]
 
 
-def test_exim_with_prdr_when_all_recipients_are_accepted_and_when_none_is(tmp_path: Path) -> None:
+def test_exim_with_prdr_when_all_recipients_succeed_and_when_all_fail(tmp_path: Path) -> None:
     with next_hop() as hop, bridge_before(hop, tmp_path, "prdr") as bridge:
         log, queue = deliver(bridge.port, PEOPLE, "hosts_try_prdr = *", MAIL)
         assert sorted(lines(log, "=>") + lines(log, "->")) == ["b", "c", "d"], log

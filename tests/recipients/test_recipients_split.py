@@ -145,7 +145,7 @@ def test_one_tenants_late_scan_defers_only_its_recipients(tmp_path: Path, hop: N
         assert (len(bridge.scanner.submissions), arrived(hop)) == (2, [["b"], ["c"]])
 
 
-def test_the_default_tenant_and_its_entry_are_the_same_tenant(tmp_path: Path) -> None:
+def test_the_default_tenant_and_an_entry_with_its_uid_are_the_same_tenant(tmp_path: Path) -> None:
     """`scanner.tenant_uid` and an entry of `tenants` with the same uid may share a mail."""
     with running_bridge(tmp_path, {"tenants": TENANTS, "scanner": {"tenant_uid": ONE}}) as bridge:
         assert send(bridge, "smtp", "b@one.example", "e@example.org")[0].startswith(b"250")
@@ -171,7 +171,7 @@ def test_plain_smtp_recipients_of_another_next_hop_need_another_transaction(tmp_
 
 
 def test_two_routes_to_one_next_hop_share_a_transaction(tmp_path: Path, hop: NextHop) -> None:
-    """So does a route that names the default next hop."""
+    """The same holds for a route that names the default next hop."""
     with next_hop() as other:
         routes = [
             {"recipient_domains": ["x.example"], "next_hop": other.url},
