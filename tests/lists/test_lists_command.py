@@ -137,11 +137,14 @@ def test_the_service_can_come_from_the_configuration(service, tmp_path, monkeypa
     (tmp_path / "plain.yml").write_text(rest + "lists: {url: 'http://192.0.2.1', api_key_file: k}\n")
     good = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / "with.yml")])
     assert good.exit_code == 0 and "partners" in good.output
-    for name, text in (("without.yml", "the List API is not configured"), ("plain.yml", "in the clear")):
+    for name, text in (
+        ("without.yml", "the List API is not configured"),
+        ("plain.yml", "unencrypted"),
+    ):
         bad = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / name)])
         assert bad.exit_code == 78 and text in bad.output
     bad = CliRunner().invoke(main, ["lists", "show", "--url", "http://192.0.2.1", "--api-key-file", "x"])
-    assert bad.exit_code == 78 and "in the clear" in bad.output
+    assert bad.exit_code == 78 and "unencrypted" in bad.output
 
 
 def test_a_terminal_gets_a_progress_bar_and_a_pipe_none(service, tmp_path):

@@ -90,7 +90,7 @@ def test_check_finds_missing_lists(check, service):
     assert "the API key is accepted" in text
     assert "list no-such-list: PROBLEM: the service has no list of this name" in text
     assert "list notes: PROBLEM: its category at the service is 'notes'" in text
-    assert "list allowed-senders: WARNING: careful: mail with a forged sender goes unscanned" in text
+    assert "list allowed-senders: WARNING: mail with a forged sender would not be scanned" in text
 
 
 def test_check_finds_a_key_that_does_not_work(check, tmp_path):
