@@ -153,7 +153,7 @@ class Listener(Generic[C]):
             finish(connection)
         if await self.wait_until_empty(timeout_s):
             return True
-        log.warning("listener %s: %d connections cut off by the drain timeout", self.settings.name, len(self.open))
+        log.warning("listener %s: connections cut off by the drain timeout: %d", self.settings.name, len(self.open))
         for connection in tuple(self.open):
             cut(connection)
         return False

@@ -89,7 +89,7 @@ def test_times_sizes_and_processes_are_those_of_the_configuration(tmp_path):
     [
         ("milter", {"profile": "sendmail-milter"}, {}, "add\n  - {name: milter, protocol: milter"),
         ("proxy", {"profile": "haraka"}, {}, "no listener has the profile postfix-proxy"),
-        ("proxy", {"address": "systemd:mx"}, {}, "write host:port here"),
+        ("proxy", {"address": "systemd:mx"}, {}, "use host:port instead"),
         ("proxy", {"proxy_protocol": True}, {}, "sends no PROXY header"),
         ("content-filter", {"address": "unix:/run/x"}, {}, "use 127.0.0.1:10025"),
         ("proxy", {}, {"relay": {"next_hop": "maildir:/x"}}, "set it to smtp://127.0.0.1:10026"),

@@ -66,7 +66,7 @@ def test_the_life_of_an_api_key(tmp_path):
     assert (again.returncode, again.stdout) == (1, "")
     listed = call("apikey", "list", cwd=tmp_path).stdout
     assert "automation" in listed
-    assert "in use" in listed
+    assert "active" in listed
     assert key not in listed
     assert call("apikey", "revoke", "automation", cwd=tmp_path).returncode == 0
     assert "revoked" in call("apikey", "list", cwd=tmp_path).stdout

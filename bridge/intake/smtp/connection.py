@@ -299,8 +299,10 @@ class SmtpConnection(SMTP):
             self._perform(self.session.check_patience())
 
     def _perform(self, effect: Effect | None) -> None:
+        hooks, session = self._context.hooks, self.session
         while isinstance(effect, Ask):
-            status = self._call_hook(effect.hook, effect.arguments)
+            hook = hooks.get(effect.hook)
+            status = MISSING if hook is None else hook(self, session, session.envelope, *effect.arguments)
             if isinstance(status, CoroutineType):
                 return self._start(self._await_answer, status, effect)
             effect = effect.then(status, *effect.arguments)

@@ -292,7 +292,7 @@ class SmtpSession(StockSession):
         rules, commands = self.rules, _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
         arguments: tuple[Any, ...] | None = None
         ordinary = recognise(line) if rules.uses_fast_path else None
-        if ordinary is not None and (not ordinary[2] or self._takes_ordinary_parameters()):
+        if ordinary is not None and (not ordinary[2] or (self.extended_smtp and rules.fast_path_takes_parameters)):
             command = commands[ordinary[0]]
             arguments = ordinary[1]
         else:
@@ -319,9 +319,6 @@ class SmtpSession(StockSession):
                 return self._refuse(parsed)
             arguments = parsed
         return command.execute(self, *arguments)
-
-    def _takes_ordinary_parameters(self) -> bool:
-        return self.extended_smtp and self.rules.fast_path_takes_parameters
 
     def _refuse_line(self, command: Command, word: bytes, line: bytes) -> Reply | None:
         """What is wrong with the line, whatever the command means."""
