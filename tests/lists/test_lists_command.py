@@ -137,10 +137,7 @@ def test_the_service_can_come_from_the_configuration(service, tmp_path, monkeypa
     (tmp_path / "plain.yml").write_text(rest + "lists: {url: 'http://192.0.2.1', api_key_file: k}\n")
     good = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / "with.yml")])
     assert good.exit_code == 0 and "partners" in good.output
-    for name, text in (
-        ("without.yml", "the List API is not configured"),
-        ("plain.yml", "unencrypted"),
-    ):
+    for name, text in (("without.yml", "the List API is not configured"), ("plain.yml", "unencrypted")):
         bad = CliRunner().invoke(main, ["lists", "show", "-c", str(tmp_path / name)])
         assert bad.exit_code == 78 and text in bad.output
     bad = CliRunner().invoke(main, ["lists", "show", "--url", "http://192.0.2.1", "--api-key-file", "x"])
