@@ -37,7 +37,7 @@ class Service:
         command = [sys.executable, "-m", "bridge", "service", "-c", str(directory / "service.yml")]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603 (our own program)
         line = self.process.stdout.readline()
-        if "listens at" not in line:
+        if "listening on" not in line:
             sys.exit(f"the service did not start: {line}")
         self.port = int(line.rsplit(":", 1)[1])
 

@@ -93,9 +93,7 @@ def _fitting(conf: Config, mode: str, name: str | None) -> Listener:
         raise ConfigError(f"listeners: several are suitable; choose one: --listener {' or '.join(names)}")
     listener, key = listeners[0], f"listeners: {listeners[0].name}"
     if listener.address.systemd:
-        raise ConfigError(
-            f"{key}: address: only systemd knows the address of {listener.address}; use host:port instead"
-        )
+        raise ConfigError(f"{key}: address: the address of {listener.address} is set in systemd; use host:port instead")
     if listener.proxy_protocol:
         raise ConfigError(f"{key}: proxy_protocol: Postfix sends no PROXY header to a filter; set it to false")
     if listener.tls is not None and listener.tls.required and mode == "proxy":

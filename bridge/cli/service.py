@@ -144,7 +144,7 @@ async def _run(config: settings.ServiceConfig) -> None:
     sockets.warn_of_idle()
     for address in server.addresses:
         place = str(address) if address.path else f"{config.scheme}://{address}"
-        click.echo(f"scanning service listens at {place}")
+        click.echo(f"scanning service listening on {place}")
     if not config.listen.is_local and config.tls is None:
         click.echo(
             "other machines can reach the service, and tokens are sent unencrypted: set tls, or use a TLS proxy",

@@ -31,7 +31,7 @@ class Admission(Section):
         "reports YELLOW, every mail is delayed. If this is not below `max_in_processing`, mail is delayed only while "
         "the scanner reports YELLOW.",
     )
-    throttle_max_delay: Duration = Field(5.0, description="The delay of the last mail before the limit.")
+    throttle_max_delay: Duration = Field(5.0, description="Maximum delay, reached just below the limit.")
     max_bytes_in_processing: Size = Field(
         GiB,
         ge=1,

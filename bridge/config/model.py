@@ -162,7 +162,7 @@ class Listener(Section):
     def _profile(cls, name: str, info: ValidationInfo) -> str:
         profile, protocol = PROFILES.get(name), info.data.get("protocol", "smtp")
         if profile is None:
-            raise ValueError(f"there is no such profile; the profiles are {', '.join(PROFILES)}")
+            raise ValueError(f"unknown profile; available profiles: {', '.join(PROFILES)}")
         if (profile.protocol == "milter") != (protocol == "milter"):
             raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
         return name
@@ -171,7 +171,7 @@ class Listener(Section):
     @classmethod
     def _not_for_milter(cls, value: Tls | bool | str | list[str] | None, info: ValidationInfo) -> Any:
         if value and info.data.get("protocol") == "milter":
-            raise ValueError("a milter listener has no tls, proxy_protocol, client_header or hide_extensions")
+            raise ValueError("a milter listener cannot have tls, proxy_protocol, client_header or hide_extensions")
         return value
 
     @field_validator("lists")
@@ -181,7 +181,7 @@ class Listener(Section):
         profile = PROFILES.get(info.data.get("profile", ""))
         if lists and profile and profile.is_after_queue and (lists.block or lists.block_recipients):
             raise ValueError(
-                f"a refusal would become a bounce, because {info.data['profile']} is behind the queue; "
+                f"a refusal would become a bounce, because {info.data['profile']} runs after the queue; "
                 "refuse at a listener before the queue, or leave it to the scan"
             )
         return lists

@@ -36,7 +36,9 @@ class PolicyEntry(Section):
             if wanted is None:
                 raise ValueError("a code can be set for reject (5xx) and tempfail (4xx) only")
             if self.code // 100 != wanted or self.code == 421 or self.code == 521:
-                raise ValueError(f"{self.action} takes a {wanted}xx code other than 421 and 521, which hang up")
+                raise ValueError(
+                    f"{self.action} takes a {wanted}xx code other than 421 and 521, which close the connection"
+                )
         if self.text is not None and not re.fullmatch(r"[\x20-\x7e]*", self.text):
             raise ValueError("the text must be printable ASCII on one line")
         return self

@@ -69,6 +69,6 @@ class Quarantine(Section):
     release_key_file: str | None = Field(
         None,
         description="File with the key that marks released mail, so that it is not quarantined again. It must be the "
-        f"same on all machines that released mail may pass. {FILE_LOOKUP} Default: a generated key in the state "
-        f"directory.",
+        f"same on all machines that released mail may pass through. {FILE_LOOKUP} Default: a generated key in the "
+        f"state directory.",
     )

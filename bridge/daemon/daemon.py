@@ -278,7 +278,7 @@ async def _close_components(running: Running, shutdown: Shutdown) -> None:
         async with shutdown.time_left(at_least_s=_LAST_ANSWERS_S):
             await running.components.close()
     except TimeoutError:
-        log.warning("stopped without the next hop's answer to some mails; their clients will send them again")
+        log.warning("stopped before the next hop answered for some mails; their clients will send them again")
 
 
 async def _close_later(components: Components) -> None:
@@ -302,4 +302,4 @@ def load(path: Path | None) -> Config:
     try:
         return model.embedded(state)
     except ConfigError as exc:
-        raise ConfigError(f"the state directory {state} cannot be written into a configuration: {exc}") from exc
+        raise ConfigError(f"the path of the state directory {state} cannot be used in a configuration: {exc}") from exc

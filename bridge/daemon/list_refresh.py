@@ -140,7 +140,7 @@ class ListRefresh:
         text = output.decode(errors="replace").strip()[-500:]
         if program.returncode in (0, 1):
             return text
-        return f"the refresh ended with exit code {program.returncode}: {text}"
+        return f"the refresh exited with code {program.returncode}: {text}"
 
     # What operators read
 
@@ -151,7 +151,7 @@ class ListRefresh:
             if self._reported.get(name) != text:
                 log.error("lists: refresh%s failed, keeping the last copy: %s", f" of {name}" if name else "", text)
         if self._reported and not now:
-            log.info("lists: all copies are fresh again")
+            log.info("lists: all copies are up to date again")
         self._reported = now
 
     def _log_sizes(self) -> None:

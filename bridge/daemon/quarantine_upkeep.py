@@ -46,7 +46,7 @@ class QuarantineUpkeep:
             return
         try:
             if (left := await self._quarantine.reconcile()) > 0:
-                log.info("quarantine: removed %d unfinished objects of an earlier run", left)
+                log.info("quarantine: removed %d unfinished objects left by an earlier run", left)
         except StoreError as exc:
             log.error("quarantine cannot be used; mail for it is answered with 451: %s", exc)
 
@@ -92,4 +92,4 @@ class QuarantineUpkeep:
 def clean(quarantine: Quarantine) -> None:
     """Before the first mail: remove files that an earlier run did not finish. Object storage is reconciled later."""
     if not quarantine.is_remote and (left := quarantine.clean()) > 0:
-        log.info("quarantine: removed %d unfinished files of an earlier run", left)
+        log.info("quarantine: removed %d unfinished files left by an earlier run", left)

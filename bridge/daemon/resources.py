@@ -36,7 +36,7 @@ def make_directory(path: Path, key: str) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as exc:
         raise ConfigError(
-            f"{key}: {path} cannot be created: {exc.strerror}; choose a directory we may write to"
+            f"{key}: {path} cannot be created: {exc.strerror}; choose a directory that scanbridge can write to"
         ) from exc
     if not os.access(path, os.W_OK | os.X_OK):
         raise ConfigError(f"{key}: {path} is not writable; check its owner, or choose another directory")
@@ -62,7 +62,8 @@ def read_secret(path: Path, key: str) -> str:
         text = path.read_text(encoding="ascii").strip()
     except OSError as exc:
         raise ConfigError(
-            f"{key}: {path} cannot be read: {exc.strerror}; it must hold the secret on one line and be readable for us"
+            f"{key}: {path} cannot be read: {exc.strerror}; "
+            "it must hold the secret on one line and be readable by scanbridge"
         ) from exc
     except UnicodeDecodeError:
         raise ConfigError(f"{key}: {path} is not plain text; it must hold the secret on one line") from None
@@ -80,7 +81,9 @@ def make_secret(path: Path, key: str) -> None:
     except FileExistsError:  # another process was faster
         return
     except OSError as exc:
-        raise ConfigError(f"{key}: {path} cannot be created: {exc.strerror}; choose a place we may write to") from exc
+        raise ConfigError(
+            f"{key}: {path} cannot be created: {exc.strerror}; choose a place that scanbridge can write to"
+        ) from exc
     with os.fdopen(fd, "w", encoding="ascii") as file:
         file.write(secrets.token_hex(32) + "\n")
 

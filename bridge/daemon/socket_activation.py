@@ -56,7 +56,7 @@ def _take() -> list[tuple[str, socket.socket]]:
         os.set_inheritable(fd, False)
         sock = socket.socket(fileno=fd)
         if not _is_listening(sock):
-            raise ConfigError(f"systemd: the socket {name} is not a listening one; use ListenStream= and Accept=no")
+            raise ConfigError(f"systemd: {name} is not a listening socket; use ListenStream= and Accept=no")
         taken.append((name, sock))
     return taken
 

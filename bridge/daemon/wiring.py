@@ -376,7 +376,7 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
 
 def milter_settings(conf: Config, listener: model.Listener) -> MilterSettings:
     if listener.tls is not None or listener.proxy_protocol:
-        raise ConfigError(f"{listener.name}: a milter listener has no tls or proxy_protocol")
+        raise ConfigError(f"{listener.name}: a milter listener cannot have tls or proxy_protocol")
     return MilterSettings(
         name=listener.name,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),

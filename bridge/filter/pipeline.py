@@ -303,7 +303,7 @@ class Filter:
             record.late = LateStatus.HIT
             return found
         record.late = found
-        raise ScanTimeout("the scan of this mail still runs")
+        raise ScanTimeout("the scan of this mail is still running")
 
     async def _scan(self, record: Record, late: LateDecisions | None) -> AnalysisResult:
         tx = record.tx
@@ -324,13 +324,13 @@ class Filter:
         try:
             self._report(record)
         except Exception:  # the outcome is decided; a failing log or metric must not change it
-            log.exception("mail %s: it could not be logged or counted", record.tx.id)
+            log.exception("mail %s: could not be logged or counted", record.tx.id)
 
 
 def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
     record.error = exc
     if isinstance(exc, ScanRefused):
-        log.error("the scanner refuses us: %s", exc)
+        log.error("the scanner refused our request: %s", exc)
     return case_of_error(exc)
 
 

@@ -83,7 +83,7 @@ def cause_of(refusal: Reply) -> BridgeError | None:
     """The error behind a refusal during the transfer of the content; None when the mail itself was refused."""
     if refusal == SATURATED:
         return Saturated("bytes in processing reached their limit during the transfer")
-    return SpoolFull("the spool cannot be written: is its disk full?") if refusal == NO_STORAGE else None
+    return SpoolFull("cannot write to the spool: is its disk full?") if refusal == NO_STORAGE else None
 
 
 def reply_for(case: Case, rule: Rule, error: BaseException | None) -> Reply:

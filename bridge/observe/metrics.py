@@ -82,7 +82,7 @@ class Metrics(Collector):
             ("listener", "told"),
         )
         self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of the mails that were finished.", ("listener",))
-        self.failures = Counter("scanbridge_failures", "Mails with an error, by its kind.", ("reason",))
+        self.failures = Counter("scanbridge_failures", "Mails with an error, by kind of error.", ("reason",))
         self.failures.start([label.value for label in FailureLabel])
         self.shadow_mails = Counter(
             "scanbridge_shadow_mails",
@@ -128,7 +128,7 @@ class Metrics(Collector):
         )
         self.limits_hit = Counter(
             "scanbridge_limits_hit",
-            "Times that a client exceeded one of the limits in docs/reference/limits.md.",
+            "Number of times a client exceeded one of the limits in docs/reference/limits.md.",
             ("listener", "limit"),
         )
         self.log_lines_lost = Counter(

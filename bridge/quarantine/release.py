@@ -130,7 +130,7 @@ def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
     if request.to:
         envelope = replace(envelope, recipients=tuple(Recipient(address) for address in request.to))
     if not envelope.recipients:
-        raise StoreError("its recipients are unknown; name one")
+        raise StoreError("its recipients are unknown; specify one with --to")
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope

@@ -118,7 +118,7 @@ class _Tree:
                 continue
             key = str(key_node.value)
             if key in result:
-                self._mistake(key_node, (*where, key), "this key is there twice")
+                self._mistake(key_node, (*where, key), "this key appears twice")
                 continue
             self.lines[(*where, key)] = key_node.start_mark.line + 1
             result[key] = self._value(child, (*where, key), above)

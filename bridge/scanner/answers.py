@@ -47,7 +47,7 @@ def read_status(url: str, answer: Answer) -> QueueStatus:
     if answer.status in (401, 403):
         raise ScanRefused(f"{url}: the token is refused ({answer.status})")
     if answer.status != 200:
-        raise ScanUnavailable(f"{url}: status answered {answer.status}")
+        raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}")
     try:
         return queue_status_from_json(answer.body)
     except (ValueError, RecursionError) as exc:

@@ -152,4 +152,4 @@ def _http_error(_request: Request, exc: Exception) -> Response:
 
 
 def _internal_error(_request: Request, exc: Exception) -> Response:
-    return JSONResponse(Failure("internal", "an internal error of the service").to_dict(), 500)
+    return JSONResponse(Failure("internal", "an internal error occurred").to_dict(), 500)

@@ -42,7 +42,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
     "not_json": (415, "The List API requires application/json."),
     "head_too_large": (431, "The request line and header fields are larger than 64 KiB."),
-    "internal": (500, "An internal error of the service."),
+    "internal": (500, "An internal error occurred."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
     "saturated": (503, "maxGuardRequestsInProcessing is reached; see Retry-After."),
     "storage_unavailable": (503, "The lists are not available at the moment; see Retry-After."),

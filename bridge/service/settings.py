@@ -205,12 +205,14 @@ class AnalyzerSection(Section):
 
 class ClamAv(AnalyzerSection):
     address: AddressField = Field(description="clamd's socket: host:port or unix:/path.")
-    max_size: Size = Field(50 * MiB, description="clamd's StreamMaxLength; larger mail is not sent: a limit.")
+    max_size: Size = Field(
+        50 * MiB, description="clamd's StreamMaxLength; larger mail is not sent and gets the tag `limit:clamav`."
+    )
 
 
 class Rspamd(AnalyzerSection):
     url: str = Field(description="rspamd's normal worker, for example http://127.0.0.1:11333.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not sent: a limit.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not sent and gets the tag `limit:rspamd`.")
 
     @field_validator("url")
     @classmethod
@@ -251,7 +253,7 @@ class Plugin(AnalyzerSection):
     options: dict[str, Any] = Field({}, description="Passed to the analyzer's factory.")
     memory: Size = Field(1024 * MiB, description="Address space of each of its processes.")
     processes: int = Field(2, ge=1, le=64, description="Mails analyzed concurrently, unless it is asynchronous.")
-    max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it: a limit.")
+    max_size: Size = Field(50 * MiB, description="Larger mail is not passed to it and gets the tag `limit:NAME`.")
 
 
 class Analyzers(Section):

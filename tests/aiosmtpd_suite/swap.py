@@ -2,8 +2,8 @@
 
 One documented choice would otherwise hide everything else: all our replies carry an enhanced
 status code, most of aiosmtpd's do not. So the test client's replies compare equal with and
-without it; what is left to compare is everything else. Tests that need this are noted, because
-without it (`SUITE_RAW=1`) they fail. With `SUITE_REPORT` set, the outcome is written there as JSON.
+without it. Tests that depend on this are recorded, because without it (`SUITE_RAW=1`) they
+fail. With `SUITE_REPORT` set, the outcome is written there as JSON.
 """
 
 import json
@@ -28,7 +28,7 @@ _outcome = {"ran": [], "failed": [], "status_code": []}
 
 
 class Text(bytes):
-    """A reply's text that is equal to the same text without its enhanced status code."""
+    """A reply text that compares equal with and without its enhanced status code."""
 
     __hash__ = None
 
@@ -47,7 +47,7 @@ def _getreply_text(self):
 
 
 class Writer:
-    """What the suite watches being closed."""
+    """The object whose `close` the suite watches."""
 
     def __init__(self, transport):
         self.transport = transport
@@ -103,7 +103,7 @@ aiosmtpd.controller.SMTP = Swapped
 
 
 def pytest_collection_modifyitems(items):
-    """Every run has a port of its own."""
+    """Gives every run its own port."""
     conftest = sys.modules["aiosmtpd.tests.conftest"]
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))

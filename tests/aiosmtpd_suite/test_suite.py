@@ -1,6 +1,6 @@
-"""aiosmtpd's own test suite against our SMTP class: what fails is known by name, with its reason.
+"""Runs aiosmtpd's own test suite against our SMTP class; known.toml lists every test that fails, with the reason.
 
-Run as a script, this writes docs/evidence/aiosmtpd-suite.md anew from known.toml.
+Run as a script, this regenerates docs/evidence/aiosmtpd-suite.md from known.toml.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "evidence" / "aiosmtpd-suite.md"
 MODULES = ("test_smtp", "test_starttls", "test_smtpsmuggling", "test_proxyprotocol")
 TOTAL = 430
-RUNS = {"first": MODULES[:1], "second": MODULES[1:]}  # side by side: most of their time is waiting
+RUNS = {"first": MODULES[:1], "second": MODULES[1:]}  # run in parallel: they spend most of their time waiting
 
 
 def known() -> dict[str, Any]:
@@ -43,7 +43,7 @@ def outcome(tmp_path_factory: pytest.TempPathFactory) -> dict[str, set[str]]:
 
 
 def start(name: str, modules: tuple[str, ...], directory: Path) -> subprocess.Popen[str]:
-    """A part of the suite, with a port of its own and none of our settings for pytest."""
+    """Starts a part of the suite on its own port, without our pytest settings."""
     command = [sys.executable, "-m", "pytest", "-q", "-W", "ignore", "-c", os.devnull, "--rootdir", str(directory)]
     command += [
         "-p",
@@ -53,7 +53,7 @@ def start(name: str, modules: tuple[str, ...], directory: Path) -> subprocess.Po
         "-p",
         "no:cacheprovider",
         "--pyargs",
-        *(f"aiosmtpd.tests.{one}" for one in modules),
+        *(f"aiosmtpd.tests.{module}" for module in modules),
     ]
     env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{ROOT}", "SUITE_REPORT": str(directory / f"{name}.json")}
     for name in ("SUITE_RAW", "PYTEST_ADDOPTS"):
@@ -64,44 +64,44 @@ def start(name: str, modules: tuple[str, ...], directory: Path) -> subprocess.Po
 
 
 def test_whole_suite_ran(outcome: dict[str, set[str]]) -> None:
-    """No test of the modules was left out."""
+    """No test of these modules was skipped."""
     assert len(outcome["ran"]) == TOTAL
 
 
 def test_only_documented_choices_contradict_the_suite(outcome: dict[str, set[str]]) -> None:
-    """What fails is in known.toml with its reason, and what is there does fail."""
+    """Every failing test is in known.toml with its reason, and every test listed there fails."""
     listed = {test for choice in known()["choice"] for test in choice["tests"]}
-    assert sorted(outcome["failed"] - listed) == [], "failed, and not in known.toml"
+    assert sorted(outcome["failed"] - listed) == [], "failed, but not in known.toml"
     assert sorted(listed - outcome["failed"]) == [], "in known.toml, but passes now"
 
 
 def test_status_code_list_is_exact(outcome: dict[str, set[str]]) -> None:
-    """What fails only because our replies have enhanced status codes is listed too."""
+    """Tests that fail only because our replies have enhanced status codes are listed, too."""
     needed = outcome["status_code"] - outcome["failed"]
     assert sorted(needed) == sorted(known()["status_code"]["tests"])
 
 
-def test_page_says_what_the_list_says() -> None:
-    """docs/evidence/aiosmtpd-suite.md is made from known.toml."""
+def test_page_is_up_to_date() -> None:
+    """docs/evidence/aiosmtpd-suite.md is generated from known.toml."""
     assert PAGE.read_text() == page(), f"run: python {Path(__file__).relative_to(ROOT)}"
 
 
 INTRODUCTION = """\
 # aiosmtpd's own tests, run against our SMTP class
 
-Our intake is a subclass of aiosmtpd's server, so aiosmtpd's own tests must hold for it, except where they
-contradict a choice we made on purpose. `tests/aiosmtpd_suite` runs the modules that are about the protocol
-({modules}: {total} tests) with our class in place of aiosmtpd's.
-**{passed} pass, {count} contradict a choice below.** Our test fails if another one fails, and also if one of
-these passes. This page is made from `tests/aiosmtpd_suite/known.toml`.
+Our intake is a subclass of aiosmtpd's server, so it must pass aiosmtpd's own tests, except where they
+contradict a deliberate choice. `tests/aiosmtpd_suite` runs the modules that test the protocol
+({modules}: {total} tests) with our class instead of aiosmtpd's.
+**{passed} pass, {count} contradict a choice below.** Our test fails if any other test fails, and also if one of
+these passes. This page is generated from `tests/aiosmtpd_suite/known.toml`.
 """
 RAW = """\
-## Without the comparison's help
+## With enhanced status codes compared
 
 All our replies carry an enhanced status code (`250 2.1.0 OK`), most of aiosmtpd's do not (`250 OK`). The
-plugin `swap.py` lets the test client's replies compare equal with and without it, since that one difference
-would hide every other. Run with `SUITE_RAW=1`, which swaps the class and does nothing else, {count} more tests
-fail, all for one reason: {reason}.
+plugin `swap.py` makes the test client's replies compare equal with and without it, because this difference
+would hide all others. With `SUITE_RAW=1`, which only swaps the class, {count} more tests fail, all for one
+reason: {reason}.
 """
 
 

@@ -262,7 +262,7 @@ def test_check_reports_all_problems_together(place: Place) -> None:
     ("status", "words"),
     [
         (answer(401), "the token is refused"),
-        (answer(500), "status answered 500"),
+        (answer(500), "the status request was answered with 500"),
         (answer(200, b"[]"), "cannot be read"),
     ],
 )

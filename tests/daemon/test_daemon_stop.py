@@ -58,7 +58,7 @@ def test_a_second_signal_shortens_the_drain(tmp_path: Path) -> None:
         assert bridge.wait() == 0
         gate.let_go = True
         assert not next_hop.mails
-        assert "told to stop again" in bridge.log and "action=cancelled" in bridge.log
+        assert "second stop signal" in bridge.log and "action=cancelled" in bridge.log
 
 
 def test_the_drain_time_limits_the_stop(tmp_path: Path) -> None:

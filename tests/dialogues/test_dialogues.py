@@ -1,4 +1,4 @@
-"""Runs every dialogue of this directory against a real listener. README.md says how they are written."""
+"""Runs every dialogue in this directory against a real listener. README.md describes the format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LINE = re.compile(r"([CSNA])(?:\*(\d+))?:(?: (.*))?")
 
 @dataclass
 class Dialogue:
-    """One file: its settings, and its lines as (who, text)."""
+    """One file: its settings, and its lines as (kind, text)."""
 
     settings: dict[str, Any] = field(default_factory=dict)
     steps: list[tuple[str, str]] = field(default_factory=list)
@@ -35,7 +35,7 @@ class Dialogue:
                     dialogue.settings[setting.group(1)] = yaml.safe_load(setting.group(2))
             elif line:
                 match = LINE.fullmatch(line)
-                assert match is not None, f"{path.name}:{number}: neither C, S, N nor A"
+                assert match is not None, f"{path.name}:{number}: expected a C, S, N or A line"
                 dialogue.steps += [(match.group(1), match.group(3) or "")] * int(match.group(2) or 1)
         return dialogue
 
@@ -43,19 +43,19 @@ class Dialogue:
 def run(dialogue: Dialogue, bridge: RunningBridge) -> None:
     waiting = b""
     with bridge.client(dialogue.settings.get("from", "127.0.0.1")) as client:
-        for who, text in dialogue.steps:
-            if who == "C":
+        for kind, text in dialogue.steps:
+            if kind == "C":
                 waiting += said(text)
                 continue
             if waiting:
                 client.send(waiting)
                 waiting = b""
-            if who == "S":
+            if kind == "S":
                 assert_answered(client, text)
-            elif who == "A":
+            elif kind == "A":
                 assert_told(bridge, json.loads(text))
-    assert not waiting, "the last words of the client have no answer"
-    assert_handed_on(bridge, [text for who, text in dialogue.steps if who == "N"])
+    assert not waiting, "the client's last lines have no S line after them"
+    assert_handed_on(bridge, [text for kind, text in dialogue.steps if kind == "N"])
 
 
 def said(text: str) -> bytes:
@@ -68,7 +68,7 @@ def said(text: str) -> bytes:
 def assert_answered(client: SmtpClient, text: str) -> None:
     line = client.line().decode("latin-1")
     if text == "<closed>":
-        assert line == "", "still talking"
+        assert line == "", "expected the connection to be closed"
     else:
         assert matches(text, line), f"expected {text!r}, got {line!r}"
 
@@ -96,7 +96,7 @@ def matches(text: str, line: str) -> bool:
 
 @pytest.fixture(scope="module")
 def bridges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict[str, Any]], RunningBridge]]:
-    """A bridge with these settings; dialogues that want the same share one."""
+    """Returns a bridge with these settings; dialogues with equal settings share one."""
     running: dict[str, RunningBridge] = {}
     with ExitStack() as stack:
 
@@ -115,7 +115,7 @@ def bridges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[dict
 
 @pytest.mark.parametrize("name", sorted(path.stem for path in HERE.glob("*.txt")))
 def test_dialogue(name: str, bridges: Callable[[dict[str, Any]], RunningBridge]) -> None:
-    """The bridge says what the file says it says."""
+    """The bridge sends the replies in the file."""
     dialogue = Dialogue.read(HERE / f"{name}.txt")
     bridge = bridges(dialogue.settings)
     bridge.scanner.reply = answer(200, result(dialogue.settings.get("decision", "deliver")))

@@ -136,16 +136,16 @@ def _cause(copies: list[Copy], log: dict[str, dict[str, Any]], troubles: Trouble
     copies = sorted(copies, key=lambda copy: (copy.time, copy.our_id))
     first = copies[0]
     if first.next_id and any(copy.next_id == first.next_id for copy in copies[1:]):
-        return "Postfix behind was killed and delivered its own copy again"
+        return "the next-hop Postfix was killed and delivered its copy again"
     line = log.get(first.our_id)
     if line is None:
-        what, needed = "the bridge died before its answer", ("killed",)
+        what, needed = "the bridge died before its reply", ("killed",)
     elif line["action"] == "cancelled":
-        what, needed = "the bridge had to hurry, or its client went away", ("stopped", "reloaded", "killed")
+        what, needed = "the drain was cut short, or the client disconnected", ("stopped", "reloaded", "killed")
     elif line["reply"].startswith("250"):
         what, needed = "our 250 did not reach the client", ("killed", "stopped")
     else:
-        what, needed = f"the next hop's answer did not come ({line['reply'][:9]})", ("next hop", "killed")
+        what, needed = f"the next hop did not answer ({line['reply'][:9]})", ("next hop", "killed")
     began = first.time.timestamp()
     fault = troubles.nearest(began, began + 1 + DEADLINE_S, needed)
     return f"{what}: {fault}" if fault else f"unexplained: {what}; {first} {line}"

@@ -127,29 +127,33 @@ def table(result: Result) -> str:
         mine = [mail for mail in account.mails if mail.way == way]
         tries = sum(len(mail.tries) for mail in mine)
         accepted, refused = sum(mail.accepted for mail in mine), sum(mail.refused for mail in mine)
-        rows.append((f"by `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
+        rows.append((f"via `{way}`", f"{len(mine)} mails, {tries} tries: {accepted} accepted, {refused} refused"))
     answers = Counter(word[:9] or "no answer" for mail in account.mails for _, word in mail.tries[:-1])
-    rows.append(("answers that made clients try again", ", ".join(f"{word} {n}" for word, n in answers.most_common())))
+    rows.append(("replies that made clients retry", ", ".join(f"{word} {n}" for word, n in answers.most_common())))
     kinds = {
-        "arrived behind": sum(any(copy.where == "behind" for copy in copies) for copies in account.copies.values()),
-        "in the quarantine, file and row": sum(
+        "arrived at the destination": sum(
+            any(copy.where == "behind" for copy in copies) for copies in account.copies.values()
+        ),
+        "quarantined, with file and index row": sum(
             any(copy.where == "quarantine" for copy in copies) for copies in account.copies.values()
         ),
-        "bounced by Postfix to the sender": len(account.notices),
+        "bounced to the sender by Postfix": len(account.notices),
         "dropped as decided": sum(mail.accepted and mail.decision == "drop" for mail in account.mails),
     }
     rows += kinds.items()
     rows.append(("**accepted and never arrived**", f"**{len(account.lost)}**"))
-    rows += [("where no decision sent them", len(account.astray)), ("with changed bytes", len(account.damaged))]
-    rows.append(("without a final word in the end", len(account.open)))
-    rows.append(("half files in the quarantine", len(account.partial)))
-    rows.append(("mails that came twice or more", sum(map(len, account.duplicates.values()))))
+    rows += [("not where the decision sent them", len(account.astray)), ("with changed bytes", len(account.damaged))]
+    rows.append(("without a final reply at the end", len(account.open)))
+    rows.append(("incomplete files in the quarantine", len(account.partial)))
+    rows.append(("mails that arrived more than once", sum(map(len, account.duplicates.values()))))
     rows += [(f"... {cause}", len(ids)) for cause, ids in sorted(account.duplicates.items())]
-    rows.append(("starts of the bridge", result.starts))
+    rows.append(("bridge starts", result.starts))
     rows.append(("exit codes after SIGTERM", ", ".join(map(str, sorted(set(result.exit_codes)))) or "-"))
-    rows.append(("held in the end", ", ".join(f"{key} {value}" for key, value in result.left.items())))
-    rows.append(("memory of a process, highest", f"{result.highest >> 20} MiB"))
-    rows.append(("memory of all, calm: middle, end", " MiB, ".join(str(size >> 20) for size in result.calm) + " MiB"))
+    rows.append(("still held at the end", ", ".join(f"{key} {value}" for key, value in result.left.items())))
+    rows.append(("highest memory of one process", f"{result.highest >> 20} MiB"))
+    rows.append(
+        ("memory of all, no faults: middle, end", " MiB, ".join(str(size >> 20) for size in result.calm) + " MiB")
+    )
     faults = ", ".join(f"{name} {count}" for name, count in sorted(result.troubles.counts().items()))
     rows.append(("faults", faults))
     return "| | |\n|---|---|\n" + "\n".join(f"| {name} | {value} |" for name, value in rows) + "\n"
@@ -192,7 +196,7 @@ def main() -> int:
     parser.add_argument("--rate", type=float, default=12.0, help="mails a second")
     chosen = parser.parse_args()
     if os.geteuid() != 0:
-        sys.exit("only root can do this: Postfix, and a disk of its own")
+        sys.exit("the fault rig needs root, for Postfix and for a small disk")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that everything is cleaned up
     print(f"seed {chosen.seed}", flush=True)
     directory = Path(tempfile.mkdtemp(prefix="faults-"))  # kept after a failure, for its logs

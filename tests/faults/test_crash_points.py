@@ -40,7 +40,7 @@ class KillingHop(NextHop):
 
 
 @dataclass
-class House:
+class CrashRig:
     """A bridge that is restarted after each kill."""
 
     background: Background
@@ -50,7 +50,7 @@ class House:
     config: tuple[Path, int, int]
     bridge: Bridge
 
-    def revive(self) -> None:
+    def restart(self) -> None:
         assert self.bridge.wait() == -signal.SIGKILL
         self.bridge = start(*self.config)
 
@@ -74,7 +74,7 @@ class House:
 
 
 @contextmanager
-def house(directory: Path, deadline: str = "30s") -> Iterator[House]:
+def crash_rig(directory: Path, deadline: str = "30s") -> Iterator[CrashRig]:
     with parts() as (background, scanner, _):
         next_hop = KillingHop()
         background.run(next_hop.start())
@@ -84,11 +84,11 @@ def house(directory: Path, deadline: str = "30s") -> Iterator[House]:
         sections = {"scanner": quiet, "listeners": listeners, "admin": {"address": f"127.0.0.1:{admin}"}}
         path, _, _ = write_config(directory, scanner.url, next_hop.url, **sections)
         config = (path, port, admin)
-        made = House(background, scanner, next_hop, directory, config, start(*config))
+        rig = CrashRig(background, scanner, next_hop, directory, config, start(*config))
         try:
-            yield made
+            yield rig
         finally:
-            made.bridge.end()
+            rig.bridge.end()
             background.run(next_hop.stop())
 
 
@@ -97,7 +97,7 @@ def kill_at(pid: int, call: str, number: int, *, threads: bool = True) -> Iterat
     """Kill the process when any thread (or only the first) enters this system call for the n-th time."""
     tracer = tracer_of([pid], f"{call}:signal=KILL:when={number}", threads=threads)
     try:
-        until(lambda: is_traced(pid), "strace to be there")
+        until(lambda: is_traced(pid), "strace to attach")
         yield
     finally:
         end_tracer(tracer)
@@ -108,15 +108,15 @@ def begun(client: SmtpClient) -> None:
     client.send(MAIL + b".\r\n")
 
 
-def test_a_mail_without_our_250_is_the_clients(tmp_path: Path) -> None:
+def test_a_mail_without_our_250_stays_with_the_client(tmp_path: Path) -> None:
     """Before and during the scan nothing was relayed. Between the two 250s a duplicate is possible (RFC 1047)."""
-    with house(tmp_path) as rig:
+    with crash_rig(tmp_path) as rig:
         with rig.bridge.client() as client:
             client.begin()
             client.send(MAIL[:10])
             os.kill(rig.bridge.process.pid, signal.SIGKILL)
             assert client.is_cut()
-        rig.revive()
+        rig.restart()
 
         async def kill(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             os.kill(rig.bridge.process.pid, signal.SIGKILL)
@@ -126,14 +126,14 @@ def test_a_mail_without_our_250_is_the_clients(tmp_path: Path) -> None:
             begun(client)
             assert client.reply() == b""
         rig.scanner.reply = answer(200, result())
-        rig.revive()
+        rig.restart()
         assert not rig.next_hop.mails
 
         rig.next_hop.victim = rig.bridge.process.pid
         with rig.bridge.client() as client:
             begun(client)
             assert client.reply() == b""
-        rig.revive()
+        rig.restart()
         assert len(rig.next_hop.mails) == 1 and rig.bridge.send().startswith("250 ")
         first, second = (mail.content.partition(b"Subject:")[2] for mail in rig.next_hop.mails)
         assert first == second
@@ -143,12 +143,12 @@ def test_our_250_leaves_after_the_last_fsync(tmp_path: Path) -> None:
     """In the order of system calls: both files, their names, the directory; then the reply."""
     need("strace", root=True)
     trace = tmp_path / "trace"
-    with house(tmp_path) as rig:
+    with crash_rig(tmp_path) as rig:
         rig.scanner.reply = answer(200, result("quarantine"))
         pid = rig.bridge.process.pid
         tracer = tracer_of([pid], "fsync,/rename,write,writev,sendto,sendmsg", output=trace)
         try:
-            until(lambda: is_traced(pid), "strace to be there")
+            until(lambda: is_traced(pid), "strace to attach")
             assert rig.bridge.send().startswith("250 ")
         finally:
             end_tracer(tracer)
@@ -159,7 +159,7 @@ def test_our_250_leaves_after_the_last_fsync(tmp_path: Path) -> None:
 def _step(line: str) -> str:
     """The name of a finished call; "" for any other line."""
     if "250 2.0.0 Ok: queued as" in line and "fsync" not in line:
-        return "250" if "time=" not in line and "id=" not in line else ""  # not the log's
+        return "250" if "time=" not in line and "id=" not in line else ""  # not the log line
     done = re.search(r"(fsync|rename)\w*(?:\(| resumed>).* = 0$", line)
     return done[1] if done else ""
 
@@ -170,14 +170,14 @@ STEPS = [
     ("/rename", 1, False),  # both are on disk, under their temporary names
     ("/rename", 2, False),  # the mail has its name
     ("fsync", 3, True),  # both have their names; the directory is not on disk
-    ("pwrite64", 1, True),  # it is safe, and not in the index
+    ("pwrite64", 1, True),  # it is durable, but not yet in the index
 ]
 
 
 def test_a_quarantine_write_that_is_killed_leaves_a_whole_mail_or_none(tmp_path: Path) -> None:
     """At every step. After a restart no part of it is left, files and index agree, and the client sends again."""
     need("strace", root=True)
-    with house(tmp_path) as rig:
+    with crash_rig(tmp_path) as rig:
         rig.scanner.reply = answer(200, result("quarantine"))
         assert rig.bridge.send().startswith("250 ")  # so that one-time work is done
         expected = 1
@@ -185,7 +185,7 @@ def test_a_quarantine_write_that_is_killed_leaves_a_whole_mail_or_none(tmp_path:
             with kill_at(rig.bridge.process.pid, call, number), rig.bridge.client() as client:
                 begun(client)
                 assert client.reply() == b"", (call, number)
-                rig.revive()
+                rig.restart()
             expected += is_kept
             assert len(rig.files()) == expected, (call, number)
             assert rig.bridge.send().startswith("250 ")
@@ -195,7 +195,7 @@ def test_a_quarantine_write_that_is_killed_leaves_a_whole_mail_or_none(tmp_path:
         assert not rig.next_hop.mails
 
 
-def kill_before_our_250(rig: House) -> None:
+def kill_before_our_250(rig: CrashRig) -> None:
     """The main thread's first write after the scan is the reply: the kill comes there, with file and row in place."""
     go_on = asyncio.Event()
 
@@ -218,7 +218,7 @@ def kill_before_our_250(rig: House) -> None:
 def test_killed_while_a_late_decision_is_stored(tmp_path: Path) -> None:
     """When a running scan is stored, and when its decision is: the mail is scanned again and arrives once."""
     need("strace", root=True)
-    with house(tmp_path, deadline="1s") as rig:
+    with crash_rig(tmp_path, deadline="1s") as rig:
         go_on = asyncio.Event()
 
         async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -229,13 +229,13 @@ def test_killed_while_a_late_decision_is_stored(tmp_path: Path) -> None:
         with kill_at(rig.bridge.process.pid, "pwrite64", 1), rig.bridge.client() as client:
             begun(client)
             assert client.is_cut()
-            rig.revive()
+            rig.restart()
         with rig.bridge.client() as client:
             begun(client)
             assert client.reply().startswith(b"451 4.4.7 ")
             with kill_at(rig.bridge.process.pid, "pwrite64", 1):
                 rig.background.loop.call_soon_threadsafe(go_on.set)
                 assert client.is_cut()
-                rig.revive()
+                rig.restart()
         assert not rig.next_hop.mails and rig.bridge.send().startswith("250 ")
         assert len(rig.next_hop.mails) == 1 and len(rig.scanner.submissions) == 3

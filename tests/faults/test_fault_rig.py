@@ -1,4 +1,4 @@
-"""The short form of `make test-faults`: some 300 mails, real servers, every fault that fits into the time."""
+"""The short form of `make test-faults`: some 300 mails, real servers, as many faults as fit into the time."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Restart and reload under continuous mail, on a socket that another process holds, as systemd does.
 
 No connection is refused: while no bridge runs, clients wait in the socket's queue. No mail is lost, and since nothing
-is killed here, none comes twice.
+is killed here, none arrives twice.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Load:
                         is_open = self._send(client, f"{number}-{mail}")
                         mail += is_open
                     self.cut += not is_open
-        except Exception as exc:  # a refused connection is one
+        except Exception as exc:  # for example a refused connection
             self.errors.append(repr(exc))
 
     def _send(self, client: SmtpClient, name: str) -> bool:

@@ -62,9 +62,9 @@ def test_the_answer_is_awaited_when_the_client_is_gone(tmp_path: Path) -> None:
             client.begin()
             client.send(MAIL + b".\r\n")
             assert hop.heard.acquire(timeout=10)
-        until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+        until(lambda: "action=cancelled" in bridge.log, "the disconnect to be noticed")
         bridge.signal()
-        until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+        until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be handled")
         assert bridge.process.poll() is None
         answer()
         assert bridge.wait() == 0
@@ -81,18 +81,18 @@ def test_a_second_signal_does_not_wait_for_a_silent_next_hop(tmp_path: Path, at_
                 sender.send(MAIL + b".\r\n")
                 assert hop.heard.acquire(timeout=10)
             leaving.close()
-            until(lambda: "action=cancelled" in bridge.log, "the client's end to be seen")
+            until(lambda: "action=cancelled" in bridge.log, "the disconnect to be noticed")
             if at_once:  # so that both signals are pending when it continues
                 bridge.signal(signal.SIGSTOP)
             bridge.signal(signal.SIGTERM)
             if not at_once:
-                until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be heard")
+                until(lambda: get(bridge.admin, "/readyz")[0] != 200, "the signal to be handled")
             began = time.monotonic()
             bridge.signal(signal.SIGINT)
             bridge.signal(signal.SIGCONT)
             assert client.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait() == 0
-        assert time.monotonic() - began < 12 and "told to stop again" in bridge.log
+        assert time.monotonic() - began < 12 and "second stop signal" in bridge.log
 
 
 def test_the_drain_time_limits_the_stop_with_a_silent_next_hop(tmp_path: Path) -> None:
@@ -107,4 +107,4 @@ def test_the_drain_time_limits_the_stop_with_a_silent_next_hop(tmp_path: Path) -
             assert client.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait() == 0
         assert time.monotonic() - began < 10
-        assert "without the next hop's answer" in bridge.log
+        assert "before the next hop answered" in bridge.log

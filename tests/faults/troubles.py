@@ -218,7 +218,7 @@ class Troubles:
             return
         tracer = tracer_of(pids, how)
         try:
-            until(lambda: tracer.poll() is not None or all(map(is_traced, pids)), "strace to be there")
+            until(lambda: tracer.poll() is not None or all(map(is_traced, pids)), "strace to attach")
             self._for(dice, 3.0)
         finally:
             end_tracer(tracer)

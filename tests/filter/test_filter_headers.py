@@ -105,7 +105,7 @@ def test_an_unscanned_mail_is_marked_as_such() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\r\nBcc: x", "a\nb", "\x1b[0m", "\0", "\u00e9", "x" * 5000, " \t "])
-def test_words_of_the_scanner_cannot_make_a_header(text: str) -> None:
+def test_text_from_the_scanner_cannot_forge_a_header(text: str) -> None:
     """One field is one line of printable ASCII, at most 998 characters long."""
     result = AnalysisResult(Decision.DELIVER, text, text, (text, text))
     lines = EDITOR.lines(transaction(), EDITOR.stamp("ID1", result)).decode("ascii")

@@ -42,7 +42,7 @@ def test_saturation_is_reported_at_mail_before_354_and_at_the_dot(tmp_path: Path
         assert bridge.scanner.max_in_flight == 1
 
 
-def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
+def test_a_red_scanner_refuses_mail(tmp_path: Path) -> None:
     """RED refuses the next client, and GREEN accepts mail again."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
         host = bridge.daemon.scanner.hosts[0]
@@ -61,7 +61,7 @@ def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
         assert len(bridge.scanner.submissions) == 1
 
 
-def test_a_yellow_scanner_is_given_time(tmp_path: Path) -> None:
+def test_a_yellow_scanner_delays_mail(tmp_path: Path) -> None:
     """Every mail is delayed a little, and all are delivered."""
     admission = {"max_in_processing": 3, "throttle_threshold": 2, "throttle_max_delay": "50ms"}
     config = {"scanner": {"status_interval": "100ms"}, "admission": admission}
@@ -72,7 +72,7 @@ def test_a_yellow_scanner_is_given_time(tmp_path: Path) -> None:
     assert lines[0]["wait_ms"] >= 40
 
 
-def test_an_unreachable_status_is_no_verdict(tmp_path: Path) -> None:
+def test_an_unknown_status_does_not_stop_mail(tmp_path: Path) -> None:
     """Mail is submitted anyway; its result decides."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
         bridge.scanner.status = None

@@ -1,7 +1,7 @@
-"""`make fuzz`: every target and every state machine, each for SECONDS; what breaks is written to fuzz-findings/.
+"""`make fuzz`: every target and every state machine, each for SECONDS; failing inputs are written to fuzz-findings/.
 
 The byte parsers run under atheris (libFuzzer) where it is installed (the extra `fuzz`; it is built with clang), else
-under the runner of our own. The hypothesis tests run in rounds, each with another seed, until their time is over.
+under our own runner. The hypothesis tests run in rounds, each with a new seed, until their time is up.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def main() -> int:
     from tests.fuzz.targets import TARGETS
 
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seconds", type=float, default=60.0, help="for each target")
+    parser.add_argument("--seconds", type=float, default=60.0, help="time for each target")
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
-    parser.add_argument("--own", action="store_true", help="the runner of our own, also where atheris is installed")
+    parser.add_argument("--own", action="store_true", help="use our own runner even if atheris is installed")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     parser.add_argument("only", nargs="*", help=f"of {', '.join([*TARGETS, *MODELS])}")
     options = parser.parse_args()
@@ -84,7 +84,7 @@ def run_own(name: str, seconds: float, seed: int) -> bool:
 
 
 def run_atheris(name: str, seconds: float, seed: int) -> bool:
-    """In a process of its own: libFuzzer ends the one it runs in."""
+    """Runs in a separate process, because libFuzzer exits the process it runs in."""
     command = [
         sys.executable,
         "-m",
@@ -107,9 +107,9 @@ def under_atheris(name: str, seconds: float, seed: int) -> None:
     import atheris
 
     for module in [
-        module for module in sys.modules if module.partition(".")[0] in ("bridge", "targets", "targets_head")
+        name for name in sys.modules if name == "bridge" or name.startswith(("bridge.", "tests.fuzz.targets"))
     ]:
-        del sys.modules[module]  # they are to be imported again, instrumented
+        del sys.modules[module]  # imported again below, instrumented
     with atheris.instrument_imports(include=["bridge"]):
         from tests.fuzz import targets
     findings = FINDINGS / name
@@ -141,7 +141,7 @@ def run_model(name: str, seconds: float, seed: int) -> bool:
         }
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         rounds += 1
-        examples += sum(map(int, re.findall(r"- (\d+) passing", done.stdout)))  # machines are not in it
+        examples += sum(map(int, re.findall(r"- (\d+) passing", done.stdout)))  # state machines are not counted
         if done.returncode:
             print(done.stdout[-6000:], done.stderr[-2000:])
             return report(name, f"{examples} examples, {rounds} rounds", False)

@@ -1,7 +1,7 @@
-"""Runs a target on mutated inputs: from its corpus, guided by the lines of `bridge` that an input reaches.
+"""Runs a target on mutations of its corpus, guided by the lines of `bridge` that an input reaches.
 
-Small and slow beside libFuzzer, which `fuzz.py` uses where atheris is installed; but it is always there, it
-needs no compiler, and the same seed is the same run. An input that reaches new lines becomes a parent of others.
+Small and slow compared with libFuzzer, which `fuzz.py` uses where atheris is installed; but it is always available,
+needs no compiler, and the same seed repeats the same run. Inputs that reach new lines are mutated further.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import bridge
 from tests.fuzz.targets import TARGETS, Target, seeds
 
 MAX_INPUT = 12_000
-SLOW_S = 2.0  # of processor time for one input: nothing that a stranger sends may cost that
+SLOW_S = 2.0  # CPU time for one input: no input from a stranger may cost more
 WATCHED = str(Path(bridge.__file__).parent)
 WORDS = (
     *(
@@ -75,7 +75,7 @@ WORDS = (
 
 @dataclass
 class Broken(Exception):
-    """A promise that an input breaks."""
+    """A promise broken by an input."""
 
     target: str
     data: bytes
@@ -87,7 +87,7 @@ class Broken(Exception):
 
 @dataclass
 class Run:
-    """One target's run. `inputs` are counted, `pool` grows with what they reach."""
+    """One run of a target. `inputs` counts them; `pool` gains the inputs that reach new lines."""
 
     name: str
     dice: Random
@@ -100,21 +100,21 @@ class Run:
         return TARGETS[self.name]
 
     def replay(self) -> None:
-        """The corpus as it is."""
+        """Runs the unchanged corpus."""
         for data in seeds(self.name):
             self.pool.append(data)
             self.try_one(data, watch=True)
 
     def mutate(self, seconds: float = 0.0, inputs: int = 0) -> None:
-        """Until the time is over, or so many inputs were tried."""
+        """Runs mutations until the time is up and `inputs` have been tried."""
         end, last = time.monotonic() + seconds, self.inputs + inputs
         while self.inputs < last or time.monotonic() < end:
             data = changed(self.dice, self.pool)
-            if self.try_one(data, watch=self.inputs % 4 == 0):  # watching costs ten times as much as the input
+            if self.try_one(data, watch=self.inputs % 4 == 0):  # tracing makes an input ten times slower
                 self.pool.append(data)
 
     def try_one(self, data: bytes, watch: bool = False) -> bool:
-        """Whether it reached a line that no input before it did. Raises Broken."""
+        """Whether the input reached a line that no earlier input did. Raises Broken."""
         self.inputs += 1
         before, start = len(self.reached), time.process_time()
         trace = sys.gettrace()
@@ -127,7 +127,7 @@ class Run:
         finally:
             sys.settrace(trace)
         if time.process_time() - start > SLOW_S:
-            raise Broken(self.name, data, TimeoutError("it takes too long"))
+            raise Broken(self.name, data, TimeoutError("the input takes too long"))
         return len(self.reached) > before
 
     def _enter(self, frame: FrameType, _event: str, _arg: object) -> Any:
@@ -139,7 +139,7 @@ class Run:
 
 
 def changed(dice: Random, pool: list[bytes]) -> bytes:
-    """A child of the pool."""
+    """A random mutation of inputs in the pool."""
     data = bytearray(dice.choice(pool))
     for _ in range(dice.choice((1, 1, 2, 3, 8))):
         at = dice.randint(0, len(data))
@@ -166,7 +166,7 @@ def changed(dice: Random, pool: list[bytes]) -> bytes:
 
 
 def smaller(broken: Broken, seconds: float = 10.0) -> bytes:
-    """The same kind of failure from fewer bytes."""
+    """A shorter input with the same kind of failure."""
     data, end, size = broken.data, time.monotonic() + seconds, max(1, len(broken.data) // 2)
     while size and time.monotonic() < end:
         for start in range(0, len(data), size):

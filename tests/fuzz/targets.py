@@ -1,8 +1,8 @@
-"""What is fuzzed: for each parser of strangers' bytes a function that raises when a promise is broken.
+"""Fuzz targets: for each parser of untrusted bytes, a function that raises when a promise is broken.
 
-A target takes the bytes just as the parser would get them, so that a file of the corpus is a dialogue,
-a mail or an answer that one can read. Where the network may cut the bytes anywhere, the cuts are made
-from the bytes themselves: the same input is always the same run.
+A target takes the bytes exactly as the parser gets them, so a corpus file is a readable dialogue, mail or
+answer. Where the network may split the bytes anywhere, the split points are derived from the bytes
+themselves, so the same input always gives the same run.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _LOOP = asyncio.new_event_loop()
 
 
 def cut(data: bytes) -> Iterator[bytes]:
-    """The bytes as a network might bring them: none of the pieces is empty."""
+    """The bytes split as a network might deliver them; no piece is empty."""
     dice = Random(zlib.crc32(data))
     longest = dice.choice((1, 2, 7, 60, 5000) if len(data) < 600 else (60, 700, 5000))
     while data:
@@ -62,7 +62,7 @@ def cut(data: bytes) -> Iterator[bytes]:
 
 
 def intake_address(data: bytes) -> None:
-    """A path goes on as it came, or is refused for good; no control character gets through."""
+    """A path is passed on unchanged or permanently refused; no control character gets through."""
     path = paths.parse_path(data, syntax="Syntax")
     if isinstance(path, Reply):
         assert 500 <= path.code < 600
@@ -74,7 +74,7 @@ def intake_address(data: bytes) -> None:
 
 
 def intake_data(data: bytes) -> None:
-    """However it is cut, a mail ends at CRLF . CRLF alone, unstuffed, and refused for a bare CR, LF or NUL."""
+    """However it is split, only CRLF . CRLF ends a mail; dots are unstuffed; a bare CR, LF or NUL is refused."""
     spool = Spool(1 << 30, memory_per_mail=256)
     message = Message(spool)
     reader, rest = DataReader(message, None), None
@@ -93,7 +93,7 @@ def intake_data(data: bytes) -> None:
 
 
 def intake_inbox(data: bytes) -> None:
-    """Lines end with CRLF only; one that is too long is told, and does not cost memory."""
+    """Lines end with CRLF only; a line that is too long is reported and uses no memory."""
     box = LineBuffer(_LOOP, lambda: None)
     got: list[bytes | None] = []
     for piece in cut(data):
@@ -113,7 +113,7 @@ def intake_inbox(data: bytes) -> None:
 
 
 def intake_xforward(data: bytes) -> None:
-    """Attributes are text that every encoder takes, an address is an address, or nothing is taken at all."""
+    """Attributes are encodable text and addresses are valid, or the whole command is refused."""
     for names in (xforward.XFORWARD_NAMES, xforward.XCLIENT_NAMES):
         try:
             client = xforward.apply(Client(), data, names)
@@ -141,12 +141,12 @@ PARSERS: dict[int, Callable[[bytes], Any]] = {
 
 
 def milter_codec(data: bytes) -> None:
-    """Frames are the same in any cut, and what is in them is read or is a ProtocolError."""
+    """However the bytes are split, the frames are the same, and each is read or gives a ProtocolError."""
     whole, pieces = _events([data]), _events(cut(data))
     if whole[-1:] != [None]:
         assert whole == pieces
     else:
-        assert pieces[-1:] == [None] or _events([*cut(data), b"\0"])[-1:] == [None]  # with the next byte at the latest
+        assert pieces[-1:] == [None] or _events([*cut(data), b"\0"])[-1:] == [None]  # at the next byte at the latest
     for event in pieces:
         if event is not None:
             try:
@@ -156,11 +156,11 @@ def milter_codec(data: bytes) -> None:
             if event[0] in (protocol.MAIL, protocol.RCPT) and not isinstance(found, Reply):
                 assert not CONTROL.search(found[0])
                 text = " ".join((found[0], *found[1]))
-                assert text.encode().decode() == text  # it goes into JSON and files; empty is the null sender
+                assert text.encode().decode() == text  # used in JSON and files; empty is the null sender
 
 
 def _events(pieces: Any) -> list[tuple[int, bytes] | None]:
-    """Whole events; None at the end stands for a ProtocolError."""
+    """Complete events; a final None means ProtocolError."""
     decoder, events, body = codec.Decoder(), [], b""
     for piece in pieces:
         try:
@@ -182,7 +182,7 @@ def _events(pieces: Any) -> list[tuple[int, bytes] | None]:
 
 
 def next_hop_replies(data: bytes) -> None:
-    """Replies are the same in any cut; what a client reads of one is a refusal in whole lines of ASCII."""
+    """However the bytes are split, the replies are the same; a client gets a refusal in whole ASCII lines."""
     whole, pieces = _replies([data]), _replies(cut(data))
     assert whole == pieces
     for reply in whole:
@@ -194,7 +194,7 @@ def next_hop_replies(data: bytes) -> None:
 
 
 def _replies(pieces: Any) -> list[Reply | None]:
-    """None at the end stands for a ProtocolError."""
+    """Complete replies; a final None means ProtocolError."""
     reader: ReplyReader = ReplyReader()
     replies: list[Reply | None] = []
     try:
@@ -221,7 +221,7 @@ class _Wire(asyncio.Transport):
 
 
 def scanner_answer(data: bytes) -> Answer | AnswerTooLarge | ConnectionLost:
-    """Any bytes are an answer within its limit or a named error, and a decision or a named error: in any cut."""
+    """Any bytes, however split, give an answer within its limit or a named error, then a decision or a named error."""
     whole, pieces = _LOOP.run_until_complete(_answer([data])), _LOOP.run_until_complete(_answer(cut(data)))
     if not isinstance(whole, AnswerTooLarge | ConnectionLost) or not isinstance(
         pieces, AnswerTooLarge | ConnectionLost
@@ -243,7 +243,7 @@ async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
     connection, transport = ScannerConnection(MAX_ANSWER), _Wire()
     connection.connection_made(transport)
     answer = connection.ask([], asyncio.get_running_loop().time() + 600)
-    await asyncio.sleep(0)  # the request leaves at the end of the turn
+    await asyncio.sleep(0)  # the request is sent at the end of this loop iteration
     for piece in pieces:
         if not transport.over and not answer.done():
             connection.data_received(piece)
@@ -260,7 +260,7 @@ async def _answer(pieces: Any) -> Answer | AnswerTooLarge | ConnectionLost:
 
 
 def lists_ndjson(data: bytes) -> None:
-    """The same entries in any cut, or ListsMalformed in any cut; an entry can be written in every format."""
+    """However the bytes are split: the same entries, or ListsMalformed; every format can represent an entry."""
     whole, pieces = _entries([data]), _entries(cut(data))
     assert whole == pieces
     for kind in Format:
@@ -278,7 +278,7 @@ def _entries(pieces: Any) -> list[Any] | None:
 
 
 def list_spelling(data: bytes) -> None:
-    """An entry's one spelling is its own spelling: what was stored can be stored again and is the same."""
+    """Normalising is idempotent: a stored entry can be stored again without change."""
     text = data.decode("utf-8", "surrogateescape" if data[:1] == b"\xed" else "replace")
     for category in spelling._NORMALISERS:
         try:
@@ -294,7 +294,7 @@ def list_spelling(data: bytes) -> None:
 
 
 def service_structure(data: bytes) -> None:
-    """Any bytes have parts that lie within them, or reach a bound."""
+    """Any bytes give parts that lie within them, or reach a bound."""
     try:
         for part in structure.walk(data, structure.Bounds(parts=200, depth=10, header_bytes=4096)):
             assert 0 <= part.body <= part.end <= len(data)
@@ -313,7 +313,7 @@ UPLOAD = (
 
 
 def service_upload(data: bytes) -> None:
-    """A body is a request with its mail, or is refused, in any cut; the mail is bytes of the body, to the last."""
+    """However it is split, a body is a request with its mail, or is refused; the mail is a slice of the body."""
     whole, pieces = _upload([data], BOUNDARY), _upload(list(cut(data)), BOUNDARY)
     assert whole == pieces
     request, mail = whole
@@ -323,7 +323,7 @@ def service_upload(data: bytes) -> None:
 
 
 def service_content_type(data: bytes) -> None:
-    """Whatever the header says, the body is read or refused; only its own boundary reads it."""
+    """Whatever the header says, the body is read or refused; it is read only with its own boundary."""
     request, mail = _upload([UPLOAD], data)
     assert isinstance(request, str) or mail == b"Subject: x\r\n\r\nx"
 
@@ -353,7 +353,7 @@ def _upload(pieces: list[bytes], content_type: bytes) -> tuple[Any, bytes]:
 
 
 def engine_answers(data: bytes) -> None:
-    """clamd's and rspamd's words are findings with clean tags, or a named error."""
+    """Answers of clamd and rspamd give findings with clean tags, or a named error."""
     for read in (clamav.read_answer, rspamd.read_answer):
         try:
             found = read(data)
@@ -363,7 +363,7 @@ def engine_answers(data: bytes) -> None:
 
 
 def configuration(data: bytes) -> None:
-    """Any file gives a configuration, or a ConfigError each line of which names the file and a line."""
+    """Any file gives a configuration, or a ConfigError whose every line names the file and a line number."""
     text = data.decode("utf-8", "replace")
     for model in (Config, ServiceConfig):
         try:
@@ -387,5 +387,5 @@ CORPUS = Path(__file__).parent / "corpus"
 
 
 def seeds(name: str) -> list[bytes]:
-    """The target's corpus, in the order of its files' names."""
+    """The target's corpus, sorted by file name."""
     return [path.read_bytes() for path in sorted((CORPUS / name).iterdir())]

@@ -1,4 +1,4 @@
-"""Fuzzed too: what stands in front of a session, and in front of a mail."""
+"""Fuzz targets for the PROXY header before a session, and for the header of a mail."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ _EDITOR, _CLIENT = HeaderEditor("X-Scan-", "bridge.example"), ClientHeader("X-Cl
 
 
 def proxy(whole: Iterable[bytes], pieces: Iterable[bytes]) -> None:
-    """A PROXY header names one client, an address with a port, or is not valid: in any cut."""
+    """However it is split, a PROXY header names one client (address and port) or is invalid."""
     loop = asyncio.new_event_loop()
     try:
-        first, second = (loop.run_until_complete(_read_proxy(loop, one)) for one in (whole, pieces))
+        first, second = (loop.run_until_complete(_read_proxy(loop, data)) for data in (whole, pieces))
     finally:
         loop.close()
     assert first == second
@@ -31,7 +31,7 @@ def proxy(whole: Iterable[bytes], pieces: Iterable[bytes]) -> None:
 
 
 async def _read_proxy(loop: asyncio.AbstractEventLoop, pieces: Iterable[bytes]) -> tuple[bool, str, object] | None:
-    """Whether it is valid, whom it names; None: it has not come whole."""
+    """Whether it is valid, and the client it names; None: incomplete."""
     box = LineBuffer(loop, lambda: None)
     reading = asyncio.ensure_future(get_proxy(box))
     for piece in pieces:
@@ -49,8 +49,8 @@ async def _read_proxy(loop: asyncio.AbstractEventLoop, pieces: Iterable[bytes]) 
 
 
 def mail_head(data: bytes) -> None:
-    """No field of ours, and no client's name, is left in a head; what is taken out is all that changes."""
-    data = re.sub(rb"\r?\n|\r", b"\r\n", data) + b"\r\n"  # what else there is was refused before it came here
+    """No header field of ours and no client name is left in a head; nothing else changes."""
+    data = re.sub(rb"\r?\n|\r", b"\r\n", data) + b"\r\n"  # bare CR and LF have been refused earlier
     spool = Spool(1 << 30, memory_per_mail=256)
     message = Message(spool)
     try:

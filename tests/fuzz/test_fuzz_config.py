@@ -1,4 +1,4 @@
-"""Any file is a configuration, or an error that names the file and a line of it."""
+"""Any file gives a configuration, or an error that names the file and a line."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ FILE = Path("/etc/scanbridge/x.yml")
 
 
 def wrong_answers(model: Model, text: str) -> list[str]:
-    """What is neither a configuration nor a mistake that names the file and one of its lines."""
+    """Results that are neither a configuration nor an error that names the file and one of its lines."""
     try:
         made = yaml_file.load(FILE, model, text)
     except ConfigError as exc:
@@ -156,14 +156,14 @@ def names_a_line(mistake: str, last: int) -> bool:
 
 
 @given(st.sampled_from([Config, ServiceConfig]), st.dictionaries(st.sampled_from(NAMES), values, max_size=6))
-def test_any_values_are_a_configuration_or_mistakes_with_their_lines(model: Model, data: dict[str, object]) -> None:
-    """Keys that exist, with values of any kind in them."""
+def test_any_values_give_a_configuration_or_errors_with_their_lines(model: Model, data: dict[str, object]) -> None:
+    """Existing keys with values of any type."""
     assert wrong_answers(model, yaml_file.dump(data)) == []
 
 
 @given(st.sampled_from([Config, ServiceConfig]), texts)
-def test_any_text_is_a_configuration_or_a_mistake_with_its_line(model: Model, text: str) -> None:
-    """Half a file, two files, a file of something else."""
+def test_any_text_gives_a_configuration_or_an_error_with_its_line(model: Model, text: str) -> None:
+    """Half a file, two files, a file in another format."""
     assert wrong_answers(model, text) == []
 
 
@@ -171,8 +171,8 @@ def test_any_text_is_a_configuration_or_a_mistake_with_its_line(model: Model, te
 @pytest.mark.parametrize(
     "content", [b"\xff\xfe", b"a: \xff", b"\0", "a: é".encode("latin-1"), b"a: b".decode().encode("utf-16")]
 )
-def test_a_file_that_is_no_text_is_named(tmp_path: Path, load: object, content: bytes) -> None:
-    """It has no lines to name."""
+def test_the_error_for_a_binary_file_names_it(tmp_path: Path, load: object, content: bytes) -> None:
+    """The error has no line number, because the file has no lines."""
     path = tmp_path / "x.yml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=re.escape(str(path))):

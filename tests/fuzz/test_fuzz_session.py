@@ -1,7 +1,7 @@
-"""A model of SMTP, LMTP and PRDR against the listener, with commands in groups, as a pipelining client sends them.
+"""Compares the listener with a model of SMTP, LMTP and PRDR, using command groups as a pipelining client sends them.
 
-Whatever the groups and wherever the network cuts them, the replies are those of the model, one for each command,
-and the next hop has each mail that was answered with 250 once, for the recipients who were told so, and nothing else.
+Whatever the groups and however the network splits them, the replies match the model, one for each command, and the
+next hop gets each mail that was answered with 250 exactly once, for the recipients that got 250, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from hypothesis.stateful import (
 
 from bridge.testing import RunningBridge, SmtpClient, answer, result, running_bridge, until
 
-PEOPLE = (b"a@x.example", b'"b c"@x.example', b"no@x.example")  # the next hop refuses the last one
+PEOPLE = (b"a@x.example", b'"b c"@x.example', b"no@x.example")  # the next hop refuses the last
 COMMANDS = st.one_of(
     st.tuples(st.sampled_from([b"MAIL", b"PRDR"]), st.sampled_from([b"", *PEOPLE])),
     st.tuples(st.just(b"RCPT"), st.sampled_from([*PEOPLE, b"not an address"])),
@@ -43,12 +43,12 @@ GROUPS = st.lists(COMMANDS, min_size=1, max_size=8) | st.builds(
 
 @dataclass
 class Model:
-    """What the session is at. `say` gives the bytes of a command and the codes it is answered with."""
+    """The state of the session. `say` returns the bytes of a command and the expected reply codes."""
 
     lmtp: bool
     greeted: bool = False
     sender: bytes | None = None
-    each: bool = False  # one answer for each recipient
+    each: bool = False  # one reply for each recipient
     recipients: list[bytes] = field(default_factory=list)
     over: bool = False
 
@@ -109,12 +109,12 @@ class Model:
         return b"250"
 
     def _content(self, word: bytes, content: bytes, delivered: list[Any]) -> list[bytes]:
-        """One answer, or one for each recipient; with PRDR 353 before them and one for the mail behind them."""
+        """One reply, or one for each recipient; PRDR adds 353 before them and one for the mail after them."""
         refused = {b"bounce": b"550", b"bare": b"550", b"undecided": b"451", b"drop": b"250"}.get(word)
-        codes = [refused or (b"550" if one == PEOPLE[2] else b"250") for one in self.recipients]
+        codes = [refused or (b"550" if person == PEOPLE[2] else b"250") for person in self.recipients]
         if not self.each and b"550" in codes:
             codes = [b"550"] * len(codes)
-        reached = [one for one, code in zip(self.recipients, codes, strict=True) if code == b"250"]
+        reached = [person for person, code in zip(self.recipients, codes, strict=True) if code == b"250"]
         if reached and refused is None:
             delivered.append((self.sender, reached, content))
         if self.lmtp:
@@ -158,10 +158,10 @@ class Conversation(RuleBasedStateMachine):
 
     @rule(group=GROUPS, cuts=st.lists(st.integers(1, 60), max_size=4), hang_up=st.booleans())
     def speak(self, group: list[tuple[bytes, bytes]], cuts: list[int], hang_up: bool) -> None:
-        """One write, or several that end anywhere.
+        """Sends the group in one write, or split anywhere into several.
 
-        A client that says QUIT may hang up its side at once. With more than QUIT behind the dot of a mail, that
-        mail is given up: nobody would read what becomes of it.
+        A client that sends QUIT may close its half immediately. If more than QUIT follows the dot of a mail, that
+        mail would be abandoned, because nobody would read its reply.
         """
         sent, expected, contents = b"", [], []
         for verb, word in group:
@@ -181,14 +181,14 @@ class Conversation(RuleBasedStateMachine):
         replies = [self.client.reply() for _ in expected]
         assert all(map(bytes.startswith, replies, expected)), (group, expected, replies)
         if self.model.over:
-            assert self.client.line() == b"", "nothing comes behind 221"
+            assert self.client.line() == b"", "nothing may follow 221"
             self.client.close()
             self._connect()
 
     @precondition(lambda self: self.other is None)
     @rule()
     def occupy(self) -> None:
-        """Somebody else has the only slot."""
+        """Another client takes the only slot."""
         scanner = self.bridge.scanner
         self._wait_for_the_slot()
         while scanner.arrived.acquire(blocking=False):
@@ -200,7 +200,7 @@ class Conversation(RuleBasedStateMachine):
         assert scanner.arrived.acquire(timeout=60)
 
     def _wait_for_the_slot(self) -> None:
-        """And forget that it was taken: for some milliseconds only two are let in, which no model can foresee."""
+        """Also clears `_full_at`: for milliseconds after saturation only two mails enter; no model can predict that."""
         admission = self.bridge.daemon.admission
         until(lambda: admission.in_processing == 0, "a free slot")
         admission._full_at = float("-inf")
@@ -239,7 +239,7 @@ def _path(commands: list[bytes], verb: bytes) -> bytes:
 
 
 def _content(content: bytes) -> bytes:
-    """Without what the bridge puts in front."""
+    """Without the header fields that the bridge adds."""
     return content[content.index(b"want:") :]
 
 
@@ -256,7 +256,7 @@ def bridges(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[bool, Run
 
 
 def test_groups_of_commands_agree_with_the_model(bridges: dict[bool, RunningBridge]) -> None:
-    """SMTP, LMTP and PRDR, pipelined, cut anywhere, at a full bridge and a free one: no mail lost, doubled, mixed."""
+    """SMTP, LMTP and PRDR, pipelined, split anywhere, saturated or not: no mail is lost, duplicated or mixed up."""
     Conversation.bridges = bridges
     examples = settings.default.max_examples * 3 // 10  # 30 in a test run
     run_state_machine_as_test(
@@ -268,5 +268,5 @@ def test_groups_of_commands_agree_with_the_model(bridges: dict[bool, RunningBrid
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert Conversation.conversations >= examples, "the model was hardly tried"
-    assert Conversation.promised >= examples, "hardly a mail was sent"
+    assert Conversation.conversations >= examples, "too few sessions were run"
+    assert Conversation.promised >= examples, "too few mails were sent"

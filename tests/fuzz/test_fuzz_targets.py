@@ -1,4 +1,4 @@
-"""Every fuzz target on its corpus and on some hundred children of it; `make fuzz` does the same for longer."""
+"""Runs every fuzz target on its corpus and a few hundred mutations of it; `make fuzz` does the same for longer."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from tests.fuzz.targets import CORPUS, TARGETS, seeds
 
 
 @pytest.mark.parametrize("name", sorted(TARGETS))
-def test_no_seed_and_no_child_of_it_breaks_a_promise(name: str) -> None:
-    """The dice are the same in each run: a red test is red again."""
+def test_no_seed_or_mutation_breaks_a_promise(name: str) -> None:
+    """The seed is fixed, so a failure is reproducible."""
     run = Run(name, Random(1))
     try:
         run.replay()
         run.mutate(inputs=60 if name == "configuration" else 300)
     except Broken as broken:
         pytest.fail(f"{broken}: {smaller(broken, 2.0)!r}")
-    assert len(run.reached) > 10, "the target reaches its parser"
+    assert len(run.reached) > 10, "the target does not reach its parser"
 
 
-def test_every_target_has_a_small_corpus_and_nothing_else_has_one() -> None:
-    """Seeds are for reading too."""
+def test_every_target_and_only_a_target_has_a_small_corpus() -> None:
+    """Seeds stay small enough to read."""
     assert {path.name for path in CORPUS.iterdir()} == set(TARGETS)
     for name in TARGETS:
         assert 5 <= len(seeds(name)) <= 60
         assert max(map(len, seeds(name))) <= 10_000
 
 
-def test_the_runner_finds_what_is_broken_and_makes_it_small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A fuzzer that finds nothing must be able to find something."""
+def test_the_runner_finds_a_failure_and_minimises_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proves that the fuzzer can find a known bug."""
 
     def brittle(data: bytes) -> None:
         if b"\r\n.\n" in data:
@@ -45,8 +45,8 @@ def test_the_runner_finds_what_is_broken_and_makes_it_small(monkeypatch: pytest.
     assert smaller(caught.value) == b"\r\n.\n"
 
 
-def test_children_are_the_same_for_the_same_dice_and_bounded() -> None:
-    """What `make fuzz` says with SEED= is found again."""
+def test_mutations_are_reproducible_and_bounded() -> None:
+    """`make fuzz SEED=` repeats a run exactly."""
     pool = [b"a" * 9000, b"b"]
     first, second = Random(7), Random(7)
     children = [changed(first, pool) for _ in range(200)]

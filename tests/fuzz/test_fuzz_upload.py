@@ -1,4 +1,4 @@
-"""The service's multipart reader: what comes out is what a client put in, or the body is refused."""
+"""The service's multipart reader returns exactly what the client sent, or refuses the body."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ END = b"--" + BOUNDARY + b"--\r\n"
 
 
 @given(mails, words, st.lists(words, min_size=1, max_size=4), st.booleans(), st.lists(st.integers(1, 90), max_size=12))
-def test_any_mail_and_any_envelope_come_out_as_they_went_in(
+def test_any_mail_and_any_envelope_are_read_unchanged(
     mail: bytes, sender: str, recipients: list[str], mail_first: bool, cuts: list[int]
 ) -> None:
-    """A mail may hold almost the delimiter, and nobody takes it for one."""
+    """A mail may contain almost the delimiter without being split there."""
     if BOUNDARY in mail:
         return
     parameters = json.dumps({"borderMtaData": {"envelopeFrom": sender, "envelopeRecipients": recipients}}).encode()
@@ -110,10 +110,10 @@ LINES = [
     st.sampled_from([b"\r\n", b"\n"]),
     st.lists(st.integers(1, 60), max_size=12),
 )
-def test_any_body_reads_the_same_in_any_cut_or_is_refused_with_4xx(
+def test_any_body_reads_the_same_however_split_or_is_refused_with_4xx(
     lines: list[bytes], end: bytes, cuts: list[int]
 ) -> None:
-    """No body is an error of ours, and none leaves a byte in the account."""
+    """No body causes an internal error, and none leaves bytes in the spool."""
     body = end.join(lines) + end
     (whole, mail), (pieces, same) = read(body, []), read(body, cuts)
     assert mail == same

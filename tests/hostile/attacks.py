@@ -1,7 +1,7 @@
-"""Attacks on the bridge's memory, and how much each may use: the rows of docs/evidence/memory.md.
+"""Attacks on the memory of a bridge, and the bound for each: the rows of docs/evidence/memory.md.
 
-Each attack takes a `Target` and returns when it has done its worst. Its bound follows from docs/reference/limits.md:
-the memory allowed for a connection, a mail, an answer. `SLACK` is what Python's allocator keeps in addition.
+Each attack takes a `Target` and returns when it is finished. Its bound follows from docs/reference/limits.md: how
+much a connection, a mail or an answer may hold in memory. `SLACK` allows for memory that Python's allocator keeps.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from bridge.testing import FakeScanner, NextHop, SmtpClient, answer, result
 
 KiB, MiB = 1024, 1024 * 1024
 SLACK = 6 * MiB
-CONNECTION = 24 * KiB  # one that is idle
-HANDSHAKE = 96 * KiB  # one that has begun TLS: OpenSSL's buffers
-MAIL = 2 * BLOCK  # one in DATA: what is kept in memory, and a block on its way to the disk
-ENCRYPTED = 3 * BLOCK  # one in DATA over TLS: with the buffers of the event loop and of OpenSSL
-PROCESSED = 8 * BLOCK  # one on its way to scanner or next hop: blocks that were read, stuffed, are being sent
-LINES = (b"x" * 898 + b"\r\n") * 72  # shorter than RFC 5321 wants them: stock parts take no longer ones
+CONNECTION = 24 * KiB  # idle
+HANDSHAKE = 96 * KiB  # in a TLS handshake: OpenSSL's buffers
+MAIL = 2 * BLOCK  # in DATA: the part kept in memory, and a block being written to disk
+ENCRYPTED = 3 * BLOCK  # in DATA over TLS: also the buffers of the event loop and of OpenSSL
+PROCESSED = 8 * BLOCK  # being sent to scanner or next hop: blocks just read, dot-stuffed, in the send buffer
+LINES = (b"x" * 898 + b"\r\n") * 72  # below the RFC 5321 limit: the stock server accepts no longer lines
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Target:
     """A server under attack, and the scanner and next hop it uses."""
 
     port: int
-    milter_port: int  # 0: it has none
+    milter_port: int  # 0: no milter
     scanner: FakeScanner
     next_hop: NextHop
 
@@ -56,7 +56,7 @@ class Attack:
 
 
 def pour(client: SmtpClient, block: bytes, size: int, patience_s: float = 3.0) -> None:
-    """So many bytes, or until it takes no more."""
+    """Sends `size` bytes, or as many as the server accepts."""
     client.sock.settimeout(patience_s)
     with suppress(OSError):
         for _ in range(size // len(block)):
@@ -64,7 +64,7 @@ def pour(client: SmtpClient, block: bytes, size: int, patience_s: float = 3.0) -
 
 
 def ended(client: SmtpClient, tail: bytes) -> None:
-    """The last bytes, and the answer to them, whatever it is."""
+    """Sends the last bytes and reads the reply, whatever it is."""
     client.sock.settimeout(120.0)
     with suppress(OSError):
         client.send(tail)
@@ -134,7 +134,7 @@ def idle(count: int) -> Callable[[Target], None]:
 
 
 def half_handshakes(target: Target) -> None:
-    hello = bytes.fromhex("16030100fa010000f60303") + b"r" * 32  # a ClientHello that says it is longer
+    hello = bytes.fromhex("16030100fa010000f60303") + b"r" * 32  # a ClientHello that declares a greater length
     with ExitStack() as stack:
         for n in range(300):
             client = stack.enter_context(target.client(f"127.0.0.{1 + n % 4}"))
@@ -144,7 +144,7 @@ def half_handshakes(target: Target) -> None:
 
 
 def stalled_in_data(count: int, size: int) -> Callable[[Target], None]:
-    """Each has sent so much, and says no more."""
+    """Each client sends `size` bytes, then nothing more."""
 
     def act(target: Target) -> None:
         with ExitStack() as stack:
@@ -153,14 +153,14 @@ def stalled_in_data(count: int, size: int) -> Callable[[Target], None]:
                 client.open()
                 client.begin()
                 pour(client, LINES, size, 30.0)
-            with target.client() as last:  # what they sent was read, for this one came after them
+            with target.client() as last:  # served after them, so their data has been read
                 last.open()
 
     return act
 
 
 def left_in_data(target: Target) -> None:
-    """Over TLS, again and again: what is kept of those who have left adds up."""
+    """Repeatedly, over TLS: anything kept for disconnected clients would add up."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     tls.check_hostname, tls.verify_mode = False, ssl.CERT_NONE
     for _ in range(4):
@@ -173,12 +173,12 @@ def left_in_data(target: Target) -> None:
                 client.say(b"EHLO client.example")
                 client.begin()
                 pour(client, LINES, MiB, 30.0)
-            with target.client() as last:  # what they sent was read, for this one came after them
+            with target.client() as last:  # served after them, so their data has been read
                 last.open()
 
 
 def large_mails(target: Target) -> None:
-    """All of them in the scanner's hands at once."""
+    """All of them being scanned at the same time."""
     release = asyncio.Event()
 
     async def hang(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -201,7 +201,7 @@ def large_mails(target: Target) -> None:
 
 
 def pipelined_while_scanned(target: Target) -> None:
-    """Behind its own mail, which is being scanned."""
+    """Commands pipelined after a mail that is being scanned."""
 
     async def hang(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> None:
         await reader.read(1)
@@ -284,7 +284,7 @@ HEADER_FIELD = frame(b"L", b"X-Flood\0" + b"x" * 80 + b"\0")
 MACROS = frame(b"D", b"R{x}\0" + b"y" * 200 + b"\0")
 TOO_LONG = b"\xff\xff\xff\xffB" + b"x" * 65536
 
-# name, act, what it may cost beside SLACK, the limit it comes from
+# name, act, allowed growth on top of SLACK, the limit it comes from
 _SMTP: list[tuple[str, Callable[[Target], None], int, str]] = [
     ("a command without end, 64 MiB", endless_command, 0, "a line before DATA"),
     ("NOOP without end", noops, 0, "commands in a row that bring no mail nearer"),

@@ -1,4 +1,4 @@
-"""One bridge for the tests of a module, and a certificate for it."""
+"""One bridge shared by the tests of a module, and a certificate for it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
 
 @pytest.fixture
 def shared(_shared: RunningBridge) -> RunningBridge:
-    """A bridge that other tests use too, as if it were new: nothing recorded, everything accepted."""
+    """A shared bridge, reset to a clean state: nothing recorded, everything accepted."""
     _shared.scanner.submissions.clear()
     _shared.scanner.reply = answer(200, result())
     _shared.next_hop.mails.clear()
@@ -31,7 +31,7 @@ def shared(_shared: RunningBridge) -> RunningBridge:
 
 @pytest.fixture(scope="session")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], ssl.SSLContext]:
-    """The `tls` setting of a listener, and what a client needs to verify it."""
+    """The `tls` setting of a listener, and a client context that verifies it."""
     directory: Path = tmp_path_factory.mktemp("tls")
     ca = trustme.CA()
     cert = ca.issue_cert("bridge.example")

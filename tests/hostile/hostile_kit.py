@@ -1,4 +1,4 @@
-"""What the hostile tests share: a bridge as a process of its own, its memory, waiting for a condition."""
+"""Helpers for the hostile tests: a bridge in a separate process, its memory use, waiting for a condition."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MiB = 1024 * 1024
 
 
 def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> bool:
-    """Whether the condition comes true within the time."""
+    """Whether the condition becomes true within the time."""
     pause, deadline = threading.Event(), time.monotonic() + timeout_s
     while not condition():
         if time.monotonic() > deadline:
@@ -33,7 +33,7 @@ def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> bool
 
 
 def receives(client: SmtpClient, within_s: float) -> bytes:
-    """What comes within the time; b"" for nothing."""
+    """What arrives within the time; b"" for nothing."""
     client.sock.settimeout(within_s)
     try:
         return client.sock.recv(65536)
@@ -44,7 +44,7 @@ def receives(client: SmtpClient, within_s: float) -> bytes:
 
 
 class Hanging:
-    """A scanner's reply that comes when it is released; `ended` when the bridge went away first."""
+    """A scanner reply that is sent when `release` is set; `ended` is set if the bridge disconnects first."""
 
     def __init__(self) -> None:
         self.release = asyncio.Event()
@@ -65,7 +65,7 @@ class Hanging:
 
 @dataclass
 class Process:
-    """A daemon started as an operator would, with the scripted scanner and next hop around it."""
+    """A daemon started the way an operator starts it, with a scripted scanner and next hop."""
 
     process: subprocess.Popen[bytes]
     port: int
@@ -94,8 +94,8 @@ class Process:
 
     @contextmanager
     def growing_at_most(self, limit: int) -> Iterator[None]:
-        """The block may not make the daemon's memory grow by more, not even for a moment."""
-        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # the peak is now
+        """The daemon's memory must not grow by more than `limit` inside the block, not even briefly."""
+        Path(f"/proc/{self.pid}/clear_refs").write_text("5")  # resets the peak (VmHWM) to the current value
         before = self.memory()
         yield
         grown = self.memory("VmHWM") - before
@@ -106,7 +106,7 @@ class Process:
 def bridge_process(
     directory: Path, config: dict[str, Any] | None = None, *, open_files: int | None = None, **listener: Any
 ) -> Iterator[Process]:
-    """`scanbridge run`, with at most so many open files."""
+    """`scanbridge run`, limited to `open_files` descriptors."""
     background, scanner, next_hop = Background(), FakeScanner(), NextHop()
     background.run(scanner.start())
     background.run(next_hop.start())

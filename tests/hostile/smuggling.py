@@ -1,8 +1,8 @@
-"""Every way to write an end of data that is none, and what a server makes of each: a scan for SMTP smuggling.
+"""A scan for SMTP smuggling: tries every false end-of-data sequence and records how a server treats it.
 
-A sequence is a line end, a dot and a line end, each spelt in a way that some server has taken for the real one:
-CR or LF alone, doubled, the wrong way round, with a NUL in it. Behind it stands a second mail, in the
-content of the first. Wherever two servers read such a sequence differently, the second mail comes true.
+A sequence is a line end, a dot and a line end, each in a form that some server has accepted as the real one:
+CR or LF alone, doubled, in the wrong order, with a NUL in it. A second mail follows it, inside the content
+of the first. Where two servers read such a sequence differently, the second mail becomes a real one.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ END = b"\r\n.\r\n"
 
 def _sequences() -> tuple[bytes, ...]:
     every = (before + dot + after for before, dot, after in product(LINE_ENDS, DOTS, LINE_ENDS))
-    clean = b"\r\n .\r\n"  # a line with a blank and a dot: nothing is wrong with it
-    return tuple(sorted({one for one in every if END not in one and one != clean}))
+    clean = b"\r\n .\r\n"  # a line of a space and a dot: valid content
+    return tuple(sorted({sequence for sequence in every if END not in sequence and sequence != clean}))
 
 
 SEQUENCES = _sequences()
@@ -42,19 +42,19 @@ SEQUENCES = _sequences()
 
 @dataclass(frozen=True)
 class Seen:
-    """What one sequence brought: the answers behind 354, and whether the session still knew its place."""
+    """The result of one sequence: the replies after 354, and whether the session stayed in step."""
 
     sequence: bytes
     replies: tuple[bytes, ...]
 
     @property
     def refused(self) -> bool:
-        """One mail, refused for good, and no command of the inner one was run."""
+        """One mail, permanently refused, and no command of the inner mail was run."""
         return len(self.replies) == 2 and self.replies[0].startswith(b"550 5.5.2 ") and self.replies[1][:3] == b"221"
 
 
 def scan(connect: Callable[[], SmtpClient], domain: bytes, sequences: tuple[bytes, ...] = SEQUENCES) -> list[Seen]:
-    """Try each; the second mail is for `smuggled@domain`."""
+    """Tries each sequence; the second mail is addressed to `smuggled@domain`."""
     return [_try(connect, domain, sequence) for sequence in sequences]
 
 

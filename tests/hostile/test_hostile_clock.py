@@ -1,4 +1,4 @@
-"""The wall clock may jump: daylight saving done wrong, a machine that woke up, NTP after a flat battery."""
+"""The wall clock may jump: wrong daylight saving, a machine resuming from sleep, NTP after a flat battery."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ async def never(reader: asyncio.StreamReader, _writer: asyncio.StreamWriter) -> 
 def test_deadlines_survive_a_jump_of_the_wall_clock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump_s: float
 ) -> None:
-    """Nobody is cut, no mail in the scan or in DATA is given up, and a deadline still passes in its own time."""
+    """No connection is cut, no mail being scanned or received is dropped, and deadlines keep their length."""
     now, hang = time.time, Hanging()
     with (
         running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, deadline="3s") as bridge,

@@ -1,4 +1,4 @@
-"""Commands and envelopes, where a dialogue file (tests/dialogues) cannot show it."""
+"""Cases about commands and envelopes that a dialogue file (tests/dialogues) cannot express."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.hostile.hostile_kit import Hanging, MiB, bridge_process, eventually
 
 
 def test_ehlo_reply_goes_out_in_one_write(shared: RunningBridge) -> None:
-    """A client that reads once has the whole reply."""
+    """A client that reads once gets the whole reply."""
     with shared.client() as client:
         client.reply()
         client.send(b"EHLO client.example\r\n")
@@ -21,7 +21,7 @@ def test_ehlo_reply_goes_out_in_one_write(shared: RunningBridge) -> None:
 
 
 def test_pipelined_commands_are_answered_in_one_write(shared: RunningBridge) -> None:
-    """Three commands in one segment have their three replies in one."""
+    """Three commands in one segment get their three replies in one segment."""
     with shared.client() as client:
         client.open()
         client.send(b"MAIL FROM:<a@client.example>\r\nRCPT TO:<b@example.org>\r\nDATA\r\n")
@@ -29,7 +29,7 @@ def test_pipelined_commands_are_answered_in_one_write(shared: RunningBridge) -> 
 
 
 def test_ten_megabytes_without_line_end_cost_no_memory(tmp_path: Path) -> None:
-    """An endless command is 500 when it ends, and was never kept."""
+    """An endless command gets 500 at its end and is never stored."""
     with bridge_process(tmp_path) as bridge, bridge.client() as client:
         client.open()
         with bridge.growing_at_most(3 * MiB):
@@ -39,8 +39,8 @@ def test_ten_megabytes_without_line_end_cost_no_memory(tmp_path: Path) -> None:
         assert client.say(b"NOOP") == [b"250 2.0.0 OK"]
 
 
-def test_lines_too_long_are_errors_and_come_to_an_end(shared: RunningBridge) -> None:
-    """Twenty lines over the limit end the session as any twenty bad commands do."""
+def test_overlong_lines_count_as_errors_and_end_the_session(shared: RunningBridge) -> None:
+    """Twenty lines over the limit end the session, like any twenty bad commands."""
     with shared.client() as client:
         client.open()
         client.send((b"x" * 5000 + b"\r\n") * 25)
@@ -51,7 +51,7 @@ def test_lines_too_long_are_errors_and_come_to_an_end(shared: RunningBridge) -> 
 
 @pytest.mark.parametrize("length", [998, 2000, 100_000])
 def test_long_lines_pass_intact(shared: RunningBridge, length: int) -> None:
-    """No line is too long to be relayed."""
+    """Lines of any length are relayed."""
     content = b"Subject: x\r\nX-Long: " + b"h" * length + b"\r\n\r\n" + b"b" * length + b"\r\n"
     with shared.client() as client:
         client.open()
@@ -60,7 +60,7 @@ def test_long_lines_pass_intact(shared: RunningBridge, length: int) -> None:
 
 
 def test_mail_of_exactly_the_limit_passes_and_one_byte_more_is_552(tmp_path: Path) -> None:
-    """50 MiB less one, exactly 50 MiB, and one byte more, whatever SIZE says; memory stays small."""
+    """One byte under 50 MiB, exactly 50 MiB, and one byte over, whatever SIZE says; memory stays small."""
     line = b"x" * 1022 + b"\r\n"
     with bridge_process(tmp_path) as bridge, bridge.client() as client:
         client.open()
@@ -72,7 +72,7 @@ def test_mail_of_exactly_the_limit_passes_and_one_byte_more_is_552(tmp_path: Pat
                     client.send(line * 32)
                 client.send(line * 31)
                 assert client.say(b".")[0].startswith(code)
-        assert [len(one.email) - 50 * MiB for one in bridge.scanner.submissions] == [-1, 0]
+        assert [len(submission.email) - 50 * MiB for submission in bridge.scanner.submissions] == [-1, 0]
 
 
 HELLOS = [
@@ -87,7 +87,7 @@ HELLOS = [
 
 @pytest.mark.parametrize("hello", HELLOS)
 def test_any_helo_is_valid_json_and_a_clean_header(shared: RunningBridge, hello: bytes) -> None:
-    """Whatever a client calls itself, the scanner reads strict UTF-8 JSON and the header stays one field."""
+    """Whatever a client sends in HELO, the scanner gets strict UTF-8 JSON and the header stays one field."""
     with shared.client() as client:
         client.open(b"EHLO " + hello)
         assert client.mail().startswith(b"250")
@@ -98,8 +98,8 @@ def test_any_helo_is_valid_json_and_a_clean_header(shared: RunningBridge, hello:
     assert received.isascii() and received.count(b"\r\n") == 2 and b"\x1b" not in received
 
 
-def test_what_strangers_say_is_escaped_in_the_log(tmp_path: Path) -> None:
-    """Control characters and foreign bytes in HELO, verbs and addresses reach no terminal."""
+def test_client_input_is_escaped_in_the_log(tmp_path: Path) -> None:
+    """Control characters and non-ASCII bytes in HELO, verbs and addresses never reach a terminal."""
     with bridge_process(tmp_path) as bridge:
         with bridge.client() as client:
             client.open(b"EHLO \x1b[31m\xff\xfe\x07")
@@ -113,7 +113,7 @@ def test_what_strangers_say_is_escaped_in_the_log(tmp_path: Path) -> None:
 
 
 def test_body_with_our_own_boundary_does_no_harm(shared: RunningBridge) -> None:
-    """A mail that contains the boundary of the request to the scanner arrives there whole."""
+    """A mail that contains the multipart boundary of the scan request reaches the scanner intact."""
     with shared.client() as client:
         client.open()
         client.mail()
@@ -125,7 +125,7 @@ def test_body_with_our_own_boundary_does_no_harm(shared: RunningBridge) -> None:
 
 
 def test_mail_in_a_loop_is_refused(shared: RunningBridge) -> None:
-    """A mail with 100 Received fields is 554 5.4.6 and goes nowhere."""
+    """A mail with 100 Received fields gets 554 5.4.6 and is not passed on."""
     with shared.client() as client:
         client.open()
         assert client.mail(b"Received: from x\r\n" * 100 + b"\r\nx\r\n").startswith(b"554 5.4.6 ")
@@ -133,7 +133,7 @@ def test_mail_in_a_loop_is_refused(shared: RunningBridge) -> None:
 
 
 def test_saturated_session_is_not_blamed_for_pipelining(tmp_path: Path) -> None:
-    """Recipients that were on their way when MAIL was put off are no errors: the session lives on."""
+    """RCPT commands already sent when MAIL got 451 do not count as errors: the session continues."""
     hang = Hanging()
     with running_bridge(tmp_path, {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}) as bridge:
         bridge.scanner.reply = hang
@@ -151,8 +151,8 @@ def test_saturated_session_is_not_blamed_for_pipelining(tmp_path: Path) -> None:
             assert eventually(lambda: second.mail().startswith(b"250 "))
 
 
-def test_saturation_is_said_at_mail_and_before_354(tmp_path: Path) -> None:
-    """When all slots are taken, the next mail hears 451 4.3.2 before it travels, and is taken later."""
+def test_saturated_bridge_answers_451_at_mail_and_at_data(tmp_path: Path) -> None:
+    """When all slots are taken, the next mail gets 451 4.3.2 before its content, and is accepted later."""
     hang = Hanging()
     with running_bridge(tmp_path, {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}) as bridge:
         bridge.scanner.reply = hang

@@ -1,4 +1,4 @@
-"""Exhaustion: memory, connections and time are bounded, and honest clients do not notice."""
+"""Exhaustion: memory, connections and time are bounded, and well-behaved clients are not affected."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Certificate = tuple[dict[str, Any], ssl.SSLContext]
 
 
 def test_content_without_line_end_stays_within_the_size_limit(tmp_path: Path) -> None:
-    """A mail that never ends a line is 552 at its end; memory does not follow it."""
+    """A mail without a line end gets 552 at its end; memory does not grow with it."""
     with bridge_process(tmp_path, {"limits": {"max_message_size": "4MiB"}}) as bridge, bridge.client() as client:
         client.open()
         client.begin()
@@ -47,8 +47,8 @@ def test_49_megabytes_of_empty_lines_cost_neither_memory_nor_time(tmp_path: Path
         assert len(bridge.scanner.submissions[0].email) == 49 * MiB
 
 
-def test_header_one_byte_per_segment_is_no_more_work_than_its_bytes(tmp_path: Path) -> None:
-    """Small blocks are joined, so that neither memory nor the search for the header's end explodes."""
+def test_header_one_byte_per_segment_costs_no_extra_work(tmp_path: Path) -> None:
+    """Small blocks are joined, so neither memory nor the search for the end of the header explodes."""
     config = {"spool": {"memory_per_mail": "1MiB"}, "limits": {"max_message_size": "2MiB"}}
     with bridge_process(tmp_path, config) as bridge, bridge.client() as client:
         client.open()
@@ -61,7 +61,7 @@ def test_header_one_byte_per_segment_is_no_more_work_than_its_bytes(tmp_path: Pa
 
 
 def test_many_large_mails_at_once_stay_on_disk(tmp_path: Path) -> None:
-    """Twenty mails in processing, far larger than the memory they may take."""
+    """Twenty mails in processing, far larger than the memory they may use."""
     with bridge_process(tmp_path) as bridge, ExitStack() as stack:
         bridge.scanner.reply = hang = Hanging()
         clients = [stack.enter_context(bridge.client()) for _ in range(20)]
@@ -80,7 +80,7 @@ def test_many_large_mails_at_once_stay_on_disk(tmp_path: Path) -> None:
 
 
 def test_bytes_in_processing_over_the_limit_are_451(tmp_path: Path) -> None:
-    """The mail that would exceed the common limit is put off; the others are not touched; then it passes."""
+    """The mail that would exceed the shared limit gets 451; the others are unaffected; later it passes."""
     hang = Hanging()
     with running_bridge(tmp_path, {"admission": {"max_bytes_in_processing": "300KiB"}}) as bridge, ExitStack() as stack:
         bridge.scanner.reply = hang
@@ -99,7 +99,7 @@ def test_bytes_in_processing_over_the_limit_are_451(tmp_path: Path) -> None:
 
 
 def test_client_that_never_reads_is_stopped_and_dropped(tmp_path: Path) -> None:
-    """Commands without end whose replies nobody reads: we stop reading, then hang up; memory stays flat."""
+    """A client sends commands without reading the replies: we stop reading, then hang up; memory stays flat."""
     with bridge_process(tmp_path, {"limits": {"command_timeout": "1s"}}) as bridge:
         with SmtpClient(bridge.port) as client, bridge.growing_at_most(12 * MiB):
             client.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -116,7 +116,7 @@ def test_client_that_never_reads_is_stopped_and_dropped(tmp_path: Path) -> None:
 
 
 def test_pipelined_flood_while_a_mail_is_scanned_is_not_read(tmp_path: Path) -> None:
-    """What a client sends during its own scan waits in its own kernel, not in our memory."""
+    """Data that a client sends while its mail is scanned waits in the client's kernel, not in our memory."""
     with bridge_process(tmp_path) as bridge, bridge.client() as client:
         bridge.scanner.reply = hang = Hanging()
         client.open()
@@ -137,7 +137,7 @@ def test_pipelined_flood_while_a_mail_is_scanned_is_not_read(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("encrypted", [False, True])
 def test_large_content_sent_without_waiting_arrives(tmp_path: Path, certificate: Certificate, encrypted: bool) -> None:
-    """Content that came before its 354, and more of it than may wait, is read on when its turn comes."""
+    """Content sent before the 354, more than we buffer, is read once DATA is processed."""
     content = (b"x" * 1022 + b"\r\n") * 2048
     wire = b"MAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\n" + content + b".\r\nNOOP\r\n"
     with running_bridge(tmp_path, tls=certificate[0]) as bridge, bridge.client() as client:
@@ -150,7 +150,7 @@ def test_large_content_sent_without_waiting_arrives(tmp_path: Path, certificate:
             client.send(wire)
             codes = [client.reply()[:3] for _ in range(5)]
             assert codes == [b"250", b"250", b"354", b"250", b"250"]
-        assert [one.email for one in bridge.scanner.submissions] == [content, content]
+        assert [submission.email for submission in bridge.scanner.submissions] == [content, content]
 
 
 # Time
@@ -158,7 +158,7 @@ def test_large_content_sent_without_waiting_arrives(tmp_path: Path, certificate:
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
-    """A bridge that waits one second for a command, and looks at the rate of DATA every second."""
+    """A bridge that waits one second for a command, and checks the data rate every second."""
     limits = {"limits": {"command_timeout": "1s", "data_timeout": "1s"}}
     with running_bridge(tmp_path_factory.mktemp("hasty"), limits) as bridge:
         yield bridge
@@ -167,17 +167,17 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
 TIMEOUT = b"421 4.4.2 Error: timeout exceeded"
 
 
-def test_silent_client_is_told_421(hasty: RunningBridge) -> None:
+def test_silent_client_gets_421(hasty: RunningBridge) -> None:
     """Silence between commands ends with a 421, before and after the greeting."""
-    with hasty.client() as one, hasty.client() as two:
-        two.open()
-        assert one.reply().startswith(b"220 ")
-        assert [one.reply(), two.reply()] == [TIMEOUT, TIMEOUT]
-        assert one.is_cut() and two.is_cut()
+    with hasty.client() as silent, hasty.client() as greeted:
+        greeted.open()
+        assert silent.reply().startswith(b"220 ")
+        assert [silent.reply(), greeted.reply()] == [TIMEOUT, TIMEOUT]
+        assert silent.is_cut() and greeted.is_cut()
 
 
-def test_command_byte_by_byte_has_the_time_of_one_command(hasty: RunningBridge) -> None:
-    """Bytes do not buy time, only whole commands do."""
+def test_sending_a_command_byte_by_byte_does_not_extend_its_timeout(hasty: RunningBridge) -> None:
+    """Only a whole command restarts the timeout, single bytes do not."""
     with hasty.client() as client:
         client.open()
         received = b""
@@ -188,8 +188,8 @@ def test_command_byte_by_byte_has_the_time_of_one_command(hasty: RunningBridge) 
         assert received == TIMEOUT + b"\r\n"
 
 
-def test_each_command_has_its_own_time(hasty: RunningBridge) -> None:
-    """A client that says something now and then lives longer than the time for one command."""
+def test_each_command_has_its_own_timeout(hasty: RunningBridge) -> None:
+    """A client that sends a command now and then may stay longer than one command timeout."""
     with hasty.client() as client:
         client.open()
         for _ in range(3):
@@ -198,7 +198,7 @@ def test_each_command_has_its_own_time(hasty: RunningBridge) -> None:
 
 
 def test_silence_in_data_is_421(hasty: RunningBridge) -> None:
-    """A client that stops in the middle of its mail is told so and cut, and its bytes are given back."""
+    """A client that stops in the middle of its mail gets 421 and is cut, and its spool space is freed."""
     with hasty.client() as client:
         client.open()
         client.begin()
@@ -209,7 +209,7 @@ def test_silence_in_data_is_421(hasty: RunningBridge) -> None:
 
 
 def test_trickle_in_data_is_cut_by_the_rate(hasty: RunningBridge) -> None:
-    """A byte now and then is not silence, but it is too slow."""
+    """An occasional byte is not silence, but it is too slow."""
     with hasty.client() as client:
         client.open()
         client.begin()
@@ -222,7 +222,7 @@ def test_trickle_in_data_is_cut_by_the_rate(hasty: RunningBridge) -> None:
 
 
 def test_honest_slow_sender_passes(hasty: RunningBridge) -> None:
-    """64 kbit/s over several looks at the rate is fast enough."""
+    """64 kbit/s over several rate checks is fast enough."""
     with hasty.client() as client:
         client.open()
         client.begin()
@@ -232,8 +232,8 @@ def test_honest_slow_sender_passes(hasty: RunningBridge) -> None:
         assert client.say(b".")[0].startswith(b"250 ")
 
 
-def test_silence_shorter_than_the_time_is_forgiven(tmp_path: Path) -> None:
-    """The rate rule is for those who trickle: silence alone may last as long as data_timeout."""
+def test_silence_shorter_than_data_timeout_is_allowed(tmp_path: Path) -> None:
+    """The minimum rate applies to clients that trickle; pure silence may last as long as data_timeout."""
     with running_bridge(tmp_path, {"limits": {"data_timeout": "1500ms"}}) as bridge, bridge.client() as client:
         client.open()
         client.begin()
@@ -241,8 +241,8 @@ def test_silence_shorter_than_the_time_is_forgiven(tmp_path: Path) -> None:
         assert client.say(b"x\r\n.")[0].startswith(b"250 ")
 
 
-def test_long_scan_is_no_silence(hasty: RunningBridge) -> None:
-    """While the mail is scanned the client has nothing to say, and no time runs against it."""
+def test_long_scan_does_not_count_as_silence(hasty: RunningBridge) -> None:
+    """No client timeout runs while the mail is scanned."""
     hasty.scanner.reply = hang = Hanging()
     with hasty.client() as client:
         client.open()
@@ -258,7 +258,7 @@ def test_long_scan_is_no_silence(hasty: RunningBridge) -> None:
 
 
 def test_cap_on_connections(tmp_path: Path) -> None:
-    """Beyond the cap the answer is 421; whoever leaves makes room."""
+    """Beyond the cap a connection gets 421; a client that disconnects makes room."""
     with running_bridge(tmp_path, {"limits": {"max_connections": 10}}) as bridge, ExitStack() as stack:
         clients = [stack.enter_context(bridge.client()) for _ in range(10)]
         assert all(client.reply().startswith(b"220 ") for client in clients)
@@ -278,7 +278,7 @@ def test_cap_on_connections(tmp_path: Path) -> None:
 
 
 def test_cap_per_client(tmp_path: Path) -> None:
-    """One address cannot take all connections; another one is served."""
+    """One address cannot take all connections; another address is still served."""
     with running_bridge(tmp_path, {"limits": {"max_connections_per_client": 3}}) as bridge, ExitStack() as stack:
         clients = [stack.enter_context(bridge.client()) for _ in range(4)]
         assert [client.reply()[:9] for client in clients] == [b"220 bridg"] * 3 + [b"421 4.7.0"]
@@ -287,7 +287,7 @@ def test_cap_per_client(tmp_path: Path) -> None:
 
 
 def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
-    """Strangers get a twentieth of the connections; the mail server is served all the same."""
+    """Strangers get at most a twentieth of the connections, so the mail server is still served."""
     with running_bridge(tmp_path, trusted_clients=["127.0.0.1/32"]) as bridge, ExitStack() as stack:
         strangers = [stack.enter_context(bridge.client(f"127.0.1.{n}")) for n in range(1, 131)]
         codes = [stranger.reply()[:3] for stranger in strangers]
@@ -301,10 +301,10 @@ def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
         assert eventually(lambda: not server.listener.open and server.listener.strangers == 0)
 
 
-def test_out_of_file_descriptors_is_a_quiet_wait(tmp_path: Path) -> None:
-    """`ulimit -n 40` with 60 connections: at most a log line a second, those inside live, and it recovers."""
+def test_running_out_of_descriptors_neither_spins_nor_floods_the_log(tmp_path: Path) -> None:
+    """`ulimit -n 40` with 60 connections: at most one log line a second, open sessions continue, and it recovers."""
     with bridge_process(tmp_path, open_files=40) as bridge:
-        assert eventually(lambda: "is GREEN" in bridge.log.read_text())  # it has said what it says at the start
+        assert eventually(lambda: "is GREEN" in bridge.log.read_text())  # startup log lines are complete
         before, began = bridge.log.read_text().count("\n"), time.monotonic()
         with ExitStack() as stack:
             clients = [stack.enter_context(bridge.client()) for _ in range(60)]
@@ -312,7 +312,7 @@ def test_out_of_file_descriptors_is_a_quiet_wait(tmp_path: Path) -> None:
             assert receives(clients[59], 1.0) == b""
             used = cpu_seconds(bridge.pid)
             assert receives(clients[0], 1.0) == b""
-            assert cpu_seconds(bridge.pid) - used < 0.5, "spins"
+            assert cpu_seconds(bridge.pid) - used < 0.5, "busy loop"
             assert clients[0].mail()[:4] in (b"250 ", b"451 ")
         lines = bridge.log.read_text().count("\n") - before
         assert lines <= time.monotonic() - began + 2, bridge.log.read_text()[-2000:]

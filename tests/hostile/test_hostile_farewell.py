@@ -1,4 +1,4 @@
-"""Nothing is lost when the client goes away, or we do."""
+"""No mail is lost when the client disconnects or the bridge stops."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ IN_DATA = b"MAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nSubject: x\r\n\r\
 
 
 def is_idle(bridge: RunningBridge) -> bool:
-    """No session, no slot, no byte is left behind."""
+    """No session, slot or spooled byte is left."""
     server = bridge.daemon.servers[0]
     left = (
         server.listener.open,
@@ -60,8 +60,8 @@ def is_idle(bridge: RunningBridge) -> bool:
 
 
 @pytest.mark.parametrize("leave", WAYS)
-def test_client_that_leaves_during_the_scan_cancels_it(shared: RunningBridge, leave: Way) -> None:
-    """The scanner is let go, the slot is free, nothing is handed on, and it is one line in the log."""
+def test_client_that_disconnects_during_the_scan_cancels_it(shared: RunningBridge, leave: Way) -> None:
+    """The scan is cancelled, the slot is free, nothing is relayed, and the log has one line about it."""
     shared.scanner.reply = hang = Hanging()
     client = shared.client()
     client.open()
@@ -69,7 +69,7 @@ def test_client_that_leaves_during_the_scan_cancels_it(shared: RunningBridge, le
     client.send(b"x\r\n.\r\n")
     assert shared.scanner.arrived.acquire(timeout=60)
     leave(client)
-    assert hang.ended.wait(60), "the scan goes on"
+    assert hang.ended.wait(60), "the scan was not cancelled"
     assert eventually(lambda: is_idle(shared))
     assert shared.next_hop.mails == []
     client.close()
@@ -77,10 +77,10 @@ def test_client_that_leaves_during_the_scan_cancels_it(shared: RunningBridge, le
 
 @pytest.mark.parametrize("leave", WAYS)
 @pytest.mark.parametrize("said", [b"", b"MAIL FROM:<a@cl", IN_DATA])
-def test_client_that_leaves_in_the_middle_leaves_nothing(
+def test_client_that_disconnects_midway_leaves_nothing_behind(
     shared: RunningBridge, leave: Way, said: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Between commands, in a command, in the content: the session is gone, and nobody raises his voice."""
+    """Between commands, in a command, in the content: the session ends without a warning in the log."""
     with caplog.at_level(logging.WARNING):
         client = shared.client()
         client.open()
@@ -92,8 +92,8 @@ def test_client_that_leaves_in_the_middle_leaves_nothing(
 
 
 @pytest.mark.parametrize("leave", WAYS)
-def test_client_that_leaves_with_the_final_dot_leaves_nothing(shared: RunningBridge, leave: Way) -> None:
-    """Dot and end may come in one turn of the loop, before anything was begun with the mail."""
+def test_client_that_disconnects_with_the_final_dot_leaves_nothing_behind(shared: RunningBridge, leave: Way) -> None:
+    """The dot and the disconnect may arrive in one loop iteration, before the mail is processed."""
     shared.scanner.reply = Hanging()
     for _ in range(20):
         client = shared.client()
@@ -114,17 +114,17 @@ def no_collector() -> Iterator[None]:
 
 
 def alive(*kinds: type) -> int:
-    """Of these and of classes made of them; a shared bridge has some, too."""
-    return sum(issubclass(type(one), kinds) for one in gc.get_objects())
+    """Objects of these classes and their subclasses; a shared bridge has some, too."""
+    return sum(issubclass(type(item), kinds) for item in gc.get_objects())
 
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("leave", WAYS)
 @pytest.mark.parametrize("in_the_scan", [False, True], ids=["in data", "in the scan"])
-def test_client_that_leaves_is_forgotten_without_the_collector(
+def test_disconnected_client_is_freed_without_the_garbage_collector(
     tmp_path: Path, certificate: Certificate, leave: Way, in_the_scan: bool
 ) -> None:
-    """The collector looks seldom at what has lived long, and a TLS connection has buffers of hundreds of KiB."""
+    """The collector rarely examines old objects, and a TLS connection has buffers of hundreds of KiB."""
     elsewhere = alive(ScannerConnection)
     with running_bridge(tmp_path, tls=certificate[0]) as bridge:
         bridge.scanner.reply = Hanging()
@@ -144,7 +144,7 @@ def test_client_that_leaves_is_forgotten_without_the_collector(
             client.close()
         assert eventually(lambda: is_idle(bridge))
         assert eventually(lambda: alive(*kinds) <= before, 10.0), alive(*kinds) - before
-        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one asks for the scanner's status"
+        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one polls the scanner's status"
 
 
 async def reset_the_bridge(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -153,8 +153,8 @@ async def reset_the_bridge(_reader: asyncio.StreamReader, writer: asyncio.Stream
 
 @pytest.mark.usefixtures("no_collector")
 @pytest.mark.parametrize("fault", ["reset", "nonsense", "silence"])
-def test_failed_scan_is_forgotten_without_the_collector(tmp_path: Path, fault: str) -> None:
-    """A scanner in trouble fails mail after mail: what each leaves behind must not add up."""
+def test_failed_scan_is_freed_without_the_garbage_collector(tmp_path: Path, fault: str) -> None:
+    """A faulty scanner fails mail after mail; leftovers of each failure must not add up."""
     elsewhere = alive(ScannerConnection)
     replies = {"reset": reset_the_bridge, "nonsense": b"220 smtp.example\r\n\r\n", "silence": Hanging()}
     with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, deadline="1s") as bridge:
@@ -165,11 +165,11 @@ def test_failed_scan_is_forgotten_without_the_collector(tmp_path: Path, fault: s
             assert [client.mail()[:4] for _ in range(2)] == [b"451 "] * 2
         assert eventually(lambda: is_idle(bridge))
         assert eventually(lambda: alive(Message, Transaction, Record) <= before, 10.0)
-        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one asks for the scanner's status"
+        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one polls the scanner's status"
 
 
-def test_replies_owed_are_given_to_a_client_that_says_no_more(shared: RunningBridge) -> None:
-    """`printf ... | nc` reads its answers."""
+def test_half_closed_client_still_gets_its_replies(shared: RunningBridge) -> None:
+    """`printf ... | nc` reads its replies."""
     with shared.client() as client:
         client.send(b"EHLO client.example\r\nNOOP\r\nFROB\r\n")
         half_close(client)
@@ -182,8 +182,8 @@ def test_replies_owed_are_given_to_a_client_that_says_no_more(shared: RunningBri
 
 
 @pytest.mark.parametrize("quit_", [b"QUIT\r\n", b"quit\r\n"])
-def test_client_that_said_quit_behind_its_mail_has_its_answer(shared: RunningBridge, quit_: bytes) -> None:
-    """Exim does so with its last mail: dot, QUIT, the end of its half; then it reads."""
+def test_client_that_pipelines_quit_after_its_mail_gets_its_reply(shared: RunningBridge, quit_: bytes) -> None:
+    """Exim does this with its last mail: it sends the dot and QUIT, closes its half, then reads."""
     with shared.client() as client:
         client.open()
         client.begin()
@@ -196,8 +196,8 @@ def test_client_that_said_quit_behind_its_mail_has_its_answer(shared: RunningBri
     assert len(shared.next_hop.mails) == 1
 
 
-def test_mail_of_a_client_that_is_already_gone_is_not_begun(shared: RunningBridge) -> None:
-    """A whole mail and the end of the connection in one breath: the client will never know, so it comes again."""
+def test_mail_of_a_disconnected_client_is_not_processed(shared: RunningBridge) -> None:
+    """A whole mail and the disconnect arrive together: the client gets no reply, so it will send the mail again."""
     for _ in range(5):
         with shared.client() as client:
             client.send(b"EHLO x\r\nMAIL FROM:<>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nx\r\n.\r\n")
@@ -211,7 +211,7 @@ def test_mail_of_a_client_that_is_already_gone_is_not_begun(shared: RunningBridg
 
 
 def test_hundreds_of_sessions_leave_no_trace(shared: RunningBridge) -> None:
-    """Sessions that end in every way, even before we knew of them, are counted out and their sockets closed."""
+    """However sessions end, even before they were set up, their counts are reset and their sockets closed."""
     before = len(os.listdir("/proc/self/fd"))
     for number in range(300):
         client = shared.client()
@@ -224,11 +224,11 @@ def test_hundreds_of_sessions_leave_no_trace(shared: RunningBridge) -> None:
     assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
 
 
-# When we go
+# Shutdown
 
 
 def stop(bridge: RunningBridge) -> threading.Thread:
-    """Begin to stop, and come back when nobody is accepted any more."""
+    """Starts the shutdown, and returns once no connection is accepted any more."""
     server = bridge.daemon.servers[0]
     thread = threading.Thread(target=lambda: bridge.background.run(server.drain(10.0)))
     thread.start()
@@ -236,14 +236,14 @@ def stop(bridge: RunningBridge) -> threading.Thread:
     return thread
 
 
-def test_idle_sessions_are_told_421_when_we_stop(tmp_path: Path) -> None:
-    """Who is between two mails hears it at once; nobody new is let in."""
-    with running_bridge(tmp_path) as bridge, bridge.client() as one, bridge.client() as two:
-        one.open()
-        two.open()
-        two.say(b"MAIL FROM:<a@client.example>")
+def test_idle_sessions_get_421_at_shutdown(tmp_path: Path) -> None:
+    """A client between two mails gets 421 immediately; no new client is accepted."""
+    with running_bridge(tmp_path) as bridge, bridge.client() as first, bridge.client() as second:
+        first.open()
+        second.open()
+        second.say(b"MAIL FROM:<a@client.example>")
         thread = stop(bridge)
-        for client in (one, two):
+        for client in (first, second):
             assert client.reply() == b"421 4.3.2 Service shutting down"
             assert client.is_cut()
         thread.join(10)
@@ -251,8 +251,8 @@ def test_idle_sessions_are_told_421_when_we_stop(tmp_path: Path) -> None:
             bridge.client()
 
 
-def test_mail_in_the_scan_is_finished_before_we_stop(tmp_path: Path) -> None:
-    """The running mail has its answer, then its client is told 421."""
+def test_mail_being_scanned_is_finished_before_shutdown(tmp_path: Path) -> None:
+    """The mail in progress gets its reply, then its client gets 421."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
         bridge.scanner.reply = hang = Hanging()
         client.open()
@@ -268,8 +268,8 @@ def test_mail_in_the_scan_is_finished_before_we_stop(tmp_path: Path) -> None:
         assert len(bridge.next_hop.mails) == 1
 
 
-def test_mail_in_data_is_finished_before_we_stop(tmp_path: Path) -> None:
-    """A client in the middle of its content may end it, is answered, and is told 421."""
+def test_mail_in_data_is_finished_before_shutdown(tmp_path: Path) -> None:
+    """A client in the middle of its content may finish it, gets the reply, and then 421."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
         client.open()
         client.begin()
@@ -284,7 +284,7 @@ def test_mail_in_data_is_finished_before_we_stop(tmp_path: Path) -> None:
 
 
 def test_mail_that_outlasts_the_drain_is_cut_with_421(tmp_path: Path) -> None:
-    """The time to stop is bounded: then the client is told to come again, and nothing is handed on."""
+    """Shutdown time is bounded: at the limit the client is told to retry, and nothing is relayed."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
         bridge.scanner.reply = Hanging()
         client.open()
@@ -319,14 +319,14 @@ def not_listening(port: int) -> bool:
 
 
 @pytest.mark.parametrize(("protocol", "recipients"), [("smtp", 1), ("lmtp", 3)])
-def test_our_own_mistake_is_451_and_says_nothing(
+def test_internal_error_is_451_and_reveals_nothing(
     tmp_path: Path, protocol: str, recipients: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """An exception nobody foresaw is temporary, keeps its text to the log, and the session lives."""
+    """An unexpected exception gives a temporary error, its text appears only in the log, and the session continues."""
     with running_bridge(tmp_path, protocol=protocol) as bridge, bridge.client() as client:
 
         async def broken(transaction: object) -> None:
-            raise RuntimeError("secret of the house")
+            raise RuntimeError("internal detail")
 
         bridge.daemon.servers[0]._filter.process = broken  # type: ignore[method-assign, union-attr]
         client.open(b"LHLO x" if protocol == "lmtp" else b"EHLO x")
@@ -335,28 +335,28 @@ def test_our_own_mistake_is_451_and_says_nothing(
         for _ in range(recipients):
             assert client.reply() == b"451 4.3.0 Error: internal problem, try again later"
         assert client.say(b"RCPT TO:<b@example.org>") == [b"503 5.5.1 Error: need MAIL command"]
-    assert "secret of the house" in caplog.text
+    assert "internal detail" in caplog.text
 
 
-def test_mistake_in_a_command_is_451_too(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The command fails, the mail begun is forgotten, the next one works."""
+def test_internal_error_in_a_command_is_451(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The command fails, the open transaction is reset, the next command works."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
         filter_ = bridge.daemon.servers[0]._filter  # type: ignore[union-attr]
         closed = filter_.closed_at_mail
 
         def broken() -> None:
-            raise ConnectionRefusedError("secret of the house")
+            raise ConnectionRefusedError("internal detail")
 
         filter_.closed_at_mail = broken  # type: ignore[method-assign]
         client.open()
         assert client.say(b"MAIL FROM:<>") == [b"451 4.3.0 Error: internal problem, try again later"]
         filter_.closed_at_mail = closed  # type: ignore[method-assign]
         assert client.mail().startswith(b"250 ")
-    assert "secret of the house" in caplog.text
+    assert "internal detail" in caplog.text
 
 
-def test_cancelled_sessions_are_no_errors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Neither the loop nor the log complains of tasks that ended with their clients."""
+def test_cancelled_sessions_are_not_logged_as_errors(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Tasks that end with their clients cause no complaint from the event loop and none in the log."""
     complaints: list[str] = []
     with running_bridge(tmp_path) as bridge:
         loop = bridge.background.loop

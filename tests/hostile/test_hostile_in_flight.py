@@ -1,4 +1,4 @@
-"""What a mail costs in memory, beside its content, while the scanner works on it: there may be thousands."""
+"""Memory per mail, besides its content, while the scanner works on it: there may be thousands."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from bridge.testing import SmtpClient
 from tests.hostile.hostile_kit import Hanging, bridge_process
 
 FEW, MANY = 50, 250
-BESIDE = 12 * 1024  # bytes; it was 9.5 KiB on the day this was written, and 20 before
+BESIDE = 12 * 1024  # bytes; measured 9.5 KiB when this was written, 20 KiB before
 CONTENT = b"Subject: x\r\n\r\n" + (b"x" * 76 + b"\r\n") * 1300 + b".\r\n"  # 100 KiB
 
 
-def test_mail_in_the_scan_costs_little_beside_its_content(tmp_path: Path) -> None:
-    """Spooled content is on disk, so what grows is the rest: connections, what is known of the mail, who waits."""
+def test_mail_being_scanned_costs_little_besides_its_content(tmp_path: Path) -> None:
+    """Spooled content is on disk, so the growth is the rest: connections, transactions, tasks."""
     config = {
         "admission": {"max_in_processing": MANY, "throttle_threshold": MANY},
         "limits": {"max_connections_per_client": MANY + 10},

@@ -1,4 +1,4 @@
-"""README.md says which test tries which case: they exist, and none of this directory is missing."""
+"""README.md maps cases to tests: every test it names exists, and every test in this directory is named."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def functions(file: str) -> set[str]:
 
 
 @pytest.mark.parametrize(("case", "names"), ROWS, ids=[case for case, _ in ROWS])
-def test_what_the_page_names_exists(case: str, names: str) -> None:
-    """A case without a test would be a promise nobody keeps."""
+def test_every_test_named_on_the_page_exists(case: str, names: str) -> None:
+    """A case whose test does not exist would be an unverified claim."""
     for name in re.findall(r"`([^`]+)`", names):
         file, _, function = name.partition("::")
         assert (TESTS / file).exists(), f"{case}: {file}"
@@ -31,7 +31,7 @@ def test_what_the_page_names_exists(case: str, names: str) -> None:
 
 
 def test_every_test_here_is_on_the_page() -> None:
-    """A new test has its case."""
+    """A new test must be added to the page."""
     here = {
         f"hostile/{path.name}::{name}"
         for path in HERE.glob("test_*.py")

@@ -1,4 +1,4 @@
-"""Every limit that a client can exceed: the reply it gets, and the count (docs/reference/limits.md)."""
+"""Every limit that a client can exceed: the reply it gets, and that it is counted (docs/reference/limits.md)."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
 
 @contextmanager
 def hits(bridge: RunningBridge, limit: str) -> Iterator[None]:
-    """The block passes this limit once, and no other."""
+    """The block exceeds this limit once, and no other limit."""
     counts = bridge.daemon.metrics.limits_hit.values
     before = dict(counts)
     yield
@@ -50,7 +50,7 @@ def hits(bridge: RunningBridge, limit: str) -> Iterator[None]:
 
 
 def trickle(client: SmtpClient, data: bytes) -> bytes:
-    """The reply that ends it."""
+    """Sends `data` repeatedly and returns the reply that ends the session."""
     client.sock.settimeout(0.1)
     for _ in range(100):
         client.send(data)
@@ -80,7 +80,7 @@ def enough_mail(client: SmtpClient) -> bytes:
 
 
 def long_header(client: SmtpClient) -> bytes:
-    """A field of ours where nobody would look for it."""
+    """A header field of ours beyond the part of the header that is searched."""
     line = b"X-Filler: " + b"x" * 900 + b"\r\n"
     return in_data(client, line * (2 * MiB // len(line)) + b"X-Scan-Decision: deliver\r\n\r\nx")
 
@@ -109,7 +109,7 @@ CASES: dict[str, tuple[str, Callable[[SmtpClient], bytes], bytes]] = {
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_limit_that_is_passed_is_answered_and_counted(strict: RunningBridge, hasty: RunningBridge, case: str) -> None:
-    """The client is told, the operator can see it, and the next client is served."""
+    """The client gets the reply, the metric counts it, and the next client is served."""
     limit, act, answer = CASES[case]
     bridge = hasty if limit in {*TIMES, "min_data_rate"} else strict
     with hits(bridge, limit), bridge.client() as client:
@@ -128,8 +128,8 @@ def test_bytes_in_processing_over_the_limit_are_counted(tmp_path: Path) -> None:
             assert in_data(client, b"x" * 100_000).startswith(b"451 4.3.2 ")
 
 
-def test_a_client_that_has_sent_enough_mail_goes_on_with_a_new_connection(strict: RunningBridge) -> None:
-    """Its mail is taken, QUIT is still polite, and nothing is cut between a mail and its answer."""
+def test_a_client_at_its_mail_limit_continues_on_a_new_connection(strict: RunningBridge) -> None:
+    """Its mail is accepted, QUIT still gets 221, and the connection never ends between a mail and its reply."""
     with strict.client() as client:
         client.open()
         assert [client.mail()[:3] for _ in range(2)] == [b"250", b"250"]
@@ -186,7 +186,7 @@ def connected(bridge: RunningBridge) -> Iterator[socket.socket]:
 
 
 def is_cut(sock: socket.socket) -> bool:
-    """Whether the other side has hung up, as far as that can be seen now."""
+    """Whether the other side has hung up, as far as can be seen now."""
     sock.settimeout(0.2)
     try:
         return not sock.recv(65536)

@@ -1,4 +1,4 @@
-"""What lies on the disk is for the daemon's user alone, whatever umask it was started with."""
+"""Files on disk are accessible to the daemon's user only, whatever the umask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$" + b"EICAR-STANDARD-ANTIVIRUS-TEST-FILE!
 
 @contextmanager
 def generous_bridge(directory: Path) -> Iterator[tuple[Path, int]]:
-    """The embedded default and more, with a umask that forbids nothing: its state directory, and its port."""
+    """The embedded default with extra listeners and stores and umask 0; yields its state directory and port."""
     state = directory / "made" / "state"
     text = EMBEDDED.format(state=state)
     for port in ("9081", "10025", "10027", "9082"):
@@ -48,7 +48,7 @@ def listens(port: int) -> bool:
     return True
 
 
-def test_state_is_for_the_daemons_user_alone(tmp_path: Path) -> None:
+def test_state_is_readable_by_the_daemons_user_only(tmp_path: Path) -> None:
     """Directories 0700, files 0600: mail, quarantine, index, keys, tokens, databases. The socket: 0660."""
     with generous_bridge(tmp_path) as (state, port):
         with SmtpClient(port) as client:

@@ -1,4 +1,4 @@
-"""P6: no secret leaves. A daemon that has every secret, through good and bad; then all that it said is searched."""
+"""P6: no secret leaks. A daemon with every secret meets success and failure; then all its output is searched."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ SECRETS = {
 
 
 class Echo(BaseHTTPRequestHandler):
-    """A List API or object server that refuses, and repeats what it was told."""
+    """A List API or object server that refuses requests and echoes their credentials."""
 
     def answer(self) -> None:
         self.rfile.read(int(self.headers.get("Content-Length") or 0))
@@ -53,7 +53,7 @@ class Echo(BaseHTTPRequestHandler):
     do_GET = do_POST = do_PUT = do_HEAD = do_DELETE = answer
 
     def log_message(self, *_: object) -> None:
-        """Not to our own standard error."""
+        """Keeps standard error quiet."""
 
 
 @contextmanager
@@ -70,7 +70,7 @@ def echo() -> Iterator[str]:
 
 
 class World:
-    """The daemon, all it talks to, and all it and its commands ever said."""
+    """The daemon, its peers, and everything that it and its commands have output."""
 
     def __init__(self, directory: Path, scanner: FakeScanner, next_hop: NextHop, refusing: str) -> None:
         self.directory, self.said = directory, []
@@ -137,7 +137,7 @@ class World:
         until(lambda: self.log.count(words) > before, words)
 
     def everything(self) -> Iterator[tuple[str, str]]:
-        """Where, and what was said there."""
+        """Each place with the text found there."""
         yield "the log", self.log
         yield from (("an answer", text) for text in self.said)
         for path in (self.directory / "state").rglob("*"):
@@ -145,7 +145,7 @@ class World:
                 yield str(path), path.read_bytes().decode("latin-1")
 
 
-def disguises(secret: str) -> set[str]:
+def encodings(secret: str) -> set[str]:
     return {secret, quote(secret, safe=""), json.dumps(secret)[1:-1], base64.b64encode(secret.encode()).decode()}
 
 
@@ -155,77 +155,77 @@ def world(tmp_path: Path) -> Iterator[tuple[World, FakeScanner, Background]]:
     background.run(scanner.start())
     background.run(next_hop.start())
     with echo() as refusing:
-        one = World(tmp_path, scanner, next_hop, refusing)
+        daemon = World(tmp_path, scanner, next_hop, refusing)
         try:
-            until(lambda: one.process.poll() is not None or "listener mx" in one.log, "the daemon")
-            assert one.process.poll() is None, one.log
-            yield one, scanner, background
+            until(lambda: daemon.process.poll() is not None or "listener mx" in daemon.log, "the daemon")
+            assert daemon.process.poll() is None, daemon.log
+            yield daemon, scanner, background
         finally:
-            one.process.kill()
-            one.process.wait(10)
+            daemon.process.kill()
+            daemon.process.wait(10)
             for part in (scanner, next_hop):
                 background.run(part.stop())
             background.close()
 
 
-def test_no_secret_leaves(world: tuple[World, FakeScanner, Background], tmp_path: Path) -> None:
-    one, scanner, background = world
-    cmdline = Path(f"/proc/{one.process.pid}/cmdline").read_text()
+def test_no_secret_leaks(world: tuple[World, FakeScanner, Background], tmp_path: Path) -> None:
+    daemon, scanner, background = world
+    cmdline = Path(f"/proc/{daemon.process.pid}/cmdline").read_text()
     # Good mail, and a scanner that refuses and repeats the token.
-    one.mail(b"250 ")
-    assert scanner.submissions[0].authorization == f"Bearer {SECRETS['token']}", "else there is nothing to find"
+    daemon.mail(b"250 ")
+    assert scanner.submissions[0].authorization == f"Bearer {SECRETS['token']}", "the token is in use"
     words = {"error": "unauthorized", "message": f"Bearer {SECRETS['token']} is not known"}
     scanner.reply = answer(401, json.dumps(words).encode())
-    one.mail(b"451 4.3.5 ")
+    daemon.mail(b"451 4.3.5 ")
     scanner.reply = answer(500, json.dumps(words).encode())
-    one.mail(b"451 ")
-    # A quarantine whose server refuses, a database that is away, lists that cannot be had.
+    daemon.mail(b"451 ")
+    # A quarantine server that refuses, a database that is down, lists that cannot be fetched.
     scanner.reply = answer(200, result("quarantine"))
-    one.mail(b"451 ")
-    until(lambda: "the quarantine failed" in one.log and "lists:" in one.log, "the troubles")
-    # A handshake that is broken off.
-    with SmtpClient(one.port) as client:
+    daemon.mail(b"451 ")
+    until(lambda: "the quarantine failed" in daemon.log and "lists:" in daemon.log, "the troubles")
+    # An aborted TLS handshake.
+    with SmtpClient(daemon.port) as client:
         client.open()
         client.say(b"STARTTLS")
         client.send(b"\x16\x03\x01nonsense" * 20)
         client.is_cut()
-    # A scanner with a certificate that nobody trusts.
+    # A scanner with an untrusted certificate.
     stranger, context = FakeScanner(), ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     background.run(stranger.start(context))
-    one.write(scanner={"urls": [f"https://127.0.0.1:{stranger.port}"]})
-    one.reload("reload succeeded")
-    one.mail(b"451 ")
+    daemon.write(scanner={"urls": [f"https://127.0.0.1:{stranger.port}"]})
+    daemon.reload("reload succeeded")
+    daemon.mail(b"451 ")
     background.run(stranger.stop())
     # Reloads that fail.
     (tmp_path / "short").write_text("sec!\n")
-    one.write(scanner={"token_file": "short"})
-    one.reload("reload failed")
-    one.write(lists={"api_key": SECRETS["api-key"]})
-    one.reload("reload failed")
-    one.write()
+    daemon.write(scanner={"token_file": "short"})
+    daemon.reload("reload failed")
+    daemon.write(lists={"api_key": SECRETS["api-key"]})
+    daemon.reload("reload failed")
+    daemon.write()
     for path in ("/metrics", "/status", "/livez", "/readyz", "/nothing"):
-        one.page(path)
-    one.command("--help")
+        daemon.page(path)
+    daemon.command("--help")
     for command in ("check", "status", "config show", "quarantine list", "lists show"):
-        one.command(*command.split())
-    one.process.send_signal(signal.SIGTERM)
-    assert one.process.wait(30) == 0
-    search(one, cmdline, tmp_path)
+        daemon.command(*command.split())
+    daemon.process.send_signal(signal.SIGTERM)
+    assert daemon.process.wait(30) == 0
+    search(daemon, cmdline, tmp_path)
 
 
-def search(one: World, cmdline: str, directory: Path) -> None:
+def search(daemon: World, cmdline: str, directory: Path) -> None:
     keys = [(directory / "state" / name).read_text().strip() for name in ("release-key", "log-key")]
     lines = [line for line in (directory / "key.pem").read_text().splitlines() if "-----" not in line]
-    assert leaks([*one.everything(), ("ps", cmdline)], [*SECRETS.values(), *keys], lines) == []
+    assert leaks([*daemon.everything(), ("ps", cmdline)], [*SECRETS.values(), *keys], lines) == []
 
 
 def leaks(texts: Iterable[tuple[str, str]], secrets: Iterable[str], lines: Iterable[str] = ()) -> list[tuple[str, str]]:
-    wanted = {form for secret in secrets for form in disguises(secret)} | set(lines)
+    wanted = {form for secret in secrets for form in encodings(secret)} | set(lines)
     return [(place, form) for place, text in texts for form in wanted if form in text]
 
 
-@pytest.mark.parametrize("form", sorted(disguises(SECRETS["token"])))
+@pytest.mark.parametrize("form", sorted(encodings(SECRETS["token"])))
 def test_the_search_would_find_a_secret(form: str) -> None:
-    """In each disguise."""
+    """The search finds a secret in each of its encodings."""
     assert leaks([("the log", f'msg="refused: {form}"')], SECRETS.values()) == [("the log", form)]

@@ -29,7 +29,7 @@ LINES = st.lists(st.sampled_from([b"text", b".", b"..", b"", b"MAIL FROM:<x@y>",
 
 
 class Session(RuleBasedStateMachine):
-    """What the client said so far, and what must have come of it."""
+    """The commands sent so far, and the mails that must have resulted."""
 
     bridge: RunningBridge  # set by the test
     sessions = sent = 0  # of all runs
@@ -94,7 +94,7 @@ class Session(RuleBasedStateMachine):
     @precondition(lambda self: self.greeted)
     @rule(sender=ADDRESSES | st.just(b""), recipients=st.lists(ADDRESSES, min_size=1, max_size=3), lines=LINES)
     def whole_mail(self, sender: bytes, recipients: list[bytes], lines: list[bytes]) -> None:
-        """By chance alone a mail would seldom come about."""
+        """Random single commands would rarely form a complete mail."""
         if self.sender is not None:
             self.rset()
         self.mail(sender)
@@ -152,7 +152,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
 
 
 def test_any_order_of_commands_agrees_with_the_model(running: RunningBridge) -> None:
-    """Replies, envelope and content are what RFC 5321 makes of the commands, in whatever order they come."""
+    """Replies, envelope and content follow RFC 5321, in whatever order the commands come."""
     Session.bridge, examples = running, settings.default.max_examples * 4 // 10  # 40 in a test run
     run_state_machine_as_test(
         Session,
@@ -160,8 +160,8 @@ def test_any_order_of_commands_agrees_with_the_model(running: RunningBridge) -> 
             max_examples=examples, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
-    assert Session.sessions >= examples, "the model was hardly tried"
-    assert Session.sent > examples // 4, f"hardly a mail was sent: {Session.sent}"
+    assert Session.sessions >= examples, "too few sessions were run"
+    assert Session.sent > examples // 4, f"too few mails were sent: {Session.sent}"
 
 
 WORDS = [
@@ -204,8 +204,8 @@ WORDS = [
 @settings(
     max_examples=settings.default.max_examples * 3 // 2, deadline=None, suppress_health_check=list(HealthCheck)
 )  # 150 in a test run
-def test_no_bytes_make_us_stumble(running: RunningBridge, words: list[bytes], end: bytes) -> None:
-    """Whatever a client sends, every answer is a reply, no exception is logged, and the session ends with it."""
+def test_no_bytes_break_the_session(running: RunningBridge, words: list[bytes], end: bytes) -> None:
+    """Whatever a client sends, it gets well-formed replies, nothing is logged as a warning, and the session ends."""
     log = Complaints()
     logging.getLogger().addHandler(log)
     try:

@@ -1,4 +1,4 @@
-"""Smuggling: at most one mail reaches the next hop, and no bare CR, LF or NUL with it."""
+"""Smuggling: at most one mail reaches the next hop, and it contains no bare CR, LF or NUL."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SECOND = b"END\r\nMAIL FROM:<evil@x.example>\r\nRCPT TO:<victim@x.example>\r\nDA
 
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_smuggled_mail_is_refused_with_its_carrier(shared: RunningBridge, sequence: bytes) -> None:
-    """The whole of it is one mail, refused with 550 5.5.2, and its inner commands never run."""
+    """All of it counts as one mail, refused with 550 5.5.2; the inner commands never run."""
     with shared.client() as client:
         client.open()
         client.begin()
@@ -32,7 +32,7 @@ def test_smuggled_mail_is_refused_with_its_carrier(shared: RunningBridge, sequen
 
 @pytest.mark.parametrize("sequence", SEQUENCES)
 def test_smuggling_byte_by_byte_is_refused_too(shared: RunningBridge, sequence: bytes) -> None:
-    """How the bytes are cut into segments changes nothing."""
+    """Segment boundaries make no difference."""
     with shared.client() as client:
         client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.open()
@@ -44,16 +44,16 @@ def test_smuggling_byte_by_byte_is_refused_too(shared: RunningBridge, sequence: 
     assert shared.next_hop.mails == []
 
 
-def test_no_spelling_of_the_end_but_its_own_ends_a_mail(shared: RunningBridge) -> None:
-    """Every line end, dot and line end that some server has taken for it (tests/tools: before a real Postfix)."""
+def test_only_crlf_dot_crlf_ends_a_mail(shared: RunningBridge) -> None:
+    """Tries every combination that some server has accepted as the end (tests/tools: with a real Postfix)."""
     seen = scan(shared.client, b"example.org")
     assert len(seen) > 500
-    assert [one for one in seen if not one.refused] == []
+    assert [attempt for attempt in seen if not attempt.refused] == []
     assert shared.next_hop.mails == [] and shared.scanner.submissions == []
 
 
 def test_end_of_data_one_byte_per_segment_is_the_end(shared: RunningBridge) -> None:
-    """CR LF dot CR LF is the end however it is cut, and what follows it is a command."""
+    """CRLF dot CRLF ends the mail wherever segments begin, and what follows is a command."""
     with shared.client() as client:
         client.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         client.open()
@@ -66,7 +66,7 @@ def test_end_of_data_one_byte_per_segment_is_the_end(shared: RunningBridge) -> N
 
 
 def test_end_of_data_across_tls_records_is_the_end(tmp_path: Path, certificate) -> None:
-    """One byte per TLS record: the same end, and smuggling is refused there too."""
+    """One byte per TLS record: the end is recognised, and smuggling is refused."""
     tls, context = certificate
     with running_bridge(tmp_path, tls=tls) as bridge, bridge.client() as client:
         client.open()
@@ -96,7 +96,7 @@ CONTENTS = [
 
 @pytest.mark.parametrize("content", CONTENTS, ids=range(len(CONTENTS)))
 def test_scanner_and_next_hop_get_the_same_bytes(shared: RunningBridge, content: bytes) -> None:
-    """What the scanner judged is what goes on, to the byte, behind the headers we add."""
+    """The relayed mail is, byte for byte, the scanned mail after the headers we add."""
     with shared.client() as client:
         client.open()
         assert client.mail(stuffed(content)).startswith(b"250")
@@ -117,7 +117,7 @@ def send_mail(client: SmtpClient, content: bytes) -> bytes:
 
 
 def test_forged_headers_of_ours_do_not_survive(shared: RunningBridge) -> None:
-    """A mail that brings our own header fields loses them, for the scanner and for the next hop."""
+    """Header fields with our prefix are removed, for the scanner and for the next hop."""
     with shared.client() as client:
         client.open()
         send_mail(client, b"x-scan-decision: deliver\r\n and more\r\nSubject: x\r\nX-SCAN-Id: 1\r\n\r\nx\r\n")

@@ -1,4 +1,4 @@
-"""TLS, and whom we believe."""
+"""TLS, and which clients are trusted."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from bridge.testing import RunningBridge, SmtpClient, running_bridge
 from tests.hostile.hostile_kit import eventually
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
-PATIENCE = "4s"  # a busy machine must not make a late client of one that should be served
+PATIENCE = "4s"  # long enough that a busy machine does not time out a valid client
 
 
 @pytest.fixture(scope="module")
@@ -36,8 +36,8 @@ def secure(client: SmtpClient, context: ssl.SSLContext) -> None:
 # STARTTLS
 
 
-def test_commands_behind_starttls_are_never_answered(tls_bridge: RunningBridge, certificate: Certificate) -> None:
-    """What came in the clear behind STARTTLS was never said (RFC 3207, CVE-2011-0411)."""
+def test_commands_pipelined_after_starttls_are_discarded(tls_bridge: RunningBridge, certificate: Certificate) -> None:
+    """Plaintext input after STARTTLS is discarded (RFC 3207, CVE-2011-0411)."""
     with tls_bridge.client() as client:
         client.open()
         client.send(b"STARTTLS\r\nEHLO injected\r\nMAIL FROM:<evil@x.example>\r\n")
@@ -47,8 +47,8 @@ def test_commands_behind_starttls_are_never_answered(tls_bridge: RunningBridge, 
         assert client.say(b"RCPT TO:<b@example.org>") == [b"503 5.5.1 Error: send HELO first"]
 
 
-def test_session_starts_anew_after_starttls(tls_bridge: RunningBridge, certificate: Certificate) -> None:
-    """Greeting, mail begun and XFORWARD from before TLS are forgotten; STARTTLS is not offered again."""
+def test_session_is_reset_after_starttls(tls_bridge: RunningBridge, certificate: Certificate) -> None:
+    """Greeting, open transaction and XFORWARD from before TLS are reset; STARTTLS is not offered again."""
     with tls_bridge.client() as client:
         assert b"STARTTLS" in client.open()
         client.say(b"XFORWARD ADDR=192.0.2.1", b"MAIL FROM:<a@client.example>", b"STARTTLS")
@@ -63,7 +63,7 @@ def test_session_starts_anew_after_starttls(tls_bridge: RunningBridge, certifica
 
 
 def test_mail_before_required_tls_is_530(tmp_path: Path, certificate: Certificate) -> None:
-    """Where TLS is required, everything that leads to a mail is refused in the clear, and taken after."""
+    """Where TLS is required, mail commands are refused before STARTTLS and accepted after it."""
     with running_bridge(tmp_path, tls={**certificate[0], "required": True}) as bridge, bridge.client() as client:
         client.open()
         for command in (
@@ -109,7 +109,7 @@ def test_weak_cipher_is_refused(tls_bridge: RunningBridge, cipher: str) -> None:
 
 
 @pytest.mark.parametrize("version", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_current_tls_is_taken(tls_bridge: RunningBridge, certificate: Certificate, version: ssl.TLSVersion) -> None:
+def test_current_tls_is_accepted(tls_bridge: RunningBridge, certificate: Certificate, version: ssl.TLSVersion) -> None:
     """Both current versions work."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -126,7 +126,7 @@ BROKEN = [b"", b"\x16\x03\x01", b"GET / HTTP/1.1\r\n\r\n", b"MAIL FROM:<a@client
 
 
 def test_stalled_or_broken_handshake_is_closed(tls_bridge: RunningBridge) -> None:
-    """Who does not shake hands is hung up on within the time for a command."""
+    """A client that does not complete the handshake is disconnected within the command timeout."""
     with ExitStack() as stack:
         clients = [stack.enter_context(tls_bridge.client()) for _ in BROKEN]
         for client in clients:
@@ -140,7 +140,7 @@ def test_stalled_or_broken_handshake_is_closed(tls_bridge: RunningBridge) -> Non
 
 
 def test_stop_during_a_handshake_does_not_wait_for_it(tmp_path: Path, certificate: Certificate) -> None:
-    """A session that hangs in its handshake is let go, and does not hold up the end."""
+    """A session stuck in its handshake is closed and does not delay the shutdown."""
     with running_bridge(tmp_path, tls=certificate[0]) as bridge, bridge.client() as client:
         client.open()
         client.say(b"STARTTLS")
@@ -177,7 +177,7 @@ RELAY_PROBES = [
 
 @pytest.mark.parametrize("probe", RELAY_PROBES)
 def test_stranger_cannot_relay(guarded: RunningBridge, probe: bytes) -> None:
-    """No spelling of sender or recipient lets a client that is not trusted send a mail."""
+    """No form of sender or recipient lets an untrusted client send mail."""
     with guarded.client("127.0.0.9") as client:
         client.open()
         for sender in (b"<>", b"<root@bridge.example>", probe):
@@ -187,8 +187,8 @@ def test_stranger_cannot_relay(guarded: RunningBridge, probe: bytes) -> None:
     assert guarded.next_hop.mails == [] and guarded.scanner.submissions == []
 
 
-def test_trusted_client_is_served_beside_strangers(guarded: RunningBridge) -> None:
-    """Who is trusted is believed about its clients; its mail goes through."""
+def test_trusted_client_is_served_alongside_strangers(guarded: RunningBridge) -> None:
+    """What a trusted client says about its own clients is used, and its mail goes through."""
     with guarded.client() as client:
         client.open()
         assert client.say(b"XFORWARD ADDR=192.0.2.1") == [b"250 2.0.0 Ok"]
@@ -199,7 +199,7 @@ def test_trusted_client_is_served_beside_strangers(guarded: RunningBridge) -> No
 
 
 def test_public_bind_without_trusted_clients_is_refused(tmp_path: Path) -> None:
-    """An address others can reach needs a list of who may use it."""
+    """An address reachable from other machines needs a list of trusted clients."""
     for address in ("0.0.0.0:10025", "[::]:10025", "192.0.2.1:10025", "mail.example.org:10025"):
         with (
             pytest.raises(ConfigError, match="name the mail servers that may use it"),
@@ -209,7 +209,7 @@ def test_public_bind_without_trusted_clients_is_refused(tmp_path: Path) -> None:
 
 
 def test_default_bind_is_loopback(tmp_path: Path) -> None:
-    """What runs without a configuration is reached from this machine only."""
+    """Without a configuration, all addresses are reachable from this machine only."""
     conf = yaml_file.load(tmp_path / "x.yml", Config, EMBEDDED.format(state=tmp_path))
     assert all(listener.address.is_local for listener in conf.listeners)
     assert conf.admin.address.is_local
@@ -249,7 +249,7 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
     ],
 )
 def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, address: str) -> None:
-    """The client is the one the header names; an unknown one, or a health check, is the proxy itself."""
+    """The client is the one the header names; for UNKNOWN or a health check it is the proxy itself."""
     with proxied.client() as client:
         client.send(header)
         client.open()
@@ -258,7 +258,7 @@ def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, ad
 
 
 def test_proxied_stranger_cannot_send(proxied: RunningBridge) -> None:
-    """The header's client must be trusted itself."""
+    """The client named in the header must itself be trusted."""
     with proxied.client() as client:
         client.send(b"PROXY TCP4 198.51.100.1 127.0.0.1 4711 25\r\n")
         assert b"XFORWARD" not in client.open()
@@ -281,16 +281,16 @@ INCOMPLETE = [b"PROXY TCP4 192.0.2.7 127.", V2_IPV4[:-1], b"\r\n\r\n\0\r\nQUIT\n
 
 
 @pytest.mark.parametrize("sent", MALFORMED, ids=range(len(MALFORMED)))
-def test_malformed_proxy_header_is_closed_without_a_word(proxied: RunningBridge, sent: bytes) -> None:
-    """Anything but a valid header ends the connection, and nothing is said."""
+def test_malformed_proxy_header_closes_the_connection_silently(proxied: RunningBridge, sent: bytes) -> None:
+    """An invalid header ends the connection without a reply."""
     with proxied.client() as client:
         client.send(sent)
         assert client.line() == b""
     assert_forgotten(proxied)
 
 
-def test_incomplete_or_missing_proxy_header_is_closed_without_a_word(proxied: RunningBridge) -> None:
-    """Anything but a whole header ends the connection in time, and nothing is said."""
+def test_incomplete_or_missing_proxy_header_closes_the_connection_silently(proxied: RunningBridge) -> None:
+    """An incomplete header ends the connection within the timeout, without a reply."""
     with ExitStack() as stack:
         clients = [stack.enter_context(proxied.client()) for _ in INCOMPLETE]
         for client, sent in zip(clients, INCOMPLETE, strict=True):
@@ -305,14 +305,14 @@ def assert_forgotten(bridge: RunningBridge) -> None:
     assert eventually(lambda: not server.listener.expected and not server.listener.open)
 
 
-def test_proxy_header_from_a_stranger_is_not_even_read(proxied: RunningBridge) -> None:
-    """Only a trusted peer may name a client; others are hung up on at once."""
+def test_proxy_header_from_a_stranger_is_not_read(proxied: RunningBridge) -> None:
+    """Only a trusted peer may name a client; others are disconnected immediately."""
     with proxied.client("127.0.0.9") as client:
         assert client.line() == b""
 
 
 def test_cap_per_client_counts_the_client_behind_the_proxy(proxied: RunningBridge) -> None:
-    """All connections come from the proxy; the limit is for each client behind it."""
+    """All connections come from the proxy; the limit applies to each client behind it."""
     clients = [proxied.client() for _ in range(5)]
     greetings = []
     for client, address in zip(clients, (b"7", b"7", b"7", b"8", b"9"), strict=True):
@@ -324,7 +324,7 @@ def test_cap_per_client_counts_the_client_behind_the_proxy(proxied: RunningBridg
 
 
 def test_proxy_header_on_a_plain_port_changes_nothing(guarded: RunningBridge) -> None:
-    """Where no PROXY header is expected, one is just a bad command."""
+    """On a port without PROXY, the header is just a bad command."""
     with guarded.client("127.0.0.9") as client:
         client.reply()
         assert client.say(b"PROXY TCP4 127.0.0.1 127.0.0.1 1 2") == [b"500 5.5.2 Error: command not recognized"]

@@ -186,7 +186,7 @@ def test_a_full_disk_is_reported_and_a_closed_pipe_is_not(tmp_path):
         entries = (server.url, server.key_file, "entries", "large")
         with process(*entries, stdout=full, stderr=subprocess.PIPE) as running:
             said = running.communicate(timeout=DEADLINE_S)[1]
-        assert (running.returncode, said) == (1, "standard output cannot be written: No space left on device\n")
+        assert (running.returncode, said) == (1, "cannot write to standard output: No space left on device\n")
         with process(*entries, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as running:
             assert running.stdout.readline() == "user0000000@example.org\n"
             running.stdout.close()

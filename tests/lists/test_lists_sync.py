@@ -196,7 +196,7 @@ def test_a_directory_syncs_many_lists_and_tenants(service, directory):
     done = service.run("sync", str(directory), "--prune", "--json")
     data = json.loads(done.stdout)
     assert (done.exit_code, [plan["state"] for plan in data["lists"]]) == (0, ["done"] * 4)
-    assert "README.md: ignored" in done.stderr
+    assert "README.md: skipped" in done.stderr
     assert service.entries("blocked-senders") == {"all@x.org": ""}
     assert service.entries("blocked-senders", TENANT) == {"one@x.org": "of one tenant"}
     assert service.entries("blocked-networks", TENANT) == {"192.0.2.0/24": "", "10.0.0.1": "a host"}

@@ -68,7 +68,7 @@ def quarantine(bridge: RunningBridge) -> None:
 
 
 PROBLEMS: list[tuple[str, Callable[[RunningBridge], None], str, str]] = [
-    ("ScanbridgeCredentialsRefused", refuse, "refused", "refuses us"),
+    ("ScanbridgeCredentialsRefused", refuse, "refused", "refused our request"),
     ("ScanbridgeScansFail", fail, "unavailable", "error=unavailable"),
     ("ScanbridgeScansFail", talk_nonsense, "malformed", "error=malformed"),
     ("ScanbridgeNextHopDown", close_next_hop, "next_hop", "error=next_hop"),

@@ -1,4 +1,4 @@
-"""The packages, built once for all processes of a test run, and a clean Debian to install them into."""
+"""The packages, built once per test run for all processes, and a clean Debian root to install them into."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def builder() -> ModuleType:
 def built(factory: pytest.TempPathFactory) -> Path:
     """A directory with two versions of both packages.
 
-    The old one is the real thing, under an older number, without optional libraries. The new one has other defaults in
-    /etc and, to save time, no libraries at all.
+    The old version is the real package with an older version number, without optional libraries. The new version has
+    different defaults in /etc and, to save time, no libraries at all.
     """
     shared = factory.getbasetemp().parent if "PYTEST_XDIST_WORKER" in os.environ else factory.getbasetemp()
     out = shared / "packages"
-    with (shared / "packages.lock").open("w") as lock:  # one of several processes builds them
+    with (shared / "packages.lock").open("w") as lock:  # only one process builds them
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not out.exists():
             with tempfile.TemporaryDirectory(dir=shared) as place:
@@ -47,10 +47,10 @@ def built(factory: pytest.TempPathFactory) -> Path:
 def _build(place: Path) -> None:
     build = builder()
     if build.PYTHON != "3.11":
-        pytest.skip(f"a package for Python {build.PYTHON} is not for Debian 12, which is at hand here")
+        pytest.skip(f"a package for Python {build.PYTHON} does not fit Debian 12, which this test uses")
     out, real, light = place / "out", place / "real", place / "light"
-    for one in (out, real, light):
-        one.mkdir()
+    for directory in (out, real, light):
+        directory.mkdir()
     build.environment(real, build.NATIVE, extras="")
     build.documents(real)
     (light / build.HOME / "bin").mkdir(parents=True)
@@ -64,7 +64,7 @@ def _build(place: Path) -> None:
 
 
 def _changed_project(copy: Path) -> Path:
-    """What nfpm.yaml names, with other defaults."""
+    """A copy of the files that nfpm.yaml names, with different defaults."""
     for name in ("completions", "deploy", "docs", "systemd"):
         shutil.copytree(PROJECT / name, copy / name)
     for name in ("README.md", "LICENSE"):
@@ -76,14 +76,14 @@ def _changed_project(copy: Path) -> Path:
 
 
 class Debian:
-    """A copy of the root, for one test."""
+    """A copy of the Debian root for one test."""
 
     def __init__(self, place: Path) -> None:
         self.root = place / "root"
         subprocess.run(["cp", "-a", cached_root("package"), self.root], check=True, timeout=120)
 
     def run(self, *words: str, code: int = 0) -> str:
-        """A command inside; what it said."""
+        """Runs a command inside the root and returns its output."""
         variables = {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "DEBIAN_FRONTEND": "noninteractive", "LC_ALL": "C.UTF-8"}
         done = subprocess.run(
             ["chroot", str(self.root), *words],
@@ -98,7 +98,7 @@ class Debian:
         return done.stdout
 
     def take(self, package: Path) -> str:
-        """Copy it in; its name there."""
+        """Copies the package in and returns its path there."""
         shutil.copy(package, self.root / "tmp")
         return f"/tmp/{package.name}"
 
@@ -109,5 +109,5 @@ class Debian:
         return (self.root / path).stat().st_mode & 0o7777
 
     def is_file(self, path: str) -> bool:
-        """Also for links that lead into this root."""
+        """Also true for a link whose target exists only inside this root."""
         return os.path.lexists(self.root / path)

@@ -1,4 +1,4 @@
-"""The Ansible role: ansible-lint and Ansible itself find nothing wrong. Applied it is by `make test-systemd`."""
+"""The Ansible role: ansible-lint and Ansible itself find no errors. `make test-systemd` applies it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ BIN = Path(sys.executable).parent
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """Where the tools may leave what they like."""
+    """A copy in which the tools may leave files."""
     shutil.copytree(ANSIBLE, tmp_path / "ansible")
     return tmp_path / "ansible"
 
@@ -32,18 +32,18 @@ def run(place: Path, *words: str) -> tuple[int, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def test_ansible_lint_has_nothing_to_say(copy: Path) -> None:
-    """By its strictest profile, without asking anybody on the network."""
+def test_ansible_lint_finds_nothing(copy: Path) -> None:
+    """With its strictest profile, and without network access."""
     code, said = run(copy, "ansible-lint", "--offline", "--strict", "--profile", "production", "--format", "pep8")
     assert code == 0 and "Passed" in said, said
 
 
-def test_playbook_is_understood(copy: Path) -> None:
+def test_playbook_syntax_is_valid(copy: Path) -> None:
     code, said = run(copy, "ansible-playbook", "-i", "inventory.yml", "--syntax-check", "playbook.yml")
     assert code == 0 and "WARNING" not in said, said
 
 
-def test_example_and_variables_are_true(tmp_path: Path) -> None:
+def test_example_and_documented_variables_are_correct(tmp_path: Path) -> None:
     """The inventory's configuration is valid, and the page names every variable with its default."""
     inventory = yaml.safe_load((ANSIBLE / "inventory.yml").read_text())["mailservers"]["vars"]
     text = yaml.safe_dump(inventory.pop("scanbridge_config"))

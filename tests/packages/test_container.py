@@ -1,7 +1,7 @@
-"""Container image and compose file: sound by their schemas, and their configuration tried with the real programs.
+"""Container image and compose file: checked against their schemas, and their configuration run with the real programs.
 
-No container engine is needed: bridge, scanning service and Postfix run in a network of their own, at the
-addresses and names of the compose file, with its files.
+No container engine is needed: bridge, scanning service and Postfix run in a separate network namespace, with the
+addresses, names and files of the compose file.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ def run(*words: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run([str(word) for word in words], capture_output=True, text=True, timeout=60)
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_nothing() -> None:
     done = run(BIN / "hadolint", "--no-color", *FILES)
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_image_runs_as_nobody_and_knows_its_health() -> None:
-    """Non-root, a state directory of its own, a health check that is our own command."""
+def test_image_runs_unprivileged_and_has_a_health_check() -> None:
+    """A non-root user, a dedicated state directory, and our own command as the health check."""
     last = FILES[0].read_text().rpartition("\nFROM ")[2]
     assert re.search(r"^USER 10001:10001$", last, re.M) and 'CMD ["scanbridge", "status"]' in last
     ignored = (ROOT / "deploy/container/Containerfile.dockerignore").read_text().split()
@@ -54,16 +54,16 @@ def test_image_runs_as_nobody_and_knows_its_health() -> None:
         assert (ROOT / name).exists() and f"!{name}" in ignored, name
 
 
-@pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["as it is", "misspelt"])
+@pytest.mark.parametrize(("change", "sound"), [({}, True), ({"servces": {}}, False)], ids=["unchanged", "misspelt"])
 def test_compose_file_follows_the_schema(change: dict[str, Any], sound: bool, tmp_path: Path) -> None:
-    """The Compose Specification's own, which comes with check-jsonschema."""
+    """The schema of the Compose Specification, which comes with check-jsonschema."""
     (tmp_path / "compose.yaml").write_text(yaml.safe_dump(compose() | change))
     done = run(BIN / "check-jsonschema", "--builtin-schema", "vendor.compose-spec", tmp_path / "compose.yaml")
     assert (done.returncode == 0) is sound, done.stdout + done.stderr
 
 
-def test_compose_file_names_what_is_there() -> None:
-    """Files that are mounted and built exist, ports are for this machine only, and all but Postfix are confined."""
+def test_compose_file_names_existing_files_and_confines_services() -> None:
+    """Mounted and built files exist, ports are bound to loopback only, and all services but Postfix are confined."""
     services = compose()["services"]
     assert set(services) == {"postfix", "bridge", "scanner", "prometheus", "grafana"}
     for name, service in services.items():
@@ -78,7 +78,7 @@ def test_compose_file_names_what_is_there() -> None:
 
 
 def test_prometheus_and_grafana_get_the_mixin(tmp_path: Path) -> None:
-    """promtool takes the configuration with the alerts; the provisioned dashboard is a dashboard."""
+    """promtool accepts the configuration with the alerts; the provisioned dashboard has panels."""
     need("promtool")
     text = (COMPOSE / "prometheus/prometheus.yml").read_text()
     alerts = ROOT / "deploy/mixin/alerts.yml"
@@ -86,19 +86,19 @@ def test_prometheus_and_grafana_get_the_mixin(tmp_path: Path) -> None:
     done = run("promtool", "check", "config", tmp_path / "prometheus.yml")
     assert done.returncode == 0 and re.search(r"[1-9]\d* rules found", done.stdout), done.stdout + done.stderr
     (provider,) = yaml.safe_load((COMPOSE / "grafana/dashboards.yml").read_text())["providers"]
-    mounted = [one for one in compose()["services"]["grafana"]["volumes"] if provider["options"]["path"] in one]
+    mounted = [mount for mount in compose()["services"]["grafana"]["volumes"] if provider["options"]["path"] in mount]
     assert json.loads((COMPOSE / mounted[0].partition(":")[0]).read_text())["panels"]
 
 
-# The files of the compose file, run
+# The programs, run with the files of the compose file
 
 
 @contextmanager
 def network(hosts: dict[str, str], place: Path) -> Iterator[list[str]]:
-    """A network of its own with these names and addresses: the words to run a command in it."""
+    """A network namespace with these names and addresses; yields the prefix that runs a command in it."""
     (place / "hosts").write_text("".join(f"{address} {name}\n" for name, address in hosts.items()))
     addresses = "".join(f"ip addr add {address}/32 dev lo && " for address in hosts.values())
-    (place / "resolv.conf").touch()  # asks this machine, which refuses at once
+    (place / "resolv.conf").touch()  # empty: DNS queries go to this machine, which refuses them immediately
     mounts = "".join(f"mount --bind {place}/{name} /etc/{name} && " for name in ("hosts", "resolv.conf"))
     script = f"ip link set lo up && {addresses} {mounts} echo ready && exec sleep 600"
     command = ["unshare", "--net", "--mount", "--propagation", "private", "sh", "-c", script]
@@ -114,7 +114,7 @@ def network(hosts: dict[str, str], place: Path) -> Iterator[list[str]]:
 
 @contextmanager
 def daemon(inside: list[str], place: Path, *words: str, secret: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`scanbridge ...` as the container has it: a token, a directory for its state, and its file."""
+    """`scanbridge ...` as in the container: with a token, a state directory and its configuration file."""
     (place / "secrets").mkdir(parents=True)
     (place / "secrets" / secret).write_text("5ca11ab1e" * 7 + "0\n")
     variables = {
@@ -135,7 +135,7 @@ def daemon(inside: list[str], place: Path, *words: str, secret: str) -> Iterator
 
 @contextmanager
 def postfix(inside: list[str], place: Path) -> Iterator[None]:
-    """The compose file's Postfix, but for where things lie."""
+    """The compose file's Postfix, but with different directories."""
     for name in ("etc/postfix-files.d", "etc/dynamicmaps.cf.d", "spool", "data", "mail"):
         (place / name).mkdir(parents=True)
     shutil.chown(place / "data", "postfix")
@@ -152,7 +152,7 @@ def postfix(inside: list[str], place: Path) -> Iterator[None]:
     )
     shutil.copy(COMPOSE / "postfix/master.cf", place / "etc")
     for name in ("main.cf", "master.cf"):
-        os.utime(place / "etc" / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
+        os.utime(place / "etc" / name, (0, 0))  # Postfix waits two seconds for a file that has just changed
     words = [*inside, str(find("postfix")), "-c", place / "etc"]
     started = run(*words, "start")
     assert started.returncode == 0 and "warning" not in started.stderr, started.stdout + started.stderr
@@ -163,9 +163,9 @@ def postfix(inside: list[str], place: Path) -> Iterator[None]:
 
 
 def test_mail_goes_through_the_configuration_of_the_compose_file() -> None:
-    """Postfix, bridge and service with their files: clean mail lies in the mailbox, GTUBE is refused, none is lost."""
+    """Postfix, bridge and service with their files: clean mail is delivered, GTUBE is refused, no mail is lost."""
     need("postfix", "swaks", "unshare", "nsenter", "ip", root=True)
-    networks = {name: one["networks"] for name, one in compose()["services"].items()}
+    networks = {name: service["networks"] for name, service in compose()["services"].items()}
     hosts = {name: networks[name]["mail"]["ipv4_address"] for name in ("postfix", "bridge", "scanner")}
     with ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="compose-")))
@@ -190,6 +190,6 @@ def test_mail_goes_through_the_configuration_of_the_compose_file() -> None:
         assert subprocess.run(healthy, capture_output=True, timeout=30, cwd=ROOT).returncode == 0
         bridge.kill()
         bridge.wait()
-        assert "451 4.3.0" in send("nobody is there")
+        assert "451 4.3.0" in send("the bridge is down")
         assert subprocess.run(healthy, capture_output=True, timeout=30, cwd=ROOT).returncode == 1
         assert len(list(new.glob("*"))) == 1

@@ -1,4 +1,4 @@
-"""The Debian package in a clean Debian: installed, upgraded, removed, purged. With systemd: `make test-systemd`."""
+"""The Debian package in a clean Debian root: install, upgrade, remove, purge. With systemd: `make test-systemd`."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def install(debian: Debian, file: Path) -> str:
     return debian.run("dpkg", "--force-unsafe-io", "--force-confdef", "--force-confold", "-i", debian.take(file))
 
 
-def test_package_lives_its_life_in_a_clean_debian(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Installed, it runs; upgraded, what was changed is kept; removed, the program is gone; purged, everything is."""
+def test_package_life_cycle_in_a_clean_debian(debian: Debian, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """After install it runs, an upgrade keeps local changes, remove deletes the program, purge deletes everything."""
     before = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())
     install(debian, package(tmp_path_factory, OLD))
     _is_whole(debian)
@@ -42,14 +42,14 @@ def test_package_lives_its_life_in_a_clean_debian(debian: Debian, tmp_path_facto
     bridge, token = debian.root / "etc/scanbridge/bridge.yml", debian.read("etc/scanbridge/api-token")
     edited = bridge.read_text().replace("10026", "10099")
     bridge.write_text(edited)
-    (debian.root / UNITS[1]).unlink()  # `systemctl disable scanbridge-scanner.service`: the postmaster has another one
+    (debian.root / UNITS[1]).unlink()  # `systemctl disable scanbridge-scanner.service`: another scanner is used
     install(debian, package(tmp_path_factory, NEW))
     assert debian.run("scanbridge", "--version") == "light\n"
-    assert bridge.read_text() == edited, "the postmaster's configuration is lost"
-    assert "# new" in debian.read("etc/scanbridge/bridge.yml.dpkg-dist"), "the new default is not shown"
-    assert "# new" in debian.read("etc/scanbridge/service.yml"), "an unchanged file is not renewed"
+    assert bridge.read_text() == edited, "the postmaster's configuration was lost"
+    assert "# new" in debian.read("etc/scanbridge/bridge.yml.dpkg-dist"), "the new default file is missing"
+    assert "# new" in debian.read("etc/scanbridge/service.yml"), "an unchanged file was not updated"
     assert debian.read("etc/scanbridge/api-token") == token
-    assert debian.is_file(UNITS[0]) and not debian.is_file(UNITS[1]), "enabled again, or no more"
+    assert debian.is_file(UNITS[0]) and not debian.is_file(UNITS[1]), "the upgrade changed which units are enabled"
     assert not debian.is_file("opt/scanbridge/lib"), "files of the old version are left"
 
     debian.run("dpkg", "-r", "scanbridge")
@@ -59,17 +59,17 @@ def test_package_lives_its_life_in_a_clean_debian(debian: Debian, tmp_path_facto
     state = debian.root / "var/lib/scanbridge"
     (state / "quarantine").mkdir(parents=True)
     (state / "quarantine/1.eml").write_text("Subject: held\n")
-    assert "there is mail in /var/lib/scanbridge" in debian.run("dpkg", "-P", "scanbridge")
-    assert (state / "quarantine/1.eml").exists(), "a mail is lost"
+    assert "/var/lib/scanbridge was not removed, because there is mail in it" in debian.run("dpkg", "-P", "scanbridge")
+    assert (state / "quarantine/1.eml").exists(), "a mail was lost"
     after = set(debian.run("find", "/", "-xdev", "-not", "-path", "/var/l*", "-not", "-path", "/tmp/*").splitlines())
     left = {path for path in after - before if not re.match(r"/etc/(passwd|group|g?shadow|subuid|subgid|\.pwd)", path)}
-    assert left == set(), "purged, but not gone"
+    assert left == set(), "purge left files behind"
 
 
 def _is_whole(debian: Debian) -> None:
-    """Program, units, users, secrets, man pages and completion are where Debian looks for them."""
+    """Program, units, users, secrets, man pages and completion are where Debian expects them."""
     config = "/etc/scanbridge/bridge.yml"
-    assert OLD not in debian.run("scanbridge", "--version")  # it knows its own
+    assert OLD not in debian.run("scanbridge", "--version")  # it shows its real version
     assert "next_hop: smtp://127.0.0.1:10026" in debian.run("scanbridge", "config", "show", "-c", config)
     assert debian.run("/opt/scanbridge/bin/python3", "-c", "import sys; print(sys.prefix)") == "/opt/scanbridge\n"
     assert debian.run("python3.11", "-c", "import importlib.util as u; print(u.find_spec('bridge'))") == "None\n"
@@ -94,14 +94,14 @@ def _is_whole(debian: Debian) -> None:
         "usr/share/doc/scanbridge/deploy/mixin/alerts.yml",
     ):
         assert debian.is_file(path), path
-    # What runs at every start is not compiled again by root, and not left uncompiled for everybody else.
+    # Bytecode is in the package: root compiles nothing at start, and other users, who could not write it, have it too.
     before = debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token")
     debian.run("scanbridge", "check", "--help")
     assert debian.run("find", "/opt/scanbridge", "-newer", "/etc/scanbridge/api-token") == before
 
 
-def test_scripts_are_sound() -> None:
-    """The shell reads them, and the package's own configuration is what the units expect."""
+def test_scripts_are_valid() -> None:
+    """The shell can parse them, and they name the units that the package installs."""
     need("sh")
     scripts = [path for name in ("deb", "rpm") for path in (PROJECT / "deploy/package" / name).iterdir()]
     for script in [*scripts, PROJECT / "deploy/package/first-tokens"]:

@@ -1,4 +1,4 @@
-"""The Kustomize base: every object by the schemas of Kubernetes, and one fits the other."""
+"""The Kustomize base: every object follows the Kubernetes schemas, and the objects fit together."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from bridge.service import settings
 BASE = Path(__file__).parents[2] / "deploy/kubernetes"
 KUSTOMIZATION = yaml.safe_load((BASE / "kustomization.yaml").read_text())
 OBJECTS: list[dict[str, Any]] = [
-    one for name in KUSTOMIZATION["resources"] for one in yaml.safe_load_all((BASE / name).read_text())
+    item for name in KUSTOMIZATION["resources"] for item in yaml.safe_load_all((BASE / name).read_text())
 ]
 VERSIONS = ["1.28", "1.34"]
 
 
 def of(kind: str) -> list[dict[str, Any]]:
-    return [one for one in OBJECTS if one["kind"] == kind]
+    return [item for item in OBJECTS if item["kind"] == kind]
 
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_objects_follow_the_schemas(version: str) -> None:
-    """Strictly: a key that Kubernetes does not know is a mistake."""
+    """Strict validation: a key that Kubernetes does not know is an error."""
     assert of("StatefulSet") and of("Service")
-    for one in OBJECTS:
-        assert kubernetes_validate.validate(one, version, strict=True) == version  # not that of a schema nearby
+    for item in OBJECTS:
+        assert kubernetes_validate.validate(item, version, strict=True) == version  # exactly this schema version
 
 
-def test_a_wrong_object_would_be_found() -> None:
-    """The test above can fail."""
+def test_an_invalid_object_is_detected() -> None:
+    """Proves that the test above can fail."""
     wrong = copy.deepcopy(of("StatefulSet")[0])
     wrong["spec"]["template"]["spec"]["containers"][0]["readynessProbe"] = {}
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(wrong, VERSIONS[-1], strict=True)
 
 
-def test_references_lead_somewhere() -> None:
+def test_references_resolve() -> None:
     """Files, configurations, selectors and ports that one object names exist in the others."""
     here = {path.name for path in BASE.iterdir()}
-    generated = {one["name"]: one["files"] for one in KUSTOMIZATION["configMapGenerator"]}
+    generated = {item["name"]: item["files"] for item in KUSTOMIZATION["configMapGenerator"]}
     assert here == {
         "README.md",
         "kustomization.yaml",
@@ -53,17 +53,17 @@ def test_references_lead_somewhere() -> None:
         *(file for files in generated.values() for file in files),
     }
     pods = {}
-    for one in of("StatefulSet"):
-        labels, pod = one["spec"]["template"]["metadata"]["labels"], one["spec"]["template"]["spec"]
-        assert one["spec"]["selector"]["matchLabels"] == labels
+    for stateful_set in of("StatefulSet"):
+        labels, pod = stateful_set["spec"]["template"]["metadata"]["labels"], stateful_set["spec"]["template"]["spec"]
+        assert stateful_set["spec"]["selector"]["matchLabels"] == labels
         (container,) = pod["containers"]
         volumes = {volume["name"] for volume in pod["volumes"]} | {
-            claim["metadata"]["name"] for claim in one["spec"]["volumeClaimTemplates"]
+            claim["metadata"]["name"] for claim in stateful_set["spec"]["volumeClaimTemplates"]
         }
         assert {mount["name"] for mount in container["volumeMounts"]} == volumes
         for volume in pod["volumes"]:
             assert volume.get("configMap", {}).get("name") in {None, *generated}
-        assert one["spec"]["serviceName"] in {service["metadata"]["name"] for service in of("Service")}
+        assert stateful_set["spec"]["serviceName"] in {service["metadata"]["name"] for service in of("Service")}
         pods[labels["app.kubernetes.io/name"]] = {port["name"] for port in container["ports"]}
     for service in of("Service"):
         ports = pods[service["spec"]["selector"]["app.kubernetes.io/name"]]
@@ -74,9 +74,9 @@ def test_references_lead_somewhere() -> None:
 
 
 def test_pods_are_confined() -> None:
-    """The restricted profile, a read-only root, and time to finish the mail that is there."""
-    for one in of("StatefulSet"):
-        pod = one["spec"]["template"]["spec"]
+    """The restricted profile, a read-only root, and enough time to finish mail in processing."""
+    for stateful_set in of("StatefulSet"):
+        pod = stateful_set["spec"]["template"]["spec"]
         own = pod["containers"][0]["securityContext"]
         assert pod["securityContext"]["runAsNonRoot"] and pod["securityContext"]["seccompProfile"]
         assert own["readOnlyRootFilesystem"] and own["capabilities"]["drop"] == ["ALL"]
@@ -87,7 +87,7 @@ def test_pods_are_confined() -> None:
 
 
 def test_configurations_are_valid(tmp_path: Path) -> None:
-    """The service's too (the bridge's are tried with all the others), with a token in its place."""
+    """The service's configuration, with a token in place (the bridge's is tested with all the others)."""
     token = tmp_path / "token"
     token.write_text("5ca11ab1e" * 7 + "0\n")
     text = (BASE / "service.yml").read_text().replace("/run/secrets/scanbridge/token", str(token))

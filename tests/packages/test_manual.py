@@ -1,4 +1,4 @@
-"""Man pages and shell completion: made from the command line, up to date, and read by the real programs."""
+"""Man pages and shell completion: generated from the command line, up to date, and accepted by the real programs."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_man_pages_are_up_to_date() -> None:
 
 
 def test_every_command_and_option_is_in_a_page() -> None:
-    """Found by their words, not by the code that writes the pages."""
+    """Searches the text of the pages, independently of the code that writes them."""
     for words, command in commands(main):
         page = ROOT / "man" / f"{'-'.join(['scanbridge', *words[:1]])}.1"
         text = page.read_text().replace("\\-", "-")
@@ -51,8 +51,8 @@ def test_every_command_and_option_is_in_a_page() -> None:
                 assert parameter.opts[-1] in text, (words, parameter.opts)
 
 
-def test_man_and_mandoc_have_nothing_to_say() -> None:
-    """No warning from either of the two programs that people read man pages with."""
+def test_man_and_mandoc_print_no_warnings() -> None:
+    """Neither of the two common man page viewers prints a warning."""
     need("mandoc", "man")
     done = subprocess.run(["mandoc", "-T", "lint", "-W", "warning", *PAGES], capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "")
@@ -72,7 +72,7 @@ compopt() {{ :; }}
 _scanbridge_completion scanbridge
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """,
-    # Its own functions hand over what zsh would show.
+    # Overridden functions print what zsh would offer.
     "zsh": """
 compdef() {{ :; }}
 _describe() {{ print -l -- ${{(P)3}} }}
@@ -98,7 +98,7 @@ _scanbridge_completion
     ids=lambda value: "-".join(value) if isinstance(value, tuple) else None,
 )
 def test_shell_completes(shell: str, line: tuple[str, ...], offered: set[str], tmp_path: Path) -> None:
-    """The installed script, in the real shell, offers what the program knows."""
+    """The installed script, in the real shell, offers the commands and options of the program."""
     need(shell)
     program = tmp_path / "scanbridge"
     program.write_text(f"#!{sys.executable}\nfrom bridge.cli import main\nmain(prog_name='scanbridge')\n")

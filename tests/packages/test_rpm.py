@@ -1,4 +1,4 @@
-"""The RPM package: what it holds and runs, and a life in an empty root with rpm itself."""
+"""The RPM package: its content and scripts, and install, upgrade and removal in an empty root with rpm itself."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def rpm(*words: str | Path) -> str:
 
 
 def test_package_holds_program_units_and_scripts(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As `rpm -qp` shows it before anybody installs it."""
+    """As `rpm -qp` shows it before installation."""
     need("rpm")
     file = package(tmp_path_factory, OLD)
     files = set(rpm("-qlp", file).splitlines())
@@ -48,10 +48,10 @@ def test_package_holds_program_units_and_scripts(tmp_path_factory: pytest.TempPa
         assert words in scripts, words
 
 
-def test_package_lives_its_life_in_a_root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_package_life_cycle_in_an_empty_root(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """Installed, upgraded with a changed configuration, and erased, by rpm with its scripts."""
     need("rpm", root=True)
-    root = Debian(tmp_path)  # its Python is the one that the package was made for
+    root = Debian(tmp_path)  # has the Python that the package was built for
     base = ["--root", root.root, "--nodeps"]
     rpm(*base, "-i", package(tmp_path_factory, OLD))
     assert "scanbridge, version" in root.run("scanbridge", "--version")

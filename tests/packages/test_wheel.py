@@ -1,4 +1,4 @@
-"""Wheel and source archive: what `make dist` makes can be installed by a stranger, and is whole."""
+"""Wheel and source archive: the output of `make dist` is complete and can be installed elsewhere."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.requirements import need
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
-# Nothing of this checkout is in the way of what was installed.
+# Keeps this checkout from shadowing the installed package.
 ALONE = {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "VIRTUAL_ENV", "SCANBRIDGE"))}
 
 
@@ -37,7 +37,7 @@ def run(*words: str | Path, **variables: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The recipe of `make dist`, into a directory of ours."""
+    """Runs the recipe of `make dist` with a temporary output directory."""
     place = tmp_path_factory.mktemp("dist")
     run("uv", "build", "--quiet", "--out-dir", place, ROOT)
     return place
@@ -49,12 +49,12 @@ def wheel(dist: Path) -> Path:
 
 
 def test_wheel_from_uv_runs_alone_and_passes_a_mail(dist: Path, tmp_path: Path) -> None:
-    """In a fresh environment, with the dependencies it names and nothing else, the embedded default takes a mail."""
+    """In a fresh environment with only its declared dependencies, the embedded default accepts a mail."""
     run("uv", "venv", "--quiet", "--python", sys.executable, tmp_path / "env")
     run("uv", "pip", "install", "--quiet", "--python", tmp_path / "env", wheel(dist))
     program = tmp_path / "env/bin/scanbridge"
     assert __version__ in run(program, "--version")
-    for name in ("lists", "quarantine"):  # whose imports are their own
+    for name in ("lists", "quarantine"):  # commands with imports of their own
         run(program, name, "--help")
     text, smtp = EMBEDDED.format(state=tmp_path / "state"), free_port()
     for port in ("9081", "10027", "9082"):
@@ -92,7 +92,7 @@ def test_wheel_from_pipx_brings_program_and_man_pages(dist: Path, tmp_path: Path
 
 
 def test_source_archive_has_what_a_packager_needs(dist: Path) -> None:
-    """Units, recipes, man pages, completion, licence and tests are in it; nothing of a virtual environment."""
+    """It contains units, recipes, man pages, completion, licence and tests, but no virtual environment."""
     (archive,) = dist.glob("*.tar.gz")
     with tarfile.open(archive) as tar:
         names = {name.partition("/")[2] for name in tar.getnames()}

@@ -54,7 +54,7 @@ def test_a_person_reads_a_table(here: Desk) -> None:
     assert "unreachable" in lines[1] and "<>" in lines[3]
 
 
-def test_nothing_a_stranger_wrote_reaches_the_terminal_as_a_command(here: Desk) -> None:
+def test_hostile_content_cannot_control_the_terminal(here: Desk) -> None:
     """Escape sequences, bells, bidirectional overrides, and the markup of our table."""
     shown = here.call("list").stdout + here.call("show", here.ids[1]).stdout
     assert "?[31mred [bold]?" in shown
@@ -106,7 +106,7 @@ def test_the_list_is_narrowed(here: Desk, options: list[str], numbers: list[int]
     assert [mail["id"] for mail in here.listed(*options)] == [here.ids[number] for number in numbers]
 
 
-def test_a_cut_list_says_so(here: Desk) -> None:
+def test_a_truncated_list_says_so(here: Desk) -> None:
     done = here.call("list", "--json", "--limit", "2")
     assert len(done.stdout.splitlines()) == 2 and "--limit 0 shows all" in done.stderr
     assert "no matching mail" in here.call("list", "--recipient", "nobody@nowhere").stderr
@@ -116,13 +116,13 @@ def test_a_cut_list_says_so(here: Desk) -> None:
     "args",
     [["list", "--since", "yesterday"], ["purge", "--older-than", "30"], ["release", "A1", "--to", "a b@x"], ["show"]],
 )
-def test_what_makes_no_sense_is_a_usage_error(here: Desk, args: list[str]) -> None:
+def test_an_invalid_option_is_a_usage_error(here: Desk, args: list[str]) -> None:
     assert here.call(*args).exit_code == 2
 
 
 @pytest.mark.parametrize("wrong", ["NOSUCHMAIL", "../bridge", "", "a/b", "\x1b[2J"])
 @pytest.mark.parametrize("command", ["show", "export", "delete", "release"])
-def test_an_unknown_id_has_its_exit_code(here: Desk, command: str, wrong: str) -> None:
+def test_an_unknown_id_has_its_own_exit_code(here: Desk, command: str, wrong: str) -> None:
     done = here.call(command, "--", wrong, *(["-"] if command == "export" else []))
     assert done.exit_code == 3 and "no such mail" in done.stderr and "\x1b" not in done.stderr
 
@@ -153,13 +153,13 @@ def test_a_mail_is_exported(here: Desk, tmp_path: Path) -> None:
 
 
 def test_mail_is_deleted(own: Desk) -> None:
-    one, two = own.send(), own.send()
-    done = own.call("delete", "--yes", one)
-    assert (done.exit_code, done.stdout) == (0, f"{one}: deleted\n")
-    assert own.call("delete", one).exit_code == 3
-    assert own.ids == [two] and [kept["id"] for kept in own.listed()] == [two]
+    deleted, kept_id = own.send(), own.send()
+    done = own.call("delete", "--yes", deleted)
+    assert (done.exit_code, done.stdout) == (0, f"{deleted}: deleted\n")
+    assert own.call("delete", deleted).exit_code == 3
+    assert own.ids == [kept_id] and [kept["id"] for kept in own.listed()] == [kept_id]
     (line,) = map(json.loads, (own.directory / "actions.log").read_text().splitlines())
-    assert (line["action"], line["id"]) == ("removed", one) and line["by"]
+    assert (line["action"], line["id"]) == ("removed", deleted) and line["by"]
 
 
 def test_old_mail_is_purged(own: Desk) -> None:

@@ -61,7 +61,7 @@ def states(quarantine: Quarantine) -> list[str]:
 
 
 @pytest.mark.parametrize(("number", "kind"), [(errno.ENOSPC, StoreFull), (errno.EIO, StoreError)])
-async def test_a_release_that_cannot_be_noted_is_not_begun(
+async def test_a_release_that_cannot_be_recorded_is_not_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, kind: type[StoreError]
 ) -> None:
     """Otherwise the next operator would send it a second time."""
@@ -77,7 +77,7 @@ async def test_a_release_that_cannot_be_noted_is_not_begun(
     assert len(hop.taken) == 1 and states(quarantine) == ["released"]
 
 
-async def test_a_disk_that_fails_after_the_delivery_leaves_the_fate_open(
+async def test_a_disk_failure_after_the_delivery_shows_the_release_as_interrupted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The error says that the mail was delivered, and the list shows that the release was interrupted."""
@@ -106,14 +106,14 @@ async def test_cancelled_in_the_middle_a_release_is_interrupted_and_gives_back_i
     assert states(quarantine) == ["released"]
 
 
-async def test_what_a_crash_left_of_a_note_is_no_hindrance(tmp_path: Path) -> None:
+async def test_a_record_left_incomplete_by_a_crash_does_no_harm(tmp_path: Path) -> None:
     quarantine, mail_id = await kept(tmp_path)
     (tmp_path / "q" / f".tmp-{mail_id}.releases").write_text("[")
     await release(quarantine, mail_id, Taker(), ReleaseRequest("me"))
     assert states(quarantine) == ["released"]
 
 
-async def test_what_root_does_the_daemon_can_go_on_with(tmp_path: Path) -> None:
+async def test_the_daemon_can_use_files_that_root_creates(tmp_path: Path) -> None:
     """Files that root makes belong to the directory's owner."""
     quarantine, mail_id = await kept(tmp_path)
     if os.geteuid() == 0:
@@ -127,7 +127,7 @@ async def test_what_root_does_the_daemon_can_go_on_with(tmp_path: Path) -> None:
     assert {path.stat().st_uid for path in made} == {tmp_path.stat().st_uid}
 
 
-def test_room_is_taken_only_by_what_was_kept(tmp_path: Path) -> None:
+def test_only_stored_mail_counts_towards_the_limit(tmp_path: Path) -> None:
     """A failed mail frees its reservation, and mail removed by others no longer counts before a refusal."""
     (tmp_path / "A1.eml").write_bytes(b"x" * 60)
     (tmp_path / ".tmp-B1.eml").write_bytes(b"x" * 1000)

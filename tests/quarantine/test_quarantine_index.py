@@ -102,7 +102,7 @@ async def test_mail_is_found(three: QuarantineSettings, wanted: dict[str, object
 
 
 @pytest.mark.parametrize("how", ["deleted", "garbage", "damaged page", "emptied", "directory in the way"])
-async def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_lost_index_is_rebuilt(tmp_path: Path, how: str, caplog: pytest.LogCaptureFixture) -> None:
     """At the daemon's start or at the next search, whichever comes first."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
@@ -134,18 +134,18 @@ async def test_an_index_that_is_lost_is_made_again(tmp_path: Path, how: str, cap
 async def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -> None:
     where = place(tmp_path)
     quarantine = Quarantine(where)
-    one, two, three = await keep(quarantine, "1"), await keep(quarantine, "2"), await keep(quarantine, "3")
-    (where.directory / f"{one}.json").unlink()
+    first, second, third = await keep(quarantine, "1"), await keep(quarantine, "2"), await keep(quarantine, "3")
+    (where.directory / f"{first}.json").unlink()
     releases = [{"at": "2026-01-01", "by": "me", "to": [], "reply": "250 2.0.0 Ok"}]
-    (where.directory / f"{two}.releases").write_text(json.dumps(releases))
-    (where.directory / f"{three}.json").rename(where.directory / f"{three}X.json")
+    (where.directory / f"{second}.releases").write_text(json.dumps(releases))
+    (where.directory / f"{third}.json").rename(where.directory / f"{third}X.json")
     assert found(quarantine) == ["3", "2"]
     assert found(quarantine, state="released") == ["2"]
     assert await quarantine.purge(3600) == 0
-    assert in_index(index_file(where)) == sorted([two, three + "X"])
+    assert in_index(index_file(where)) == sorted([second, third + "X"])
 
 
-async def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(tmp_path: Path) -> None:
+async def test_an_index_that_disappears_under_a_running_daemon_is_no_longer_used(tmp_path: Path) -> None:
     where = place(tmp_path)
     quarantine = Quarantine(where)
     await keep(quarantine)
@@ -156,9 +156,7 @@ async def test_an_index_that_disappears_under_a_running_daemon_is_used_no_more(t
     assert len(found(quarantine)) == 2
 
 
-async def test_a_busy_index_costs_a_mail_a_moment_and_nothing_else(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_busy_index_delays_mail_only_briefly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """While another process locks the database, mail is stored, one line is logged, and the next search finds it."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
@@ -247,12 +245,12 @@ async def test_clean_removes_the_releases_of_a_mail_that_is_gone(tmp_path: Path)
         (b"", ""),
     ],
 )
-def test_a_subject_is_read_as_a_person_reads_it(head: bytes, shown: str) -> None:
+def test_a_subject_is_decoded_for_people(head: bytes, shown: str) -> None:
     """Subjects come from strangers, so no subject may make storing the mail fail."""
     assert subject(head) == shown
 
 
-async def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_for_the_index_loses_no_mail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk has room for the files, but not for the database."""
     where = place(tmp_path)
     quarantine = Quarantine(where)
@@ -272,7 +270,7 @@ async def test_a_full_disk_for_the_index_costs_nobody_a_mail(tmp_path: Path, mon
     assert len(in_index(index_file(where))) == 2
 
 
-def test_the_daemon_makes_the_index_again_when_it_starts(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_daemon_rebuilds_the_index_at_start(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO)
     with desk(tmp_path) as here:
         first = here.send(CONTENT)

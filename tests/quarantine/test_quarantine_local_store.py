@@ -44,7 +44,7 @@ def mail() -> Transaction:
     return make_tx(CONTENT, people, "", ("SMTPUTF8",), client)
 
 
-async def test_a_mail_is_kept_with_what_is_known_of_it(tmp_path: Path) -> None:
+async def test_a_mail_is_stored_with_its_metadata(tmp_path: Path) -> None:
     tx = mail()
     await Quarantine(tmp_path / "a" / "q").keep(tx, HEAD, {"decision": "quarantine", "tags": ["eicar"]})
     place = tmp_path / "a" / "q"
@@ -165,7 +165,7 @@ async def test_a_failing_fsync_leaves_nothing(tmp_path: Path, monkeypatch: pytes
     assert files(tmp_path) == []
 
 
-async def test_a_place_that_cannot_be_used(tmp_path: Path) -> None:
+async def test_a_directory_that_cannot_be_used(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("in the way")
     quarantine = Quarantine(tmp_path / "file" / "q")
     with pytest.raises(StoreError):

@@ -56,7 +56,7 @@ def _login() -> str:
         return ""
 
 
-def test_two_people_who_press_at_the_same_time_deliver_once(here: Desk) -> None:
+def test_two_simultaneous_releases_deliver_once(here: Desk) -> None:
     """The second operator reads that the mail was released, or is being released."""
     mail_id = here.send()
     people = [here.start("release", mail_id) for _ in range(2)]
@@ -96,7 +96,7 @@ def test_killed_in_the_middle_a_release_can_be_done_again(here: Desk) -> None:
     assert len(hop.mails[-1].content) > len(CONTENT)
 
 
-def test_a_mail_goes_to_others_and_again_when_asked(here: Desk) -> None:
+def test_a_mail_goes_to_others_and_again_on_request(here: Desk) -> None:
     mail_id = here.send()
     assert here.call("release", mail_id, "--to", "audit@example.org", "--to", "ü@example.org").exit_code == 0
     assert here.call("release", "--again", mail_id).exit_code == 0
@@ -114,7 +114,7 @@ def test_a_mail_goes_to_others_and_again_when_asked(here: Desk) -> None:
 @pytest.mark.parametrize(
     ("says", "code"), [(b"451 4.3.0 Later", 75), (b"550 5.7.1 Never", 1), (b"", 75)], ids=["4xx", "5xx", "dropped"]
 )
-def test_what_the_next_hop_does_not_take_stays(here: Desk, says: bytes, code: int) -> None:
+def test_a_mail_that_the_next_hop_does_not_accept_stays(here: Desk, says: bytes, code: int) -> None:
     """The exit code tells a script whether to try again."""
     mail_id = here.send()
     here.bridge.next_hop.replies[b"."] = says
@@ -124,11 +124,11 @@ def test_what_the_next_hop_does_not_take_stays(here: Desk, says: bytes, code: in
     assert here.call("release", mail_id).exit_code == 0
 
 
-def test_several_mails_are_released_and_the_gravest_problem_is_the_exit_code(here: Desk) -> None:
-    one, two = here.send(), here.send()
-    done = here.call("release", one, "NOSUCHMAIL", "../../etc/passwd", two, one)
+def test_several_mails_are_released_and_the_worst_problem_is_the_exit_code(here: Desk) -> None:
+    first, second = here.send(), here.send()
+    done = here.call("release", first, "NOSUCHMAIL", "../../etc/passwd", second, first)
     assert done.exit_code == 3 and done.stderr.count("no such mail") == 2
     assert len(here.bridge.next_hop.mails) == 2
     here.use(f"127.0.0.1:{free_port()}")
-    done = here.call("release", "--again", "NOSUCHMAIL", one)
+    done = here.call("release", "--again", "NOSUCHMAIL", first)
     assert done.exit_code == 75 and "not released" in done.stderr

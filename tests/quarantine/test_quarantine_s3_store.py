@@ -91,7 +91,7 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
         assert here.call("release", mail_id).exit_code == 0
 
 
-async def test_halves_are_removed_and_lost_rows_made_again(tmp_path: Path, object_server: ObjectServer) -> None:
+async def test_incomplete_mails_are_removed_and_lost_rows_restored(tmp_path: Path, object_server: ObjectServer) -> None:
     """Objects without a row, rows without an object, and leftovers of a crash; nothing that may still be written."""
     where = QuarantineSettings(
         tmp_path, Database.file(tmp_path / "state.sqlite"), s3=settings(object_server.port, tmp_path.name)
@@ -136,7 +136,7 @@ async def test_a_bucket_has_a_limit_too(tmp_path: Path, object_server: ObjectSer
     ],
     ids=["wrong secret", "no bucket", "unreachable"],
 )
-async def test_what_is_set_up_wrongly_is_said_without_its_secrets(
+async def test_a_wrong_setup_is_reported_without_its_secrets(
     tmp_path: Path, object_server: ObjectServer, change: dict[str, str], words: str
 ) -> None:
     if "endpoint" in change:
@@ -241,7 +241,7 @@ def test_a_full_bucket_is_answered_with_452(tmp_path: Path, faulty: FaultyServer
     assert faulty.objects == {}
 
 
-def test_probe_leaves_nothing_and_tells_a_wrong_key(object_server: ObjectServer) -> None:
+def test_probe_leaves_nothing_and_reports_a_wrong_key(object_server: ObjectServer) -> None:
     """`scanbridge check` writes and removes an object; a wrong key is reported but not shown."""
     good = settings(object_server.port, "probe")
     s3_store.probe(good)

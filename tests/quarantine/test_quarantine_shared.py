@@ -44,7 +44,7 @@ async def keep(quarantine: Quarantine) -> str:
     return tx.id
 
 
-def test_a_database_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
+def test_a_database_of_the_first_version_is_migrated(tmp_path: Path) -> None:
     """All rows are kept, and the old version refuses the new file instead of changing it."""
     path = tmp_path / "state.sqlite"
     with closing(sqlite3.connect(path)) as old:
@@ -63,18 +63,20 @@ def test_a_database_of_the_first_version_is_taken_over(tmp_path: Path) -> None:
 
 async def test_machines_that_share_a_database_do_not_touch_each_others_mail(tmp_path: Path, database: Database) -> None:
     """Each has its own directory; mail that is not in it was not removed."""
-    one, two = (Quarantine(QuarantineSettings(tmp_path / name, database, owner=name)) for name in ("one", "two"))
-    first, second = await keep(one), await keep(two)
-    assert (one.clean(), two.clean()) == (0, 0)
-    for machine, mail_id in ((one, first), (two, second)):
+    machine_1, machine_2 = (
+        Quarantine(QuarantineSettings(tmp_path / name, database, owner=name)) for name in ("one", "two")
+    )
+    first, second = await keep(machine_1), await keep(machine_2)
+    assert (machine_1.clean(), machine_2.clean()) == (0, 0)
+    for machine, mail_id in ((machine_1, first), (machine_2, second)):
         assert [mail.id for mail in machine.search(Query(tag="spam", recipient="b@"))] == [mail_id]
-    one.remove(first)
-    assert [mail.id for mail in two.search(Query())] == [second]
-    for machine in (one, two):
+    machine_1.remove(first)
+    assert [mail.id for mail in machine_2.search(Query())] == [second]
+    for machine in (machine_1, machine_2):
         await machine.close()
 
 
-async def test_what_a_database_cannot_hold_is_no_hindrance(tmp_path: Path, database: Database) -> None:
+async def test_text_that_a_database_cannot_hold_does_no_harm(tmp_path: Path, database: Database) -> None:
     quarantine = Quarantine(QuarantineSettings(tmp_path, database))
     tx = make_tx(b"Subject: =?utf-8?b?YQBi7aCA?= \xff\r\n\r\nx\r\n", ("b\udcff@example.org",), "a\0b@x")
     await quarantine.keep(tx, HEAD, {"tags": ["a\0b"]})
@@ -83,7 +85,7 @@ async def test_what_a_database_cannot_hold_is_no_hindrance(tmp_path: Path, datab
     await quarantine.close()
 
 
-async def test_a_server_that_is_away_costs_a_mail_a_moment(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_unavailable_server_delays_mail_only_briefly(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """The server restarts: mail is stored throughout, one line is logged, and nothing is missing at the end."""
     with cluster() as server:
         quarantine = Quarantine(QuarantineSettings(tmp_path, Database(fresh_database(server.url))))
@@ -100,7 +102,7 @@ async def test_a_server_that_is_away_costs_a_mail_a_moment(tmp_path: Path, caplo
         await quarantine.close()
 
 
-async def test_a_server_that_says_nothing_is_not_waited_for_by_every_mail(tmp_path: Path) -> None:
+async def test_only_the_first_mail_waits_for_a_silent_server(tmp_path: Path) -> None:
     """The first mail waits for the connection timeout; later ones do not."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         where = Database(f"postgresql://tester@127.0.0.1:{silent.getsockname()[1]}/x", "s3cr3t-s3cr3t")

@@ -39,7 +39,7 @@ async def test_nothing_is_lost_and_no_connection_leaks(seed: int, pipelining: bo
     delivered: set[bytes] = set()
     tried: set[bytes] = set()
 
-    async def one(relay: SmtpRelay, number: int) -> None:
+    async def deliver(relay: SmtpRelay, number: int) -> None:
         content = b"Mail: %d\r\n\r\n.%s\r\n" % (number, b"x" * chance.choice([10, 10, 300_000]))
         tried.add(content)
         tx = make_tx(content)
@@ -54,7 +54,7 @@ async def test_nothing_is_lost_and_no_connection_leaks(seed: int, pipelining: bo
             tx.message.close()  # as the caller does, whatever the outcome
 
     async def client(relay: SmtpRelay, number: int) -> None:
-        task = asyncio.create_task(one(relay, number))
+        task = asyncio.create_task(deliver(relay, number))
         if chance.random() < 0.2:
             await asyncio.sleep(0.01 * chance.random())
             task.cancel()

@@ -79,7 +79,7 @@ def test_dsn_is_left_out_where_the_next_hop_reports_in_its_own_way(notify: str) 
 
 
 @pytest.mark.parametrize("notify", ["SUCCESS", "FAILURE,Success", "success,delay"])
-def test_a_report_that_nobody_would_send_is_refused(notify: str) -> None:
+def test_a_report_that_the_next_hop_cannot_send_is_refused(notify: str) -> None:
     """The sender learns now that no report would come."""
     tx = make_tx(recipients=(Recipient("b@example.org", (f"NOTIFY={notify}",)),))
     assert refusal(tx) == "550 5.3.3"
@@ -117,7 +117,7 @@ def test_smtputf8_goes_on_or_is_refused() -> None:
     assert refusal(make_tx(sender="ä@example.org")) == "550 5.6.7"
 
 
-def test_a_parameter_nobody_knows_is_refused() -> None:
+def test_an_unknown_parameter_is_refused() -> None:
     assert refusal(make_tx(params=("REQUIRETLS",))) == "555 5.5.4"
     assert commands(make_tx(params=("REQUIRETLS",)), "REQUIRETLS")[0].endswith(" REQUIRETLS")
 
@@ -138,7 +138,7 @@ def test_reset_and_xforward_come_before_mail() -> None:
     ]
 
 
-def test_xforward_says_all_that_is_known_of_the_client() -> None:
+def test_xforward_passes_on_all_that_is_known_of_the_client() -> None:
     client = Client("2001:db8::1", 4711, "mx.example.net", "[192.0.2.9]", "ESMTP", "4ABC", "me", "REMOTE")
     assert xforward(client, ALL) == [
         "XFORWARD NAME=mx.example.net ADDR=IPV6:2001:db8::1 PORT=4711",
@@ -146,7 +146,7 @@ def test_xforward_says_all_that_is_known_of_the_client() -> None:
     ]
 
 
-def test_xforward_says_what_is_not_known() -> None:
+def test_xforward_marks_unknown_values_as_unavailable() -> None:
     """Otherwise the next hop would take us for the client."""
     assert xforward(Client(address="192.0.2.1"), ("NAME", "ADDR", "LOGIN")) == [
         "XFORWARD NAME=[UNAVAILABLE] ADDR=192.0.2.1"

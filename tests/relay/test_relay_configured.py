@@ -32,7 +32,7 @@ def test_mail_goes_to_the_second_next_hop_when_the_first_is_down(tmp_path: Path)
         assert len(other.next_hop.mails) == 1
 
 
-def test_a_domain_goes_its_own_way(tmp_path: Path) -> None:
+def test_a_domain_has_its_own_route(tmp_path: Path) -> None:
     (tmp_path / "second").mkdir()
     with running_bridge(tmp_path) as other:
         relay = {"routes": [{"recipient_domains": ["Own.example"], "next_hop": other.next_hop.url}]}
@@ -62,12 +62,12 @@ def _recipients(hop: NextHop) -> list[bytes]:
         ({"next_hop": NOBODY, "routes": [{"recipient_domains": ["a"]}]}, "Field required"),
     ],
 )
-def test_next_hops_that_make_no_sense_are_refused(relay: dict[str, Any], complaint: str) -> None:
+def test_invalid_next_hops_are_refused(relay: dict[str, Any], complaint: str) -> None:
     with pytest.raises(ValidationError, match=complaint):
         Relay.model_validate(relay)
 
 
-def test_what_is_in_force_can_be_loaded_again() -> None:
+def test_the_effective_configuration_can_be_loaded_again() -> None:
     """`scanbridge config show` prints a file that works."""
     relay = Relay.model_validate({"next_hops": [NOBODY, "lmtp+unix:/run/lmtp"]})
     assert Relay.model_validate(relay.model_dump(mode="json")) == relay

@@ -64,7 +64,7 @@ async def test_a_connection_with_many_refusals_is_given_up() -> None:
         await relay.close()
 
 
-async def test_refusals_are_forgotten_once_a_mail_is_taken() -> None:
+async def test_an_accepted_mail_resets_the_count_of_refusals() -> None:
     async with ScriptedHop({"DOT": ["554 5.7.1 Spam", "250 2.0.0 Ok"] * 6 + ["250 2.0.0 Ok"]}) as hop:
         relay = SmtpRelay(hop.settings())
         for _ in range(6):
@@ -137,7 +137,7 @@ async def test_a_reused_connection_lost_after_the_dot_is_not_tried_again() -> No
         await relay.close()
 
 
-async def test_a_reply_nobody_asked_for_is_never_taken_for_the_dots() -> None:
+async def test_an_unsolicited_reply_is_never_taken_for_the_dots() -> None:
     """Otherwise an early 250 would be passed on for a mail that the next hop does not have."""
     async with ScriptedHop({"DATA": "354 Go\r\n250 2.0.0 Ok"}) as hop:
         relay = SmtpRelay(hop.settings())
@@ -194,7 +194,7 @@ async def test_waiting_for_a_connection_ends_at_the_deadline() -> None:
         await relay.close()
 
 
-async def test_one_cancelled_as_it_is_served_passes_the_connection_on() -> None:
+async def test_a_caller_cancelled_as_it_is_served_passes_the_connection_on() -> None:
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings(max_connections=1))
         await relay.deliver(make_tx(), HEAD, soon())
@@ -210,7 +210,7 @@ async def test_one_cancelled_as_it_is_served_passes_the_connection_on() -> None:
         await relay.close()
 
 
-async def test_one_cancelled_as_it_gets_a_slot_passes_it_on() -> None:
+async def test_a_caller_cancelled_as_it_gets_a_slot_passes_it_on() -> None:
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings(max_connections=1))
         conn = await relay.pool.take(soon())
@@ -329,7 +329,7 @@ async def test_a_finished_late_mail_gives_its_connection_back() -> None:
         await relay.close()
 
 
-async def test_closing_waits_for_the_answer_but_not_for_ever(caplog: pytest.LogCaptureFixture) -> None:
+async def test_closing_waits_for_the_answer_but_not_forever(caplog: pytest.LogCaptureFixture) -> None:
     gate = Gate("250 2.0.0 Ok")
     async with ScriptedHop({"DOT": gate}) as hop:
         relay = SmtpRelay(hop.settings(timeout_s=0.2))

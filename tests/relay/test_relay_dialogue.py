@@ -167,7 +167,7 @@ async def test_xforward_comes_before_each_mail_and_its_refusal_does_no_harm() ->
         assert len(hop.contents) == 2
 
 
-async def test_what_the_next_hop_cannot_carry_is_refused_without_a_word_to_it() -> None:
+async def test_a_mail_that_the_next_hop_cannot_carry_is_not_offered_to_it() -> None:
     async with ScriptedHop(extensions=("PIPELINING",)) as hop:
         reply = await refused(hop, make_tx(sender="ä@example.org", params=("SMTPUTF8",)))
         assert (reply.code, reply.status) == (550, "5.6.7")
@@ -246,7 +246,7 @@ async def test_probe_tells_what_the_next_hop_offers() -> None:
 @pytest.mark.parametrize(
     ("greeting", "words"), [("SSH-2.0-OpenSSH_9.2", "not SMTP before mail"), (DROP, "connection lost before mail")]
 )
-async def test_a_connection_that_ends_before_mail_is_told_in_words(greeting: str, words: str) -> None:
+async def test_a_connection_that_ends_before_mail_is_explained(greeting: str, words: str) -> None:
     """Operators read this text in the log."""
     async with ScriptedHop({"GREETING": greeting}) as hop:
         with pytest.raises(NextHopError, match=words):

@@ -61,7 +61,7 @@ async def test_a_refused_recipient_does_not_keep_the_mail_from_the_others(
 
 
 @BOTH_WAYS
-async def test_when_all_are_refused_each_hears_his_own_refusal(extensions: tuple[str, ...]) -> None:
+async def test_when_all_are_refused_each_gets_its_own_refusal(extensions: tuple[str, ...]) -> None:
     refusals = ["550 5.1.1 No", "450 4.2.0 Later", "554 5.1.1 Never"]
     async with ScriptedHop({"RCPT": [*refusals, OK], "DATA": ["554 5.5.1 No recipients", "354 Go"]}) as hop:
         hop.extensions = extensions
@@ -98,7 +98,7 @@ async def test_a_server_that_wants_content_for_nobody_does_not_get_it(extensions
     ],
 )
 @BOTH_WAYS
-async def test_what_befalls_the_mail_befalls_only_those_who_were_accepted(
+async def test_a_failure_of_the_mail_affects_accepted_recipients_only(
     script: dict[str, str], expected: list[str], extensions: tuple[str, ...]
 ) -> None:
     """Never a 5xx for a recipient because of another's refusal or a lost connection."""
@@ -129,7 +129,7 @@ async def test_doubt_about_the_recipients_is_a_451_for_all(rcpt: list[str], exte
         (["552 5.2.2 Full"], ["552 5.2.2 Full"] * 3),
     ],
 )
-async def test_lmtp_answers_after_the_dot_are_each_ones_own(
+async def test_lmtp_answers_after_the_dot_are_per_recipient(
     tmp_path: Path, dots: list[str], expected: list[str]
 ) -> None:
     """Answered recipients keep their answer, even if the connection ends before the last one."""
@@ -186,11 +186,11 @@ ROUTED = ("a@one.example", "b@other.example", "c@one.example")
 )
 async def test_each_next_hop_answers_for_its_own_recipients(script: dict[str, str], expected: list[str]) -> None:
     """If one next hop fails, recipients of the others still get the mail."""
-    async with ScriptedHop(dict(script)) as default, ScriptedHop({"DOT": "250 2.0.0 ONE"}) as one:
-        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+    async with ScriptedHop(dict(script)) as default, ScriptedHop({"DOT": "250 2.0.0 ONE"}) as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
         told = await answers(relay, each(*ROUTED))
         assert all(said.startswith(start) for said, start in zip(told, expected, strict=True)), told
-        assert len(one.contents) == 1
+        assert len(routed.contents) == 1
         await relay.close()
 
 

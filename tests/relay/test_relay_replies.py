@@ -45,13 +45,13 @@ def test_bare_line_feeds_end_reply_lines_too() -> None:
         (b"250-" + b"x" * 1000 + b"\r\n") * 70,
     ],
 )
-def test_what_is_no_reply_is_refused(wire: bytes) -> None:
+def test_a_malformed_reply_is_refused(wire: bytes) -> None:
     """Reading stops at a malformed line and at an endless reply."""
     with pytest.raises(ProtocolError):
         list(ReplyReader().feed(wire))
 
 
-def test_replies_before_nonsense_are_not_lost() -> None:
+def test_replies_before_a_malformed_one_are_kept() -> None:
     read = []
     with pytest.raises(ProtocolError):
         for reply in ReplyReader().feed(b"250 2.0.0 Ok\r\nnonsense\r\n"):

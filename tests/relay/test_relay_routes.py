@@ -109,7 +109,7 @@ async def test_when_all_are_down_all_are_tried_and_the_client_reads_451() -> Non
         ("DOT", DROP),
     ],
 )
-async def test_the_word_of_a_server_that_heard_the_mail_is_final(verb: str, answer: str) -> None:
+async def test_the_answer_of_a_server_that_was_sent_the_envelope_is_final(verb: str, answer: str) -> None:
     """A refusal is not a reason to ask another server, and a lost answer may have been a 250."""
     async with ScriptedHop({verb: answer}) as first, ScriptedHop() as second:
         relay = failover(SmtpRelay(first.settings()), SmtpRelay(second.settings()))
@@ -136,12 +136,12 @@ def rcpts(hop: ScriptedHop) -> list[str]:
     return [command for command in hop.commands if command.startswith("RCPT")]
 
 
-async def test_each_recipient_goes_the_way_of_his_domain() -> None:
+async def test_each_recipient_is_routed_by_its_domain() -> None:
     """One transaction for each next hop, with the same content, and a reply for each recipient."""
-    async with ScriptedHop() as default, ScriptedHop({"DOT": "250 2.0.0 Ok: queued as ONE1"}) as one:
-        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+    async with ScriptedHop() as default, ScriptedHop({"DOT": "250 2.0.0 Ok: queued as ONE1"}) as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
         delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
-        assert [c for c in one.commands if c[:4] == "RCPT"] == [
+        assert [c for c in routed.commands if c[:4] == "RCPT"] == [
             "RCPT TO:<a@One.example>",
             "RCPT TO:<c@one.example>",
         ]
@@ -149,18 +149,18 @@ async def test_each_recipient_goes_the_way_of_his_domain() -> None:
             "RCPT TO:<b@other.example>",
             "RCPT TO:<postmaster>",
         ]
-        assert one.contents == default.contents != []
+        assert routed.contents == default.contents != []
         assert [reply.text[-4:] for reply in delivered.replies] == ["ONE1", "C123", "ONE1", "C123"]
         assert delivered.queue_id == "ONE1,4ABC123"
         await relay.close()
 
 
 async def test_a_mail_for_one_route_is_one_transaction() -> None:
-    async with ScriptedHop() as default, ScriptedHop() as one:
-        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+    async with ScriptedHop() as default, ScriptedHop() as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
         await relay.deliver(make_tx(recipients=("a@one.example", "c@one.example")), HEAD, soon())
         await relay.deliver(make_tx(recipients=("a@two.example",)), HEAD, soon())
-        assert (len(one.contents), len(default.contents)) == (1, 1)
+        assert (len(routed.contents), len(default.contents)) == (1, 1)
         assert len(await relay.probe()) > 0
         await relay.close()
 
@@ -170,15 +170,15 @@ async def test_a_refusal_on_one_of_two_ways_is_the_answer_for_the_mail(
     caplog: pytest.LogCaptureFixture, answer: str
 ) -> None:
     """The client sends the mail again or bounces it: no recipient is dropped silently."""
-    async with ScriptedHop({"DOT": answer}) as default, ScriptedHop() as one:
-        relay = Routes({"one.example": SmtpRelay(one.settings())}, SmtpRelay(default.settings()))
+    async with ScriptedHop({"DOT": answer}) as default, ScriptedHop() as routed:
+        relay = Routes({"one.example": SmtpRelay(routed.settings())}, SmtpRelay(default.settings()))
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
         assert str(caught.value.reply) == answer
         assert "2 recipients have the mail" in caplog.text
         with pytest.raises(NextHopError):
             await relay.deliver(make_tx(recipients=PEOPLE[1::-1]), HEAD, soon())
-        assert len(one.contents) == 1
+        assert len(routed.contents) == 1
         await relay.close()
 
 
@@ -190,7 +190,7 @@ async def test_lmtp_replies_are_kept_for_each_recipient() -> None:
         await relay.close()
 
 
-async def test_mixed_lmtp_replies_are_kept_beside_the_one_for_all() -> None:
+async def test_mixed_lmtp_replies_are_kept_alongside_the_overall_reply() -> None:
     """An LMTP client learns who has the mail; an SMTP client reads the weightiest reply."""
     script = ["250 2.0.0 Ok", "552 5.2.2 Full", "421 4.3.2 Not now"]
     async with ScriptedHop({"DOT": script}, lmtp=True) as hop:
@@ -203,7 +203,7 @@ async def test_mixed_lmtp_replies_are_kept_beside_the_one_for_all() -> None:
 
 
 @pytest.mark.parametrize("kind", ["smtp", "maildir"])
-async def test_without_lmtp_the_one_reply_is_everybodys(tmp_path: Path, kind: str) -> None:
+async def test_without_lmtp_one_reply_holds_for_all_recipients(tmp_path: Path, kind: str) -> None:
     async with ScriptedHop() as hop:
         relay = SmtpRelay(hop.settings()) if kind == "smtp" else Maildir(tmp_path, "bridge.example")
         delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())

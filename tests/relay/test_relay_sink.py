@@ -55,7 +55,7 @@ async def _listening(relay: SmtpRelay) -> None:
 
 
 @pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
-async def test_mails_side_by_side(protocol: str) -> None:
+async def test_mails_in_parallel(protocol: str) -> None:
     async with sink(protocol=protocol) as relay:
         mails = [make_tx(recipients=("b@example.org", "c@example.org")) for _ in range(200)]
         done = await asyncio.gather(*(relay.deliver(tx, HEAD, soon()) for tx in mails))

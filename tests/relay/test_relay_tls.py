@@ -80,7 +80,7 @@ async def test_a_large_mail_over_tls(authority: trustme.CA) -> None:
 
 
 @pytest.mark.parametrize("case", ["unknown authority", "wrong name", "not offered", "refused"])
-async def test_required_but_not_to_be_had(authority: trustme.CA, case: str) -> None:
+async def test_required_but_unavailable(authority: trustme.CA, case: str) -> None:
     """Nothing about the mail is sent to a next hop whose identity is not verified."""
     extensions = EXTENSIONS if case == "not offered" else OFFERED
     name = "other.example" if case == "wrong name" else "127.0.0.1"
@@ -121,7 +121,7 @@ async def test_none_never_asks() -> None:
 
 
 @pytest.mark.parametrize("injected", [b"250-evil\r\n250 XFORWARD ADDR\r\n", b"250 2.0"])
-async def test_replies_injected_behind_starttls_are_discarded(authority: trustme.CA, injected: bytes) -> None:
+async def test_replies_injected_after_starttls_are_discarded(authority: trustme.CA, injected: bytes) -> None:
     """Plaintext must not be read as if it had been encrypted."""
     async with ScriptedHop(extensions=OFFERED, tls=server_context(authority), behind_starttls=injected) as hop:
         assert (await outcome(hop, tls="required", tls_context=trusting(authority))).code == 250

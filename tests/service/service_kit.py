@@ -138,7 +138,7 @@ class ServiceProcess(Service):
     def wait(self) -> None:
         assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "the service did not print its address"
         line = self.process.stdout.readline()
-        assert "listens at" in line, self.log()
+        assert "listening on" in line, self.log()
         if self.config.listen.path:
             self.path = self.config.listen.path
         else:

@@ -97,7 +97,11 @@ def removed(next_hop: NextHop) -> str:
     assert next_hop.url in CONFIG.read_text() and not Path("/opt/scanbridge").exists()
     said = dpkg("-P", "scanbridge")
     (kept,) = Path("/var/lib/private/scanbridge").rglob("*.eml")
-    assert "there is mail in /var/lib/private/scanbridge" in said and not ETC.exists() and kept.exists()
+    assert (
+        "/var/lib/private/scanbridge was not removed, because there is mail in it" in said
+        and not ETC.exists()
+        and kept.exists()
+    )
     assert not systemctl("list-unit-files", "--no-legend", "scanbridge*", check=False)
     return "removed: sockets closed, configuration kept; purged: nothing left but the quarantined mail, which it names"
 

@@ -204,7 +204,7 @@ def workers(world: World) -> str:
         until(lambda: len({worker["pid"] for worker in status()["workers"]} - {victim}) == 2, "another worker")
         assert show("MainPID") == pid and send().startswith("250")
         log = journal(since=since)
-        assert f"worker {victim} shows no sign of life" in log and "sitecustomize.py" in log
+        assert f"worker {victim} is not responding" in log and "sitecustomize.py" in log
         world.configure(workers=2)
         CONFIG.rename(ETC / "kept")
         os.mkfifo(CONFIG)

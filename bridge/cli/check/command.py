@@ -27,11 +27,15 @@ _EXISTING = click.Path(path_type=Path, exists=True)
 
 @click.command()
 @config_option
-@click.option("--postfix", type=_EXISTING, help="Check Postfix, too: its directory, such as /etc/postfix.")
-@click.option("--exim", type=_EXISTING, help="Check Exim, too: its configuration file or directory.")
-@click.option("--sendmail", type=_EXISTING, help="Check Sendmail, too: sendmail.cf, or its directory /etc/mail.")
-@click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener to the address --to.")
-@click.option("--to", help="Recipient and sender of the mails of --send-test.")
+@click.option(
+    "--postfix", type=_EXISTING, help="Also check Postfix, configured in this directory (such as /etc/postfix)."
+)
+@click.option("--exim", type=_EXISTING, help="Also check Exim, with this configuration file or directory.")
+@click.option(
+    "--sendmail", type=_EXISTING, help="Also check Sendmail, with this sendmail.cf or directory (such as /etc/mail)."
+)
+@click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener to the --to address.")
+@click.option("--to", help="Recipient and sender of the mails that --send-test sends.")
 @click.option("--listener", help="Listener for --send-test. Default: the first SMTP listener.")
 @click.option("-v", "--verbose", is_flag=True, help="Show checks that passed, too.")
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")

@@ -30,7 +30,7 @@ def check_exim(conf: Config, place: Path) -> Iterator[Finding]:
     listeners = [listener for listener in conf.listeners if listener.profile.startswith("exim-")]
     if not listeners:
         yield Finding(
-            f"Exim's {place}", "no listener is for Exim: set profile: exim-cutthrough for one of the listeners"
+            f"Exim's {place}", "no listener has an Exim profile: set profile: exim-cutthrough for one of the listeners"
         )
     for listener in listeners:
         yield from _listener(listener, text)
@@ -70,7 +70,7 @@ def _client(listener: Listener, text: str) -> Finding:
     if missing or len(added) < 2:
         where = " and ".join(missing or ["acl_smtp_mail", "acl_not_smtp"])
         return Finding(
-            what, f"not every mail gets {name}, and then one forged by the sender is trusted: write {line} in {where}"
+            what, f"not every mail gets {name}, so one forged by the sender is trusted: write {line} in {where}"
         )
     return Finding(what, detail=name)
 
@@ -100,7 +100,9 @@ def _size(conf: Config, text: str) -> Finding:
     value = match.group(1) + match.group(2) if match else _DEFAULT_SIZE
     number = re.fullmatch(r"(\d+)([KMG]?)", value)
     size = int(number.group(1)) * _SIZES[number.group(2)] if number else 0
-    problem = f"with its Received field it accepts larger mail than we do: set message_size_limit = {front_size(conf)}"
+    problem = (
+        f"with its own Received field added, mail may exceed our limit: set message_size_limit = {front_size(conf)}"
+    )
     return Finding("Exim message_size_limit", problem if size == 0 or size > front_size(conf) else "", value)
 
 

@@ -27,7 +27,7 @@ def check_sendmail(conf: Config, place: Path) -> Iterator[Finding]:
     listeners = [listener for listener in conf.listeners if listener.protocol == "milter"]
     if not listeners:
         advice = "add {name: milter, protocol: milter, address: 127.0.0.1:10027, profile: sendmail-milter} to listeners"
-        yield Finding(f"Sendmail's {file}", f"no listener is for Sendmail: {advice}")
+        yield Finding(f"Sendmail's {file}", f"no listener has a Sendmail profile: {advice}")
     for listener in listeners:
         yield _listener(listener, lines)
     if listeners:

@@ -77,7 +77,7 @@ def show(session: Session) -> None:
     "-o",
     "--output",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Write to this file, complete or not at all.",
+    help="Write to this file; it is replaced only when the output is complete.",
 )
 @format_option
 @with_session
@@ -97,7 +97,7 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
         raise  # the reader closed the pipe: click exits quietly
     except OSError as exc:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or flushing the buffer at exit would fail again
-        fail(OutputError(f"standard output cannot be written: {exc.strerror}"))
+        fail(OutputError(f"cannot write to standard output: {exc.strerror}"))
 
 
 class OutputError(BridgeError):
@@ -175,7 +175,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @_with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST, given as arguments, files or standard input. Missing ones are no error."""
+    """Delete entries from LIST, given as arguments, files or standard input. Missing ones are not an error."""
     unwanted = list(_given(given, paths, kind))
     tally = Tally()
 

@@ -39,7 +39,7 @@ def refresh(path: Path | None, as_json: bool) -> None:
     try:
         problems = run(fetch(job))
     except OSError as exc:
-        fail(CopiesUnwritable(f"{copies.directory} cannot be written: {exc.strerror}"))
+        fail(CopiesUnwritable(f"{copies.directory} cannot be written to: {exc.strerror}"))
     copies.want(wanted)
     copies.look()
     codes = {exit_code(problem) for problem in problems.values()} | {0}

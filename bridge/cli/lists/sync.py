@@ -93,7 +93,7 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
                 raise click.UsageError("--tenant cannot be used with a directory: its subdirectories are the tenants")
             found = tree.find(Path(directory))
             for path in found.ignored:
-                click.echo(f"{path}: ignored, its name is not that of a list file", err=True)
+                click.echo(f"{path}: skipped, not named like a list file", err=True)
             return found.targets
         case _:
             raise click.UsageError("expected LIST and FILE, or a directory")
@@ -156,7 +156,9 @@ class SyncJob:
                 continue
             loss = f"{planned.target}: {planned.deletions:,} of {planned.change.size:,} entries would be deleted"
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
-                click.echo(f"{loss}, more than --max-delete allows; nothing was changed; use --yes to do it", err=True)
+                click.echo(
+                    f"{loss}, more than --max-delete allows; nothing was changed; use --yes to confirm", err=True
+                )
                 return False
             for line in planned.lines(_SHOWN):
                 click.echo(line, err=True)

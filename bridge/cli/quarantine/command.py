@@ -97,7 +97,7 @@ quarantine.add_command(allow_sender)
 @click.option("--tenant", default="", metavar="UUID", help="Belongs to this tenant (tenantUid).")
 @click.option("--decision", default="", help="The scanner's decision; without one, the error (such as `unavailable`).")
 @click.option("--tag", default="", help="Has this tag; with *, a pattern: 'malware:*'.")
-@click.option("--listener", default="", help="Received by the listener of this name.")
+@click.option("--listener", default="", help="Received by this listener.")
 @click.option("--state", type=click.Choice(STATES), default=None, help="Release state.")
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
@@ -206,7 +206,7 @@ def delete(path: Path | None, ids: tuple[str, ...], yes: bool) -> None:
     """Delete mail permanently."""
     session = Session.open(path)
     if not yes and sys.stdin.isatty():
-        click.confirm(f"Delete {len(ids)} permanently?", abort=True, err=True)
+        click.confirm(f"Permanently delete {len(ids)} mails?", abort=True, err=True)
     codes = []
     for mail_id in dict.fromkeys(ids):
         try:
@@ -226,7 +226,7 @@ def delete(path: Path | None, ids: tuple[str, ...], yes: bool) -> None:
     "--older-than",
     callback=_period,
     metavar="PERIOD",
-    help="Quarantined longer ago than this, such as 30d. Default: quarantine.retention.",
+    help="Delete mail quarantined longer ago than this, such as 30d. Default: quarantine.retention.",
 )
 def purge(path: Path | None, older_than: float | None) -> None:
     """Permanently delete all old mail. The daemon does this automatically once an hour."""

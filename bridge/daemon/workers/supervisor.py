@@ -163,7 +163,7 @@ class Supervisor:
             if child.aborted:
                 self._processes.send(child, signal.SIGKILL)
             elif self._processes.silent_s(child) > self._hung_s:
-                log.error("%s shows no sign of life; killing it", child)
+                log.error("%s is not responding; killing it", child)
                 child.aborted = True
                 self._processes.send(child, signal.SIGABRT)
 
@@ -212,7 +212,7 @@ class Supervisor:
         if self._failures > 1:
             pause = min(_FIRST_PAUSE_S * 2 ** (self._failures - 2), _LONGEST_PAUSE_S)
             self._next_start = time.monotonic() + pause
-            log.error("%d processes in a row exited soon after their start; pausing for %.1f s", self._failures, pause)
+            log.error("%d processes in a row exited soon after starting; pausing for %.1f s", self._failures, pause)
 
     # Stop
 
@@ -220,7 +220,7 @@ class Supervisor:
         if self._exit_code is None:
             self._begin_stop(0)
             return
-        log.warning("told to stop again: mail in processing is given up soon")
+        log.warning("second stop signal: mail in processing will be abandoned shortly")
         for child in self._processes:
             if not child.is_service:
                 self._processes.send(child, HURRY)

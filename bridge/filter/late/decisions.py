@@ -186,7 +186,7 @@ class LateDecisions:
         except (ScanError, Saturated) as exc:
             log.warning("late scan failed: %s", exc)
         except TimeoutError:
-            log.warning("late scan did not end within %g s; giving it up", self.settings.scan_limit_s)
+            log.warning("late scan did not finish within %g s; giving up", self.settings.scan_limit_s)
         finally:
             scan.abandon()
             release()
@@ -300,7 +300,7 @@ class LateDecisions:
             work(*arguments)
         except LateStoreError as exc:
             if not self._is_failing:
-                log.error("late decisions: the store fails; new entries are kept only in memory: %s", exc)
+                log.error("late decisions: the store failed; new entries are kept only in memory: %s", exc)
             self._is_failing = True
             return False
         if self._is_failing:

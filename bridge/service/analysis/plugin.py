@@ -48,7 +48,9 @@ class PluginAnalyzer:
         try:
             self._workers = WorkerPool(MODULE, settings.processes, settings.memory, setup, may_log=True)
         except (TypeError, ValueError):  # YAML also has dates, for example
-            raise ConfigError(f"analyzers.plugins.{name}.options: only values that JSON can express") from None
+            raise ConfigError(
+                f"analyzers.plugins.{name}.options: must contain only values that JSON can represent"
+            ) from None
         self._async_analyzer: Any = None  # set if the analyzer runs in the event loop
 
     async def start(self) -> None:

@@ -179,7 +179,7 @@ def test_the_supervisor_exits_when_no_worker_can_be_restarted(tmp_path: Path) ->
         (tmp_path / "token").unlink()
         os.kill(first, signal.SIGKILL)
         until(lambda: bridge.log.count("exited with code 78") >= 2, "the second attempt")
-        assert bridge.send().startswith("250 ") and "exited soon after their start; pausing for 0.5 s" in bridge.log
+        assert bridge.send().startswith("250 ") and "exited soon after starting; pausing for 0.5 s" in bridge.log
         os.kill(second, signal.SIGKILL)
         assert bridge.wait() == 78
 

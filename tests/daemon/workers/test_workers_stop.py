@@ -47,14 +47,14 @@ def test_only_a_second_signal_shortens_the_drain(tmp_path: Path) -> None:
         for pid in (bridge.process.pid, *found):
             os.kill(pid, signal.SIGTERM)
         until(lambda: get(bridge.admin, "/readyz")[0] == 503, "the first signal to take effect")
-        assert "told to stop again" not in bridge.log
+        assert "second stop signal" not in bridge.log
         for pid in (bridge.process.pid, *found):
             os.kill(pid, signal.SIGINT)
         for (sending,) in found.values():
             assert sending.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait() == 0
         gate.let_go = True
-        assert not next_hop.mails and "told to stop again" in bridge.log
+        assert not next_hop.mails and "second stop signal" in bridge.log
 
 
 def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Path) -> None:
@@ -80,8 +80,8 @@ def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Pa
             (service,) = children(bridge.process.pid) - set(workers(bridge))
             for pid in (hung, service):
                 os.kill(pid, signal.SIGSTOP)
-            until(lambda: f"worker {hung} shows no sign of life" in bridge.log, "the worker to be reported")
-            until(lambda: "the scanning service shows no sign of life" in bridge.log, "the service to be reported")
+            until(lambda: f"worker {hung} is not responding" in bridge.log, "the worker to be reported")
+            until(lambda: "the scanning service is not responding" in bridge.log, "the service to be reported")
             until(lambda: not is_alive(service), "the service to be killed")
             until(lambda: len(set(workers(bridge)) - {hung}) == 2, "another worker")
             bridge.signal(signal.SIGHUP)

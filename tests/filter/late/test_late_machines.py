@@ -60,6 +60,6 @@ def test_an_unavailable_database_costs_no_mail_and_is_used_again_later(
     finally:
         if is_away:
             fragile_postgresql.start()
-    failures = [record.getMessage() for record in caplog.records if "the store fails" in record.getMessage()]
+    failures = [record.getMessage() for record in caplog.records if "the store failed" in record.getMessage()]
     assert len(failures) == 1 and "only in memory" in failures[0]
     assert not re.search("postgresql:|tester", caplog.text.replace("scanbridge[postgresql]", ""))

@@ -339,7 +339,7 @@ def test_header_space_is_sent_only_if_negotiated():
     assert codec.encode_delete_header(b"x-scan-id", 2)[5:] == b"\0\0\0\2x-scan-id\0\0"
 
 
-def test_every_state_knows_where_each_of_its_events_leads():
+def test_every_state_has_a_successor_for_each_of_its_events():
     """The table has a row for each state, leads only to states, and allows no content before MAIL."""
     assert set(protocol.TRANSITIONS) == set(protocol.State)
     for row in protocol.TRANSITIONS.values():

@@ -182,7 +182,7 @@ async def test_connection_that_does_not_open_with_a_negotiation_is_closed(openin
     ],
     ids=["silence", "half a length", "withheld data", "withheld body"],
 )
-async def test_frame_that_does_not_arrive_is_not_waited_for(start):
+async def test_frame_that_does_not_arrive_closes_the_connection(start):
     """A connection that stops in the middle of a frame, or never starts one, is closed."""
     filter_ = ScriptedFilter()
     async with listening(filter_, read_timeout_s=0.1) as listener:

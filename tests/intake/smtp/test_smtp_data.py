@@ -121,7 +121,7 @@ def test_any_mail_in_any_split_is_read_as_the_reference_does(wire: bytes, cuts: 
 
 
 @given(st.lists(st.lists(st.sampled_from([b"a", b".", b"\xe9", b" "]), max_size=6).map(b"".join), max_size=12))
-def test_stuffed_lines_come_out_as_they_went_in(lines: list[bytes]) -> None:
+def test_stuffed_lines_are_restored_exactly(lines: list[bytes]) -> None:
     """Removing the dots restores exactly what the client had."""
     content = b"".join(line + b"\r\n" for line in lines)
     wire = b"".join((b"." + line if line.startswith(b".") else line) + b"\r\n" for line in lines) + b".\r\n"

@@ -47,7 +47,7 @@ def test_address_is_kept_unchanged(argument: bytes, address: str) -> None:
         b"<a@" + b"b" * 300 + b" >",
     ],
 )
-def test_what_is_no_path_is_a_syntax_error(argument: bytes) -> None:
+def test_malformed_path_is_a_syntax_error(argument: bytes) -> None:
     """Anything but a path with parameters is refused with 501."""
     reply = parse_path(argument, syntax=SYNTAX)
     assert isinstance(reply, Reply) and (reply.code, reply.status, reply.text) == (501, "5.5.4", SYNTAX)
@@ -93,7 +93,7 @@ def test_parameters_keep_order_and_case_of_their_values() -> None:
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='<>@"\\ab.[]=?: \r\n\0\t,;()é', max_size=40).map(str.encode))
-def test_any_bytes_are_refused_or_go_on_identical(argument: bytes) -> None:
+def test_any_address_is_refused_or_kept_unchanged(argument: bytes) -> None:
     """Every accepted address is part of the input, byte for byte, and has no control character."""
     for sent in (argument, b"<" + argument + b">", b"<" + argument + b"@d.example> SIZE=1"):
         path = parse_path(sent, syntax=SYNTAX)
