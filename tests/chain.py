@@ -122,7 +122,7 @@ def dialogue(
     mail: Sequence[str] = (), rcpt: Sequence[str] = (), xclient: str = "", helo: str = "client.example",
     source: str = "127.0.0.1",
 ) -> tuple[str, str]:  # fmt: skip
-    """The same; returns also what the reply was to: MAIL, RCPT, DATA or the final dot."""
+    """The same; also returns what the reply was to: MAIL, RCPT, DATA or the final dot."""
     with smtplib.SMTP("127.0.0.1", port, local_hostname=helo, timeout=DEADLINE_S, source_address=(source, 0)) as client:
         if xclient:
             client.ehlo("first.example")

@@ -19,9 +19,9 @@ class Postfix:
     """Relays everything to one port of this machine."""
 
     def __init__(self, services: str, destination: int, settings: str = "") -> None:
-        """`services`: lines added to the default master.cf; `settings`: the same for main.cf."""
+        """`services` are lines for master.cf, `settings` for main.cf, in addition to the defaults."""
         directory = self.directory = Path(tempfile.mkdtemp(prefix="postfix-"))
-        directory.chmod(0o755)  # Postfix's own user must be able to enter; pytest's directories are private
+        directory.chmod(0o755)  # Postfix's own user must have access; pytest's directories are private
         self._config = directory / "etc"
         for name in ("etc", "spool", "data", "etc/postfix-files.d", "etc/dynamicmaps.cf.d"):
             (directory / name).mkdir()
@@ -31,7 +31,7 @@ class Postfix:
                 shutil.copy(file, self._config)
         (self._config / "dynamicmaps.cf").touch()
         (directory / "maillog").touch()
-        (directory / "maillog").chmod(0o666)  # after a crash, Postfix logs what it finds as its own user
+        (directory / "maillog").chmod(0o666)  # after a crash, Postfix writes to the log as its own user
         main = _MAIN_CF.format(directory=directory, destination=destination)
         (self._config / "main.cf").write_text(main + settings)
         (self._config / "master.cf").write_text(f"{services}\n{_MASTER_CF}")
@@ -63,7 +63,7 @@ class Postfix:
         return done.stdout
 
     def queue(self) -> list[dict[str, Any]]:
-        """What is queued now, as `postqueue -j` prints it."""
+        """The current queue, as `postqueue -j` prints it."""
         return [json.loads(line) for line in self.run("postqueue", "-j").splitlines()]
 
     def complaints(self) -> str:

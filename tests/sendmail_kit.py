@@ -13,7 +13,7 @@ class Sendmail(Room):
     """One daemon that relays everything to one port of this machine."""
 
     def __init__(self, lines: str, ports: Collection[int], destination: int) -> None:
-        """`lines`: added to the default sendmail.mc; `ports`: where these lines make it listen."""
+        """`lines` are added to the default sendmail.mc; `ports` are the ports that they configure."""
         super().__init__("sendmail", "/run", "/var/spool/mqueue")
         self._ports = ports
         (self.directory / "sendmail.mc").write_text(_MC.format(destination=destination, lines=lines))
@@ -27,7 +27,7 @@ class Sendmail(Room):
         return self.run("sendmail", "-C", "/mnt/sendmail.cf", *arguments)
 
 
-# With the package's owner of the queue Sendmail fails with "collect: Cannot write"; a queue owned by root
+# If the queue has the owner from the package, Sendmail fails with "collect: Cannot write"; a queue owned by root
 # works. Sendmail sometimes defers a first delivery, hence the short interval between queue runs.
 _START = """\
 chmod 700 /var/spool/mqueue

@@ -1,4 +1,4 @@
-"""`scanbridge check` against the mail server's own settings: each mistake found, a good set-up silent."""
+"""`scanbridge check` against the mail server's own settings: each mistake is found, a good set-up has no problem."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def postfix(tmp_path: Path, chroot: str = "n", **settings: str) -> Path:
     lines = [f"{name} = {value}" for name, value in {**GOOD, **settings}.items()]
     (directory / "main.cf").write_text("\n".join([*lines, "queue_directory = /var/spool/postfix", ""]))
     (directory / "master.cf").write_text(MASTER.format(chroot=chroot))
-    os.utime(directory / "main.cf", (0, 0))  # a file that has just changed makes Postfix wait two seconds
+    os.utime(directory / "main.cf", (0, 0))  # Postfix waits two seconds for a file that has just changed
     return directory
 
 
@@ -53,7 +53,7 @@ def problems(findings: Any) -> list[Finding]:
 
 
 def test_good_postfix_has_no_problem(tmp_path: Path) -> None:
-    """A set-up as docs/operate/milter.md has it is left in peace."""
+    """Settings as in docs/operate/milter.md."""
     findings = list(check_postfix(config(tmp_path), postfix(tmp_path)))
     assert len(findings) >= 5
     assert problems(findings) == []
@@ -79,7 +79,7 @@ def test_mistake_in_postfix_is_found(tmp_path: Path, settings: dict[str, str], w
 
 
 def test_milter_named_in_master_cf_counts(tmp_path: Path) -> None:
-    """An -o override of one service is as good as main.cf."""
+    """An -o override for one service counts like main.cf."""
     directory = postfix(tmp_path, smtpd_milters="")
     (directory / "master.cf").write_text(MASTER.format(chroot="n") + "    -o smtpd_milters=inet:localhost:10027\n")
     assert problems(check_postfix(config(tmp_path), directory)) == []
@@ -94,7 +94,7 @@ def test_milter_named_in_master_cf_counts(tmp_path: Path) -> None:
     ],
 )
 def test_chrooted_smtpd_and_unix_sockets(tmp_path: Path, path: str, named: str, problem: str) -> None:
-    """A chrooted smtpd sees the socket only below its queue directory, and by its name there."""
+    """A chrooted smtpd reaches a socket only in the queue directory, by its path relative to that."""
     found = problems(
         check_postfix(config(tmp_path, f"unix:{path}"), postfix(tmp_path, chroot="y", smtpd_milters=named))
     )
@@ -102,7 +102,7 @@ def test_chrooted_smtpd_and_unix_sockets(tmp_path: Path, path: str, named: str, 
 
 
 def test_postfix_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
-    """A directory without a Postfix configuration is said to be one."""
+    """The directory contains no Postfix configuration."""
     need("postconf")
     (found,) = problems(check_postfix(config(tmp_path), tmp_path))
     assert "postconf cannot read it" in found.problem
@@ -129,15 +129,15 @@ SENDMAIL = f"V10/Berkeley\nDZ8.17.1\nO InputMailFilters=other, scanbridge\n{GOOD
         ("DZ8.17.1", "DZ8.13.1\nO Milter.macros.envfrom=i, {auth_authen}", ""),
     ],
 )
-def test_sendmail_cf_is_judged(tmp_path: Path, old: str, new: str, advice: str) -> None:
-    """One mistake, one finding that says what to write; and none in a good file."""
+def test_mistake_in_sendmail_cf_is_found(tmp_path: Path, old: str, new: str, advice: str) -> None:
+    """Each mistake is one finding that says what to write; a good file has none."""
     (tmp_path / "sendmail.cf").write_text(SENDMAIL.replace(old, new, 1))
     found = problems(check_sendmail(config(tmp_path), tmp_path))
-    assert [advice in one.problem for one in found] == ([True] if advice else []), found
+    assert [advice in finding.problem for finding in found] == ([True] if advice else []), found
 
 
-def test_sendmail_without_a_listener_for_it_is_told(tmp_path: Path) -> None:
-    """A set-up for SMTP alone, and a file that is not there."""
+def test_sendmail_without_a_milter_listener_is_reported(tmp_path: Path) -> None:
+    """A missing file, and a configuration with an SMTP listener only."""
     data = {"name": "mx", "address": "127.0.0.1:10025", "protocol": "smtp"}
     (found,) = check_sendmail(config(tmp_path), tmp_path)
     assert "cannot be read" in found.problem

@@ -1,4 +1,4 @@
-"""Twenty mistakes, each found by `scanbridge check` with what to change; and silence where there is none."""
+"""`scanbridge check` finds each of these mistakes and says what to change; a good set-up gets one line."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ GREEN = b'{"messageQueueStatus": "GREEN"}'
 
 
 class World:
-    """A good set-up: configuration, scanner, next hop, certificates, a Postfix's files as `setup` prints them."""
+    """A good set-up: configuration, scanner, next hop, certificates, and Postfix files as `setup` prints them."""
 
     def __init__(self, directory: Path, background: Background) -> None:
         self.directory, self.scanner, self.hop = directory, FakeScanner(), NextHop()
@@ -46,7 +46,7 @@ class World:
     def certify(self, end: datetime) -> None:
         ca = trustme.CA()
         cert = ca.issue_cert("mx.example", not_after=end)
-        chain = b"".join(one.bytes() for one in cert.cert_chain_pems) + ca.cert_pem.bytes()
+        chain = b"".join(pem.bytes() for pem in cert.cert_chain_pems) + ca.cert_pem.bytes()
         (self.directory / "cert.pem").write_bytes(chain)
         cert.private_key_pem.write_to_path(self.directory / "key.pem")
 
@@ -56,7 +56,7 @@ class World:
         return CliRunner().invoke(main, arguments)
 
     def postfix(self, mode: str, change: Callable[[str], str] = str) -> None:
-        """`change` is done to main.cf and to master.cf."""
+        """`change` is applied to main.cf and to master.cf."""
         need("postconf")
         if mode == "milter":
             address = self.listener["address"]
@@ -71,7 +71,7 @@ class World:
             text = CliRunner().invoke(main, arguments).stdout
             text += "compatibility_level = 3.6\nmyhostname = m.example\n" if name == "main.cf" else LOCAL
             (place / name).write_text(change(text))
-            os.utime(place / name, (0, 0))  # a file that has just changed makes Postfix wait two seconds
+            os.utime(place / name, (0, 0))  # Postfix waits two seconds for a file that has just changed
         self.options += ["--postfix", str(place)]
 
     def file(self, option: str, text: str) -> None:
@@ -86,16 +86,16 @@ LOCAL = "local unix - n n - - local\n"
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
     background = Background()
-    one = World(tmp_path, background)
-    yield one
-    background.run(one.scanner.stop())
-    background.run(one.hop.stop())
+    world = World(tmp_path, background)
+    yield world
+    background.run(world.scanner.stop())
+    background.run(world.hop.stop())
     background.close()
 
 
 @pytest.mark.parametrize("mode", ["", "proxy", "content-filter", "milter"])
-def test_good_set_up_is_one_line(world: World, mode: str) -> None:
-    """Nothing to change: OK, exit code 0; also with the Postfix that `scanbridge setup` describes."""
+def test_good_set_up_prints_one_line(world: World, mode: str) -> None:
+    """OK and exit code 0, also with the Postfix files that `scanbridge setup` prints."""
     if mode:
         world.postfix(mode)
     done = world.run()
@@ -218,7 +218,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_mistake_is_found_with_its_remedy(world: World, name: str) -> None:
-    """One line for the one mistake; a problem is exit code 1, a warning is not."""
+    """One line for the one mistake; a problem exits with 1, a warning with 0."""
     make, state, remedy = MISTAKES[name]
     make(world)
     done = world.run()
@@ -228,15 +228,15 @@ def test_mistake_is_found_with_its_remedy(world: World, name: str) -> None:
 
 
 def test_json_has_every_finding(world: World) -> None:
-    """Also those that are well."""
+    """Findings without a problem are included."""
     expire(world, -1)
     shown = json.loads(world.run("--json").stdout)
     assert shown["ok"] is False and len(shown["findings"]) > 5
-    assert [one["state"] for one in shown["findings"]].count("problem") == 1
+    assert [finding["state"] for finding in shown["findings"]].count("problem") == 1
 
 
-def test_good_exim_and_sendmail_are_left_in_peace(world: World) -> None:
-    """As deploy/exim and deploy/sendmail have it."""
+def test_good_exim_and_sendmail_have_no_problem(world: World) -> None:
+    """Settings as in deploy/exim and deploy/sendmail."""
     exim(world, EXIM)
     assert world.run().stdout.startswith("OK:")
     world.options.clear()
@@ -245,7 +245,7 @@ def test_good_exim_and_sendmail_are_left_in_peace(world: World) -> None:
 
 
 def test_send_test_needs_a_recipient_and_shows_every_outcome(tmp_path: Path) -> None:
-    """Real mail, five of them, to the address that was given."""
+    """Five real mails are sent to the given address."""
     with running_bridge(tmp_path, {"limits": {"max_connections": 50}}) as bridge:
         address = f"127.0.0.1:{bridge.port}"
         data = configuration(

@@ -1,4 +1,4 @@
-"""The commands people type, with a scripted scanner and next hop beside them."""
+"""The command line, with a scripted scanner and next hop."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Place:
             "relay": {"next_hop": self.next_hop.url},
             "admin": {"address": f"127.0.0.1:{self.admin}"},
             "state_directory": str(self.directory / "state"),
-            "limits": {"max_connections": 50},  # within anybody's ulimit -n
+            "limits": {"max_connections": 50},  # within any usual ulimit -n
         }
         for name, value in sections.items():
             data[name] = {**data.get(name, {}), **value} if isinstance(value, dict) else value
@@ -68,7 +68,7 @@ def place(tmp_path: Path) -> Iterator[Place]:
 
 
 def test_help_names_every_command() -> None:
-    """In the order one needs them."""
+    """Every command is listed and has its own help."""
     shown = CliRunner().invoke(main, ["--help"])
     commands = shown.output.split("Commands:\n")[1]
     names = [line.split()[0] for line in commands.splitlines() if line.startswith("  ") and line[2] != " "]
@@ -79,10 +79,10 @@ def test_help_names_every_command() -> None:
 
 
 @pytest.mark.parametrize("command", [["run"], ["check"], ["scan", "token"], ["status"], ["config", "show"]])
-def test_every_command_tells_the_mistakes_of_the_configuration(
+def test_every_command_reports_the_mistakes_in_the_configuration(
     place: Place, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of them, and exit code 78."""
+    """All mistakes are reported together; the exit code is 78."""
     monkeypatch.chdir(place.directory)
     place.config.write_text("listeners: []\nnonsense: 1\n")
     done = place.run(*command)
@@ -94,8 +94,8 @@ def test_every_command_tells_the_mistakes_of_the_configuration(
     ]
 
 
-def test_a_configuration_that_is_not_there_is_said(tmp_path: Path) -> None:
-    """Also when it comes by SCANBRIDGE_CONFIG."""
+def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
+    """SCANBRIDGE_CONFIG is treated like the option."""
     missing = str(tmp_path / "none.yml")
     done = CliRunner().invoke(main, ["check"], env={"SCANBRIDGE_CONFIG": missing})
     assert done.exit_code == 78 and done.stderr == f"{missing}: cannot be read: No such file or directory\n"
@@ -104,8 +104,8 @@ def test_a_configuration_that_is_not_there_is_said(tmp_path: Path) -> None:
 # config
 
 
-def test_config_show_prints_what_is_in_force_and_no_secret(place: Place) -> None:
-    """YAML that loads again, JSON for machines."""
+def test_config_show_prints_the_effective_configuration_and_no_secret(place: Place) -> None:
+    """The YAML can be loaded again; --json is for programs."""
     shown, machine = place.run("config", "show"), place.run("config", "show", "--json")
     assert shown.exit_code == machine.exit_code == 0
     again = yaml_file.load(place.config, model.Config, shown.stdout)
@@ -114,8 +114,8 @@ def test_config_show_prints_what_is_in_force_and_no_secret(place: Place) -> None
     assert TOKEN not in shown.output + machine.output
 
 
-def test_config_show_of_nothing_is_the_embedded_default(tmp_path: Path) -> None:
-    """In the XDG state folder, or where systemd says."""
+def test_config_show_without_a_file_prints_the_embedded_default(tmp_path: Path) -> None:
+    """Its state is in the XDG state directory, or in the one that systemd names."""
     home = {"XDG_STATE_HOME": str(tmp_path), "STATE_DIRECTORY": "", "SCANBRIDGE_CONFIG": ""}
     shown = CliRunner().invoke(main, ["config", "show"], env=home)
     assert f"maildir:{tmp_path}/scanbridge/Maildir" in shown.stdout
@@ -124,7 +124,7 @@ def test_config_show_of_nothing_is_the_embedded_default(tmp_path: Path) -> None:
 
 
 def test_config_schema_is_json() -> None:
-    """For editors."""
+    """Editors use the schema for completion."""
     shown = CliRunner().invoke(main, ["config", "schema"])
     assert json.loads(shown.stdout)["title"] == "scanbridge configuration"
 
@@ -133,7 +133,7 @@ def test_config_schema_is_json() -> None:
 
 
 def test_scan_prints_one_decision_per_file(place: Place) -> None:
-    """Stored with LF, sent with CRLF, under the envelope one gives."""
+    """Files with LF are sent with CRLF, with the envelope from the command line."""
     first = place.mail("a.eml", b"Subject: a\n\nhello\n")
     second = place.mail("b.eml", b"Subject: b\r\n\r\nhello\r\n")
     place.scanner.reply = answer(200, result("quarantine", verdict="virus"))
@@ -143,15 +143,15 @@ def test_scan_prints_one_decision_per_file(place: Place) -> None:
         f"{path}: quarantine verdict=virus tags=a:b ggrid=11111111-2222-4333-8444-555555555555"
         for path in (first, second)
     ]
-    one, two = place.scanner.submissions
-    assert one.email == b"Subject: a\r\n\r\nhello\r\n" and two.email == b"Subject: b\r\n\r\nhello\r\n"
-    assert one.parameters == {
+    unix, dos = place.scanner.submissions
+    assert unix.email == b"Subject: a\r\n\r\nhello\r\n" and dos.email == b"Subject: b\r\n\r\nhello\r\n"
+    assert unix.parameters == {
         "borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": ["c@d", "e@f"]},
         "tenantUid": TENANT,
     }
 
 
-def test_scan_for_machines(place: Place) -> None:
+def test_scan_prints_json(place: Place) -> None:
     """One JSON object per line; the sender is null unless given."""
     path = place.mail("a.eml", b"Subject: a\n\nhello\n")
     done = place.run("scan", path, "--json")
@@ -171,15 +171,15 @@ def test_scan_for_machines(place: Place) -> None:
     ],
 )
 def test_scan_without_a_decision_is_exit_1(place: Place, reply: bytes, words: str) -> None:
-    """Why stands on standard error, without the token."""
+    """Standard error has the reason, without the token."""
     place.scanner.reply = reply
     done = place.run("scan", place.mail("a.eml", b"Subject: a\n\n"))
     assert done.exit_code == 1 and done.stdout == ""
     assert "no decision: " in done.stderr and words in done.stderr and TOKEN not in done.output
 
 
-def test_scan_does_not_send_what_the_service_cannot_take(place: Place) -> None:
-    """Over 50 MiB; the other file is scanned all the same."""
+def test_scan_does_not_send_mail_over_the_size_limit(place: Place) -> None:
+    """The limit is 50 MiB; the other file is still scanned."""
     large = place.directory / "large.eml"
     with large.open("wb") as file:
         file.truncate(50 * 1024 * 1024 + 1)
@@ -190,8 +190,10 @@ def test_scan_does_not_send_what_the_service_cannot_take(place: Place) -> None:
 
 
 @pytest.mark.parametrize("arguments", [[], ["none.eml"], ["token", "--tenant", "17"]])
-def test_scan_of_nothing_is_a_usage_error(place: Place, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """No file, a file that is not there, a tenant that is none."""
+def test_scan_with_unusable_arguments_is_a_usage_error(
+    place: Place, arguments: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No file, a missing file, and an invalid tenant."""
     monkeypatch.chdir(place.directory)
     assert place.run("scan", *arguments).exit_code == 2
 
@@ -199,8 +201,8 @@ def test_scan_of_nothing_is_a_usage_error(place: Place, arguments: list[str], mo
 # check
 
 
-def test_check_of_a_good_place_holds(place: Place) -> None:
-    """One line each, exit code 0, and the ports are free afterwards."""
+def test_check_of_a_good_set_up_succeeds(place: Place) -> None:
+    """One line per check, exit code 0, and the ports are free afterwards."""
     done = place.run("check", "-v")
     assert done.exit_code == 0, done.output
     assert [line.partition(": ")[2].split(" ")[0] for line in done.stdout.splitlines()] == ["ok"] * 8
@@ -210,7 +212,7 @@ def test_check_of_a_good_place_holds(place: Place) -> None:
 
 
 def test_check_names_every_next_hop_it_tried(place: Place) -> None:
-    """The general ones, those of routes and those of tenants, each once; one that is down is a problem of its own."""
+    """Default, routes and tenants: each next hop is tried once, and each that is down is a separate problem."""
     down, other = (f"127.0.0.1:{free_port()}" for _ in range(2))
     own = {"next_hops": [place.next_hop.url, f"smtp://{other}"]}
     place.write(
@@ -229,8 +231,8 @@ def problems(done: Result) -> list[str]:
     return [line for line in done.stdout.splitlines() if "PROBLEM" in line]
 
 
-def test_check_tells_all_problems_at_once(place: Place) -> None:
-    """Token, ports, deadline and next hop, each with what to do."""
+def test_check_reports_all_problems_together(place: Place) -> None:
+    """Token, ports, deadline and next hop, each with the next step."""
     (place.directory / "token").unlink()
     place.write(
         listeners=[
@@ -264,27 +266,27 @@ def test_check_tells_all_problems_at_once(place: Place) -> None:
         (answer(200, b"[]"), "cannot be read"),
     ],
 )
-def test_check_tells_what_is_wrong_with_the_scanner(place: Place, status: bytes, words: str) -> None:
-    """In one line, with its address."""
+def test_check_reports_what_is_wrong_with_the_scanner(place: Place, status: bytes, words: str) -> None:
+    """One line with the scanner's address."""
     place.scanner.status = status
     (found,) = problems(place.run("check", "-v"))
     assert found.startswith(f"scanner {place.scanner.url}: PROBLEM: ") and words in found
 
 
-def test_check_shows_the_colour_of_the_scanner(place: Place) -> None:
-    """RED is no problem of the configuration, but one wants to know."""
+def test_check_shows_the_status_of_the_scanner(place: Place) -> None:
+    """RED is not a configuration problem, but the operator should see it."""
     place.scanner.status = answer(200, b'{"messageQueueStatus": "RED"}')
     assert f"scanner {place.scanner.url}: ok (RED)" in place.run("check", "-v").stdout
 
 
-def test_check_of_an_unverified_scanner_says_so(place: Place) -> None:
-    """A CA file that is none."""
+def test_check_reports_an_unusable_ca_file(place: Place) -> None:
+    """scanner.ca_file names a file without certificates."""
     place.write(scanner={"urls": ["https://127.0.0.1:1"], "ca_file": "token"})
     assert any("scanner.ca_file" in line for line in problems(place.run("check", "-v")))
 
 
 def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> None:
-    """It is in use, and stays."""
+    """A socket in use is reported and kept; a stale one is replaced."""
     path = place.directory / "x.sock"
     place.write(listeners=[{"name": "a", "address": f"unix:{path}"}])
     with socket.socket(socket.AF_UNIX) as other:
@@ -299,21 +301,21 @@ def test_check_leaves_a_unix_socket_of_another_program_alone(place: Place) -> No
 # status
 
 
-def test_status_of_nobody_is_exit_1(place: Place) -> None:
-    """Nobody listens there."""
+def test_status_without_a_daemon_is_exit_1(place: Place) -> None:
+    """Nothing listens on the admin address."""
     done = place.run("status")
     assert done.exit_code == 1 and done.stderr == f"no daemon answers at 127.0.0.1:{place.admin}; is it running?\n"
 
 
 def test_status_of_another_program_is_exit_1(place: Place) -> None:
-    """Somebody answers, but it is not us."""
+    """The program on the admin address is not scanbridge."""
     place.write(admin={"address": f"127.0.0.1:{place.scanner.port}"})
     assert place.run("status").exit_code == 1
 
 
 @pytest.mark.parametrize("address", ["unix:/nonexistent/admin.sock", "systemd:admin"])
 def test_status_over_other_sockets_does_not_crash(place: Place, address: str) -> None:
-    """A unix socket that is not there, and one that only systemd knows."""
+    """A unix socket that does not exist, and one that only systemd knows."""
     place.write(admin={"address": address})
     done = place.run("status")
     assert done.exit_code == 1 and "no daemon answers" in done.stderr

@@ -34,7 +34,7 @@ ESCAPES = re.compile(r"\x1b(?:\[[0-9;?]*[A-Za-z]|\][^\x07]*\x07|[()][A-Z0-9])")
 
 
 class Terminal:
-    """A command on a terminal of its own; what it writes is read all the time."""
+    """A command on its own terminal."""
 
     def __init__(self, *arguments: str, columns: int = 100) -> None:
         self._master, self._slave = pty.openpty()
@@ -48,13 +48,13 @@ class Terminal:
         self.raw = ""
 
     def read(self) -> str:
-        """All of it so far, without colours and moves."""
+        """All output so far, without colours and cursor movements."""
         while select.select([self._master], [], [], 0)[0]:
             self.raw += os.read(self._master, 65536).decode()
         return ESCAPES.sub("", self.raw)
 
     def wait_for(self, text: str, since: int = 0) -> int:
-        """Returns the place after it."""
+        """Wait for this text on the screen; returns the position after it."""
         until(lambda: text in self.read()[since:], f"{text!r} on the screen", 20)
         return self.read().index(text, since) + len(text)
 
@@ -62,8 +62,8 @@ class Terminal:
         os.write(self._master, keys)
 
     def end(self) -> int:
-        """The exit code; the terminal is as it was."""
-        until(lambda: self.read() is not None and self.process.poll() is not None, "the end of it")
+        """Wait for the command to exit; returns its exit code. The terminal must be restored."""
+        until(lambda: self.read() is not None and self.process.poll() is not None, "the command to exit")
         self.read()
         assert termios.tcgetattr(self._slave) == self.before
         return self.process.returncode
@@ -87,7 +87,7 @@ def on_terminal(*arguments: str, columns: int = 100) -> Iterator[Terminal]:
 
 @contextmanager
 def flowing(bridge: Bridge) -> Iterator[None]:
-    """Mail, until the end."""
+    """Send mail continuously until the block ends."""
     over = threading.Event()
 
     def work() -> None:
@@ -111,8 +111,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, Fake
         yield tmp_path_factory.mktemp("top"), scanner, next_hop
 
 
-def test_a_daemon_is_watched_through_its_restart(place: tuple[Path, FakeScanner, NextHop]) -> None:
-    """Rates and times of running mail; gone, it is waited for; back, it is shown; `q` leaves a clean terminal."""
+def test_top_shows_a_daemon_before_and_after_its_restart(place: tuple[Path, FakeScanner, NextHop]) -> None:
+    """Rates and times while mail flows; a stopped daemon is awaited; `q` and Ctrl-C restore the terminal."""
     directory, scanner, next_hop = place
     config, port, admin = write_config(directory, scanner.url, next_hop.url)
     bridge = start(config, port, admin)
@@ -120,11 +120,11 @@ def test_a_daemon_is_watched_through_its_restart(place: tuple[Path, FakeScanner,
         with on_terminal("-c", str(config), "--interval", "0.2") as terminal:
             with flowing(bridge):
                 seen = terminal.wait_for(f"smtp://127.0.0.1:{next_hop.port}")
-                until(lambda: re.search(r"deliver [1-9]", terminal.read()), "a rate of mails")
-                until(lambda: re.search(r"scan +p50 <?\d+ ms", terminal.read()), "a time")
+                until(lambda: re.search(r"deliver [1-9]", terminal.read()), "a mail rate")
+                until(lambda: re.search(r"scan +p50 <?\d+ ms", terminal.read()), "a scan time")
             text = terminal.read()
             assert f"{scanner.url}" in text and "GREEN" in text and "closed" in text and "of 20" in text
-            assert "\x1b[?1049h" in terminal.raw and "\x1b[32m" in terminal.raw  # a screen of its own, and colour
+            assert "\x1b[?1049h" in terminal.raw and "\x1b[32m" in terminal.raw  # the alternate screen, and colour
             bridge.end()
             seen = terminal.wait_for("no daemon", seen)
             bridge = start(config, port, admin)
@@ -137,7 +137,7 @@ def test_a_daemon_is_watched_through_its_restart(place: tuple[Path, FakeScanner,
             narrow.wait_for("next hop")
             assert max(map(len, narrow.read().splitlines())) <= 40
             narrow.press(b"\x03")
-            assert narrow.end() == 0, "Ctrl-C is an end like any other"
+            assert narrow.end() == 0, "Ctrl-C is a regular exit"
         check_pipes(bridge, config)
     finally:
         bridge.end()
@@ -151,10 +151,10 @@ def check_pipes(bridge: Bridge, config: Path) -> None:
         with subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
             assert process.stdout is not None
             lines = map(json.loads, islice(process.stdout, 50))
-            found = [next(one for one in lines if one["mails_per_s"] > 0) for _ in range(2)]
-            process.stdout.close()  # it ends by itself, without a traceback
+            found = [next(line for line in lines if line["mails_per_s"] > 0) for _ in range(2)]
+            process.stdout.close()  # the command then exits without a traceback
             assert process.wait(15) == 0
-    assert all(one["up"] and one["scan_s"]["p50"] > 0 for one in found), found
+    assert all(line["up"] and line["scan_s"]["p50"] > 0 for line in found), found
     assert found[0]["next_hops"][0]["mails_per_s"]["taken"] > 0 and found[0]["scanner"][0]["status"] == "GREEN"
     once = CliRunner().invoke(main, ["top", "--once", "--interval", "0.1", "-c", str(config)], env={"COLUMNS": "80"})
     assert once.exit_code == 0 and "\x1b" not in once.stdout and "in processing" in once.stdout
@@ -168,17 +168,17 @@ def check_pipes(bridge: Bridge, config: Path) -> None:
         (0.5, [0, 0, 0], None),
         (0.5, [10, 10, 10], 0.05),
         (0.99, [0, 100, 100], 0.991),
-        (0.5, [0, 0, 5], 1.0),  # beyond the last bound nothing is known
+        (0.5, [0, 0, 5], 1.0),  # above the highest finite bound, Prometheus returns that bound
     ],
 )
-def test_quantiles_are_those_of_prometheus(q: float, counts: list[float], expected: float | None) -> None:
-    """Evenly spread within a bucket."""
+def test_quantiles_are_computed_as_prometheus_does(q: float, counts: list[float], expected: float | None) -> None:
+    """Values are assumed to be spread evenly within a bucket."""
     bounds = [0.1, 1.0, math.inf]
     assert quantile(q, list(zip(bounds, counts, strict=False))) == expected
 
 
-def test_counters_that_went_back_belong_to_a_new_daemon() -> None:
-    """A restart shows what happened since, never a negative rate."""
+def test_counters_that_decrease_mean_a_restart() -> None:
+    """After a restart the rates count from zero and are never negative."""
     state = {
         "version": "1",
         "pid": 1,
@@ -197,7 +197,7 @@ def test_counters_that_went_back_belong_to_a_new_daemon() -> None:
     assert seen["mails_per_s"] == 5.0 and seen["warnings"] == ["the daemon was restarted"]
 
 
-def test_sparkline_is_as_high_as_its_highest() -> None:
-    """Of the last ones only; in ASCII where nothing else is known."""
+def test_sparkline_is_scaled_to_its_highest_value() -> None:
+    """Only the last values count; ASCII is used where Unicode is not available."""
     assert sparkline(deque([9.0, 0.0, 1.0, 2.0]), 3) == "▁▅█"
     assert sparkline(deque([0.0, 2.0]), 9, ascii_only=True) == "_#" and sparkline(deque([0.0]), 5) == "▁"

@@ -1,9 +1,10 @@
-"""The daemon as a real process, with a scripted scanner and next hop in this one."""
+"""The daemon as a real process; its scripted scanner and next hop run in the process of the tests."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import signal
 import socket
@@ -17,7 +18,18 @@ from typing import Any
 from urllib.error import HTTPError
 
 from bridge.runtime import yaml_file
-from bridge.testing import TOKEN, Background, FakeScanner, NextHop, SmtpClient, answer, free_port, result, until
+from bridge.testing import (
+    TOKEN,
+    Background,
+    FakeScanner,
+    NextHop,
+    SmtpClient,
+    answer,
+    eventually,
+    free_port,
+    result,
+    until,
+)
 
 ROOT = Path(__file__).parents[2]
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
@@ -30,7 +42,7 @@ def environment(**more: str) -> dict[str, str]:
 
 
 def scanbridge(*arguments: str | Path, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run one command to its end."""
+    """Run one command and wait until it exits."""
     command = [sys.executable, "-m", "bridge", *map(str, arguments)]
     streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "stdin": subprocess.DEVNULL}
     defaults: dict[str, Any] = {"env": environment(), "cwd": ROOT, "timeout": 90, **streams}
@@ -116,8 +128,7 @@ class Gate:
         scanner.reply = self._reply
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while not self.let_go:
-            await asyncio.sleep(0.005)
+        await eventually(lambda: self.let_go, "the gate to open", limit_s=math.inf)
         writer.write(answer(200, result()))
 
     def arrived(self, count: int = 1) -> None:

@@ -87,7 +87,7 @@ def test_status_shows_the_live_state(parts: tuple[Bridge, FakeScanner]) -> None:
 
 
 def test_check_succeeds_while_the_daemon_runs(parts: tuple[Bridge, FakeScanner]) -> None:
-    """One line per check; that the daemon itself uses the ports is fine."""
+    """One line per check; the ports may be in use by the daemon itself."""
     bridge, _ = parts
     done = scanbridge("check", "-v", "-c", bridge.directory / "bridge.yml")
     lines = done.stdout.splitlines()

@@ -1,4 +1,4 @@
-"""Stopping: mail in processing is finished, idle clients are told, and nothing is lost."""
+"""Stopping: mail in processing is finished, idle clients get 421, and no mail is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def test_sigterm_finishes_mail_in_processing_and_disconnects_idle_clients(tmp_pa
             bridge.signal()
             assert idle.reply().startswith(b"421 4.3.2 ")
             assert at_rcpt.reply().startswith(b"421 4.3.2 ")
-            until(lambda: get(bridge.admin, "/readyz") == (503, "stopping\n"), "/readyz to report it")
+            until(lambda: get(bridge.admin, "/readyz") == (503, "stopping\n"), "/readyz to report the stop")
             assert get(bridge.admin, "/livez")[0] == 200
             with pytest.raises(OSError, match="refused"):
                 bridge.client()

@@ -38,7 +38,7 @@ def test_systemd_passes_sockets_and_credentials_and_gets_notifications(tmp_path:
             LISTEN_FDS="1",
             LISTEN_FDNAMES="smtp",
         )
-        # The shell's process becomes the daemon, so LISTEN_PID is right.
+        # The shell's process becomes the daemon, so LISTEN_PID is correct.
         command = ["/bin/sh", "-c", 'LISTEN_PID=$$ exec "$0" -m bridge run -c "$1"', sys.executable, str(config)]
         port = listening.getsockname()[1]
         fd = listening.fileno()
@@ -91,7 +91,7 @@ def test_a_listener_uses_the_socket_that_systemd_opened_at_its_address(tmp_path:
             assert bridge.send().startswith("250 ")
             warning = f"systemd listens on 127.0.0.1:{idle}, but no listener of the configuration does"
             until(lambda: warning in bridge.log, "the warning")
-            for listeners in ([mx], [mx, {"name": "m", **milter}]):  # dropped, and used again
+            for listeners in ([mx], [mx, {"name": "m", **milter}]):  # removed, and used again
                 count = json.loads(get(admin, "/status")[1])["reload"]["count"]
                 write_config(tmp_path, scanner.url, next_hop.url, **{**sections, "listeners": listeners})
                 bridge.signal(signal.SIGHUP)
@@ -138,7 +138,7 @@ def test_a_blocked_event_loop_stops_the_watchdog_and_logs_its_stack(tmp_path: Pa
             notices.settimeout(0.5)
             with pytest.raises(TimeoutError):
                 while notices.recv(1000) == b"WATCHDOG=1":
-                    pass  # sent just before
+                    pass  # sent before the reload blocked
             bridge.signal(signal.SIGABRT)
             assert bridge.wait() == -signal.SIGABRT
             assert "Fatal Python error: Aborted" in bridge.log and "reload.py" in bridge.log
@@ -157,7 +157,7 @@ def test_a_stop_asks_systemd_for_the_configured_drain_time(tmp_path: Path) -> No
         try:
             until(lambda: f"STATUS=accepting mail: mx on 127.0.0.1:{port}" == notices.recv(1000).decode(), "the status")
             bridge.signal()
-            until(lambda: notices.recv(1000).startswith(b"EXTEND_TIMEOUT_USEC=420000000\n"), "the time it asks for")
+            until(lambda: notices.recv(1000).startswith(b"EXTEND_TIMEOUT_USEC=420000000\n"), "the extended timeout")
             assert bridge.wait() == 0
         finally:
             bridge.end()

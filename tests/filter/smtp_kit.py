@@ -1,4 +1,4 @@
-"""An SMTP client that sends one command at a time, and helpers that read the bridge's log and metrics."""
+"""An SMTP client for one command at a time, a scanner that waits, and access to the bridge's log and metrics."""
 
 from __future__ import annotations
 
@@ -6,47 +6,38 @@ import asyncio
 import json
 import logging
 import re
-import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self
 
 from bridge.api.scanning import QueueStatus
-from bridge.testing import RunningBridge, answer, until
+from bridge.testing import RunningBridge, SmtpClient, answer, until
 
 MAIL = b"Subject: hello\r\n\r\nhello\r\n"
 
 
 class Client:
-    """One SMTP session; every method returns the complete reply as text."""
+    """`bridge.testing.SmtpClient` for dialogues that stop at the first refusal: one command, one reply, as text."""
 
     def __init__(self, port: int | RunningBridge) -> None:
-        number = port if isinstance(port, int) else port.port
-        self.sock = socket.create_connection(("127.0.0.1", number), timeout=10)
-        self._file = self.sock.makefile("rb")
+        self._client = SmtpClient(port if isinstance(port, int) else port.port, timeout_s=10)
         self.greeting = self.read()
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: object, trace: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
-        self._file.close()
-        self.sock.close()
+        self._client.close()
 
     def read(self) -> str:
-        lines = []
-        while line := self._file.readline().decode("ascii"):
-            lines.append(line.rstrip("\r\n"))
-            if line[3:4] != "-":
-                break
-        return "\n".join(lines)
+        """The next reply, without the last line end."""
+        return self._client.reply().decode("ascii")
 
     def say(self, line: str | bytes) -> str:
-        self.sock.sendall((line.encode() if isinstance(line, str) else line) + b"\r\n")
+        self._client.send((line.encode() if isinstance(line, str) else line) + b"\r\n")
         return self.read()
 
     def begin(self, sender: str = "a@example.org", recipients: tuple[str, ...] = ("b@example.org",)) -> str:
@@ -58,7 +49,7 @@ class Client:
         return reply
 
     def content(self, content: bytes = MAIL) -> None:
-        self.sock.sendall(content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
+        self._client.send(content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
 
 
 def send(port: int | RunningBridge, content: bytes = MAIL, **envelope: Any) -> str:
@@ -77,7 +68,7 @@ def send(port: int | RunningBridge, content: bytes = MAIL, **envelope: Any) -> s
 def say(bridge: RunningBridge, status: QueueStatus) -> None:
     """Let the scanner report this status, and wait until the bridge has read it."""
     bridge.scanner.status = answer(200, b'{"messageQueueStatus": "%b"}' % status.encode())
-    until(lambda: bridge.daemon.scanner.hosts[0].status is status, str(status))
+    until(lambda: bridge.daemon.scanner.hosts[0].status is status, f"the status {status}")
 
 
 class Gate:
@@ -87,7 +78,7 @@ class Gate:
         self._bridge, self._answer = bridge, answer
         self._open = asyncio.Event()
         while bridge.scanner.arrived.acquire(blocking=False):
-            pass  # those of earlier mails
+            pass  # forget earlier mails
         bridge.scanner.reply = self._reply
 
     async def _reply(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -73,12 +73,12 @@ def test_the_limit_finds_the_scanners_capacity(workers: int) -> None:
     simulation.done, simulation.waits = 0, []
     simulation.run(20, capacity * 10)
     assert simulation.done / 20 > 0.95 * capacity
-    assert max(workers / 3, 2) <= limit.current < 5 * workers  # a third: it is just learning what is usual
+    assert max(workers / 3, 2) <= limit.current < 5 * workers  # a third: it is still learning the usual scan time
     assert sorted(simulation.waits)[len(simulation.waits) // 2] < 5 * SERVICE_S
 
 
 def test_the_limit_follows_a_scanner_that_loses_and_regains_workers() -> None:
-    """Down, and up again."""
+    """The limit goes down, and up again."""
     limit = AdaptiveLimit(200)
     simulation = Simulation(limit, 32)
     simulation.run(20, 5000)
@@ -94,8 +94,8 @@ def test_the_limit_follows_a_scanner_that_loses_and_regains_workers() -> None:
 
 
 @pytest.mark.parametrize("highest", [1, 2, 20])
-def test_the_limit_never_passes_the_operators(highest: int) -> None:
-    """However fast the scanner is; and it never falls below one."""
+def test_the_limit_never_exceeds_the_configured_maximum(highest: int) -> None:
+    """However fast the scanner is. It never falls below one."""
     limit = AdaptiveLimit(highest)
     for number in range(1000):
         limit.sample(0.001, highest)

@@ -19,7 +19,7 @@ def delays(limit: int, threshold: int, longest_s: float) -> list[float]:
     ("limit", "threshold", "expected"),
     [
         (4, 4, [0, 0, 0, 0]),  # the default: no throttle, only the limit
-        (4, 9, [0, 0, 0, 0]),  # a threshold beyond the limit is none
+        (4, 9, [0, 0, 0, 0]),  # a threshold above the limit has no effect
         (6, 2, [0, 0, 2.5, 5, 7.5, 10]),
         (4, 1, [0, 10 / 3, 20 / 3, 10]),
         (2, 1, [0, 10]),
@@ -84,7 +84,7 @@ def test_in_a_rush_two_mails_are_on_their_way_to_each_free_slot() -> None:
         admission.enter()
     assert not admission.lets_in(4, 100.3)  # all slots are taken
     admission.leave()
-    assert not admission.lets_in(4, 100.31)  # two are still on their way to this one
+    assert not admission.lets_in(4, 100.31)  # two mails are still on their way to this slot
     admission.came(100.32)
     assert [admission.lets_in(4, 100.33) for _ in range(2)] == [True, False]
 

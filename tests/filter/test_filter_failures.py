@@ -41,8 +41,8 @@ def rules(general: str = "", listener: str = "", tenant: str = "") -> tuple[dict
 REASONS = ("unreachable", "deadline", "refused", "nonsense")
 
 
-def test_a_file_that_knows_only_unavailable_means_the_same() -> None:
-    """Every reason follows it; saturation is still a tempfail."""
+def test_unavailable_alone_applies_to_every_reason() -> None:
+    """As in configurations without the newer keys; saturation is still a tempfail."""
     policy, _ = rules()
     assert {policy[reason] for reason in REASONS} == {"tempfail"}
     policy, _ = rules("unavailable: relay")
@@ -111,7 +111,7 @@ def test_a_listener_that_relays_when_saturated_lets_mail_in(tmp_path: Path) -> N
         assert bridge.scanner.max_in_flight == 1
 
 
-def test_saturation_in_the_operators_words(tmp_path: Path) -> None:
+def test_saturation_uses_the_configured_reply(tmp_path: Path) -> None:
     """The policy's code and text are also used at MAIL."""
     policy = {"saturated": {"action": "tempfail", "code": 450, "text": "Busy"}}
     with running_bridge(tmp_path, {"policy": policy, "scanner": {"status_interval": "100ms"}}) as bridge:

@@ -84,8 +84,8 @@ def test_stripping_is_fast_on_a_hostile_head() -> None:
 RESULT = AnalysisResult(Decision.QUARANTINE, "g-1", "virus", ("a:b", "c"))
 
 
-def test_the_stamp_says_what_is_known() -> None:
-    """Id, decision, verdict, tags, ggrid; empty ones are left out."""
+def test_the_added_fields_have_all_known_values() -> None:
+    """Id, decision, verdict, tags and ggrid; empty values are left out."""
     assert EDITOR.stamp("ID1", RESULT) == (
         ("X-Scan-Id", "ID1"),
         ("X-Scan-Decision", "quarantine"),
@@ -105,7 +105,7 @@ def test_an_unscanned_mail_is_marked_as_such() -> None:
 
 
 @pytest.mark.parametrize("text", ["a\r\nBcc: x", "a\nb", "\x1b[0m", "\0", "\u00e9", "x" * 5000, " \t "])
-def test_words_of_the_scanner_cannot_make_a_header(text: str) -> None:
+def test_text_from_the_scanner_cannot_forge_a_header(text: str) -> None:
     """One field is one line of printable ASCII, at most 998 characters long."""
     result = AnalysisResult(Decision.DELIVER, text, text, (text, text))
     lines = EDITOR.lines(transaction(), EDITOR.stamp("ID1", result)).decode("ascii")

@@ -26,8 +26,8 @@ def relayed(bridge: RunningBridge) -> list[bytes]:
 @pytest.fixture(scope="module")
 def bridge(tmp_path_factory: pytest.TempPathFactory) -> Any:
     off = {"late_decisions": {"store": "off"}}  # every test sends the same mail
-    with running_bridge(tmp_path_factory.mktemp("bridge"), off, deadline="2s") as one:
-        yield one
+    with running_bridge(tmp_path_factory.mktemp("bridge"), off, deadline="2s") as running:
+        yield running
 
 
 @pytest.fixture(autouse=True)
@@ -268,8 +268,8 @@ def test_the_scanner_learns_about_the_client(bridge: RunningBridge) -> None:
     }
 
 
-def test_one_line_per_mail_tells_the_whole_story(bridge: RunningBridge) -> None:
-    """Id first, then everything an operator needs; unknown values are left out."""
+def test_one_line_per_mail_has_everything_an_operator_needs(bridge: RunningBridge) -> None:
+    """The id comes first; unknown values are left out."""
     with mail_lines() as lines:
         reply = send(bridge)
     (line,) = lines

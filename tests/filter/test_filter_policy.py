@@ -66,8 +66,8 @@ def test_a_reply_never_has_the_errors_text(error: Exception, code: int, status: 
 
 
 @pytest.mark.parametrize("decision", list(Decision))
-def test_each_decision_is_a_case_of_its_own(decision: Decision) -> None:
-    """The names agree."""
+def test_each_decision_is_a_separate_case(decision: Decision) -> None:
+    """Cases and decisions have the same names."""
     assert case_of_decision(decision).value == decision.value
 
 
@@ -82,8 +82,8 @@ CASES = {
 
 
 @pytest.mark.parametrize("error", [error for error, _, _ in ERRORS], ids=lambda error: type(error).__name__)
-def test_each_way_to_have_no_decision_has_its_case(error: Exception) -> None:
-    """An error without a case of its own is `unavailable`."""
+def test_each_error_without_a_decision_has_its_case(error: Exception) -> None:
+    """Other errors are `unavailable`."""
     assert case_of_error(error) is CASES.get(type(error), Case.UNAVAILABLE)
 
 
@@ -124,7 +124,7 @@ def test_every_reply_of_ours_names_the_mail() -> None:
 
 
 @pytest.mark.parametrize("ggrid", ["", "x\r\n250 2.0.0 Ok", "x" * 65, "a b", "\x1b[31m", "\u00e9"])
-def test_a_ggrid_that_is_none_stays_out_of_replies(ggrid: str) -> None:
+def test_a_malformed_ggrid_is_left_out_of_replies(ggrid: str) -> None:
     """The scanner chooses this text; only a well-formed id may reach the client."""
     assert with_id(SATURATED, "ID1", ggrid).text.endswith("later (id=ID1)")
 

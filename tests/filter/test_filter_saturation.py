@@ -1,4 +1,4 @@
-"""Saturation: refused as early as it is known, at almost no cost."""
+"""Saturation: mail is refused as early as possible, at almost no cost."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from bridge.api.scanning import QueueStatus
 from bridge.testing import answer, result, running_bridge
 from tests.filter.smtp_kit import Client, Gate, counted, mail_lines, send, until
 
-ONE = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}
+ONE_SLOT = {"admission": {"max_in_processing": 1, "throttle_threshold": 1}}
 
 
-def test_saturation_is_said_at_mail_before_354_and_at_the_dot(tmp_path: Path) -> None:
+def test_saturation_is_reported_at_mail_before_354_and_at_the_dot(tmp_path: Path) -> None:
     """One slot: later clients read 451 4.3.2 at their next command; the mail in the slot is processed."""
-    with running_bridge(tmp_path, ONE) as bridge, mail_lines() as lines:
+    with running_bridge(tmp_path, ONE_SLOT) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result()))
         first, at_mail, at_data, at_dot = (Client(bridge) for _ in range(4))
         first.begin()
@@ -42,7 +42,7 @@ def test_saturation_is_said_at_mail_before_354_and_at_the_dot(tmp_path: Path) ->
         assert bridge.scanner.max_in_flight == 1
 
 
-def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
+def test_a_red_scanner_refuses_mail(tmp_path: Path) -> None:
     """RED refuses the next client, and GREEN accepts mail again."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
         host = bridge.daemon.scanner.hosts[0]
@@ -50,34 +50,34 @@ def test_a_red_scanner_closes_the_door(tmp_path: Path) -> None:
         client.begin()
         assert client.say("DATA").startswith("354")
         bridge.scanner.status = answer(200, b'{"messageQueueStatus": "RED"}')
-        until(lambda: host.status is QueueStatus.RED, "RED")
+        until(lambda: host.status is QueueStatus.RED, "the status RED")
         client.content()
-        assert client.read().startswith("451 4.3.2 ")  # known meanwhile: not even tried
+        assert client.read().startswith("451 4.3.2 ")  # the status is known by now, so nothing is submitted
         assert client.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
         client.close()
         bridge.scanner.status = answer(200, b'{"messageQueueStatus": "GREEN"}')
-        until(lambda: host.status is QueueStatus.GREEN, "GREEN")
+        until(lambda: host.status is QueueStatus.GREEN, "the status GREEN")
         assert send(bridge).startswith("250 ")
         assert len(bridge.scanner.submissions) == 1
 
 
-def test_a_yellow_scanner_is_given_time(tmp_path: Path) -> None:
+def test_a_yellow_scanner_delays_mail(tmp_path: Path) -> None:
     """Every mail is delayed a little, and all are delivered."""
     admission = {"max_in_processing": 3, "throttle_threshold": 2, "throttle_max_delay": "50ms"}
     config = {"scanner": {"status_interval": "100ms"}, "admission": admission}
     with running_bridge(tmp_path, config) as bridge, mail_lines() as lines:
         bridge.scanner.status = answer(200, b'{"messageQueueStatus": "YELLOW"}')
-        until(lambda: bridge.daemon.scanner.hosts[0].status is QueueStatus.YELLOW, "YELLOW")
+        until(lambda: bridge.daemon.scanner.hosts[0].status is QueueStatus.YELLOW, "the status YELLOW")
         assert send(bridge).startswith("250 ")
     assert lines[0]["wait_ms"] >= 40
 
 
-def test_an_unreachable_status_is_no_verdict(tmp_path: Path) -> None:
+def test_an_unknown_status_does_not_stop_mail(tmp_path: Path) -> None:
     """Mail is submitted anyway; its result decides."""
     with running_bridge(tmp_path, {"scanner": {"status_interval": "100ms"}}) as bridge:
         bridge.scanner.status = None
         host = bridge.daemon.scanner.hosts[0]
-        until(lambda: host.status is None, "no status")
+        until(lambda: host.status is None, "the status to be unknown")
         assert send(bridge).startswith("250 ")
 
 
@@ -90,7 +90,7 @@ def test_retry_after_of_the_scanner_stops_mail(tmp_path: Path) -> None:
         with Client(bridge) as client:
             client.say("EHLO x")
             assert client.say("MAIL FROM:<a@b>").startswith("451 4.3.2 ")
-            until(lambda: client.say("MAIL FROM:<a@b>").startswith("250"), "the door to open", 3)
+            until(lambda: client.say("MAIL FROM:<a@b>").startswith("250"), "mail to be accepted again", 3)
         assert len(bridge.scanner.submissions) == 1
 
 
@@ -142,6 +142,6 @@ def test_the_throttle_ends_at_the_deadline(tmp_path: Path) -> None:
             assert second.read().startswith("451 4.4.7 ")
             assert first.read().startswith("451 4.4.7 ")
         assert max(line["wait_ms"] for line in lines) < 1500
-        assert bridge.daemon.admission.in_processing == 1  # the first one's scan goes on
+        assert bridge.daemon.admission.in_processing == 1  # the scan of the first mail continues
         gate.open()
         until(lambda: bridge.daemon.admission.in_processing == 0, "the scan to end")

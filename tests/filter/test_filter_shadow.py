@@ -1,4 +1,4 @@
-"""Shadow mode: scanned, logged, counted, and relayed."""
+"""Shadow mode: mail is scanned, logged, counted, and always relayed."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def test_shadow_mode_relays_whatever_the_scanner_says(tmp_path: Path) -> None:
             assert (lines[-1]["would"], lines[-1]["action"]) == (would, "relay")
             assert counted(bridge, "shadow_mails_total", listener="test", would=would) == before + 1
         assert len(bridge.next_hop.mails) == len(WORDS) and not bridge.quarantined
-        assert bridge.daemon.admission.in_processing == 0  # a mail that was relayed is not waited for
+        assert bridge.daemon.admission.in_processing == 0  # the scan of a relayed mail is abandoned
         assert b"X-Scan-Decision: bounce" in bridge.next_hop.mails[1].content
         assert b"X-Scan-Unscanned: unreachable" in bridge.next_hop.mails[6].content
 
 
-def test_shadow_mode_relays_when_the_scanner_is_away_or_full(tmp_path: Path) -> None:
+def test_shadow_mode_relays_when_the_scanner_is_unavailable_or_saturated(tmp_path: Path) -> None:
     """Shadow mode never causes a 451."""
     config = {"scanner": {"status_interval": "100ms"}}
     with running_bridge(tmp_path, config, mode="shadow") as bridge, mail_lines() as lines:

@@ -13,7 +13,7 @@ import pytest
 
 from bridge.intake.acceptor import AT_ONCE, AT_ONCE_OF_MANY, Acceptor
 
-SOON = 5.0  # longer than anything here should take
+SOON = 5.0  # seconds; longer than anything here should take
 
 
 @pytest.fixture(params=["tcp", "unix"])
@@ -30,7 +30,7 @@ def listening(request: pytest.FixtureRequest, tmp_path: Path) -> socket.socket:
 
 
 def connect(listening: socket.socket) -> socket.socket:
-    """A connection in the queue: the kernel makes it before anyone accepts."""
+    """A connection in the accept queue: the kernel completes it before any process accepts it."""
     client = socket.socket(listening.family)
     client.settimeout(5)
     client.connect(listening.getsockname())
@@ -57,17 +57,25 @@ class Worker:
         self.acceptor.close()
 
     async def step_back(self) -> None:
-        await until(lambda: not self.acceptor._servers)
+        await turns_until(lambda: not self.acceptor._servers)
 
 
-async def until(made: Callable[[], bool]) -> int:
-    """How many turns of the event loop it took."""
+async def turns_until(condition: Callable[[], bool]) -> int:
+    """Wait, and return the number of turns of the event loop it took (`eventually` does not count turns)."""
     turns = 0
     async with asyncio.timeout(SOON):
-        while not made():
+        while not condition():
             await asyncio.sleep(0 if turns < 100 else 0.001)
             turns += 1
     return turns
+
+
+async def connect_until(condition: Callable[[], bool], listening: socket.socket, stack: ExitStack) -> None:
+    """Open one connection after another until the condition holds; `stack` closes them."""
+    async with asyncio.timeout(SOON):
+        while not condition():
+            stack.enter_context(connect(listening))
+            await asyncio.sleep(0.001)
 
 
 @pytest.mark.parametrize(("is_ahead", "at_once"), [(None, AT_ONCE), (False, AT_ONCE_OF_MANY)], ids=["alone", "of many"])
@@ -77,11 +85,11 @@ async def test_a_burst_is_accepted_in_few_turns(listening: socket.socket, is_ahe
         with ExitStack() as stack:
             for _ in range(4 * at_once):
                 stack.enter_context(connect(listening))
-            assert await until(lambda: worker.made == 4 * at_once) < 2 * at_once
+            assert await turns_until(lambda: worker.made == 4 * at_once) < 2 * at_once
 
 
 async def test_connections_in_the_queue_survive_a_closed_acceptor(listening: socket.socket) -> None:
-    """The queue belongs to the socket, which another process holds, too."""
+    """The queue belongs to the socket, which another process has open, too."""
     with listening.dup() as held:
         async with Worker(listening):
             pass
@@ -97,21 +105,15 @@ async def test_worker_that_is_ahead_leaves_connections_to_the_others(listening: 
     """The other worker gets all but the first connections; once no longer ahead, this one accepts again."""
     async with Worker(listening.dup(), is_ahead=True) as ahead, Worker(listening, is_ahead=False) as behind:
         with ExitStack() as stack:
-            async with asyncio.timeout(SOON):
-                while not ahead.made:
-                    stack.enter_context(connect(listening))
-                    await asyncio.sleep(0.001)
+            await connect_until(lambda: ahead.made > 0, listening, stack)
             await ahead.step_back()
             had = behind.made
             for number in range(20):
                 stack.enter_context(connect(listening))
-                await until(lambda number=number: behind.made == had + number + 1)  # type: ignore[misc]
+                await turns_until(lambda number=number: behind.made == had + number + 1)  # type: ignore[misc]
             assert ahead.made <= AT_ONCE_OF_MANY
             ahead.is_ahead, behind.is_ahead, had = False, True, ahead.made
-            async with asyncio.timeout(SOON):
-                while ahead.made == had:
-                    stack.enter_context(connect(listening))
-                    await asyncio.sleep(0.001)
+            await connect_until(lambda: ahead.made > had, listening, stack)
 
 
 async def test_connections_do_not_wait_for_a_worker_that_is_stuck(listening: socket.socket) -> None:
@@ -120,12 +122,12 @@ async def test_connections_do_not_wait_for_a_worker_that_is_stuck(listening: soc
         with ExitStack() as stack:
             for number in range(20):
                 stack.enter_context(connect(listening))
-                await until(lambda number=number: worker.made == number + 1)  # type: ignore[misc]
+                await turns_until(lambda number=number: worker.made == number + 1)  # type: ignore[misc]
             await worker.step_back()
             stack.enter_context(connect(listening))
             await asyncio.sleep(0)
     had = worker.made
-    await asyncio.sleep(0.02)  # longer than it would have let others go first
+    await asyncio.sleep(0.02)  # longer than the worker leaves connections to others
     assert worker.made == had
 
 
@@ -142,22 +144,22 @@ class ScarceSocket(socket.socket):
 
 
 async def test_acceptor_without_descriptors_retries(listening: socket.socket) -> None:
-    """One copy is enough; without any, it retries until there is one."""
+    """One duplicate of the socket is enough; without any, it retries until it gets one."""
     sock = ScarceSocket(fileno=listening.detach())
     sock.setblocking(False)
     async with Worker(sock, is_ahead=True) as worker:
         with ExitStack() as stack:
             stack.enter_context(connect(sock))
-            await until(lambda: worker.made == 1)
+            await turns_until(lambda: worker.made == 1)
             await worker.step_back()
             sock.misses = 2
             stack.enter_context(connect(sock))
-            await until(lambda: worker.made == 2)
+            await turns_until(lambda: worker.made == 2)
             assert not sock.misses
 
 
 async def test_start_without_descriptors_raises(listening: socket.socket) -> None:
-    """Otherwise a listener would exist that accepts no connection."""
+    """Otherwise the listener would start but accept no connection."""
     sock = ScarceSocket(fileno=listening.detach())
     sock.misses = 1
     with sock, pytest.raises(OSError, match="Too many open files"):

@@ -1,4 +1,4 @@
-"""Where a listener listens: TCP over IPv4 and IPv6, unix sockets; and what a session is made of."""
+"""Listener addresses (IPv4, IPv6, unix sockets), trusted clients and connection limits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ class Unix(SmtpClient):
 
 
 class V6(SmtpClient):
+    """The same client over IPv6."""
+
     def __init__(self, port: int) -> None:
         self.sock = socket.create_connection(("::1", port), 10)
         self._read = b""
 
 
 def test_unix_socket_is_guarded_by_its_permissions(tmp_path: Path) -> None:
-    """Who may open it is trusted; the scanner is told no address, since there is none."""
+    """Every client that can open the socket is trusted; the scanner gets no address, because there is none."""
     path = tmp_path / "bridge.sock"
     with running_bridge(tmp_path, address=f"unix:{path}", unix_mode="0600") as bridge, Unix(path) as client:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -61,7 +63,7 @@ def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
     ],
 )
 def test_peer_is_a_bare_address(peer: object, address: str | None) -> None:
-    """An IPv4 client on an IPv6 socket is an IPv4 client; a zone is no part of an address."""
+    """An IPv4 client on an IPv6 socket is an IPv4 client; the zone is not part of the address."""
     assert peer_address(peer) == address
 
 
@@ -74,15 +76,15 @@ def test_trust_is_decided_by_address(address: str | None, is_trusted: bool) -> N
     assert [address in trusted for _ in range(2)] == [is_trusted] * 2
 
 
-async def test_caps_and_counts_without_a_socket() -> None:
-    """Caps in total, per client and for strangers; a closed connection makes room, and a refused one counts nowhere."""
+async def test_connection_limits_and_counts() -> None:
+    """In total, per client and for untrusted clients; a closed connection frees its place, a refused one has none."""
     listener = Listener[str](ListenerSettings("test", max_connections=7, max_connections_per_client=2))
     assert [listener.admit(f"a{n}", "127.0.0.1") for n in range(3)] == [None, None, Refusal.CLIENT_FULL]
     strangers = [listener.admit(f"s{n}", f"192.0.2.{n}") for n in range(5)]
     assert strangers == [None] * 5 and listener.strangers == 5
     assert listener.admit("over", "127.0.0.2") is Refusal.FULL
     listener.forget("a0")
-    assert listener.admit("s5", "192.0.2.5") is Refusal.FULL  # the place is reserved for trusted clients
+    assert listener.admit("s5", "192.0.2.5") is Refusal.FULL  # this place is reserved for trusted clients
     assert listener.expect("proxy", "192.0.2.1") is Refusal.UNTRUSTED
     assert listener.expect("proxy", "127.0.0.2") is None and listener.expect("other", None) is Refusal.FULL
     assert listener.admit("proxy", None) is None and not listener.expected

@@ -1,4 +1,4 @@
-"""The real service on loopback, and the PostgreSQL server of the service's own tests."""
+"""The real service on loopback, and the private PostgreSQL server that the service's tests use, too."""
 
 from __future__ import annotations
 

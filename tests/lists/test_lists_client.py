@@ -1,4 +1,4 @@
-"""The Python client, against the real service and a misbehaving one."""
+"""The Python client, with the real service and with a misbehaving one."""
 
 from __future__ import annotations
 
@@ -303,7 +303,7 @@ def test_a_certificate_of_the_given_authority_is_trusted(tls_service, tmp_path):
     assert tls_service.run("show").exit_code == 1
 
 
-def test_delays_grow_until_the_patience_is_used_up():
+def test_delays_grow_until_the_time_is_used_up():
     """Delays grow up to their limit, and retries stop when the time is used up."""
     patience = Patience(RetrySettings(patience_s=10, first_delay_s=1, max_delay_s=4))
     for ceiling in (1, 2, 4, 4, 4):

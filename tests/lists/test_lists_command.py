@@ -86,7 +86,7 @@ def test_add_reads_what_entries_writes(service, kind, tmp_path):
     ("arguments", "stdin", "code", "text"),
     [
         (["add", "large", "", "a@x.org"], None, 65, "an entry is empty"),
-        (["add", "large", "-f", "gone.txt"], None, 65, "gone.txt: cannot read the file"),
+        (["add", "large", "-f", "missing.txt"], None, 65, "missing.txt: cannot read the file"),
         (["add", "large", "--format", "jsonl"], "nonsense", 65, "standard input:1: not JSON"),
         (["add", "large", "a", "--tenant", "x"], None, 2, "a tenant is a UUID"),
         (["add", "large", "a", "--patience", "7"], None, 2, "needs a number and a unit"),

@@ -63,7 +63,7 @@ def test_an_empty_file_is_an_empty_list(kind):
     ],
 )
 def test_a_mistake_is_reported_with_its_line(kind, text, mistake):
-    """A silently skipped line would be an address that nobody blocks."""
+    """A silently skipped line would be an address that is not blocked."""
     with pytest.raises(InputError, match=mistake):
         read(text, kind, "x")
 
@@ -123,8 +123,8 @@ def test_text_output_contains_no_control_characters():
 
 def test_the_error_for_a_missing_file_names_it(tmp_path):
     """The error has the name and the reason."""
-    with pytest.raises(InputError, match=r"gone\.txt: cannot read the file: No such file"):
-        read_file(tmp_path / "gone.txt")
+    with pytest.raises(InputError, match=r"missing\.txt: cannot read the file: No such file"):
+        read_file(tmp_path / "missing.txt")
 
 
 def test_a_directory_contains_lists_and_tenants(tmp_path):

@@ -57,8 +57,8 @@ def test_a_failure_in_the_middle_is_reported_with_what_was_done(tmp_path, comman
         assert json.loads(machine.stdout)["exit_code"] == code
 
 
-def test_short_failures_go_unnoticed(tmp_path):
-    """An occasional 429 or 500 is retried."""
+def test_short_failures_are_retried(tmp_path):
+    """An occasional 429 or 500 does not reach the user."""
     good = http(200, {"modifiedEntries": 500})
     answers = (http(429, None, "Retry-After: 0"), good, http(500), Misbehaving.CUT, good)
     with misbehaving(tmp_path, scripted(*answers)) as server:

@@ -39,23 +39,23 @@ def test_a_field_ends_where_the_next_line_does_not_continue_it() -> None:
     ],
 )
 def test_a_field_is_found_by_its_whole_name(name: str, values: list[bytes]) -> None:
-    """In any letter case, with white space before the colon; a dot stands for a dot."""
+    """In any letter case, with white space before the colon; a dot matches only a dot."""
     assert field_named(name).findall(HEAD) == values
 
 
 def test_fields_with_a_prefix_are_removed_whole() -> None:
-    """With their continuation lines, and with lines of that prefix that are no fields at all."""
+    """Continuation lines are removed, too, and lines with that prefix that are not fields."""
     assert fields_with_prefix("X-Scan-").sub(b"", HEAD) == (
         b"Received: from a\r\n\tby b\r\nSubject: one\r\n two\r\n"
     )  # fmt: skip
 
 
 def test_a_header_section_cut_in_a_continuation_line_loses_only_whole_lines() -> None:
-    """A head above the limit ends anywhere: what follows the last CRLF is not ours to judge."""
+    """A header section above the limit may end anywhere: bytes after the last CRLF are left alone."""
     assert fields_with_prefix("X-Scan-").sub(b"", b"X-Scan-Tags: a\r\n b") == b" b"
 
 
-def test_fields_are_left_out_by_name() -> None:
-    """The rest stays byte for byte."""
+def test_fields_are_removed_by_name() -> None:
+    """Every other byte is unchanged."""
     kept = without_fields(HEAD, {b"received", b"x-scan-tags"})
     assert kept == b"X-Scan-Decision: deliver\r\nX-Scan-broken\r\nSubject: one\r\n two\r\n"

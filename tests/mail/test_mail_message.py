@@ -35,7 +35,7 @@ def spool(request: pytest.FixtureRequest) -> Iterator[Spool]:
 
 
 @pytest.mark.parametrize("step", [1, 5, 4096, 1 << 16])
-def test_content_is_what_was_written_as_often_as_it_is_read(spool: Spool, step: int) -> None:
+def test_content_can_be_read_repeatedly(spool: Spool, step: int) -> None:
     """The bytes are read as they were written, twice."""
     data = bytes(range(256)) * 40
     message = filled(spool, data, step)
@@ -65,7 +65,7 @@ def test_mail_over_the_threshold_goes_to_a_file_without_a_name(tmp_path) -> None
     assert open_files() == before
 
 
-def test_mail_that_is_nearly_too_large_for_memory_does_not_wait_there_for_more(tmp_path) -> None:
+def test_mail_close_to_the_threshold_goes_to_a_file_early(tmp_path) -> None:
     """Hundreds of concurrent mails would fill the memory; a mail that ends below the threshold stays in memory."""
     spool = Spool(1 << 20, memory_per_mail=1000, directory=str(tmp_path))
     before = open_files()
@@ -84,7 +84,7 @@ def test_mail_that_is_nearly_too_large_for_memory_does_not_wait_there_for_more(t
     assert open_files() == before
 
 
-def test_file_system_without_unnamed_files_is_no_obstacle(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_systems_without_unnamed_files_are_supported(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without O_TMPFILE, a named file is created and unlinked."""
     monkeypatch.setattr(message_module.os, "O_TMPFILE", os.O_RDONLY | os.O_WRONLY, raising=True)
     message = filled(Spool(1 << 20, memory_per_mail=0, directory=str(tmp_path)), b"abc")
@@ -93,7 +93,7 @@ def test_file_system_without_unnamed_files_is_no_obstacle(tmp_path, monkeypatch:
     message.close()
 
 
-def test_limit_is_for_all_mail_together() -> None:
+def test_limit_applies_to_all_mail_together() -> None:
     """The byte that would exceed the common limit is refused, and released bytes can be used again."""
     spool = Spool(100)
     first, second = filled(spool, b"x" * 60), filled(spool, b"x" * 40)
@@ -107,7 +107,7 @@ def test_limit_is_for_all_mail_together() -> None:
     assert spool.in_use == 0
 
 
-def test_byte_by_byte_costs_no_more_than_the_bytes() -> None:
+def test_content_that_arrives_byte_by_byte_uses_no_more_memory() -> None:
     """A client that sends one byte per segment does not make us keep an object for each."""
     spool = Spool(1 << 20, memory_per_mail=1 << 20)
     message = filled(spool, b"x" * 100_000, step=1)
@@ -152,7 +152,9 @@ def test_endless_head_is_cut_at_a_line_end(spool: Spool) -> None:
 
 
 @given(st.lists(st.binary(max_size=50), max_size=20), st.integers(0, 300), st.binary(max_size=20) | st.none())
-def test_any_writes_any_threshold_same_content(writes: list[bytes], threshold: int, head: bytes | None) -> None:
+def test_content_is_the_same_for_any_writes_and_any_threshold(
+    writes: list[bytes], threshold: int, head: bytes | None
+) -> None:
     """Memory or file, the content is the concatenation of the writes, with the head replaced if it was."""
     spool = Spool(1 << 20, memory_per_mail=threshold)
     message = Message(spool)

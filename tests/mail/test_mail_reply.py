@@ -1,4 +1,4 @@
-"""Reply: what is sent, and what cannot be built."""
+"""Reply: its wire form, and combinations that cannot be created."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from bridge.mail.reply import Reply
     ],
 )
 def test_wire_form(reply: Reply, wire: bytes) -> None:
-    """Every line has the code and the status; nothing but printable ASCII goes out."""
+    """Every line has the code and the status; only printable ASCII is sent."""
     assert reply.to_bytes() == wire
 
 
@@ -28,7 +28,7 @@ def test_wire_form(reply: Reply, wire: bytes) -> None:
     ("code", "status"), [(451, "5.3.0"), (550, "4.7.1"), (250, "5.0.0"), (199, ""), (600, ""), (25, "")]
 )
 def test_code_and_status_must_agree(code: int, status: str) -> None:
-    """A temporary code with a permanent status cannot be built."""
+    """A temporary code with a permanent status cannot be created."""
     with pytest.raises(ValueError):
         Reply(code, status, "x")
 
@@ -45,8 +45,8 @@ def test_code_and_status_must_agree(code: int, status: str) -> None:
         (250, ["2.0.00.1 x"], Reply(250, "", "2.0.00.1 x")),
     ],
 )
-def test_another_servers_reply_is_understood(code: int, lines: list[str], reply: Reply) -> None:
-    """The status is found where it is one, and left in the text where it disagrees with the code."""
+def test_another_servers_reply_is_parsed(code: int, lines: list[str], reply: Reply) -> None:
+    """A status that contradicts the code is left in the text."""
     assert Reply.from_lines(code, lines) == reply
 
 
@@ -71,7 +71,7 @@ def test_text_form_is_one_line() -> None:
     assert str(Reply(550, "5.7.1", "one\ntwo")) == "550 5.7.1 one / 5.7.1 two"
 
 
-def test_another_servers_reply_is_known_as_foreign() -> None:
-    """Its words are passed on without our id; that does not make it differ from the same words of ours."""
+def test_another_servers_reply_is_marked_as_foreign() -> None:
+    """It is passed on without our id; it still equals a reply of ours with the same text."""
     foreign, ours = Reply.from_lines(550, ["5.1.1 No such user"]), Reply(550, "5.1.1", "No such user")
     assert foreign.is_foreign and not ours.is_foreign and foreign == ours

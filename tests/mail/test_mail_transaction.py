@@ -33,15 +33,15 @@ def test_id_is_safe_in_logs_and_replies_and_sorts_by_time() -> None:
     ids = []
     for _ in range(20):
         ids.append(new_id())
-        while new_id()[:-8] == ids[-1][:-8]:  # let the clock move on
+        while new_id()[:-8] == ids[-1][:-8]:  # wait for the next tick of the clock
             pass
     assert all(re.fullmatch(r"[0-9A-Z]{12,20}", mail_id) for mail_id in ids)
     assert len({len(mail_id) for mail_id in ids}) == 1
     assert ids == sorted(ids)
 
 
-def test_envelope_knows_its_parameters() -> None:
-    """Parameters are recognised in any letter case."""
+def test_envelope_finds_its_parameters() -> None:
+    """Letter case does not matter."""
     envelope = Envelope("", (Recipient("a@b"), Recipient("c@d")), ("body=8BitMime", "smtputf8"))
     assert envelope.addresses == ("a@b", "c@d") and envelope.eight_bit and envelope.smtputf8
     assert not Envelope("").eight_bit and not Envelope("").smtputf8

@@ -1,4 +1,4 @@
-"""One bridge with two workers under a real Prometheus, for all tests that only look."""
+"""One bridge with two workers and a real Prometheus, shared by the tests that only read metrics."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import pytest
 
 @pytest.fixture(scope="session")
 def scene(tmp_path_factory):
-    """Mail of every kind has gone through, and Prometheus has seen it."""
-    from tests.observe.observe_kit import hurried_rules, watched_bridge
+    """Mail with every decision was processed, and Prometheus has scraped the result."""
+    from tests.observe.observe_kit import accelerated_rules, watched_bridge
 
-    with watched_bridge(tmp_path_factory.mktemp("observe"), hurried_rules()) as found:
+    with watched_bridge(tmp_path_factory.mktemp("observe"), accelerated_rules()) as found:
         found.every_kind_of_mail()
         yield found

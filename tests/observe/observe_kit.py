@@ -1,4 +1,4 @@
-"""A bridge with two workers, and Debian's own Prometheus that scrapes it several times a second."""
+"""A bridge with two workers, and Debian's Prometheus, which scrapes it twice a second."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from tests.requirements import find, need
 
 ROOT = Path(__file__).parents[2]
 MIXIN = ROOT / "deploy" / "mixin"
-SCRAPE = "500ms"  # also the time that a scrape may take; one that is too slow leaves a gap
+SCRAPE = "500ms"  # also the timeout of a scrape; a scrape that takes longer leaves a gap
 DECISIONS = ("deliver", "quarantine", "bounce", "drop", "undecided")
 
 
 def promtool(*arguments: str | Path, stdin: str | None = None) -> str:
-    """What it says; it must find nothing wrong."""
+    """Run promtool and return its output; it must succeed without warnings."""
     need("promtool")
     done = subprocess.run([str(find("promtool")), *map(str, arguments)], input=stdin, capture_output=True, text=True)
     assert done.returncode == 0 and not done.stderr.strip(), done.stdout + done.stderr
@@ -41,7 +41,7 @@ def promtool(*arguments: str | Path, stdin: str | None = None) -> str:
 
 
 class Prometheus:
-    """Scrapes one bridge; its rules are optional."""
+    """A Prometheus that scrapes one bridge, with or without alert rules."""
 
     def __init__(self, directory: Path, target: int, rules: dict[str, Any] | None, scrape: str) -> None:
         self._port = free_port()
@@ -62,7 +62,7 @@ class Prometheus:
         until(lambda: get(self._port, "/-/ready")[0] == 200, "Prometheus to be ready", 30)
 
     def ask(self, path: str, **parameters: str) -> Any:
-        """Data of its HTTP API."""
+        """The data that the HTTP API returns."""
         address = f"http://127.0.0.1:{self._port}/api/v1/{path}?{urllib.parse.urlencode(parameters)}"
         with urllib.request.urlopen(address, timeout=10) as reply:
             return json.load(reply)["data"]
@@ -71,12 +71,12 @@ class Prometheus:
         return list(self.ask("query", query=expression)["result"])
 
     def wait_for(self, expression: str) -> list[dict[str, Any]]:
-        """Its result, once there is one: on a busy machine there are gaps between scrapes."""
+        """The result of this query as soon as it is not empty: on a busy machine there are gaps between scrapes."""
         found: list[dict[str, Any]] = until(lambda: self.query(expression), expression, 60)
         return found
 
     def alerts(self) -> dict[str, str]:
-        """Names and states."""
+        """The state of each alert, by name."""
         return {alert["labels"]["alertname"]: alert["state"] for alert in self.ask("alerts")["alerts"]}
 
     def end(self) -> None:
@@ -91,14 +91,14 @@ class Scene:
     next_hop: NextHop
     background: Background
     prometheus: Prometheus
-    ends: dict[str, float]  # when the listener's certificate ends
+    ends: dict[str, float]  # when each listener's certificate expires
 
     def send(self, decision: str = "deliver") -> str:
         with self.bridge.client() as client:
             return client.mail(f"Subject: {decision}\r\n\r\nx\r\n".encode()).decode()
 
     def every_kind_of_mail(self) -> None:
-        """Each decision, two strangers' tries, and time for Prometheus to see numbers before and after."""
+        """Send mail with each decision, twice, between two scrapes; one client sends only NOOP."""
         self._seen("scanbridge_mails_total")
         for decision in DECISIONS * 2:
             self.send(decision)
@@ -110,7 +110,7 @@ class Scene:
 
     @contextmanager
     def load(self, clients: int = 4, pause_s: float = 0.0) -> Iterator[None]:
-        """Mail of several clients at once, until the block ends."""
+        """Send mail from several clients at the same time, until the block ends."""
         over = threading.Event()
 
         def keep_sending() -> None:
@@ -129,13 +129,13 @@ class Scene:
                 thread.join(20)
 
     def kill_scanner(self) -> None:
-        """Nobody listens any more, and what is open breaks."""
+        """Close the port and break open connections."""
         self.scanner.status = None
         self.scanner.reply = _hang_up
         self.background.run(self.scanner.stop())
 
     def revive_scanner(self) -> None:
-        """At the same port."""
+        """Listen on the same port again."""
         self.scanner.status = answer(200, b'{"messageQueueStatus": "GREEN"}')
         decide_by_subject(self.scanner)
         self.background.run(self.scanner.start(port=self.scanner.port))
@@ -148,14 +148,14 @@ async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -
     writer.transport.abort()
 
 
-HURRY = 100  # five minutes become three seconds
+SPEED_UP = 100  # five minutes become three seconds
 
 
-def hurried_rules() -> dict[str, Any]:
-    """The alerts as they are, but for the time they wait and look back."""
+def accelerated_rules() -> dict[str, Any]:
+    """The shipped alert rules, with shorter time ranges."""
 
     def shorter(match: re.Match[str]) -> str:
-        return f"{int(match[1]) * 60_000 // HURRY}ms"
+        return f"{int(match[1]) * 60_000 // SPEED_UP}ms"
 
     rules, _ = yaml_file.read(MIXIN / "alerts.yml", (MIXIN / "alerts.yml").read_text())
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
@@ -166,7 +166,7 @@ def hurried_rules() -> dict[str, Any]:
 
 
 def decide_by_subject(scanner: FakeScanner) -> None:
-    """The scanner's word is the mail's own subject."""
+    """The mail's subject is the scanner's decision."""
 
     async def reply(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         word = scanner.submissions[-1].email.split(b"Subject: ", 1)[-1].split(b"\r\n", 1)[0].decode()
@@ -206,7 +206,9 @@ def watched_bridge(
         data, _ = yaml_file.read(config, config.read_text())
         data["listeners"][0] |= {"tls": tls, "lists": {"block": ["blocked-senders"]}}
         config.write_text(yaml_file.dump(data))
-        prometheus = Prometheus(directory, admin, rules, scrape)  # first: it looks for new targets every 5 s only
+        prometheus = Prometheus(
+            directory, admin, rules, scrape
+        )  # started first: it looks for new targets only every 5 s
         try:
             bridge = start(config, port, admin)
             try:
@@ -218,5 +220,5 @@ def watched_bridge(
 
 
 def _end(path: Path) -> float:
-    """As the standard library's own decoder reads it."""
+    """When the certificate expires, as the standard library decodes it."""
     return float(ssl.cert_time_to_seconds(ssl._ssl._test_decode_cert(path)["notAfter"]))  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""The log of a running daemon: one line per mail, and never in the way of mail."""
+"""The log of a running daemon: one line per mail, and no delay for mail if it cannot be written."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.daemon.process_kit import parts as scripted
 
 
 def test_json_lines_parse_and_escape(tmp_path: Path) -> None:
-    """Every line is an object; control characters of strangers arrive as escapes."""
+    """Every line is a JSON object; control characters from clients are escaped."""
     with running(tmp_path, log={"format": "json"}) as (bridge, _, _):
         with SmtpClient(bridge.port) as client:
             client.open(b"EHLO \x1b[31m\xff\xc3\xa9")
@@ -27,8 +27,8 @@ def test_json_lines_parse_and_escape(tmp_path: Path) -> None:
         assert "\x1b" not in bridge.log and "\\u001b[31m" in bridge.log
 
 
-def test_key_value_lines_escape_what_strangers_send(tmp_path: Path) -> None:
-    """No ESC reaches a terminal, no line break starts a line of its own."""
+def test_key_value_lines_escape_what_clients_send(tmp_path: Path) -> None:
+    """No ESC reaches a terminal, and no line break forges a second line."""
     with running(tmp_path) as (bridge, _, next_hop):
         next_hop.replies[b"."] = b"550 5.7.1 \x1b[2J no\x07"
         with SmtpClient(bridge.port) as client:
@@ -37,12 +37,12 @@ def test_key_value_lines_escape_what_strangers_send(tmp_path: Path) -> None:
         (line,) = bridge.mail_lines(1)
         assert "\x1b" not in bridge.log and "\x07" not in bridge.log
         assert 'helo="a\\u001b]0;title\\u0007b id=FORGED"' in line
-        assert not [one for one in bridge.log.splitlines() if one.startswith("id=FORGED")]
+        assert not [logged for logged in bridge.log.splitlines() if logged.startswith("id=FORGED")]
 
 
 @pytest.mark.parametrize("stream", ["full", "closed", "broken pipe", "stuck pipe"])
 def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream: str) -> None:
-    """A full disk, a closed stream, a reader that went away or fell asleep: lines are lost, mail is not."""
+    """A full disk, a closed stream, a reader that exited or hangs: log lines are lost, mail is not."""
     reading, writing = os.pipe()
     try:
         with Path("/dev/full").open("wb") as full:
@@ -64,7 +64,7 @@ def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream:
                     for _ in range(3):
                         assert client.mail().startswith(b"250 ")
                 assert len(next_hop.mails) == 3
-                if stream == "closed":  # else the next socket would be number 2, and get our log
+                if stream == "closed":  # otherwise the next socket would get number 2, and our log lines
                     assert os.readlink(f"/proc/{bridge.process.pid}/fd/2") == "/dev/null"
                 if stream in ("full", "broken pipe"):
                     lost = "scanbridge_log_lines_lost_total "
@@ -83,8 +83,8 @@ def test_a_log_that_cannot_be_written_does_not_stop_mail(tmp_path: Path, stream:
                 os.close(fd)
 
 
-def test_the_welcome_on_a_full_disk_does_not_stop_us(tmp_path: Path) -> None:
-    """The embedded service's greeting goes to standard output; nobody may be able to read it."""
+def test_a_welcome_text_that_cannot_be_written_does_not_stop_the_daemon(tmp_path: Path) -> None:
+    """The embedded service prints it to standard output, which may be a full disk."""
     with scripted() as (_, scanner, next_hop), Path("/dev/full").open("wb") as full:
         config, port, admin = write_config(tmp_path, scanner.url, next_hop.url, embedded_service=False)
         text = config.read_text().replace("embedded_service: false", "embedded_service: true")
@@ -99,16 +99,16 @@ def test_the_welcome_on_a_full_disk_does_not_stop_us(tmp_path: Path) -> None:
             bridge.end()
 
 
-def test_debug_lines_can_be_asked_for_and_info_left_out(tmp_path: Path) -> None:
-    """`log.level` is for everything but the mails' own lines."""
+def test_log_level_leaves_out_other_lines_but_not_those_of_mails(tmp_path: Path) -> None:
+    """`log.level` applies to all lines except those of mails."""
     with running(tmp_path, log={"level": "warning"}) as (bridge, _, _):
         assert bridge.send().startswith("250 ")
         assert bridge.mail_lines(1)
         assert "level=info" not in bridge.log
 
 
-def test_a_command_whose_reader_has_gone_gives_no_traceback(tmp_path: Path) -> None:
-    """`scanbridge config show | head -1` is nobody's mistake."""
+def test_a_command_with_a_broken_pipe_prints_no_traceback(tmp_path: Path) -> None:
+    """`scanbridge config show | head -1` is ordinary use."""
     config, _, _ = write_config(tmp_path, "http://127.0.0.1:9", "127.0.0.1:9")
     reading, writing = os.pipe()
     os.close(reading)

@@ -1,4 +1,4 @@
-"""Log lines: bounded, escaped, and readable by machines whatever strangers put in them."""
+"""Log lines: bounded, escaped, and parseable whatever clients and the scanner send."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FIELD = re.compile(r'(\w+)=("(?:[^"\\]|\\.)*"|[^\s"]*)')
 
 
 def record(text: str = "x", recipients: int = 1, result: AnalysisResult | None = None) -> Record:
-    """A mail in which every value from a stranger is `text`."""
+    """A mail in which every value that others control is `text`."""
     client = Client("192.0.2.1", helo=text, ident=text, login=text)
     session = Session("S1", "mx", "127.0.0.1", client, "TLSv1.3")
     envelope = Envelope(text, tuple(Recipient(text) for _ in range(recipients)))
@@ -54,7 +54,7 @@ def line_of(mail: Record, as_json: bool = False) -> str:
 
 
 def general_form(mail: Record) -> str:
-    """The line as it is made for mails that are not ordinary."""
+    """The line as it is formatted for mails that are not ordinary."""
     return log_format.key_value(mail_log._fields(mail), mail_log._NEVER_QUOTED)
 
 
@@ -103,7 +103,7 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
 @settings(max_examples=500)
 @given(nearly_ordinary())
 def test_the_fast_form_equals_the_general_form(mail: Record) -> None:
-    """Or it leaves the mail to the general form."""
+    """Or it returns None, and the general form is used."""
     assert mail_log._ordinary_line(mail) in (None, general_form(mail))
 
 
@@ -111,15 +111,15 @@ def test_the_fast_form_equals_the_general_form(mail: Record) -> None:
 @pytest.mark.parametrize("next_id", ["", "4Abc"])
 def test_ordinary_mail_uses_the_fast_form(ident: str | None, next_id: str) -> None:
     """The comparison above would also pass if the fast form were never used."""
-    one = record()
-    session = replace(one.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
-    one.tx, one.error, one.message_id, one.next_id = replace(one.tx, session=session), None, "<1@x>", next_id
-    assert mail_log._ordinary_line(one) == general_form(one) == line_of(one)
+    mail = record()
+    session = replace(mail.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
+    mail.tx, mail.error, mail.message_id, mail.next_id = replace(mail.tx, session=session), None, "<1@x>", next_id
+    assert mail_log._ordinary_line(mail) == general_form(mail) == line_of(mail)
 
 
 @given(st.text(st.characters(), max_size=300) | st.text('\r\n\x1b\x00"\\ =\u2028\udcff', max_size=30))
 def test_any_text_makes_one_printable_line_that_reads_back(text: str) -> None:
-    """Key=value and JSON both give back exactly what came, and no control character gets through."""
+    """Parsing key=value and JSON returns exactly the original text; no control character gets through."""
     plain, machine = line_of(record(text)), line_of(record(text), as_json=True)
     for line in (plain, machine):
         assert re.fullmatch(r"[\x20-\x7e]*", line)
@@ -131,21 +131,21 @@ def test_any_text_makes_one_printable_line_that_reads_back(text: str) -> None:
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("text", ["v" * 1_000_000, "Traceback " * 100_000])
 def test_a_line_is_bounded(text: str, as_json: bool) -> None:
-    """A scanner with a verdict of a mebibyte, a thousand recipients: still one line of a few KB."""
+    """A verdict of a mebibyte and a thousand recipients still make one line of a few KB."""
     assert len(line_of(record(text, recipients=1000), as_json)) < 20_000
 
 
 def test_recipients_beyond_twenty_are_counted_and_not_named() -> None:
-    """`nrcpt` has the number."""
+    """`nrcpt` has the total number."""
     fields = read(line_of(record("a@b", recipients=21)))
     assert fields["to"].count("<a@b>") == 20 and fields["to"].endswith(",...") and fields["nrcpt"] == "21"
 
 
 def test_a_mail_whose_client_disconnected_is_logged() -> None:
     """Without a reply, because none was sent."""
-    one = record()
-    one.outcome = None
-    fields = read(line_of(one))
+    mail = record()
+    mail.outcome = None
+    fields = read(line_of(mail))
     assert fields["action"] == "cancelled" and "reply" not in fields and "decision" not in fields
 
 
@@ -205,7 +205,7 @@ writer.close()
 
 
 @pytest.mark.parametrize("kind", ["file", "pipe"])
-def test_lines_of_several_processes_stay_apart(tmp_path: Path, kind: str) -> None:
+def test_lines_of_several_processes_are_not_mixed(tmp_path: Path, kind: str) -> None:
     """Workers write to one standard error at the same time: long writes to a file, short ones to a pipe."""
     with (tmp_path / "log").open("wb") as file, ExitStack() as stack:
         reader = stack.enter_context(

@@ -1,4 +1,4 @@
-"""Metrics: closed sets of labels, and each error under its own word."""
+"""Metrics: closed sets of label values, and a separate reason for each error."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from bridge.mail.reply import Reply
 from bridge.observe.metrics import ACTIONS, DECISIONS, Metrics, reason_of
 
 
-def test_every_error_of_a_mail_has_a_reason_of_its_own() -> None:
-    """`internal` is for what nobody thought of."""
+def test_every_error_of_a_mail_has_its_own_reason() -> None:
+    """`internal` is only for unexpected errors."""
     reasons = {label.value for label in FailureLabel}
     for kind in (errors.Saturated, *errors.ScanError.__subclasses__(), errors.StoreError, errors.StoreFull):
         assert reason_of(kind("x")) in reasons - {"internal"}
@@ -21,7 +21,7 @@ def test_every_error_of_a_mail_has_a_reason_of_its_own() -> None:
 
 
 def test_every_combination_starts_at_zero() -> None:
-    """A rate over it works from the first scrape."""
+    """So `rate()` works from the first scrape on."""
     metrics = Metrics(["a", "b"])
     families = {family.name: family for family in metrics.registry.collect()}
     mails = families["scanbridge_mails"].samples
@@ -29,8 +29,8 @@ def test_every_combination_starts_at_zero() -> None:
     assert {sample.labels["reason"] for sample in families["scanbridge_failures"].samples} == set(FailureLabel)
 
 
-def test_every_metric_has_a_name_and_a_sentence() -> None:
-    """They are an interface."""
+def test_every_metric_has_a_prefix_and_a_help_sentence() -> None:
+    """Names and help texts are part of the interface."""
     for family in Metrics(["a"]).registry.collect():
         assert family.name.startswith(("scanbridge_", "process_")) and family.documentation.endswith(".")
 
@@ -39,7 +39,7 @@ def test_every_metric_has_a_name_and_a_sentence() -> None:
     ("seconds", "bucket"), [(0.0, "0.01"), (0.01, "0.01"), (0.0101, "0.025"), (300.0, "300.0"), (301.0, "+Inf")]
 )
 def test_times_fall_into_the_right_bucket(seconds: float, bucket: str) -> None:
-    """Upper bounds are inclusive, as Prometheus has it."""
+    """Upper bounds are inclusive, as in Prometheus."""
     metrics = Metrics(["a"])
     metrics.scan.observe("a", seconds)
     samples = [s for family in metrics.registry.collect() for s in family.samples]

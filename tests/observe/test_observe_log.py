@@ -23,8 +23,8 @@ from tests.observe.observe_kit import certificate
 from tests.observe.test_observe_metrics import scrape, value
 
 
-def line(text: str = "%s came", *arguments: object, place: int = 1) -> logging.LogRecord:
-    return logging.LogRecord("bridge.x", logging.WARNING, "file.py", place, text, arguments or ("a stranger",), None)
+def line(text: str = "%s connected", *arguments: object, place: int = 1) -> logging.LogRecord:
+    return logging.LogRecord("bridge.x", logging.WARNING, "file.py", place, text, arguments or ("a client",), None)
 
 
 class Clock:
@@ -44,7 +44,7 @@ def test_a_flood_is_a_few_lines_and_a_count() -> None:
     assert not list(limit.summaries())
     clock.now += 1
     after = line()
-    assert limit.filter(after) and after.getMessage() == "a stranger came (and 980 more like it)"
+    assert limit.filter(after) and after.getMessage() == "a client connected (and 980 more like it)"
     assert not limit.filter(line()) and not limit.filter(line("%s%%", "50"))
     clock.now += 1
     assert [record.getMessage() for record in limit.summaries()] == ["50% (and 1 more like it)"]
@@ -79,7 +79,7 @@ def test_the_writer_reports_the_end_of_a_flood(tmp_path: Path) -> None:
         writer.setFormatter(log_format.KeyValueFormatter())
         for _ in range(100):
             writer.handle(line())
-        until(lambda: "and 79 more like it" in (tmp_path / "log").read_text(), "the count")
+        until(lambda: "and 79 more like it" in (tmp_path / "log").read_text(), "the count in the log")
         writer.close()
     assert len((tmp_path / "log").read_text().splitlines()) == log_throttle.BURST + 1
 
@@ -132,11 +132,11 @@ def test_thousands_of_bad_sessions_cost_a_handful_of_lines(tmp_path: Path) -> No
         bridge.port = port
         began = time.monotonic()
         with ThreadPoolExecutor(8) as pool:
-            list(pool.map(stranger, [port] * BAD_SESSIONS))
+            list(pool.map(untrusted_session, [port] * BAD_SESSIONS))
             list(pool.map(broken_handshake, [port] * 100))
         bridge.send()
-        until(lambda: said(bridge.log, "refused: untrusted") == BAD_SESSIONS, "the last count of strangers")
-        until(lambda: said(bridge.log, "TLS handshake failed") == 100, "the last count of handshakes")
+        until(lambda: events(bridge.log, "refused: untrusted") == BAD_SESSIONS, "the last count of untrusted clients")
+        until(lambda: events(bridge.log, "TLS handshake failed") == 100, "the last count of handshakes")
         lines, seconds = bridge.log.splitlines(), time.monotonic() - began
         assert len(bridge.mail_lines(1)) == 1
         assert len(lines) < 2 * (log_throttle.BURST + seconds) + 20, len(lines)
@@ -144,13 +144,13 @@ def test_thousands_of_bad_sessions_cost_a_handful_of_lines(tmp_path: Path) -> No
         assert BAD_SESSIONS + 100 - len(lines) <= held < BAD_SESSIONS + 100
 
 
-def said(log: str, words: str) -> int:
-    """How many events the lines with these words stand for."""
+def events(log: str, words: str) -> int:
+    """How many events the lines with these words report."""
     lines = [line for line in log.splitlines() if words in line]
     return len(lines) + sum(int(count) for line in lines for count in re.findall(r"and (\d+) more like it", line))
 
 
-def stranger(port: int) -> None:
+def untrusted_session(port: int) -> None:
     with SmtpClient(port, "127.0.0.2") as client:
         client.send(b"EHLO x\r\nMAIL FROM:<a@b.example>\r\nQUIT\r\n")
         assert client.is_cut()

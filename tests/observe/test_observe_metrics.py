@@ -1,4 +1,4 @@
-"""What a scrape of several workers shows: complete, well formed, and true."""
+"""A scrape of several workers is complete, well formed and correct."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ def scrape(port: int) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
 
 
 def value(found: dict[tuple[str, frozenset[tuple[str, str]]], float], name: str, /, **labels: str) -> float:
-    """The one sample of this name with these labels among its own."""
-    (one,) = [number for (n, have), number in found.items() if n == name and labels.items() <= dict(have).items()]
-    return one
+    """The value of the only sample with this name and these labels (it may have more)."""
+    (sample,) = [number for (n, have), number in found.items() if n == name and labels.items() <= dict(have).items()]
+    return sample
 
 
 def total(found: dict[tuple[str, frozenset[tuple[str, str]]], float], wanted: str) -> float:
@@ -42,22 +42,22 @@ def total(found: dict[tuple[str, frozenset[tuple[str, str]]], float], wanted: st
 
 
 def test_promtool_finds_nothing_wrong(scene: Scene) -> None:
-    """Names, units, help: as Prometheus' own linter wants them."""
+    """Prometheus' linter accepts names, units and help texts."""
     promtool("check", "metrics", stdin=get(scene.bridge.admin, "/metrics")[1])
 
 
 def test_every_declared_metric_is_in_one_scrape_of_two_workers(scene: Scene) -> None:
-    """Nothing is declared that never appears, but for what says so itself: absent without this or that."""
+    """Every declared metric appears, except those whose help text says when they are absent."""
     _, text = get(scene.bridge.admin, "/metrics")
     shown = {family.name for family in text_string_to_metric_families(text) if family.samples}
     families = Metrics(["mx"]).registry.collect()
     declared = {family.name for family in families if "absent" not in family.documentation}
-    declared = declared - {"scanbridge_build"} | {"scanbridge_build_info"}  # the parser takes it for a gauge
+    declared = declared - {"scanbridge_build"} | {"scanbridge_build_info"}  # the parser treats it as a gauge
     assert declared <= shown, declared - shown
 
 
-def test_two_workers_are_one_whole(scene: Scene) -> None:
-    """Counts are added up; so are processor, memory and descriptors of both processes."""
+def test_a_scrape_adds_up_two_workers(scene: Scene) -> None:
+    """Counters are added up; so are CPU time, memory and descriptors of both processes."""
     before = scrape(scene.bridge.admin)
     for _ in range(8):
         scene.send()
@@ -72,11 +72,12 @@ def test_two_workers_are_one_whole(scene: Scene) -> None:
 
 
 def os_limit(pid: int) -> int:
-    (line,) = [one for one in Path(f"/proc/{pid}/limits").read_text().splitlines() if one.startswith("Max open files")]
+    limits = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    (line,) = [line for line in limits if line.startswith("Max open files")]
     return int(line.split()[3])
 
 
-def test_next_hops_show_what_became_of_their_mail(scene: Scene) -> None:
+def test_metrics_show_how_each_next_hop_answered(scene: Scene) -> None:
     hop, name = scene.next_hop.url, "scanbridge_next_hop_mails_total"
     before = scrape(scene.bridge.admin)
     scene.send()
@@ -88,7 +89,7 @@ def test_next_hops_show_what_became_of_their_mail(scene: Scene) -> None:
     assert value(found, "scanbridge_next_hop_connections", next_hop=hop, state="busy") == 0
 
 
-def test_a_listeners_certificate_shows_its_end(scene: Scene) -> None:
+def test_metrics_show_when_a_listeners_certificate_expires(scene: Scene) -> None:
     found = scrape(scene.bridge.admin)
     shown = value(found, "scanbridge_tls_certificate_expiry_time_seconds", role="listener", name="mx")
     assert shown == scene.ends["mx"]
@@ -104,7 +105,7 @@ def test_a_listeners_certificate_shows_its_end(scene: Scene) -> None:
     ],
 )
 def test_a_failing_next_hop_is_counted_by_how_it_fails(tmp_path, replies, result, up) -> None:
-    """And only one that cannot be connected to is down."""
+    """Only a next hop that accepts no connection counts as down."""
     with running_bridge(tmp_path) as bridge:
         bridge.next_hop.replies = replies
         with bridge.client() as client:
@@ -116,8 +117,8 @@ def test_a_failing_next_hop_is_counted_by_how_it_fails(tmp_path, replies, result
         assert value(found, "scanbridge_next_hop_up") == up
 
 
-def test_saturation_and_throttle_show_while_they_last(tmp_path) -> None:
-    """A scanner that says RED is a cause of its own."""
+def test_metrics_show_current_saturation_and_throttling(tmp_path) -> None:
+    """A scanner with status RED is a separate cause."""
     with running_bridge(tmp_path, {"admission": {"max_in_processing": 4, "throttle_threshold": 1}}) as bridge:
         for _ in range(3):
             bridge.daemon.admission.enter()
@@ -133,20 +134,20 @@ def test_saturation_and_throttle_show_while_they_last(tmp_path) -> None:
             bridge.daemon.admission.leave()
 
 
-def test_stock_counts_whole_mails_and_their_age(tmp_path) -> None:
-    """What is still being written is not in it."""
+def test_quarantine_usage_counts_complete_mails_and_their_age(tmp_path) -> None:
+    """A mail that is still being written is not counted."""
     for name, size in (("A1.eml", 100), ("A1.json", 10), ("B2.eml", 50), ("B2.json", 5), (".tmp-C3.eml", 999)):
         (tmp_path / name).write_bytes(b"x" * size)
     old = time.time() - 1000
     os.utime(tmp_path / "A1.json", (old, old))
-    stock = measure(tmp_path)
-    assert (stock.mails, stock.size_bytes) == (2, 165)
-    assert stock.oldest_at == pytest.approx(old, abs=1)
-    assert 0 < stock.disk_free_bytes < stock.disk_size_bytes
+    usage = measure(tmp_path)
+    assert (usage.mails, usage.size_bytes) == (2, 165)
+    assert usage.oldest_at == pytest.approx(old, abs=1)
+    assert 0 < usage.disk_free_bytes < usage.disk_size_bytes
 
 
-def test_the_scrape_never_counts_the_quarantine(tmp_path) -> None:
-    """It is counted once a minute in a thread; a scrape tells what was counted last."""
+def test_a_scrape_does_not_read_the_quarantine_directory(tmp_path) -> None:
+    """A thread counts the mails once a minute; a scrape shows its last result."""
     with running_bridge(tmp_path) as bridge:
         until(lambda: scrape_has(bridge.admin_port, "scanbridge_quarantine_mails"), "the first count")
         (tmp_path / "state" / "quarantine" / "X.json").write_text("{}")
@@ -158,7 +159,7 @@ def scrape_has(port: int, name: str) -> bool:
 
 
 def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
-    """Of a chain the first end counts; rubbish has none."""
+    """Of a chain, the earliest expiry counts; data that is no certificate has none."""
     from tests.observe.observe_kit import _end
 
     certificate(tmp_path)
@@ -173,11 +174,11 @@ def test_certificates_are_read_as_openssl_reads_them(tmp_path) -> None:
     ("kind", "text", "end"),
     [(0x17, "491231235959Z", 2524607999), (0x17, "700101000000Z", 0), (0x18, "20500101000000Z", 2524608000)],
 )
-def test_the_two_forms_of_time_in_a_certificate(kind, text, end) -> None:
+def test_both_time_formats_in_a_certificate_are_read(kind, text, end) -> None:
     assert certificates._time(kind, text) == end
 
 
-async def test_a_blocked_event_loop_shows() -> None:
+async def test_a_blocked_event_loop_is_measured() -> None:
     lag = LoopLag()
     task = asyncio.create_task(lag.watch())
     await asyncio.sleep(0.05)
@@ -194,16 +195,16 @@ def test_gauges_of_several_workers_are_combined(combine, expected) -> None:
     assert list(gauge.read()) == [(("a",), expected)]
 
 
-def test_processor_time_is_counted_once() -> None:
-    """Also over snapshots, and what a worker used stays when it is gone."""
-    one, gone = Metrics(["a"]), {"cpu": [[100.0]]}
-    first = one.merged([gone]).snapshot()["cpu"][0][0]
-    second = one.merged([gone]).snapshot()["cpu"][0][0]
+def test_cpu_time_is_counted_once() -> None:
+    """Repeated snapshots do not add it again, and the time of a worker that exited is kept."""
+    metrics, exited = Metrics(["a"]), {"cpu": [[100.0]]}
+    first = metrics.merged([exited]).snapshot()["cpu"][0][0]
+    second = metrics.merged([exited]).snapshot()["cpu"][0][0]
     assert 100 < first <= second < first + 1
 
 
-def test_a_process_without_a_free_descriptor_still_tells_the_rest() -> None:
-    """What cannot be read then is left out; an error would cost the whole board of a worker."""
+def test_a_process_without_a_free_descriptor_still_reports_its_other_gauges() -> None:
+    """A gauge that cannot be read is left out; an exception would lose all metrics of a worker."""
     code = """
 import os, resource
 from bridge.daemon import gauges

@@ -1,4 +1,4 @@
-"""The mixin: every alert is tested and explained, every query of the dashboard brings data."""
+"""The mixin: every alert is tested and explained, every query of the dashboard returns data."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ PANELS = [panel for panel in DASHBOARD["panels"] if panel["type"] != "row"]
 
 
 def test_alerts_and_their_tests_pass() -> None:
-    """Prometheus' own tool has nothing to say against them."""
+    """promtool accepts the rules, and their tests pass."""
     promtool("check", "rules", MIXIN / "alerts.yml")
     promtool("test", "rules", MIXIN / "alerts_test.yml")
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_alert_has_a_story_in_which_it_fires_and_one_in_which_it_does_not(alert) -> None:
+def test_every_alert_has_a_test_in_which_it_fires_and_one_in_which_it_does_not(alert) -> None:
     for story, wanted in (("fires", 1), ("silent", 0)):
         tests = [test for test in TESTS if test["name"] == f"{alert['alert']} {story}"]
         assert tests
@@ -42,8 +42,8 @@ def test_every_alert_has_a_story_in_which_it_fires_and_one_in_which_it_does_not(
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_every_alert_says_what_is_wrong_and_where_to_read_on(alert) -> None:
-    """Its section of the runbook says what it means, what to look at and what to do."""
+def test_every_alert_names_the_problem_and_its_runbook_section(alert) -> None:
+    """The section says what the alert means, what to look at and what to do."""
     assert alert["labels"]["severity"] in ("critical", "warning")
     notes = alert["annotations"]
     assert notes["summary"] and notes["description"].endswith(".")
@@ -63,7 +63,7 @@ def test_the_runbook_has_no_section_without_an_alert() -> None:
     }
 
 
-def test_dashboard_is_what_its_generator_makes() -> None:
+def test_dashboard_is_up_to_date() -> None:
     """`make docs` would change nothing."""
     spec = importlib.util.spec_from_file_location("dashboard", MIXIN / "dashboard.py")
     assert spec is not None and spec.loader is not None
@@ -72,8 +72,8 @@ def test_dashboard_is_what_its_generator_makes() -> None:
     assert (MIXIN / "dashboard.json").read_text() == module.text(), "run `make docs`"
 
 
-def test_dashboard_is_one_that_grafana_takes() -> None:
-    """Ids are unique, nothing overlaps, every panel has its source, a unit and queries; the variables are there."""
+def test_dashboard_is_valid_for_grafana() -> None:
+    """Ids are unique, no panels overlap, each panel has a data source, a unit and queries; the variables exist."""
     assert DASHBOARD["uid"] == "scanbridge" and DASHBOARD["schemaVersion"] >= 36
     assert [variable["name"] for variable in DASHBOARD["templating"]["list"]] == ["datasource", "instance"]
     assert len({panel["id"] for panel in DASHBOARD["panels"]}) == len(DASHBOARD["panels"])
@@ -88,51 +88,51 @@ def test_dashboard_is_one_that_grafana_takes() -> None:
         assert panel["fieldConfig"]["defaults"]["unit"] in ("none", "ops", "s", "bytes", "Bps", "percentunit")
 
 
-def for_now(expression: str) -> str:
-    """As Grafana would fill it in."""
+def substituted(expression: str) -> str:
+    """With the values that Grafana would substitute."""
     return expression.replace("$__rate_interval", "5m").replace("$instance", ".+")
 
 
 @pytest.mark.parametrize("panel", PANELS, ids=lambda panel: f"{panel['id']} {panel['title']}")
-def test_every_query_of_the_dashboard_brings_data(scene: Scene, panel) -> None:
-    """From a real bridge with two workers, through a real Prometheus."""
+def test_every_query_of_the_dashboard_returns_data(scene: Scene, panel) -> None:
+    """The data is from a real bridge with two workers, scraped by a real Prometheus."""
     for target in panel["targets"]:
-        found = scene.prometheus.wait_for(for_now(target["expr"]))
-        assert all(one["value"][1] != "NaN" for one in found) or "quantile" in target["expr"], target["expr"]
+        found = scene.prometheus.wait_for(substituted(target["expr"]))
+        assert all(series["value"][1] != "NaN" for series in found) or "quantile" in target["expr"], target["expr"]
         for label in re.findall(r"{{(\w+)}}", target["legendFormat"]):
-            assert all(label in one["metric"] for one in found), target["expr"]
+            assert all(label in series["metric"] for series in found), target["expr"]
 
 
 SELECTOR = re.compile(r"\b((?:scanbridge|process)_\w+|up)\b(\{[^}]*\})?")
 
 
 @pytest.mark.parametrize("alert", ALERTS, ids=lambda rule: rule["alert"])
-def test_what_an_alert_looks_for_is_there(scene: Scene, alert) -> None:
-    """Each metric, with the very labels and values: a misspelled one would be silent for ever."""
+def test_the_series_that_an_alert_uses_exist(scene: Scene, alert) -> None:
+    """Each metric exists with exactly these labels and values: an alert with a misspelled one would never fire."""
     for metric, labels in SELECTOR.findall(alert["expr"]):
         scene.prometheus.wait_for(metric + labels)
 
 
-def test_the_stories_are_told_of_series_that_exist(scene: Scene) -> None:
-    """With the labels that they really have, so that the tests of the alerts test these alerts."""
-    for story in TESTS:
-        for series in story["input_series"]:
+def test_the_tests_of_the_alerts_use_series_that_exist(scene: Scene) -> None:
+    """They have the labels of the real series, so the tests apply to the real alerts."""
+    for test in TESTS:
+        for series in test["input_series"]:
             metric, labels = SELECTOR.findall(series["series"])[0]
             names = set(re.findall(r"(\w+)=", labels))
             found = scene.prometheus.wait_for(metric)
-            assert [one for one in found if names <= set(one["metric"])], series["series"]
+            assert [real for real in found if names <= set(real["metric"])], series["series"]
 
 
 def test_alerts_fire_when_the_scanner_is_killed_and_resolve_when_it_is_back(scene: Scene) -> None:
-    """Two workers under load; minutes are fractions of a second here, everything else is as shipped."""
+    """Two workers under load; the rules are the shipped ones, but with shorter time ranges."""
     expected = {"ScanbridgeMailDeferred", "ScanbridgeNoScanner", "ScanbridgeScansFail", "ScanbridgeScannerDown"}
 
     def firing() -> set[str]:
         return {name for name, state in scene.prometheus.alerts().items() if state == "firing"}
 
     with scene.load():
-        until(lambda: not firing() & expected, "no alert before", 60)
+        until(lambda: not firing() & expected, "no alert to be firing", 60)
         scene.kill_scanner()
         until(lambda: expected <= firing(), f"{expected} to fire", 60)
         scene.revive_scanner()
-        until(lambda: not firing() & expected, "all of them to resolve", 60)
+        until(lambda: not firing() & expected, "all alerts to resolve", 60)

@@ -1,4 +1,4 @@
-"""The runbooks: what they tell an operator to look for is what he finds when the trouble is real."""
+"""The runbooks: what they tell an operator to look for appears when the problem is real."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def section(alert: str) -> str:
     return found[1]
 
 
-def test_there_is_something_to_look_for() -> None:
+def test_the_runbooks_have_patterns_for_the_log() -> None:
     assert len(GREPS) > 8, GREPS
 
 
 @pytest.mark.parametrize("pattern", GREPS)
-def test_what_is_looked_for_in_the_log_is_said_by_the_program(pattern: str) -> None:
-    """Word for word; `error=` has the words of the metrics."""
+def test_the_program_logs_what_the_runbooks_search_for(pattern: str) -> None:
+    """The patterns occur literally in the source; the values of `error=` are those of the metrics."""
     if pattern.strip().startswith("error="):
         words = set(re.findall(r"\w+", pattern)) - {"error"}
         assert words <= set(FailureLabel)
@@ -41,7 +41,7 @@ def test_what_is_looked_for_in_the_log_is_said_by_the_program(pattern: str) -> N
 
 
 def test_every_reason_has_its_row_in_the_table_of_deferred_mail() -> None:
-    """But too_large, which is refused for good."""
+    """Except too_large, which is refused permanently."""
     table = section("ScanbridgeMailDeferred")
     missing = {label.value for label in FailureLabel if f"`{label}`" not in table}
     assert missing == {"too_large"}
@@ -67,7 +67,7 @@ def quarantine(bridge: RunningBridge) -> None:
     bridge.scanner.reply = answer(200, result("quarantine"))
 
 
-TROUBLES: list[tuple[str, Callable[[RunningBridge], None], str, str]] = [
+PROBLEMS: list[tuple[str, Callable[[RunningBridge], None], str, str]] = [
     ("ScanbridgeCredentialsRefused", refuse, "refused", "refused our request"),
     ("ScanbridgeScansFail", fail, "unavailable", "error=unavailable"),
     ("ScanbridgeScansFail", talk_nonsense, "malformed", "error=malformed"),
@@ -77,10 +77,10 @@ TROUBLES: list[tuple[str, Callable[[RunningBridge], None], str, str]] = [
 
 
 @pytest.mark.parametrize(
-    ("alert", "cause", "reason", "words"), TROUBLES, ids=[f"{one[0]}-{one[2]}" for one in TROUBLES]
+    ("alert", "cause", "reason", "words"), PROBLEMS, ids=[f"{problem[0]}-{problem[2]}" for problem in PROBLEMS]
 )
-def test_a_real_trouble_is_found_as_the_runbook_says(tmp_path: Path, caplog, alert, cause, reason, words) -> None:
-    """The reason in the metrics leads to the section, and the log has the words that it looks for, and why."""
+def test_a_real_problem_is_found_as_the_runbook_says(tmp_path: Path, caplog, alert, cause, reason, words) -> None:
+    """The reason in the metrics leads to the section; the log has the words it searches for, and the cause."""
     caplog.set_level("INFO")
     assert re.search(words.replace("=", ".*"), section(alert))
     assert f"#{alert.lower()}" in section("ScanbridgeMailDeferred")
@@ -93,5 +93,5 @@ def test_a_real_trouble_is_found_as_the_runbook_says(tmp_path: Path, caplog, ale
         assert (
             value(found, "scanbridge_failures_total", reason=reason) == 1 == total(found, "scanbridge_failures_total")
         )
-        until(lambda: [one for one in caplog.messages if words in one], words)
-        assert [one for one in caplog.messages if f"error={reason}" in one and " why=" in one]
+        until(lambda: [message for message in caplog.messages if words in message], words)
+        assert [message for message in caplog.messages if f"error={reason}" in message and " why=" in message]

@@ -1,4 +1,4 @@
-"""Traces: a span for each mail at a real OTLP receiver, `traceparent` at the scanner, and nothing when it is off."""
+"""Traces: a span for each mail at a real OTLP receiver, `traceparent` at the scanner, and nothing if tracing is off."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.daemon.process_kit import ROOT, environment, scanbridge, write_config
 
 @contextmanager
 def collector() -> Iterator[tuple[str, list[Span]]]:
-    """Its address, and the spans it got."""
+    """An OTLP receiver: its address, and the spans it received."""
     spans: list[Span] = []
 
     class Handler(BaseHTTPRequestHandler):
@@ -47,7 +47,7 @@ def collector() -> Iterator[tuple[str, list[Span]]]:
             self.wfile.write(body)
 
         def log_message(self, *_: object) -> None:
-            """Nobody wants to know."""
+            """Do not print requests."""
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
@@ -64,8 +64,8 @@ def words(span: Span) -> dict[str, str]:
     return {pair.key: pair.value.string_value or str(pair.value.int_value) for pair in span.attributes}
 
 
-def test_a_mail_is_a_span_with_its_parts_below_it(tmp_path, caplog) -> None:
-    """The scanner is told the scan's span; the log line has the trace; no address travels."""
+def test_a_mail_is_a_span_with_child_spans(tmp_path, caplog) -> None:
+    """The scanner gets the id of the scan's span; the log line has the trace id; no address is sent."""
     caplog.set_level("INFO")
     throttled = {"max_in_processing": 2, "throttle_threshold": 1, "throttle_max_delay": "50ms"}
     before = time.time_ns()
@@ -75,7 +75,7 @@ def test_a_mail_is_a_span_with_its_parts_below_it(tmp_path, caplog) -> None:
             bridge.client() as client,
         ):
             client.open()
-            bridge.background.loop.call_soon_threadsafe(bridge.daemon.admission.enter)  # the next one has to wait
+            bridge.background.loop.call_soon_threadsafe(bridge.daemon.admission.enter)  # the next mail has to wait
             client.mail()
             bridge.background.loop.call_soon_threadsafe(bridge.daemon.admission.leave)
             bridge.scanner.reply = answer(503)
@@ -104,7 +104,7 @@ def test_a_mail_is_a_span_with_its_parts_below_it(tmp_path, caplog) -> None:
 
 
 def test_a_sample_is_a_share_of_the_mail(tmp_path) -> None:
-    """With 0 percent no mail is traced, and no scanner told."""
+    """With 0 percent no mail is traced, and no traceparent is sent."""
     with collector() as (endpoint, spans):
         tracing = {"endpoint": endpoint, "sample_percent": 0}
         with running_bridge(tmp_path, {"tracing": tracing}) as bridge, bridge.client() as client:
@@ -114,7 +114,7 @@ def test_a_sample_is_a_share_of_the_mail(tmp_path) -> None:
 
 
 def test_a_collector_that_hangs_costs_no_mail_and_no_time(tmp_path) -> None:
-    """Mail goes on as if it were not there, and so does the end."""
+    """Mail and shutdown are not delayed."""
     with socket.create_server(("127.0.0.1", 0)) as black_hole:
         endpoint = f"http://127.0.0.1:{black_hole.getsockname()[1]}/v1/traces"
         with running_bridge(tmp_path, {"tracing": {"endpoint": endpoint}}) as bridge:
@@ -126,7 +126,7 @@ def test_a_collector_that_hangs_costs_no_mail_and_no_time(tmp_path) -> None:
         assert time.monotonic() - began < 8
 
 
-def test_nothing_is_loaded_and_no_header_sent_when_it_is_off(bridge) -> None:
+def test_without_tracing_nothing_is_loaded_and_no_header_is_sent(bridge) -> None:
     with bridge.client() as client:
         client.open()
         client.mail()
@@ -137,7 +137,7 @@ def test_nothing_is_loaded_and_no_header_sent_when_it_is_off(bridge) -> None:
 
 
 def test_without_the_extra_the_configuration_is_refused(tmp_path) -> None:
-    """With what to install, and the exit code that says not to try again."""
+    """The error says what to install; exit code 78 prevents a restart."""
     (tmp_path / "opentelemetry.py").write_text("raise ImportError('not here')\n")
     tracing = {"endpoint": "http://127.0.0.1:4318/v1/traces"}
     config, *_ = write_config(tmp_path, "http://127.0.0.1:9", "smtp://127.0.0.1:9", tracing=tracing)
@@ -152,8 +152,8 @@ def test_an_endpoint_is_an_http_address(tmp_path, endpoint) -> None:
         yaml_file.load(config, Config)
 
 
-def test_ids_are_as_the_standard_wants_them() -> None:
-    """Never all zeros in practice, lower case, and another one each time."""
-    one, two = new_trace(), new_trace()
-    assert re.fullmatch(rb"traceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-01\r\n", one.header)
-    assert len({one.trace_id, two.trace_id, one.mail_id, one.scan_id}) == 4
+def test_ids_have_the_standard_format() -> None:
+    """Lower-case hex digits, different each time, in practice never all zeros."""
+    first, second = new_trace(), new_trace()
+    assert re.fullmatch(rb"traceparent: 00-[0-9a-f]{32}-[0-9a-f]{16}-01\r\n", first.header)
+    assert len({first.trace_id, second.trace_id, first.mail_id, first.scan_id}) == 4

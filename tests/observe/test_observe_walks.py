@@ -1,4 +1,4 @@
-"""The runbooks once more: troubles made in a second, the numbers their alerts look at, the words that lead on."""
+"""The runbooks, continued: problems caused on purpose, the metrics their alerts use, the log lines to search for."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ def number(bridge: RunningBridge, name: str, **labels: str) -> float:
 
 
 def said(caplog: Any, words: str) -> list[str]:
-    return [one for one in caplog.messages if words in one]
+    return [message for message in caplog.messages if words in message]
 
 
 def test_no_scanner_can_be_reached(tmp_path: Path, caplog) -> None:
     with running_bridge(tmp_path) as bridge:
         url, fine = bridge.scanner.url, bridge.scanner.reply
-        bridge.scanner.reply = hang_up  # over the connection that the status left open
+        bridge.scanner.reply = hang_up  # on the connection that the status request left open
         bridge.background.run(bridge.scanner.stop())
         for _ in range(2):
             assert send(bridge)[:4] == b"451 "
         assert number(bridge, "scanbridge_scanner_circuit", host=url) >= 1
-        until(lambda: said(caplog, "could not be reached: Connection refused"), "the cause")
+        until(lambda: said(caplog, "could not be reached: Connection refused"), "the cause in the log")
         assert said(caplog, "its circuit is open")
         bridge.scanner.reply = fine
         bridge.background.run(bridge.scanner.start(port=bridge.scanner.port))
-        until(lambda: send(bridge)[:4] == b"250 ", "it to go on by itself")
+        until(lambda: send(bridge)[:4] == b"250 ", "mail to be scanned again")
         assert number(bridge, "scanbridge_scanner_circuit", host=url) == 0
 
 
-def test_a_scanner_that_answers_but_fails_is_found_by_why(tmp_path: Path, caplog) -> None:
-    """Its status is GREEN and it can be reached: only the mails' own lines know."""
+def test_a_scanner_that_answers_with_errors_is_found_in_the_log(tmp_path: Path, caplog) -> None:
+    """Its status is GREEN and it can be reached: only the lines of mails show the error."""
     caplog.set_level("INFO")
     assert "fails on mail" in section("ScanbridgeNoScanner") and "fails on mail" in section("ScanbridgeScannerDown")
     with running_bridge(tmp_path) as bridge:
@@ -63,10 +63,10 @@ def test_a_scanner_that_answers_but_fails_is_found_by_why(tmp_path: Path, caplog
             assert send(bridge)[:4] == b"451 "
         assert number(bridge, "scanbridge_scanner_circuit", host=bridge.scanner.url) >= 1
         assert not said(caplog, "could not be reached")
-        until(lambda: said(caplog, f'error=unavailable why="{bridge.scanner.url}: 500'), "the cause")
+        until(lambda: said(caplog, f'error=unavailable why="{bridge.scanner.url}: 500'), "the cause in the log")
 
 
-def test_an_unexpected_error_has_its_trace(tmp_path: Path, caplog, monkeypatch) -> None:
+def test_an_unexpected_error_is_logged_with_its_traceback(tmp_path: Path, caplog, monkeypatch) -> None:
     async def broken(*_: object, **__: object) -> None:
         raise ZeroDivisionError("a mistake of ours")
 
@@ -75,11 +75,11 @@ def test_an_unexpected_error_has_its_trace(tmp_path: Path, caplog, monkeypatch) 
     with running_bridge(tmp_path) as bridge:
         assert send(bridge)[:10] == b"451 4.3.0 "
         assert number(bridge, "scanbridge_failures_total", reason="internal") == 1
-        (line,) = [one for one in caplog.records if "unexpected error" in one.getMessage()]
+        (line,) = [record for record in caplog.records if "unexpected error" in record.getMessage()]
         assert line.exc_info and line.exc_info[0] is ZeroDivisionError
 
 
-def test_saturation_tells_its_cause(tmp_path: Path) -> None:
+def test_saturation_is_reported_with_its_cause(tmp_path: Path) -> None:
     async def never(*_: object) -> None:
         await asyncio.sleep(60)
 
@@ -97,10 +97,10 @@ def test_saturation_tells_its_cause(tmp_path: Path) -> None:
         for client in clients:
             client.close()
         bridge.scanner.status = answer(200, b'{"messageQueueStatus": "RED"}')
-        until(lambda: number(bridge, "scanbridge_saturated", cause="scanner") == 1, "RED")
+        until(lambda: number(bridge, "scanbridge_saturated", cause="scanner") == 1, "the status RED")
 
 
-def test_who_is_turned_away_is_in_the_log(tmp_path: Path, caplog) -> None:
+def test_refused_clients_are_logged(tmp_path: Path, caplog) -> None:
     caplog.set_level("INFO")
     assert "' refused: '" in section("ScanbridgeConnectionsRefused")
     with running_bridge(tmp_path, {"limits": {"max_connections_per_client": 1}}) as bridge:
@@ -112,7 +112,7 @@ def test_who_is_turned_away_is_in_the_log(tmp_path: Path, caplog) -> None:
 
 
 def test_late_scans_give_their_slots_back_when_the_service_is_restarted(tmp_path: Path) -> None:
-    """As the runbook says; a restart is what breaks their connections."""
+    """A restart breaks the connections of the scans, as the runbook says."""
     restarted = asyncio.Event()
 
     async def hang(_: object, writer: asyncio.StreamWriter) -> None:
@@ -129,12 +129,12 @@ def test_late_scans_give_their_slots_back_when_the_service_is_restarted(tmp_path
         bridge.scanner.reply = answer(200, b"{}")
         began = time.monotonic()
         bridge.background.loop.call_soon_threadsafe(restarted.set)
-        until(lambda: number(bridge, "scanbridge_late_scans_running") == 0, "the slots")
+        until(lambda: number(bridge, "scanbridge_late_scans_running") == 0, "the slots to be free")
         assert time.monotonic() - began < 10
         assert number(bridge, "scanbridge_late_scans_total", end="failed") == 2
 
 
-def test_a_next_hop_that_says_nothing_is_told_from_one_that_is_gone(tmp_path: Path, caplog) -> None:
+def test_a_next_hop_that_does_not_answer_is_reported_as_timed_out(tmp_path: Path, caplog) -> None:
     caplog.set_level("INFO")
     assert "timed out" in section("ScanbridgeNextHopDown")
 
@@ -148,11 +148,11 @@ def test_a_next_hop_that_says_nothing_is_told_from_one_that_is_gone(tmp_path: Pa
         bridge.background.run(bridge.next_hop.start(port=bridge.next_hop.port))
         assert send(bridge)[:10] == b"451 4.4.1 "
         assert number(bridge, "scanbridge_next_hop_up", next_hop=bridge.next_hop.url) == 0
-        until(lambda: said(caplog, f'error=next_hop why="{bridge.next_hop.url}: timed out"'), "the cause")
+        until(lambda: said(caplog, f'error=next_hop why="{bridge.next_hop.url}: timed out"'), "the cause in the log")
 
 
 @pytest.mark.parametrize("words", ["SCANBRIDGE_CONFIG=/etc/scanbridge/bridge.yml", "grep -o 'error=.*'"])
-def test_the_first_lines_prepare_for_all_sections(words: str) -> None:
-    """Without the first the commands look at another configuration, and find nothing wrong."""
+def test_the_introduction_has_what_all_sections_need(words: str) -> None:
+    """Without SCANBRIDGE_CONFIG the commands would check another configuration and find nothing wrong."""
     runbooks = Path(__file__).parents[2] / "docs" / "operate" / "runbooks.md"
     assert words in runbooks.read_text().split("\n## ", 1)[0]

@@ -1,4 +1,4 @@
-"""`log.addresses`: whoever turns it down finds nobody's address in the log, in no line."""
+"""`log.addresses`: with `domain` or `hashed`, no line of the log contains an address."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.daemon.process_kit import running, scanbridge
 
 KEY = b"k" * 32
 NAME = re.compile(r"~[0-9a-f]{16}")
-VEILS = {"domain": Redaction("domain"), "hashed": Redaction("hashed", KEY)}
+REDACTIONS = {"domain": Redaction("domain"), "hashed": Redaction("hashed", KEY)}
 
 
 @pytest.mark.parametrize(
@@ -44,21 +44,21 @@ VEILS = {"domain": Redaction("domain"), "hashed": Redaction("hashed", KEY)}
         ("", ""),
     ],
 )
-def test_an_address_is_its_domain_or_a_name(address: str, domain: str) -> None:
+def test_an_address_is_replaced_by_its_domain_or_a_hash(address: str, domain: str) -> None:
     assert Redaction().address(address) == address
-    assert VEILS["domain"].address(address) == domain
-    assert NAME.fullmatch(VEILS["hashed"].address(address)) or not address
+    assert REDACTIONS["domain"].address(address) == domain
+    assert NAME.fullmatch(REDACTIONS["hashed"].address(address)) or not address
 
 
-def test_a_name_is_the_same_for_one_address_and_one_key_only() -> None:
-    """Upper and lower case are one mailbox; another installation has other names."""
-    name = VEILS["hashed"].address("a@example.org")
-    assert VEILS["hashed"].address("A@Example.org") == name != VEILS["hashed"].address("b@example.org")
+def test_a_hash_depends_on_the_address_and_the_key() -> None:
+    """Letter case does not matter; another installation has other hashes."""
+    name = REDACTIONS["hashed"].address("a@example.org")
+    assert REDACTIONS["hashed"].address("A@Example.org") == name != REDACTIONS["hashed"].address("b@example.org")
     assert Redaction("hashed", b"another").address("a@example.org") != name
 
 
 @pytest.mark.parametrize(
-    ("text", "veiled"),
+    ("text", "redacted"),
     [
         ("550 5.1.1 <b@example.org>: rejected", "550 5.1.1 <*@example.org>: rejected"),
         (f"<{'x' * 5000}@example.org>", "<*@example.org>"),
@@ -69,13 +69,13 @@ def test_a_name_is_the_same_for_one_address_and_one_key_only() -> None:
         ("@", "@"),
     ],
 )  # fmt: skip
-def test_addresses_are_found_in_any_text(text: str, veiled: str) -> None:
-    assert VEILS["domain"].text(text) == veiled
+def test_addresses_are_found_in_any_text(text: str, redacted: str) -> None:
+    assert REDACTIONS["domain"].text(text) == redacted
     assert Redaction().text(text) == text
 
 
 def record(address: str) -> Record:
-    """A mail in which every field that can names this address."""
+    """A mail with this address in every field that can contain one."""
     client = Client("192.0.2.1", helo="mail.example.org", login=address)
     envelope = Envelope(address, (Recipient(address), Recipient(address)))
     tx = Transaction("ID1", Session("S1", "mx", "127.0.0.1", client), envelope, Message(Spool(10)), 0.0, 1.0)
@@ -91,39 +91,39 @@ LOCAL = st.text("abcxyz0189!#$%&'*+-/=?^_`{|}~.", min_size=6, max_size=40).filte
 
 
 @pytest.mark.parametrize("as_json", [False, True])
-@pytest.mark.parametrize("mode", VEILS)
+@pytest.mark.parametrize("mode", REDACTIONS)
 @given(local=LOCAL)
-def test_no_field_of_a_mails_line_names_anybody(mode: str, as_json: bool, local: str) -> None:
+def test_no_field_of_a_mails_line_contains_an_address(mode: str, as_json: bool, local: str) -> None:
     lines: list[str] = []
     secret = f"Q{local}Q"
-    mail_log.MailLog(lines.append, as_json, VEILS[mode]).decided(record(f"{secret}@example.org"))
+    mail_log.MailLog(lines.append, as_json, REDACTIONS[mode]).decided(record(f"{secret}@example.org"))
     assert secret not in lines[0] and json.dumps(secret)[1:-1] not in lines[0]
-    assert lines[0].count("example.org") == 1 or mode == "domain"  # the HELO stays
+    assert lines[0].count("example.org") == 1 or mode == "domain"  # the HELO is kept
 
 
 @pytest.mark.parametrize("form", [log_format.KeyValueFormatter, log_format.JsonFormatter])
-def test_no_other_line_names_anybody(form: type[log_format.KeyValueFormatter]) -> None:
-    """Neither its words nor its traceback."""
+def test_no_other_line_contains_an_address(form: type[log_format.KeyValueFormatter]) -> None:
+    """Neither the message nor the traceback."""
     try:
         raise ValueError("of secret@example.org")
     except ValueError:
         line = logging.LogRecord("x", logging.ERROR, "x", 1, "%s failed", ("secret@example.org",), sys.exc_info())
     assert "secret" in form().format(line)
-    shown = form(VEILS["domain"]).format(line)
-    assert "secret" not in shown and shown.count("*@example.org") == 3  # its source line is in the traceback, too
+    shown = form(REDACTIONS["domain"]).format(line)
+    assert "secret" not in shown and shown.count("*@example.org") == 3  # the traceback includes the source line
 
 
 @pytest.mark.parametrize("mode", ["domain", "hashed"])
-def test_a_daemon_names_nobody(tmp_path: Path, mode: Mode) -> None:
-    """With two workers, through good mail, a next hop that repeats the address, and a stop."""
+def test_the_log_of_a_daemon_contains_no_address(tmp_path: Path, mode: Mode) -> None:
+    """Two workers, delivered mail, a next hop that repeats the address, and a stop."""
     log: dict[str, Any] = {"addresses": mode, "level": "debug"}
     with running(tmp_path, log=log, workers=2) as (bridge, _, next_hop):
         assert bridge.send(b"Message-ID: <secret.1@client.example>\r\n\r\nx\r\n").startswith("250 ")
         next_hop.replies[b"RCPT"] = b"550 5.1.1 <b@example.org>: unknown"
-        assert "<b@example.org>" in bridge.send(), "the client may read its own words"
-        one, two = sorted(bridge.mail_lines(2), key=lambda line: "unknown" in line)
-        (name,) = re.findall(r" to=<(\S+)> ", one)
-        assert f" to=<{name}> " in two and f'reply="550 5.1.1 <{name}>: unknown' in two
+        assert "<b@example.org>" in bridge.send(), "the reply to the client is not redacted"
+        delivered, refused = sorted(bridge.mail_lines(2), key=lambda line: "unknown" in line)
+        (name,) = re.findall(r" to=<(\S+)> ", delivered)
+        assert f" to=<{name}> " in refused and f'reply="550 5.1.1 <{name}>: unknown' in refused
         shown = scanbridge("config", "address", "b@example.org", "-c", tmp_path / "bridge.yml").stdout.strip()
         assert shown == name
         bridge.signal()

@@ -16,7 +16,7 @@ CONTENT = b"Subject: x\r\n\r\nhello\r\n"
 
 @contextmanager
 def next_hop(lmtp: bool = False, **replies: bytes) -> Iterator[NextHop]:
-    """`RCPT_b=b"550 No"` for b@example.org at RCPT, `DOT_b` for that recipient after the dot, `DOT` for the mail."""
+    """Replies: `RCPT_b=b"550 No"` to b@example.org at RCPT, `DOT_b` to it after the dot, `DOT` to the whole mail."""
     background, hop = Background(), NextHop(lmtp=lmtp)
     refuse(hop, **replies)
     background.run(hop.start())

@@ -125,7 +125,7 @@ def test_plain_smtp_a_mail_refused_for_one_recipient_goes_to_none(
         ({"DOT_b": FULL, "DOT_d": BUSY}, BUSY, ["c"]),
     ],
 )
-def test_plain_smtp_a_mail_that_some_have_already_is_never_lost_for_the_others(
+def test_plain_smtp_a_partly_delivered_mail_is_not_lost_for_the_others(
     ways: Way, replies: dict[str, bytes], answer: bytes, have_it: list[str]
 ) -> None:
     """With LMTP it is too late to stop: the mail is sent again (4xx) or bounced (5xx); a metric counts it."""

@@ -65,7 +65,7 @@ def test_each_tenant_has_its_own_decision_and_policy(tmp_path: Path, hop: NextHo
         assert kept.read_bytes().endswith(CONTENT)
 
 
-def test_forged_fields_of_ours_are_gone_from_every_part(tmp_path: Path, hop: NextHop) -> None:
+def test_forged_fields_are_removed_from_every_part(tmp_path: Path, hop: NextHop) -> None:
     content = b"X-Scan-Decision: deliver\r\n" + CONTENT
     with bridge_before(hop, tmp_path, "lmtp", tenants=TENANTS) as bridge:
         send(bridge, "lmtp", *PEOPLE, content=content)
@@ -117,7 +117,7 @@ def test_a_client_that_goes_away_ends_all_scans(tmp_path: Path, hop: NextHop) ->
             client.send(CONTENT + b".\r\n")
             for _ in range(3):
                 gate.arrived()
-        until(lambda: len(lines) == 3, "three lines")
+        until(lambda: len(lines) == 3, "three log lines")
         assert [line["action"] for line in lines] == ["cancelled"] * 3
         assert counted(bridge, "in_processing") == counted(bridge, "bytes_in_processing") == 0
         gate.open()
@@ -155,7 +155,7 @@ def test_the_default_tenant_and_an_entry_with_its_uid_are_the_same_tenant(tmp_pa
 # Next hops
 
 
-def test_plain_smtp_recipients_of_another_next_hop_come_in_another_transaction(tmp_path: Path, hop: NextHop) -> None:
+def test_plain_smtp_recipients_of_another_next_hop_need_another_transaction(tmp_path: Path, hop: NextHop) -> None:
     with next_hop() as other:
         routes = [{"recipient_domains": ["own.example"], "next_hop": other.url}]
         with bridge_before(hop, tmp_path, "smtp", relay={"routes": routes}) as bridge, bridge.client() as client:
@@ -185,8 +185,8 @@ def test_two_routes_to_one_next_hop_share_a_transaction(tmp_path: Path, hop: Nex
 
 
 @EACH
-def test_each_next_hop_is_asked_and_answers_for_its_own(tmp_path: Path, hop: NextHop, protocol: str) -> None:
-    """One scan, one delivery to each; a failing next hop does not affect the other's recipients."""
+def test_each_next_hop_replies_for_its_own_recipients(tmp_path: Path, hop: NextHop, protocol: str) -> None:
+    """One scan, one delivery to each next hop; a failing one does not affect the other's recipients."""
     with next_hop(DOT=b"452 4.3.1 Full") as other:
         routes = [{"recipient_domains": ["own.example"], "next_hop": other.url}]
         with bridge_before(hop, tmp_path, protocol, relay={"routes": routes}) as bridge:
@@ -197,7 +197,7 @@ def test_each_next_hop_is_asked_and_answers_for_its_own(tmp_path: Path, hop: Nex
 
 
 @pytest.mark.parametrize("form", ["next_hop", "next_hops"])
-def test_a_tenants_own_next_hop_comes_before_a_route(tmp_path: Path, hop: NextHop, form: str) -> None:
+def test_a_tenants_own_next_hop_takes_precedence_over_a_route(tmp_path: Path, hop: NextHop, form: str) -> None:
     with next_hop() as routed, next_hop() as owned:
         tenant = {**TENANTS[0], "relay": {form: owned.url if form == "next_hop" else [owned.url]}}
         routes = [{"recipient_domains": ["one.example", "own.example"], "next_hop": routed.url}]

@@ -136,7 +136,7 @@ class ServiceProcess(Service):
         )  # fmt: skip
 
     def wait(self) -> None:
-        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "it does not print its address"
+        assert select.select([self.process.stdout], [], [], DEADLINE_S)[0], "the service did not print its address"
         line = self.process.stdout.readline()
         assert "listening on" in line, self.log()
         if self.config.listen.path:
@@ -285,7 +285,7 @@ def make_key(config: ServiceConfig, name: str = "") -> str:
 
 
 def wait_for(condition: Any, deadline_s: float = DEADLINE_S) -> None:
-    """`until`, where the condition in the traceback says enough."""
+    """`until`, for tests whose condition is clear from the traceback."""
     until(condition, "the condition of this test", deadline_s)
 
 

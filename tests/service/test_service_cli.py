@@ -118,8 +118,8 @@ def test_a_token_can_be_read_from_a_file(tmp_path, monkeypatch):
     """The file is in the credentials directory if there is one, else next to the configuration."""
     text = "abby: {staticApiTokens: [{name: a, token_file: secret}]}"
     (tmp_path / "service.yml").write_text(text)
-    (tmp_path / "secret").write_text("beside-the-configuration\n")
-    assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "beside-the-configuration"
+    (tmp_path / "secret").write_text("next-to-the-configuration\n")
+    assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "next-to-the-configuration"
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / "secret").write_text("in-the-credentials-directory")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))

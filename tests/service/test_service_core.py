@@ -90,7 +90,7 @@ def test_full_nodes_lead_to_503(place):
         assert all(both.submit(mail()).status == 200 for _ in range(3))
 
 
-def test_the_least_busy_node_is_asked_first():
+def test_the_least_busy_node_is_used_first():
     """Order of the nodes: alive before dead, then by the number of mails in flight."""
     nodes = [CoreNode("a", 2), CoreNode("b", 0, alive=False), CoreNode("c", 1)]
     assert [node.url for node in by_preference(nodes)] == ["c", "a", "b"]
@@ -106,6 +106,6 @@ def test_nodes_are_verified_over_tls(place):
     with service(node_dir, tls) as node:
         with service(place("front"), _front(node.port, scheme="https", more=", caFile: ca.pem")) as front:
             assert front.submit(mail()).json["decision"] == "deliver"
-        with service(place("stranger"), _front(node.port, scheme="https")) as stranger:
-            assert stranger.submit(mail()).status == 502
+        with service(place("untrusting"), _front(node.port, scheme="https")) as untrusting:
+            assert untrusting.submit(mail()).status == 502
         assert node.config.scheme == "https"

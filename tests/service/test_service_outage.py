@@ -84,7 +84,7 @@ def _recorded(url: str) -> set[str]:
 
 
 def test_a_service_that_starts_before_postgresql_waits_for_it(tmp_path, fragile_postgresql):
-    """Without the lists nobody knows what is blocked, so no mail is scanned until they are loaded."""
+    """Without the lists it is not known what is blocked, so no mail is scanned until they are loaded."""
     config = yaml_file.load(tmp_path / "service.yml", ServiceConfig, _config(fresh_database(fragile_postgresql.url)))
     key, store = make_key(config), Store(config.database_url)
     store.open()

@@ -103,11 +103,15 @@ def test_a_silent_worker_is_counted_and_its_numbers_are_kept(tmp_path: Path) -> 
 
         os.kill(frozen, signal.SIGSTOP)
         # A connection that the stopped worker had accepted gets no answer, so a scrape may need a second try.
-        until(lambda: number(bridge, "scanbridge_workers_silent") == 1, "a scrape that misses it", 30)
+        until(lambda: number(bridge, "scanbridge_workers_silent") == 1, "a scrape without the silent worker", 30)
         assert number(bridge, "scanbridge_mails_total") == 2
-        until(lambda: any(seen["pid"] == frozen and seen["silent_s"] for seen in seen_workers()), "it in /status", 30)
+        until(
+            lambda: any(seen["pid"] == frozen and seen["silent_s"] for seen in seen_workers()),
+            "the silent worker in /status",
+            30,
+        )
         os.kill(frozen, signal.SIGCONT)
-        until(lambda: number(bridge, "scanbridge_workers_silent") == 0, "its answer")
+        until(lambda: number(bridge, "scanbridge_workers_silent") == 0, "the worker to answer again")
 
 
 def test_the_embedded_service_survives_workers_and_is_restarted_itself(tmp_path: Path) -> None:
@@ -121,25 +125,25 @@ def test_the_embedded_service_survives_workers_and_is_restarted_itself(tmp_path:
         (scanning,) = children(bridge.process.pid) - set(pids)
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
-        until(lambda: len(set(workers(bridge)) - set(pids)) == 2, "other workers")
+        until(lambda: len(set(workers(bridge)) - set(pids)) == 2, "the new workers")
         assert scanning in children(bridge.process.pid)
         assert bridge.send().startswith("250 ")
         os.kill(scanning, signal.SIGKILL)
         until(
             lambda: len(children(bridge.process.pid)) == 3 and scanning not in children(bridge.process.pid),
-            "its restart",
+            "the service to be restarted",
         )
-        until(lambda: bridge.send().startswith("250 "), "a scan by the new one")
+        until(lambda: bridge.send().startswith("250 "), "a scan by the new service")
         bridge.signal()
         assert bridge.wait() == 0
 
 
 def test_without_a_supervisor_the_workers_exit(tmp_path: Path) -> None:
-    """If it is killed, they finish and free the ports, so the next one can start."""
+    """If it is killed, they finish their mail and free the ports, so the next supervisor can start."""
     with running(tmp_path, workers=2) as (bridge, _, _):
         pids = workers(bridge)
         bridge.end()
-        until(lambda: not any(map(is_alive, pids)), "their end")
+        until(lambda: not any(map(is_alive, pids)), "the workers to exit")
         assert "the supervisor is gone" in bridge.log
         again = start(tmp_path / "bridge.yml", bridge.port, bridge.admin)
         try:

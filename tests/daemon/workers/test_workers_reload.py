@@ -35,7 +35,7 @@ def signalled(bridge: Bridge) -> dict[str, Any]:
     """Reload as a service manager does it, and return the result."""
     before = state(bridge)["reload"]["count"]
     bridge.signal(signal.SIGHUP)
-    until(lambda: state(bridge)["reload"]["count"] > before, "the reload")
+    until(lambda: state(bridge)["reload"]["count"] > before, "the reload to finish")
     return dict(state(bridge)["reload"])
 
 

@@ -7,7 +7,7 @@ import pytest
 
 @pytest.fixture(scope="session")
 def service(tmp_path_factory):
-    """One service for all tests. LISTS in the kit has its entries; tests add entries only to lists of their own."""
+    """One service for all tests. LISTS in the kit has its entries; tests add entries only to their own lists."""
     from tests.filter.envelope_lists.envelope_lists_kit import fill
     from tests.lists.lists_kit import running_service
 

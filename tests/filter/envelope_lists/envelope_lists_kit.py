@@ -42,12 +42,12 @@ def door(
     """A bridge that enforces these lists, after it has fetched them."""
     given = {"lists": section(service), "tenants": TENANTS, **(config or {})}
     with running_bridge(directory, given, lists=lists, **listener) as bridge:
-        until(lambda: not bridge.daemon.list_refresh.copies.missing(), "the local copies", 30.0)
+        until(lambda: not bridge.daemon.list_refresh.copies.missing(), "the local copies of the lists", 30.0)
         yield bridge
 
 
 def forwarded(client: Client, address: str) -> None:
-    """The mail server names this client by XFORWARD."""
+    """Send an XFORWARD command with this client address, as a mail server does."""
     client.say("EHLO mx.example")
     kind = "IPV6:" if ":" in address else ""
     assert client.say(f"XFORWARD ADDR={kind}{address}").startswith("250")

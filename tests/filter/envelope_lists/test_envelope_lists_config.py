@@ -54,15 +54,15 @@ def load(more: str, lists: str = LISTS) -> Config:
         ("tls: null", LISTS[:-2] + ", kinds: {a: url}}\n", "bridge.yml:5: lists.kinds.a:"),
     ],
 )
-def test_mistakes_are_told_with_file_and_line(more, lists, text):
-    """The key, and what to do."""
+def test_mistakes_are_reported_with_file_and_line(more, lists, text):
+    """Each error names the key and the next step."""
     with pytest.raises(ConfigError) as caught:
         load(more, lists)
     assert str(caught.value).startswith(text)
 
 
-def test_after_a_queue_lists_may_still_free_from_the_scan():
-    """Only a refusal would cause a bounce there."""
+def test_a_listener_after_a_queue_may_use_lists_to_skip_the_scan():
+    """There, only a refusal would cause a bounce."""
     conf = load("profile: exim-queue, lists: {skip_scan: [allowed-networks]}")
     assert conf.listeners[0].lists.names == ["allowed-networks"]
 
@@ -73,7 +73,7 @@ def check(tmp_path):
 
     def run(lists: dict, door: dict) -> tuple[int, list[str]]:
         scanner = FakeScanner()
-        scanner.port = 9  # nobody is there
+        scanner.port = 9  # nothing listens there
         data = configuration(tmp_path, scanner, NextHop(port=9), {"lists": lists, "tenants": TENANTS}, lists=door)
         path = tmp_path / "bridge.yml"
         path.write_text(yaml_file.dump(data))
@@ -83,7 +83,7 @@ def check(tmp_path):
     return run
 
 
-def test_check_finds_lists_that_are_not_there(check, service):
+def test_check_finds_missing_lists(check, service):
     """Each is named; for a usable list, its contents and its risks are shown."""
     _, found = check(section(service), {"block": ["no-such-list", "notes"], "skip_scan": ["allowed-senders"]})
     text = "\n".join(found)
@@ -110,7 +110,7 @@ def test_the_embedded_default_has_lists_immediately(tmp_path):
         text = text.replace(f"127.0.0.1:{old}", f"127.0.0.1:{new}")
     path = tmp_path / "bridge.yml"
     path.write_text(text)
-    for _ in range(2):  # the second start finds what the first has made
+    for _ in range(2):  # the second start finds the files of the first
         command = [sys.executable, "-m", "bridge", "run", "-c", str(path)]
         bridge = Bridge(tmp_path, ports["10025"], ports["9082"], command, environment(PYTHONPATH=str(ROOT)))
         try:
@@ -120,7 +120,7 @@ def test_the_embedded_default_has_lists_immediately(tmp_path):
             done = scanbridge("lists", "add", "-c", path, "blocked-senders", "bad@sender.example")
             assert done.returncode == 0, done.stderr
             assert key.read_text().strip() not in done.stdout + done.stderr + bridge.log
-            until(partial(_refused, bridge), "the scan to go by the list")
+            until(partial(_refused, bridge), "the list to affect a scan")
         finally:
             bridge.signal()
             bridge.wait()

@@ -68,7 +68,7 @@ def test_a_cut_stream_never_shrinks_a_list(tmp_path):
         given = {"tenants": [], "lists": section(server, refresh="1s")}
         with door(tmp_path, server, LARGE, given) as bridge:
             server.answer = serving("bad@sender.example", cut=True)
-            until(lambda: bridge.daemon.list_refresh.copies.problems, "the failure")
+            until(lambda: bridge.daemon.list_refresh.copies.problems, "the failed refresh")
             assert "cut off" in bridge.daemon.list_refresh.copies.problems["large"]
             assert offer(bridge, "old@sender.example").startswith("550")
             assert copy_of(bridge).table.about.count == 2
@@ -76,13 +76,13 @@ def test_a_cut_stream_never_shrinks_a_list(tmp_path):
             until(lambda: failed["failed",] >= 1, "the count")
             assert "cut off" in json.loads(get(bridge.admin_port, "/status")[1])["lists"][0]["problem"]
             server.answer = serving("new@sender.example")
-            until(lambda: not bridge.daemon.list_refresh.copies.problems, "the repair")
+            until(lambda: not bridge.daemon.list_refresh.copies.problems, "a successful refresh")
             assert offer(bridge, "new@sender.example").startswith("550")
             assert offer(bridge, "old@sender.example").startswith("250")
 
 
 @pytest.mark.parametrize(("choice", "reply"), [("accept", "250 2.0.0 Ok"), ("tempfail", "451 4.3.0 The lists")])
-def test_without_any_copy_the_operators_choice_holds(tmp_path, choice, reply):
+def test_without_any_copy_the_configured_action_applies(tmp_path, choice, reply):
     """A first start while the service is down: mail is accepted and a metric shows it, or mail is deferred."""
     with misbehaving(tmp_path, serving("bad@sender.example")) as server:
         pass
@@ -117,7 +117,7 @@ def test_a_missing_list_is_reported_and_the_others_are_kept(service, tmp_path, c
         assert "lists.kinds" in bridge.daemon.list_refresh.copies.problems["notes"]
 
 
-def test_the_operator_can_say_what_entries_are(service, tmp_path):
+def test_the_kind_of_entries_can_be_configured(service, tmp_path):
     """Another service may use other categories."""
     service.add("notes", {"stranger.example": "a domain, we say"})
     given = {"lists": section(service, kinds={"notes": "domain"})}
@@ -143,9 +143,9 @@ def test_refresh_on_demand_is_seen_by_the_running_daemon(service, tmp_path):
             ("changing", None, 1),
             ("changing", TENANT, 0),
         ]
-        until(lambda: copy_of(bridge, "changing").identity != inode, "the daemon's look")
+        until(lambda: copy_of(bridge, "changing").identity != inode, "the daemon to read the new copy")
         assert offer(bridge, "new@sender.example").startswith("550")
-        # What has not changed is not written again, but it is fresh.
+        # An unchanged list is not written again, but its age is reset.
         path = bridge.daemon.list_refresh.copies.directory / Wanted("changing").file_name
         inode = path.stat().st_ino
         os.utime(path, (1, 1))
@@ -177,7 +177,7 @@ def test_a_refresh_that_fails_says_why_and_leaves_the_copy(tmp_path, answer, cod
         assert copies.get("large", None).table.about.count == 1
 
 
-def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
+def test_a_reload_can_add_and_remove_lists(service, tmp_path):
     """A newly named list is fetched immediately; without lists, no mail is refused."""
     with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
         assert offer(bridge, "bad@sender.example").startswith("250")
@@ -187,11 +187,15 @@ def test_a_reload_can_bring_lists_and_take_them_away(service, tmp_path):
             conf = yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
             bridge.background.run(bridge.daemon.reload(lambda conf=conf: conf))
             assert bridge.daemon.reloads.ok, bridge.daemon.reloads.problem
-            until(lambda reply=reply: offer(bridge, "bad@sender.example").startswith(reply), "the reload's effect", 30)
+            until(
+                lambda reply=reply: offer(bridge, "bad@sender.example").startswith(reply),
+                "the reload to take effect",
+                30,
+            )
 
 
-def test_no_listener_names_lists(service, tmp_path):
-    """Then there is nothing to refresh, and the command says so."""
+def test_refresh_without_configured_lists_says_so(service, tmp_path):
+    """No listener uses lists, so there is nothing to refresh."""
     with running_bridge(tmp_path, {"lists": section(service)}) as bridge:
         config = tmp_path / "bridge.yml"
         config.write_text(yaml_file.dump(json.loads(bridge.daemon.config.model_dump_json())))
@@ -213,7 +217,7 @@ def test_workers_share_the_copies_and_one_of_them_fetches(tmp_path):
             os.kill(state["workers"][0]["pid"], signal.SIGKILL)
             pids = {worker["pid"] for worker in state["workers"]}
             until(lambda: {w["pid"] for w in _workers(admin)} - pids and len(_workers(admin)) == 2, "a new worker")
-            until(lambda: all(_refused(port) for _ in range(10)), "every worker's look")
+            until(lambda: all(_refused(port) for _ in range(10)), "every worker to read the new copy")
             assert server.operations() == ["getLists", "listEntries"]
         finally:
             bridge.end()
@@ -229,8 +233,8 @@ def _refused(port: int) -> bool:
         return client.say(b"MAIL FROM:<bad@sender.example>")[0].startswith(b"550")
 
 
-def test_what_is_no_table_is_refused(tmp_path):
-    """Empty, truncated, another kind of file, a wrong head."""
+def test_a_file_that_is_not_a_valid_table_is_refused(tmp_path):
+    """An empty file, a truncated one, another kind of file, a wrong header."""
     maker = TableMaker("sender")
     for i in range(100):
         maker.add(f"user{i}@example.org")
@@ -246,7 +250,7 @@ def test_what_is_no_table_is_refused(tmp_path):
             Table.open(path)
 
 
-def test_entries_of_any_spelling_are_found_and_odd_ones_left_out(tmp_path):
+def test_entries_match_in_any_spelling_and_invalid_ones_are_left_out(tmp_path):
     """Entries are normalised; invalid ones are counted."""
     for category, entries, inside, outside in (
         ("sender", ["User@Example.ORG", "example.net", "nonsense@", "a b"], ["user@example.org", "@example.net"], "x"),

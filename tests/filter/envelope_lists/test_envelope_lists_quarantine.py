@@ -83,8 +83,8 @@ def test_what_cannot_be_listed_is_reported(kept, mail, arguments, code, text):
     assert (done.exit_code, text in done.stderr) == (code, True), done.output
 
 
-def test_a_service_that_refuses_is_told_apart(kept, service, tmp_path):
-    """A refused key, and a service that cannot be reached."""
+def test_a_refused_key_and_missing_settings_have_their_own_exit_codes(kept, service, tmp_path):
+    """77 if the service refuses the key, 78 if the configuration has no `lists`."""
     before = kept.config.read_text()
     try:
         with misbehaving(tmp_path, lambda _: http(401, {"error": "unauthorized"})) as server:

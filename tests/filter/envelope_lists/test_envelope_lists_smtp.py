@@ -88,7 +88,7 @@ def test_a_blocked_recipient_is_refused_and_the_others_are_not(bridge):
     ]
 
 
-def test_a_tenants_lists_are_for_its_recipients(bridge):
+def test_a_tenants_lists_apply_to_its_own_recipients(bridge):
     """They apply at RCPT; the same sender may write to other recipients."""
     sender = "unwanted@sender.example"
     with mail_lines() as lines:
@@ -117,21 +117,21 @@ def test_an_allowed_client_is_not_scanned_and_the_header_says_so(bridge):
     assert counted(bridge, "list_matches_total", listener="test", list="allowed-networks", action="skipped") == 1
 
 
-def test_a_mail_servers_own_address_skips_no_scan(bridge):
+def test_mail_from_the_mail_servers_own_address_is_scanned(bridge):
     """127.0.0.0/8 is on the allowing list; mail of a mail server that does not name its client is scanned."""
     before = len(bridge.scanner.submissions)
     assert offer(bridge).startswith("250")
     assert len(bridge.scanner.submissions) == before + 1
 
 
-def test_what_blocks_wins_over_what_allows(bridge):
+def test_a_blocking_list_wins_over_an_allowing_one(bridge):
     """192.0.2.200 is on both lists."""
     with Client(bridge) as client:
         forwarded(client, "192.0.2.200")
         assert REFUSED.fullmatch(client.say("MAIL FROM:<good@sender.example>"))
 
 
-def test_a_pipelining_client_is_not_cut_for_what_was_on_its_way(bridge):
+def test_commands_pipelined_after_a_refusal_are_not_errors(bridge):
     """Thirty recipients and DATA after a refused MAIL do not count as client errors."""
     with bridge.client() as client:
         client.open()
@@ -205,8 +205,8 @@ def test_a_shadow_share_gets_the_same_answer_at_every_step(service, tmp_path):
         assert {line.get("at") for line in lines} == {"mail", None}
 
 
-def test_a_client_that_the_mail_names_is_asked_for_at_its_end(tmp_path, service):
-    """With client_header the client is unknown before the content; its lists are checked after the final dot."""
+def test_a_client_named_in_the_mail_is_checked_after_the_final_dot(tmp_path, service):
+    """With client_header, the client is not known before the content has arrived."""
     lists = {"block": BLOCK, "skip_scan": ["allowed-networks"], "block_recipients": ["closed-mailboxes"]}
     with door(tmp_path, service, lists, client_header="X-Client") as bridge, mail_lines() as lines:
         assert REFUSED.fullmatch(send(bridge, b"X-Client: ADDR=192.0.2.77\r\n" + MAIL))
@@ -229,8 +229,8 @@ def test_a_client_that_the_mail_names_is_asked_for_at_its_end(tmp_path, service)
     ]
 
 
-def test_an_allowed_client_that_the_mail_names_wins_where_it_shall(tmp_path, service):
-    """`allow_wins`: the sender is blocked, but is not refused before the client is known."""
+def test_an_allowed_client_named_in_the_mail_can_win(tmp_path, service):
+    """With `allow_wins`, a blocked sender is not refused before the client is known."""
     lists = {"block": ["blocked-senders"], "skip_scan": ["allowed-networks"], "allow_wins": True}
     with door(tmp_path, service, lists, client_header="X-Client") as bridge:
         bad = {"sender": "bad@sender.example"}

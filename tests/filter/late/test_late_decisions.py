@@ -125,7 +125,7 @@ async def test_a_scan_is_given_up_at_its_limit() -> None:
     """The slot is free again, and the connection is closed."""
     async with running(scan_limit_s=0.05) as case:
         scan = await case.follow()
-        await eventually(lambda: scan.released, "the slot", 5.0)
+        await eventually(lambda: scan.released, "the slot to be free", 5.0)
         assert scan.abandoned and await case.look() is None
 
 
@@ -146,13 +146,13 @@ async def test_a_decision_is_not_kept_beyond_its_age() -> None:
         assert await case.look() == RESULT
         before = time.monotonic()
         async with asyncio.timeout(5):
-            while await case.look() is not None:
+            while await case.look() is not None:  # `eventually` cannot await its condition
                 await asyncio.sleep(0.005)
         assert time.monotonic() - before < 1
 
 
 async def test_a_stop_waits_for_running_scans_and_then_ends_them(tmp_path: Path) -> None:
-    """One ends in time and survives the restart; the other is given up and scanned again."""
+    """One ends in time and survives the restart; the other is abandoned and scanned again."""
     store = SqlStore.in_file(tmp_path / "late.sqlite")
     async with running(store) as case:
         quick, slow = await case.follow(b"quick\r\n"), await case.follow(b"slow\r\n")
@@ -164,7 +164,7 @@ async def test_a_stop_waits_for_running_scans_and_then_ends_them(tmp_path: Path)
         assert await case.look(b"slow\r\n") is None
 
 
-async def test_after_a_stop_nothing_is_begun() -> None:
+async def test_after_a_stop_no_scan_is_followed() -> None:
     """A mail whose session was closed at the end of the drain time leaves nothing behind."""
     async with running() as case:
         await case.late.stop(0.0)
@@ -183,7 +183,7 @@ async def test_a_scan_of_a_dead_process_is_not_awaited(tmp_path: Path) -> None:
     store.open()
     for owner, expected in [
         (entry.owner, None),
-        (f"{os.uname().nodename}/{os.getpid()}/12345", None),  # its number was given to another
+        (f"{os.uname().nodename}/{os.getpid()}/12345", None),  # another process has its pid now
         (_this_process(), LateStatus.RUNNING),
         ("elsewhere/1/2", LateStatus.RUNNING),
         ("damaged", None),
@@ -193,7 +193,7 @@ async def test_a_scan_of_a_dead_process_is_not_awaited(tmp_path: Path) -> None:
             assert await case.look() is expected
     store.put(replace(entry, owner="elsewhere/1/2", changed_at=time.time() - 200))
     async with running(SqlStore.in_file(tmp_path / "late.sqlite")) as case:
-        assert await case.look() is None  # that machine has said nothing for three minutes
+        assert await case.look() is None  # that machine has not updated its entry for three minutes
     store.close()
 
 
@@ -209,7 +209,7 @@ async def test_workers_learn_of_each_others_mail(tmp_path: Path) -> None:
         assert await second.look() is LateStatus.RUNNING
         scan.end.set_result(RESULT)
         await first.all_ended()
-        await first.look()  # behind the write
+        await first.look()  # queued after the write
         assert await second.look() == RESULT
 
 
@@ -227,7 +227,7 @@ async def test_expired_envelopes_are_forgotten(tmp_path: Path) -> None:
 
 
 class Broken(MemoryStore):
-    """A disk that is full."""
+    """A store on a full disk."""
 
     def put(self, entry: Entry) -> None:
         raise LateStoreError("disk full")
@@ -258,7 +258,7 @@ async def test_a_store_that_cannot_be_opened_does_not_stop_the_start(
     assert "only in memory" in caplog.text
 
 
-async def test_a_store_that_hangs_does_not_hold_mail() -> None:
+async def test_a_store_that_hangs_does_not_block_mail() -> None:
     """The mail is scanned after a short while."""
 
     class Hanging(MemoryStore):

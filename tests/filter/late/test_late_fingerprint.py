@@ -1,4 +1,4 @@
-"""When is a mail the same mail?"""
+"""The fingerprint: which mails count as the same mail."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ async def test_trace_fields_make_no_difference(name: bytes) -> None:
         MAIL.replace(b"\r\n\r\nhello", b"\r\nhello"),
         b"\r\n" + MAIL,
         b"X-Received-By: z\r\n" + MAIL,
-        MAIL.replace(b"\r\n\r\n", b"\r\n\r\nReceived: by x\r\n"),  # in the body it is content
+        MAIL.replace(b"\r\n\r\n", b"\r\n\r\nReceived: by x\r\n"),  # in the body, this is content
         b"",
     ],
 )
@@ -85,7 +85,7 @@ async def test_how_the_mail_was_received_makes_no_difference(size: int) -> None:
     assert await key(content) == await key(content, step=997) == await key(content, step=100_000, memory=0)
 
 
-async def test_our_own_fields_are_stripped_before() -> None:
+async def test_our_own_fields_are_stripped_before_hashing() -> None:
     """The replaced header section is the one that is hashed."""
     mail = message(b"X-Scan-Id: forged\r\n" + MAIL)
     mail.replace_head(MAIL.partition(b"\r\n\r\n")[0] + b"\r\n")
@@ -93,5 +93,5 @@ async def test_our_own_fields_are_stripped_before() -> None:
 
 
 def test_undecodable_addresses_are_hashed() -> None:
-    """Lone surrogates cannot stop the hash."""
+    """Lone surrogates cause no exception."""
     assert len(envelope_hash(None, Envelope("\udcff@example.org", (Recipient("b@example.org"),)))) == 8

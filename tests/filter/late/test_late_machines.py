@@ -12,7 +12,7 @@ import pytest
 from bridge.testing import answer, result, running_bridge
 from tests.filter.smtp_kit import Gate, mail_lines, send, until
 
-HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the relay
+SHORT_DEADLINE: dict[str, Any] = {"deadline": "1s"}  # a tenth of it is reserved for the relay
 
 
 def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_database: str, tmp_path: Path) -> None:
@@ -21,13 +21,13 @@ def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_
         (tmp_path / name).mkdir()
     shared = {"state_database": server_database}
     with (
-        running_bridge(tmp_path / "here", shared, **HURRIED) as here,
-        running_bridge(tmp_path / "there", shared, **HURRIED) as there,
+        running_bridge(tmp_path / "here", shared, **SHORT_DEADLINE) as here,
+        running_bridge(tmp_path / "there", shared, **SHORT_DEADLINE) as there,
     ):
         gate = Gate(here, answer(200, result("bounce")))
         assert send(here).startswith("451 4.4.7 ")
         assert there.daemon.late is not None
-        until(lambda: not there.daemon.late.is_empty(), "the other machine to know")  # type: ignore[union-attr]
+        until(lambda: not there.daemon.late.is_empty(), "the other machine to see the late scan")  # type: ignore[union-attr]
         with mail_lines() as lines:
             assert send(there).startswith("451 4.4.7 ")
             gate.open()
@@ -37,7 +37,7 @@ def test_the_retry_at_another_machine_is_answered_from_the_late_decision(server_
     assert not (tmp_path / "here" / "state" / "late.sqlite").exists()
 
 
-def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
+def test_an_unavailable_database_costs_no_mail_and_is_used_again_later(
     fragile_postgresql: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Until then decisions are kept in memory; the log says so once, without the URL."""
@@ -46,7 +46,7 @@ def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
     fragile_postgresql.stop()
     is_away = True
     try:
-        with running_bridge(tmp_path, {"state_database": url}, **HURRIED) as bridge:
+        with running_bridge(tmp_path, {"state_database": url}, **SHORT_DEADLINE) as bridge:
             assert bridge.daemon.late is not None
             bridge.daemon.late.settings = replace(bridge.daemon.late.settings, reopen_s=0.1)
             gate = Gate(bridge, answer(200, result("bounce")))
@@ -56,7 +56,7 @@ def test_a_database_that_is_away_costs_no_mail_and_is_used_when_it_is_back(
             assert send(bridge).startswith("550 5.7.1 ")
             fragile_postgresql.start()
             is_away = False
-            until(lambda: "the store works again" in caplog.text, "the database")
+            until(lambda: "the store works again" in caplog.text, "the database to be used again")
     finally:
         if is_away:
             fragile_postgresql.start()

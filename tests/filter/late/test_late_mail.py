@@ -13,12 +13,12 @@ import pytest
 from bridge.testing import RunningBridge, answer, result, running_bridge
 from tests.filter.smtp_kit import MAIL, Client, Gate, counted, mail_lines, send, until
 
-HURRIED: dict[str, Any] = {"deadline": "1s"}  # of which a tenth is kept for the relay
+SHORT_DEADLINE: dict[str, Any] = {"deadline": "1s"}  # a tenth of it is reserved for the relay
 
 
 def test_the_retry_is_answered_from_the_late_decision(tmp_path: Path) -> None:
     """451, another 451 while the scan runs, then immediate delivery; the scanner saw the mail once."""
-    with running_bridge(tmp_path, **HURRIED) as bridge, mail_lines() as lines:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge, mail_lines() as lines:
         gate = Gate(bridge, answer(200, result(verdict="late")))
         assert send(bridge).startswith("451 4.4.7 ")
         assert bridge.daemon.admission.in_processing == 1 and bridge.daemon.spool.in_use == 0
@@ -43,7 +43,7 @@ def test_the_retry_is_answered_from_the_late_decision(tmp_path: Path) -> None:
 )
 def test_every_decision_can_come_late(tmp_path: Path, decision: str, start: str) -> None:
     """The policy is applied when the mail is sent again."""
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answer(200, result(decision)))
         assert send(bridge).startswith("451 4.4.7 ")
         gate.open()
@@ -54,7 +54,7 @@ def test_every_decision_can_come_late(tmp_path: Path, decision: str, start: str)
 
 def test_another_mail_is_scanned_meanwhile(tmp_path: Path) -> None:
     """Same sender and recipient, other content: it gets its own decision over its own connection."""
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answer(200, result("bounce")))
         assert send(bridge).startswith("451 4.4.7 ")
         bridge.scanner.reply = answer(200, result("deliver"))
@@ -68,23 +68,23 @@ def test_another_mail_is_scanned_meanwhile(tmp_path: Path) -> None:
 
 def test_a_decision_survives_a_restart(tmp_path: Path) -> None:
     """The next process answers from the file; its scanner gets no mail."""
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answer(200, result("bounce")))
         assert send(bridge).startswith("451 4.4.7 ")
         gate.open()
         until(lambda: not bridge.daemon.admission.in_processing, "the scan to end")
-    with running_bridge(tmp_path, **HURRIED) as bridge, mail_lines() as lines:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge, mail_lines() as lines:
         assert send(bridge).startswith("550 5.7.1 ")
         assert lines[0]["late"] == "hit" and not bridge.scanner.submissions
 
 
 def test_a_stop_waits_for_a_late_scan(tmp_path: Path) -> None:
     """Within the drain timeout: no scan is wasted."""
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answer(200, result("bounce")))
         assert send(bridge).startswith("451 4.4.7 ")
         threading.Timer(0.2, gate.open).start()
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         assert send(bridge).startswith("550 5.7.1 ")
 
 
@@ -92,7 +92,7 @@ def test_memory_does_not_survive(tmp_path: Path) -> None:
     """With `store: memory`, the mail is scanned again."""
     config = {"late_decisions": {"store": "memory"}}
     for start in ("451 4.4.7 ", "451 4.4.7 "):
-        with running_bridge(tmp_path, config, **HURRIED) as bridge:
+        with running_bridge(tmp_path, config, **SHORT_DEADLINE) as bridge:
             gate = Gate(bridge, answer(200, result("bounce")))
             assert send(bridge).startswith(start)
             gate.open()
@@ -105,9 +105,9 @@ async def _hang(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     await reader.read(1)
 
 
-def test_off_gives_the_scan_up_at_the_deadline(tmp_path: Path) -> None:
+def test_with_store_off_the_scan_is_abandoned_at_the_deadline(tmp_path: Path) -> None:
     """The connection is closed, the slot is free, and every attempt is a new scan."""
-    with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, **HURRIED) as bridge:
+    with running_bridge(tmp_path, {"late_decisions": {"store": "off"}}, **SHORT_DEADLINE) as bridge:
         bridge.scanner.reply = _hang
         for count in (1, 2):
             assert send(bridge).startswith("451 4.4.7 ")
@@ -119,7 +119,7 @@ def test_off_gives_the_scan_up_at_the_deadline(tmp_path: Path) -> None:
 def test_a_late_scan_that_fails_is_tried_again(tmp_path: Path, end: str) -> None:
     """The retry is scanned, because there was no decision."""
     answers = {"fails": answer(500), "undecided": answer(200, result("undecided")), "hangs up": b""}
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answers[end])
         if end == "hangs up":
             bridge.scanner.reply = _close_after(gate)
@@ -139,9 +139,9 @@ def _close_after(gate: Gate) -> Any:
     return reply
 
 
-def test_a_mail_relayed_unscanned_at_its_deadline_is_not_waited_for(tmp_path: Path) -> None:
-    """It will not be sent again, so the scan is given up."""
-    with running_bridge(tmp_path, {"policy": {"deadline": "relay"}}, **HURRIED) as bridge:
+def test_the_scan_of_a_mail_relayed_at_its_deadline_is_abandoned(tmp_path: Path) -> None:
+    """The mail will not be sent again."""
+    with running_bridge(tmp_path, {"policy": {"deadline": "relay"}}, **SHORT_DEADLINE) as bridge:
         bridge.scanner.reply = _hang
         assert send(bridge).startswith("250 ")
         assert b"X-Scan-Unscanned: deadline\r\n" in bridge.next_hop.mails[0].content
@@ -151,7 +151,7 @@ def test_a_mail_relayed_unscanned_at_its_deadline_is_not_waited_for(tmp_path: Pa
 def test_a_late_scan_holds_its_slot(tmp_path: Path) -> None:
     """The scanner is working on the mail, so it counts: the next one is refused at MAIL."""
     admission = {"max_in_processing": 1, "throttle_threshold": 1}
-    with running_bridge(tmp_path, {"admission": admission}, **HURRIED) as bridge:
+    with running_bridge(tmp_path, {"admission": admission}, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answer(200, result()))
         assert send(bridge).startswith("451 4.4.7 ")
         with Client(bridge) as client:
@@ -165,7 +165,7 @@ def test_a_late_scan_holds_its_slot(tmp_path: Path) -> None:
 def test_large_mail_can_come_late_too(tmp_path: Path) -> None:
     """Its content is not kept while the scan runs."""
     large = MAIL + b"0123456789abcdef" * 4 * 1024 * 48 + b"\r\n"
-    with running_bridge(tmp_path, **HURRIED) as bridge:
+    with running_bridge(tmp_path, **SHORT_DEADLINE) as bridge:
         gate = Gate(bridge, answer(200, result()))
         assert send(bridge, large).startswith("451 4.4.7 ")
         assert bridge.daemon.spool.in_use == 0

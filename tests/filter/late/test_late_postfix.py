@@ -125,13 +125,13 @@ def decide(chain: Chain) -> None:
 def retry(chain: Chain, identity: str) -> None:
     """Retry until it is delivered: storing the decision may take a moment."""
 
-    def gone() -> bool:
+    def is_sent() -> bool:
         if re.search(rf"{identity}: .*status=sent", chain.postfix.log()):
             return True
         chain.postfix.run("postqueue", "-i", identity)
         return False
 
-    until(gone, f"{identity} to be sent")
+    until(is_sent, f"{identity} to be sent")
 
 
 def test_the_retry_is_answered_from_the_late_decision(chain: Chain, marker: str) -> None:

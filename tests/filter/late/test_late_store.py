@@ -51,16 +51,16 @@ def test_a_removed_entry_is_gone(store: LateStore) -> None:
     assert store.get(entry(1).key) is None and store.envelopes(0) == set()
 
 
-def test_envelopes_are_those_of_entries_changed_since(store: LateStore) -> None:
-    """For a worker that reads only new entries."""
+def test_envelopes_of_entries_changed_since_a_time_are_listed(store: LateStore) -> None:
+    """A worker reads only new entries."""
     for number in (1, 2, 3):
         store.put(entry(number))
     assert store.envelopes(0) == {entry(number).envelope for number in (1, 2, 3)}
     assert store.envelopes(1002.0) == {entry(2).envelope, entry(3).envelope}
 
 
-def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
-    """The oldest first."""
+def test_old_and_surplus_entries_are_removed(store: LateStore) -> None:
+    """The oldest entries are removed first."""
     for number in range(1, 8):
         store.put(entry(number))
     store.purge(1003.0, 100)
@@ -70,7 +70,7 @@ def test_what_is_too_old_or_too_much_goes(store: LateStore) -> None:
 
 
 def test_touch_renews_scans_that_are_still_awaited(server_database: str, tmp_path: Path) -> None:
-    """For other machines, which cannot see our processes; entries with a decision keep their age."""
+    """Other machines cannot see our processes; entries with a decision keep their age."""
     store = SqlStore(Database(server_database), tmp_path / "stamp")
     store.open()
     for stored in (entry(1), entry(2, owner="there/1/2"), entry(3, owner="", result=RESULT)):
@@ -80,7 +80,7 @@ def test_touch_renews_scans_that_are_still_awaited(server_database: str, tmp_pat
     store.close()
 
 
-def test_many_processes_may_make_the_tables_and_write_at_once(server_database: str, tmp_path: Path) -> None:
+def test_many_processes_can_create_the_tables_and_write_concurrently(server_database: str, tmp_path: Path) -> None:
     """Machines that start together and get the same mail do not interfere with each other."""
 
     def work(number: int) -> None:
@@ -95,7 +95,7 @@ def test_many_processes_may_make_the_tables_and_write_at_once(server_database: s
         assert list(pool.map(work, range(4))) == [None] * 4
 
 
-def test_a_damaged_file_of_others_is_left_alone(tmp_path: Path) -> None:
+def test_a_damaged_file_shared_with_others_is_not_moved(tmp_path: Path) -> None:
     """The quarantine's index may be in it."""
     path = tmp_path / "state.sqlite"
     path.write_bytes(b"x" * 5000)
@@ -146,8 +146,8 @@ def test_a_newer_database_is_left_alone(tmp_path: Path) -> None:
     assert path.exists() and not path.with_name("late.sqlite.damaged").exists()
 
 
-def test_a_directory_that_is_not_there_is_an_error_of_ours(tmp_path: Path) -> None:
-    """So is a store that was never opened."""
+def test_a_missing_directory_raises_our_own_error(tmp_path: Path) -> None:
+    """So does a store that was never opened."""
     with pytest.raises(LateStoreError):
         SqlStore.in_file(tmp_path / "nowhere/late.sqlite").open()
     with pytest.raises(LateStoreError, match="not open"):

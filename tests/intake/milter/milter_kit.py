@@ -56,7 +56,7 @@ class ScriptedFilter(Filter):
         self.answer = answer
         self.saturated: Reply | None = None
         self.seen: list[Seen] = []
-        self.reports: list[Record] = []  # of mails that were refused without being scanned
+        self.reports: list[Record] = []  # mails that were refused without being scanned
         self._report = self.reports.append
         self.running = 0
         self.most_running = 0

@@ -147,7 +147,7 @@ def test_nothing_is_asked_for_that_was_not_offered(actions, steps, version):
     assert agreement.steps & ~steps == 0
 
 
-def test_everything_we_do_not_answer_is_silent_when_offered():
+def test_every_nr_flag_on_offer_is_used():
     """The mail server waits for our answer to MAIL, RCPT and the end of the message only."""
     agreement = codec.negotiate(struct.pack(">III", 6, ALL_ACTIONS, ALL_STEPS))
     assert agreement.answered == {protocol.NEGOTIATE, protocol.MAIL, protocol.RCPT, protocol.END_OF_BODY}
@@ -164,7 +164,7 @@ def test_version_two_peer_gets_an_answer_to_everything():
     ("offered", "taken"),
     [(0, 0), (protocol.DATA_256K, protocol.DATA_256K), (protocol.DATA_256K | protocol.DATA_1M, protocol.DATA_1M)],
 )
-def test_larger_data_sizes_are_taken(offered, taken):
+def test_larger_data_sizes_are_used(offered, taken):
     """The largest body chunk on offer is the one used."""
     assert codec.negotiate(struct.pack(">III", 6, 0, offered)).steps == taken
 
@@ -182,7 +182,7 @@ def test_symbol_lists_cover_every_stage():
     assert stages[protocol.STAGE_END_OF_BODY] == b"i"
 
 
-def test_symbol_lists_are_not_sent_unasked():
+def test_symbol_lists_are_sent_only_if_supported():
     """A mail server that cannot take symbol lists gets none."""
     data = codec.encode_negotiation(codec.negotiate(struct.pack(">III", 6, 0xFF, ALL_STEPS)))
     assert len(data) == 5 + 12
@@ -251,7 +251,7 @@ def test_macros_are_bytes_of_any_kind():
 
 
 @given(st.binary(max_size=2000))
-def test_text_from_strangers_is_always_strict_utf8(raw):
+def test_text_from_peers_is_always_valid_utf8(raw):
     """HELO and macros of any bytes become text that JSON can carry."""
     assert len(codec.decode_text(raw).encode("utf-8")) <= 3 * 512
 
@@ -270,7 +270,7 @@ def test_parsers_raise_protocol_error_or_nothing(data):
 
 
 @pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
-def test_only_the_responses_of_the_table_can_be_built(command):
+def test_only_the_responses_of_the_table_can_be_created(command):
     """A response that the event does not allow is a bug of ours, and raises."""
     for code in range(256):
         if code in protocol.EVENTS[command].responses:
@@ -326,20 +326,20 @@ def test_success_is_not_a_reply_code():
 @pytest.mark.parametrize(
     ("value", "expected"), [("a", b" a"), ("a\r\n b", b" a\n b"), ("a\nBcc: x", b" a Bcc: x"), ("a\0b", b" ab")]
 )
-def test_stamped_header_cannot_start_another_one(value, expected):
+def test_added_header_cannot_start_another_one(value, expected):
     """A line end in a header value is kept only before a continuation line."""
     agreement = codec.Agreement(6, protocol.CAN_ADD_HEADERS, protocol.LEADING_SPACE)
     assert codec.encode_add_header("X-Scan-Id", value, agreement)[5:] == b"X-Scan-Id\0" + expected + b"\0"
 
 
-def test_header_space_is_ours_only_when_agreed():
+def test_header_space_is_sent_only_if_negotiated():
     """Without HDR_LEADSPC the mail server adds the space itself."""
     agreement = codec.Agreement(2, protocol.CAN_ADD_HEADERS, 0)
     assert codec.encode_add_header("X-Scan-Id", "a", agreement)[5:] == b"X-Scan-Id\0a\0"
     assert codec.encode_delete_header(b"x-scan-id", 2)[5:] == b"\0\0\0\2x-scan-id\0\0"
 
 
-def test_every_state_knows_where_each_of_its_events_leads():
+def test_every_state_has_a_successor_for_each_of_its_events():
     """The table has a row for each state, leads only to states, and allows no content before MAIL."""
     assert set(protocol.TRANSITIONS) == set(protocol.State)
     for row in protocol.TRANSITIONS.values():

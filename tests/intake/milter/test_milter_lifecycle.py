@@ -24,7 +24,7 @@ from tests.intake.milter.milter_kit import (
 
 pytestmark = pytest.mark.usefixtures("strict_loop")
 
-# --- one connection, many mails; endings ---
+# --- many mails on one connection; how connections end ---
 
 
 async def test_several_mails_on_one_connection_share_nothing_but_the_client():
@@ -82,7 +82,7 @@ async def test_quit_nc_makes_room_for_another_client():
 
 
 @pytest.mark.parametrize("ending", [frame("A"), frame("Q"), frame("K"), None], ids=["ABORT", "QUIT", "QUIT_NC", "lost"])
-async def test_mail_that_nobody_waits_for_is_no_longer_scanned(ending):
+async def test_mail_that_the_mail_server_gives_up_is_no_longer_scanned(ending):
     """ABORT, QUIT and a lost connection cancel the running scan and free its memory."""
     filter_ = ScriptedFilter(forever)
     async with listening(filter_) as listener:
@@ -109,7 +109,7 @@ async def test_connection_is_usable_after_an_abort_during_the_scan():
                 await asyncio.Event().wait()
             except asyncio.CancelledError:
                 late.set()
-                return OUTCOMES[Action.REJECT]  # it could no longer be stopped
+                return OUTCOMES[Action.REJECT]  # too late to be cancelled
         return OUTCOMES[Action.RELAY]
 
     filter_ = ScriptedFilter(stubborn)
@@ -144,7 +144,7 @@ async def test_progress_is_sent_while_the_scan_runs():
         assert letters(await mta.until_final()) == "hhc"
 
 
-async def test_filter_that_overruns_its_deadline_is_answered_for():
+async def test_filter_that_exceeds_its_deadline_is_a_451():
     """A filter that hangs forever does not hang the mail server: 451 4.4.7."""
     filter_ = ScriptedFilter(forever)
     filter_.deadline_s = 0.1
@@ -157,7 +157,7 @@ async def test_filter_that_overruns_its_deadline_is_answered_for():
         await filter_.until(lambda f: f.cancelled == 1)
 
 
-# --- who may connect, and shutdown ---
+# --- trusted clients, and shutdown ---
 
 
 async def test_untrusted_peer_is_closed_immediately(caplog):
@@ -185,8 +185,8 @@ async def test_unix_socket_peer_is_trusted(tmp_path):
     assert filter_.seen[0].tx.session.peer == "unix"
 
 
-async def test_connections_beyond_the_cap_are_closed():
-    """The first connection over the cap is closed, the others stay, and a freed place can be used again."""
+async def test_connections_over_the_limit_are_closed():
+    """The first connection over the limit is closed, the others stay, and a freed place can be used again."""
     filter_ = ScriptedFilter()
     async with listening(filter_, max_connections=2) as listener:
         first, second, third = [await listener.mta() for _ in range(3)]
@@ -245,7 +245,7 @@ async def test_drain_cuts_off_mail_that_does_not_finish(caplog):
     assert "connections cut off by the drain timeout" in caplog.text
 
 
-async def test_second_drain_hurries_the_first():
+async def test_second_drain_shortens_the_first():
     """A second signal cuts running mail off early, and the first drain does not wait any longer."""
     filter_ = ScriptedFilter(forever)
     async with listening(filter_) as listener:

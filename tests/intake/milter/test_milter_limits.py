@@ -38,7 +38,7 @@ async def test_saturation_is_answered_at_mail():
     assert len(filter_.seen) == 1
 
 
-async def test_mail_sent_on_after_a_refused_mail_is_refused_again():
+async def test_mail_that_continues_after_a_refused_mail_command_is_refused_again():
     """A mail server that ignores the refusal of MAIL gets it again at the end, and nothing is scanned."""
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy")
@@ -182,7 +182,7 @@ async def test_connection_that_does_not_open_with_a_negotiation_is_closed(openin
     ],
     ids=["silence", "half a length", "withheld data", "withheld body"],
 )
-async def test_frame_that_does_not_arrive_is_not_waited_for(start):
+async def test_frame_that_does_not_arrive_closes_the_connection(start):
     """A connection that stops in the middle of a frame, or never starts one, is closed."""
     filter_ = ScriptedFilter()
     async with listening(filter_, read_timeout_s=0.1) as listener:
@@ -261,7 +261,7 @@ async def test_content_that_trickles_forever_is_cut():
         (frame("M", b"<a@b>\0") + frame("L", b"A\0 b\0"), "data_timeout"),
     ],
 )
-async def test_time_that_is_over_is_counted(start, limit):
+async def test_an_exceeded_time_limit_is_counted(start, limit):
     """Time limits have the same metric labels as over SMTP."""
     hit = []
     async with listening(ScriptedFilter(), read_timeout_s=0.1, hooks={"on_limit": hit.append}) as listener:

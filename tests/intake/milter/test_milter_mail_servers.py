@@ -98,7 +98,7 @@ def test_scanner_learns_of_the_client_and_the_log_of_the_queue_id(front, marker)
 
 
 def test_several_mails_on_one_connection(front, marker):
-    """Mails share nothing, even after one that was refused and one that was given up."""
+    """Mails share nothing, even after one that was refused and one that was aborted."""
     with smtplib.SMTP("127.0.0.1", front.port("mx")) as client:
         client.ehlo("client.example")
         assert send_on(client, marker + "A").startswith("250")
@@ -112,7 +112,7 @@ def test_several_mails_on_one_connection(front, marker):
     assert front.bridge.seen(marker + "A").tx.session.id == front.bridge.seen(marker + "C").tx.session.id
 
 
-# --- trouble ---
+# --- bridges that fail ---
 
 
 def test_hung_bridge_is_451(front, marker):
@@ -143,7 +143,7 @@ def test_dead_bridge_is_451_and_a_restarted_one_serves(front, marker):
     front.destination.arrived(marker)
 
 
-# --- size and number ---
+# --- limits and load ---
 
 
 def test_mail_of_50_mib_passes_and_one_byte_more_is_552(front, marker):

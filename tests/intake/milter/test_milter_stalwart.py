@@ -39,8 +39,8 @@ def taken(body: bytes, fields: tuple[tuple[bytes, bytes], ...] = FIELDS, size: i
 
 @pytest.mark.parametrize("size", [1, 7, 65535])
 @pytest.mark.parametrize("body", [BODY, b""])
-def test_the_body_is_the_mail(body: bytes, size: int) -> None:
-    """Byte for byte, with the spaces, 8-bit bytes and folding that the fields lack; however it is split."""
+def test_the_body_contains_the_whole_mail(body: bytes, size: int) -> None:
+    """Byte for byte, with the spaces, 8-bit bytes and folding that the fields lack, however it is split."""
     assert taken(RAW + body, size=size) == RAW + body
 
 
@@ -62,15 +62,15 @@ def test_bare_line_feeds() -> None:
 
 @pytest.mark.parametrize("size", [1, 65535])
 @pytest.mark.parametrize("body", [BODY, b"", b"x" * 100_000, b"Received: from a\r\nSubject: y\r\n\r\nx"])
-def test_a_body_that_is_only_a_body_gets_its_head(body: bytes, size: int) -> None:
-    """A future Stalwart may have fixed this."""
+def test_a_body_without_the_header_gets_one(body: bytes, size: int) -> None:
+    """A future version of Stalwart may send it that way."""
     if size == 1:
         body = body[:1000]
     head = b"".join(b"%b: %b\r\n" % field for field in FIELDS)
     assert taken(body, size=size) == head + b"\r\n" + body
 
 
-def test_what_is_held_is_bounded() -> None:
+def test_the_buffered_header_is_bounded() -> None:
     """A header section of more than a mebibyte is written as it arrives, and nothing is lost."""
     fields = ((b"X-Long", b"x" * 60_000),) * (HEAD_LIMIT // 60_000 + 2)
     head = b"".join(b"%b: %b\r\n" % field for field in fields)
@@ -89,7 +89,7 @@ def test_fields_of_ours_are_still_found() -> None:
 
 @pytest.mark.parametrize(("answer", "said"), [(Action.RELAY, "c"), (Action.DISCARD, "d"), (Action.REJECT, "y")])
 @pytest.mark.usefixtures("strict_loop")
-async def test_a_whole_dialogue_as_stalwart_has_it(answer: Action, said: str) -> None:
+async def test_a_whole_dialogue_as_stalwart_conducts_it(answer: Action, said: str) -> None:
     """One connection for each mail, all of it at the end of data, an answer awaited after every step; any answer
     but CONTINUE before the end would end the mail."""
     filter_ = ScriptedFilter(answer)

@@ -1,4 +1,4 @@
-"""`client_header`: a mail server that speaks no XFORWARD names its client on top of the mail."""
+"""`client_header`: a mail server without XFORWARD names its client in a header field."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def content_of(made: Message) -> bytes:
     ],
 )
 @pytest.mark.parametrize("memory", [1 << 20, 0])
-def test_the_topmost_field_names_the_client_and_all_are_taken_out(field: bytes, client: Client, memory: int) -> None:
-    """Wherever the content lies, the rest of it is what it was, byte for byte."""
+def test_the_topmost_field_names_the_client_and_all_are_removed(field: bytes, client: Client, memory: int) -> None:
+    """In memory or in a file, the rest of the content is unchanged, byte for byte."""
     made = message(b"Received: from x\r\n" + field + FORGED + MAIL + FORGED, memory)
     assert ClientHeader(NAME).take_from(made) == client
     assert content_of(made) == b"Received: from x\r\n" + MAIL + FORGED
@@ -66,8 +66,8 @@ def test_the_topmost_field_names_the_client_and_all_are_taken_out(field: bytes, 
         b"X-X-Scanbridge-Client: ADDR=192.0.2.1\r\n" + MAIL,
     ],
 )
-def test_what_is_no_such_field_is_left_alone(content: bytes) -> None:
-    """Another name, a folded line, and whatever stands in the body."""
+def test_anything_but_the_field_is_left_alone(content: bytes) -> None:
+    """A field with another name, a continuation line, and the body."""
     made = message(content)
     assert ClientHeader(NAME).take_from(made) is None
     assert content_of(made) == content
@@ -88,8 +88,8 @@ def test_what_is_no_such_field_is_left_alone(content: bytes) -> None:
         b"ADDR=192.0.2.7" + b"\r\n " * 400,
     ],
 )
-def test_nothing_of_a_bad_field_is_believed(value: bytes) -> None:
-    """Above all not where a HELO brought an ADDR of its own; nor is the field below it believed instead."""
+def test_a_malformed_field_is_ignored_entirely(value: bytes) -> None:
+    """Above all if a HELO contains an ADDR; the next field is not used instead."""
     made = message(b"X-Scanbridge-Client: " + value + b"\r\n" + OURS + MAIL)
     with pytest.raises(BadClient):
         ClientHeader(NAME).take_from(made)
@@ -98,15 +98,15 @@ def test_nothing_of_a_bad_field_is_believed(value: bytes) -> None:
 
 
 @given(st.binary(max_size=300))
-def test_any_value_is_a_client_or_bad(value: bytes) -> None:
-    """And text that every encoder takes."""
+def test_any_value_is_a_client_or_an_error(value: bytes) -> None:
+    """All values of the client can be encoded."""
     line = value.replace(b"\r", b"").replace(b"\n", b"\r\n ")
     made = message(b"X-Scanbridge-Client: " + line + b"\r\n" + MAIL)
     try:
         client = ClientHeader(NAME).take_from(made)
     except BadClient:
         client = Client()
-    assert client is not None and all(str(one).encode() for one in asdict(client).values())
+    assert client is not None and all(str(value).encode() for value in asdict(client).values())
     made.close()
 
 
@@ -114,7 +114,7 @@ def test_any_value_is_a_client_or_bad(value: bytes) -> None:
 
 
 def sent(bridge: RunningBridge, content: bytes, *commands: bytes, source: str = "127.0.0.1") -> dict[str, Any]:
-    """What the scanner is told of a mail's client."""
+    """Send a mail; returns what the scanner was told about its client."""
     with SmtpClient(bridge.port, source) as client:
         client.open()
         for command in commands:
@@ -127,41 +127,41 @@ def told(border: dict[str, Any]) -> tuple[str | None, str | None]:
     return border.get("remoteAddress"), border.get("senderHelo")
 
 
-def test_the_scanner_learns_the_client_and_nobody_sees_the_field(tmp_path: Path) -> None:
-    """What is scanned and what is relayed is the mail without it, and the same bytes otherwise."""
+def test_the_scanner_gets_the_client_and_the_field_is_removed(tmp_path: Path) -> None:
+    """The mail is scanned and relayed without the field, and otherwise unchanged."""
     with running_bridge(tmp_path, client_header=NAME) as bridge:
         assert told(sent(bridge, OURS + FORGED + MAIL)) == ("192.0.2.7", "stranger.example")
         assert bridge.scanner.submissions[0].email == MAIL
         relayed = bridge.next_hop.mails[0].content
-        assert relayed.endswith(b"\r\n" + MAIL) and relayed.count(b"X-Scanbridge-Client") == 1  # the body's own
+        assert relayed.endswith(b"\r\n" + MAIL) and relayed.count(b"X-Scanbridge-Client") == 1  # in the body
 
 
 def test_each_mail_has_its_own_client(tmp_path: Path) -> None:
-    """On one connection; a mail without the field has none: the mail server's own address is not its client's."""
+    """On one connection; a mail without the field has no client: the mail server's address is not used instead."""
     with running_bridge(tmp_path, client_header=NAME) as bridge, bridge.client() as client:
         client.open()
         for field in (OURS, b"X-Scanbridge-Client: ADDR=IPV6:2001:db8::9\r\n", b"", b"X-Scanbridge-Client: ?\r\n"):
             assert client.mail(field + MAIL).startswith(b"250 ")
-        seen = [told(one.parameters["borderMtaData"]) for one in bridge.scanner.submissions]
+        seen = [told(submission.parameters["borderMtaData"]) for submission in bridge.scanner.submissions]
         assert seen == [("192.0.2.7", "stranger.example"), ("2001:db8::9", None), (None, None), (None, None)]
-        assert all(one.email == MAIL for one in bridge.scanner.submissions)
+        assert all(submission.email == MAIL for submission in bridge.scanner.submissions)
 
 
-def test_a_missing_or_bad_field_is_said_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """The operator learns that the mail server does not do its part; what the field held is not repeated."""
+def test_a_missing_or_malformed_field_is_logged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The operator sees that the mail server's configuration is wrong; the field's content is not logged."""
     with caplog.at_level(logging.WARNING), running_bridge(tmp_path, client_header=NAME) as bridge:
         sent(bridge, MAIL)
         sent(bridge, b"X-Scanbridge-Client: secret\r\n" + MAIL)
         sent(bridge, OURS + MAIL)
-    lines = [one.getMessage().partition(": ")[2] for one in caplog.records if "client" in one.getMessage()]
+    lines = [record.getMessage().partition(": ")[2] for record in caplog.records if "client" in record.getMessage()]
     assert lines == [
         "header field X-Scanbridge-Client is missing; the client is unknown",
         "header field X-Scanbridge-Client cannot be read; the client is unknown",
     ]
 
 
-def test_off_is_the_default_and_the_field_is_a_field_like_any_other(bridge: RunningBridge) -> None:
-    """Neither read nor taken out."""
+def test_by_default_the_field_has_no_meaning(bridge: RunningBridge) -> None:
+    """It is neither read nor removed."""
     assert told(sent(bridge, OURS + MAIL)) == ("127.0.0.1", "client.example")
     assert bridge.scanner.submissions[0].email == OURS + MAIL
 
@@ -174,16 +174,18 @@ def test_off_is_the_default_and_the_field_is_a_field_like_any_other(bridge: Runn
         (b"XCLIENT ADDR=198.51.100.2 HELO=told.example", ("198.51.100.2", "told.example")),
     ],
 )
-def test_xforward_and_xclient_win(tmp_path: Path, command: bytes, expected: tuple[str | None, str | None]) -> None:
-    """A sender cannot write those; after them the field can only be his. It is taken out all the same."""
+def test_xforward_and_xclient_take_precedence(
+    tmp_path: Path, command: bytes, expected: tuple[str | None, str | None]
+) -> None:
+    """A sender cannot forge the commands, so after them the field is the sender's. It is still removed."""
     with running_bridge(tmp_path, client_header=NAME) as bridge:
         again = [b"EHLO proxy.example"] if command.startswith(b"XFORWARD") else []
         assert told(sent(bridge, OURS + MAIL, *again, command)) == expected
         assert bridge.scanner.submissions[0].email == MAIL
 
 
-def test_a_stranger_is_not_believed(tmp_path: Path) -> None:
-    """Who is not among trusted_clients hands over no mail, and so no field."""
+def test_the_field_of_an_untrusted_client_is_never_used(tmp_path: Path) -> None:
+    """A client that is not in trusted_clients cannot send any mail."""
     with running_bridge(tmp_path, client_header=NAME, trusted_clients=["127.0.0.1"]) as bridge:
         with SmtpClient(bridge.port, "127.0.0.2") as client:
             client.open()
@@ -191,7 +193,7 @@ def test_a_stranger_is_not_believed(tmp_path: Path) -> None:
         assert told(sent(bridge, OURS + MAIL))[0] == "192.0.2.7"
 
 
-def test_behind_a_proxy_the_field_says_more_than_its_header(tmp_path: Path) -> None:
+def test_behind_a_proxy_the_field_names_the_client(tmp_path: Path) -> None:
     """PROXY names the mail server, which must be a trusted client; the field names the mail server's client."""
     with running_bridge(
         tmp_path, client_header=NAME, proxy_protocol=True, trusted_clients=["127.0.0.1", "203.0.113.1"]
@@ -208,16 +210,16 @@ def test_behind_a_proxy_the_field_says_more_than_its_header(tmp_path: Path) -> N
         assert told(bridge.scanner.submissions[0].parameters["borderMtaData"]) == ("192.0.2.7", "stranger.example")
 
 
-def test_lmtp_has_it_too(tmp_path: Path) -> None:
-    """Whatever the mail server speaks, the client is the field's."""
+def test_the_field_works_over_lmtp(tmp_path: Path) -> None:
+    """The protocol makes no difference."""
     with running_bridge(tmp_path, client_header=NAME, protocol="lmtp") as bridge, bridge.client() as client:
         client.open(b"LHLO mx.example")
         assert client.mail(OURS + MAIL).startswith(b"250 ")
         assert told(bridge.scanner.submissions[0].parameters["borderMtaData"])[0] == "192.0.2.7"
 
 
-def test_a_reload_turns_it_on(tmp_path: Path) -> None:
-    """Also for the next mail of a connection that is open."""
+def test_a_reload_can_enable_the_field(tmp_path: Path) -> None:
+    """It applies to the next mail of an open connection."""
     with running_bridge(tmp_path) as bridge, bridge.client() as client:
         client.open()
         assert client.mail(OURS + MAIL).startswith(b"250 ")
@@ -225,5 +227,5 @@ def test_a_reload_turns_it_on(tmp_path: Path) -> None:
         changed = bridge.daemon.config.model_copy(update={"listeners": listeners})
         bridge.background.run(bridge.daemon.reload(lambda: changed))
         assert client.mail(OURS + MAIL).startswith(b"250 ")
-        seen = [told(one.parameters["borderMtaData"])[0] for one in bridge.scanner.submissions]
+        seen = [told(submission.parameters["borderMtaData"])[0] for submission in bridge.scanner.submissions]
         assert seen == ["127.0.0.1", "192.0.2.7"]

@@ -1,4 +1,4 @@
-"""The content reader: where a mail ends, and what is smuggling."""
+"""The content reader: where a mail ends, and which line ends are refused as smuggling."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bridge.mail.message import Message, Spool
 
 
 def reference(wire: bytes) -> tuple[bytes | Fault, bytes] | None:
-    """The same, slow and simple: (content or fault, rest), None while the mail has no end."""
+    """A slow and simple definition: (content or fault, rest), or None while the mail is incomplete."""
     head, end, rest = (b"\r\n" + wire).partition(b"\r\n.\r\n")
     if not end:
         return None
@@ -28,7 +28,7 @@ def reference(wire: bytes) -> tuple[bytes | Fault, bytes] | None:
 def read(
     blocks: Iterable[bytes], limit: int | None = None, spool: Spool | None = None
 ) -> tuple[bytes | Fault, bytes] | None:
-    """What the reader makes of these blocks; blocks after the end are part of the rest."""
+    """The reader's result for these blocks; blocks after the end are part of the rest."""
     message = Message(spool or Spool(1 << 30))
     try:
         reader = DataReader(message, limit)
@@ -84,7 +84,7 @@ WHOLE = [
 
 
 @pytest.mark.parametrize(("wire", "content"), WHOLE)
-def test_mail_ends_at_its_dot_however_it_is_cut(wire: bytes, content: bytes) -> None:
+def test_mail_ends_at_its_dot_however_it_is_split(wire: bytes, content: bytes) -> None:
     """Whole, byte by byte and at every split: the same end, the dots unstuffed, the rest kept."""
     for blocks in every_split(wire + b"QUIT\r\n"):
         assert read(blocks) == (content, b"QUIT\r\n")
@@ -92,7 +92,7 @@ def test_mail_ends_at_its_dot_however_it_is_cut(wire: bytes, content: bytes) -> 
 
 @pytest.mark.parametrize("sequence", SMUGGLING)
 def test_smuggling_sequence_is_refused_and_ends_nothing(sequence: bytes) -> None:
-    """No odd line end is taken for the end of a mail, and none goes on."""
+    """No other line end ends a mail, and a mail with one is not relayed."""
     after = b"END\r\nMAIL FROM:<x@y>\r\nDATA\r\nsmuggled\r\n.\r\n"
     wire = b"START" + sequence + after
     for blocks in every_split(wire):
@@ -100,8 +100,8 @@ def test_smuggling_sequence_is_refused_and_ends_nothing(sequence: bytes) -> None
 
 
 @pytest.mark.parametrize("wire", [b"", b".", b".\r", b"a", b"a\r\n", b"a\r\n.", b"a\r\n.\r", b"a\r\n..\r\n", b"a.\r\n"])
-def test_mail_without_its_end_goes_on(wire: bytes) -> None:
-    """Nothing short of CRLF dot CRLF ends a mail."""
+def test_mail_without_the_final_dot_is_incomplete(wire: bytes) -> None:
+    """Only CRLF dot CRLF ends a mail."""
     for blocks in every_split(wire):
         assert read(blocks) is None
 
@@ -112,8 +112,8 @@ PIECES = st.sampled_from(
 
 
 @given(st.lists(PIECES, max_size=24).map(b"".join), st.lists(st.integers(0, 80), max_size=8))
-def test_any_mail_in_any_split_reads_as_the_reference_does(wire: bytes, cuts: list[int]) -> None:
-    """However TCP cuts it, a mail is what the simple definition says."""
+def test_any_mail_in_any_split_is_read_as_the_reference_does(wire: bytes, cuts: list[int]) -> None:
+    """However TCP splits a mail, the result is that of the simple definition."""
     edges = sorted({0, len(wire), *(cut for cut in cuts if cut < len(wire))})
     blocks = [wire[a:b] for a, b in itertools.pairwise(edges)]
     assert read(blocks) == reference(wire)
@@ -121,8 +121,8 @@ def test_any_mail_in_any_split_reads_as_the_reference_does(wire: bytes, cuts: li
 
 
 @given(st.lists(st.lists(st.sampled_from([b"a", b".", b"\xe9", b" "]), max_size=6).map(b"".join), max_size=12))
-def test_stuffed_lines_come_out_as_they_went_in(lines: list[bytes]) -> None:
-    """What a client stuffs, we unstuff, to the byte."""
+def test_stuffed_lines_are_restored_exactly(lines: list[bytes]) -> None:
+    """Removing the dots restores exactly what the client had."""
     content = b"".join(line + b"\r\n" for line in lines)
     wire = b"".join((b"." + line if line.startswith(b".") else line) + b"\r\n" for line in lines) + b".\r\n"
     assert read([wire]) == (content, b"")
@@ -130,14 +130,14 @@ def test_stuffed_lines_come_out_as_they_went_in(lines: list[bytes]) -> None:
 
 @pytest.mark.parametrize(("size", "taken"), [(98, True), (99, True), (100, True), (101, False), (5000, False)])
 def test_size_limit_is_exact(size: int, taken: bool) -> None:
-    """A mail of exactly the limit is taken, one byte more is not; dots that were stuffed do not count."""
+    """A mail of exactly the limit is accepted, one byte more is not; stuffed dots do not count."""
     content = b"." + b"x" * (size - 3) + b"\r\n"
     for blocks in ([b"." + content + b".\r\n"], [b".", content, b".\r\n"]):
         assert read(blocks, limit=100) == (content if taken else Fault.TOO_LARGE, b"")
 
 
-def test_fault_gives_all_bytes_back_at_once() -> None:
-    """A mail that cannot be taken holds no memory while the rest of it still comes."""
+def test_fault_frees_all_bytes_immediately() -> None:
+    """A refused mail uses no memory while the rest of it arrives."""
     spool = Spool(1000)
     message = Message(spool)
     reader = DataReader(message, None)
@@ -150,14 +150,14 @@ def test_fault_gives_all_bytes_back_at_once() -> None:
 
 
 def test_spool_that_cannot_be_written_is_a_fault(tmp_path) -> None:
-    """A spool directory that is gone costs the mail, not the session."""
+    """A missing spool directory fails the mail, not the session."""
     spool = Spool(1 << 20, memory_per_mail=10, directory=str(tmp_path / "gone"))
     assert read([b"x" * 100, b"\r\n.\r\n"], spool=spool) == (Fault.STORAGE, b"")
     assert spool.in_use == 0
 
 
 def test_received_counts_every_byte() -> None:
-    """The rate rule sees what came, not what was kept."""
+    """The minimum rate is checked against the bytes received, not the bytes kept."""
     message = Message(Spool(1 << 20))
     reader = DataReader(message, 10)
     reader.feed(b"x" * 50)

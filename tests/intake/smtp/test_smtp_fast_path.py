@@ -1,4 +1,4 @@
-"""A line that the fast path recognises means what the full parser would have made of it."""
+"""The fast path parses the lines that it recognises exactly as the full parser does."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from bridge.mail.reply import Reply
 
 
 @given(st.from_regex(ORDINARY_LINE, fullmatch=True))
-def test_ordinary_line_means_what_the_full_parser_makes_of_it(line: bytes) -> None:
-    """Address and parameters are the same, none of them would be refused, and it is one line."""
+def test_ordinary_line_is_parsed_as_by_the_full_parser(line: bytes) -> None:
+    """Address and parameters are the same, none of them would be refused, and it is a single line."""
     assert b"\r" not in line and b"\n" not in line and len(line) <= 512
     recognised = recognise(line)
     assert recognised is not None
@@ -57,7 +57,7 @@ def test_any_other_line_is_left_to_the_full_parser(line: bytes) -> None:
 
 
 class Handler:
-    """Refuses some addresses, and keeps the mail."""
+    """Refuses some addresses, and records the mail."""
 
     def __init__(self) -> None:
         self.mails: list[Any] = []
@@ -80,7 +80,7 @@ class Handler:
 
 
 class AsyncHandler(Handler):
-    """The same with hooks that are coroutines."""
+    """The same with coroutines as hooks."""
 
     async def handle_MAIL(self, *arguments: Any) -> Any:
         await asyncio.sleep(0)
@@ -117,7 +117,7 @@ async def play(blocks: list[bytes], handler: Handler, *, uses_fast_path: bool) -
     loop = asyncio.get_running_loop()
     context = SmtpContext(handler, hostname="bridge.example", enable_SMTPUTF8=True, loop=loop)
     assert context.rules.uses_fast_path
-    if not uses_fast_path:  # a limit that nothing here exceeds, but that only the full parser checks
+    if not uses_fast_path:  # only the full parser checks this limit, which nothing here exceeds
         context.rules = replace(context.rules, local_part_limit=1000)
     assert context.rules.uses_fast_path == uses_fast_path
     connection = SmtpConnection(context)
@@ -126,7 +126,7 @@ async def play(blocks: list[bytes], handler: Handler, *, uses_fast_path: bool) -
         if transport.is_closed:
             break
         connection.data_received(block)
-        await asyncio.sleep(0)  # replies leave at the end of the turn
+        await asyncio.sleep(0)  # replies are sent at the end of the event loop's turn
         while connection._task is not None:
             await asyncio.sleep(0)
         await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""The address parser: what goes on goes on unchanged, everything else is refused."""
+"""The address parser: an address is passed on unchanged or refused."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ SYNTAX = "Syntax: MAIL FROM: <address>"
         ("<jürgen@bücher.example>".encode(), "jürgen@bücher.example"),
     ],
 )
-def test_address_is_taken_as_it_came(argument: bytes, address: str) -> None:
-    """An address in any form mail servers send is kept to the byte."""
+def test_address_is_kept_unchanged(argument: bytes, address: str) -> None:
+    """Every form of address that mail servers send is kept, byte for byte."""
     assert parse_path(argument, syntax=SYNTAX) == Path(address)
 
 
@@ -47,8 +47,8 @@ def test_address_is_taken_as_it_came(argument: bytes, address: str) -> None:
         b"<a@" + b"b" * 300 + b" >",
     ],
 )
-def test_what_is_no_path_is_a_syntax_error(argument: bytes) -> None:
-    """Whatever is not a path with parameters is refused with 501."""
+def test_malformed_path_is_a_syntax_error(argument: bytes) -> None:
+    """Anything but a path with parameters is refused with 501."""
     reply = parse_path(argument, syntax=SYNTAX)
     assert isinstance(reply, Reply) and (reply.code, reply.status, reply.text) == (501, "5.5.4", SYNTAX)
 
@@ -79,13 +79,13 @@ def test_what_is_no_path_is_a_syntax_error(argument: bytes) -> None:
     ],
 )
 def test_dangerous_address_is_553(argument: bytes) -> None:
-    """Control characters, bytes that are no UTF-8 and half addresses are refused with 553."""
+    """Control characters, invalid UTF-8 and incomplete addresses are refused with 553."""
     reply = parse_path(argument, syntax=SYNTAX)
     assert isinstance(reply, Reply) and (reply.code, reply.status) == (553, "5.1.3")
 
 
 def test_parameters_keep_order_and_case_of_their_values() -> None:
-    """Keywords are capitals, values are the client's own."""
+    """Keywords become upper case, values are unchanged."""
     path = parse_path(b"<a@b>  size=10 Envid=Ab+2Bc  SMTPUTF8 ", syntax=SYNTAX)
     assert isinstance(path, Path)
     assert path.params == (("SIZE", "10"), ("ENVID", "Ab+2Bc"), ("SMTPUTF8", None))
@@ -93,8 +93,8 @@ def test_parameters_keep_order_and_case_of_their_values() -> None:
 
 
 @given(st.binary(max_size=60) | st.text(alphabet='<>@"\\ab.[]=?: \r\n\0\t,;()é', max_size=40).map(str.encode))
-def test_any_bytes_are_refused_or_go_on_identical(argument: bytes) -> None:
-    """No input makes an address that is not, byte for byte, in what came; none holds a control character."""
+def test_any_address_is_refused_or_kept_unchanged(argument: bytes) -> None:
+    """Every accepted address is part of the input, byte for byte, and has no control character."""
     for sent in (argument, b"<" + argument + b">", b"<" + argument + b"@d.example> SIZE=1"):
         path = parse_path(sent, syntax=SYNTAX)
         if isinstance(path, Path):

@@ -139,8 +139,8 @@ def test_each_command_has_its_reply_and_its_effect(
         (RCPT, b"DATA", "PREDATA"),
     ],
 )
-def test_handler_that_refuses_has_its_reply_sent(before: list[bytes], line: bytes, hook: str) -> None:
-    """The reply is the handler's own, and the command has no other effect."""
+def test_reply_of_a_handler_that_refuses_is_sent(before: list[bytes], line: bytes, hook: str) -> None:
+    """The command has no other effect."""
     session = SmtpSession(RULES)
     play(session, before)
     taken(session)
@@ -148,8 +148,8 @@ def test_handler_that_refuses_has_its_reply_sent(before: list[bytes], line: byte
     assert taken(session) == [b"451 4.3.2 Full"]
 
 
-def test_commands_sent_before_a_refusal_was_read_are_no_mistakes() -> None:
-    """A pipelining client whose MAIL was refused has its RCPT and DATA on their way."""
+def test_commands_pipelined_after_a_refusal_are_not_errors() -> None:
+    """A pipelining client has sent RCPT and DATA before it reads the refusal of MAIL."""
     session = SmtpSession(RULES)
     play(session, [*MAIL, b"RCPT TO:<c@d.example>", b"DATA"], {"MAIL": FULL})
     assert taken(session)[-2:] == [b"503 5.5.1 Error: need MAIL command", b"503 5.5.1 Error: need RCPT command"]
@@ -161,8 +161,8 @@ def test_http_client_is_cut_off_without_a_reply() -> None:
     assert play(SmtpSession(RULES), [b"GET / HTTP/1.1"]) == Close(discards_replies=True)
 
 
-def test_tls_starts_the_session_again() -> None:
-    """RFC 3207 4.2: what was said in plain text is forgotten, and STARTTLS is not offered twice."""
+def test_tls_resets_the_session() -> None:
+    """RFC 3207 4.2: everything received in plain text is forgotten, and STARTTLS is not offered again."""
     session = SmtpSession(replace(RULES, offers_tls=True))
     play(session, RCPT)
     assert any(b"STARTTLS" in line for line in taken(session))
@@ -188,14 +188,14 @@ def test_required_tls_comes_first() -> None:
 
 
 def test_auth_is_left_to_aiosmtpd() -> None:
-    """Where it is offered at all."""
+    """If it is offered at all."""
     session = SmtpSession(replace(RULES, auth_mechanisms=("PLAIN",), auth_requires_tls=False))
     assert play(session, [*GREETED, b"AUTH PLAIN x"]) == Authenticate("PLAIN x")
     assert b"250-AUTH PLAIN" in taken(session)
 
 
 def test_trusted_client_names_its_own_clients() -> None:
-    """XFORWARD holds for one mail, XCLIENT from now on; neither is allowed within a mail."""
+    """XFORWARD applies to one mail, XCLIENT to the rest of the session; neither is allowed within a mail."""
     session = SmtpSession(RULES)
     session.trusted = True
     play(session, [*GREETED, b"XFORWARD ADDR=192.0.2.1"])
@@ -214,8 +214,10 @@ def test_trusted_client_names_its_own_clients() -> None:
         (SessionLimits(max_idle_commands=3), [b"NOOP"] * 4, "idle_commands"),
     ],
 )
-def test_patience_ends(limits: SessionLimits, lines: list[bytes], limit: str) -> None:
-    """With the last of these lines, and not before; the limit is reported."""
+def test_too_many_errors_or_idle_commands_end_the_session(
+    limits: SessionLimits, lines: list[bytes], limit: str
+) -> None:
+    """The last of these lines ends it, not an earlier one; the limit is reported."""
     hit: list[str] = []
     session = SmtpSession(replace(RULES, limits=limits, on_limit=hit.append))
     for number, line in enumerate(lines, 1):
@@ -225,8 +227,8 @@ def test_patience_ends(limits: SessionLimits, lines: list[bytes], limit: str) ->
     assert taken(session)[-1] == b"421 4.7.0 Error: too many errors or idle commands"
 
 
-def test_too_much_is_refused() -> None:
-    """Recipients of one mail, and mails of one connection, fast path or not."""
+def test_recipients_and_mails_over_the_limit_are_refused() -> None:
+    """Recipients per mail and mails per connection, with and without the fast path."""
     hit: list[str] = []
     session = SmtpSession(replace(RULES, limits=SessionLimits(max_recipients=1, max_mails=1), on_limit=hit.append))
     play(session, [*RCPT, b"RCPT TO:<e@f.example>", b"rcpt to:<e@f.example>"])
@@ -274,7 +276,7 @@ def test_final_dot_has_one_reply_or_one_for_each_recipient(
 
 
 def test_content_with_a_bare_line_end_is_refused() -> None:
-    """The handler is told, and may answer otherwise."""
+    """The handler is called, and can give another reply."""
     session = SmtpSession(RULES)
     play(session, [*RCPT, b"DATA"])
     taken(session)

@@ -33,7 +33,7 @@ from bridge.mail.session import Client
     ],
 )
 def test_attributes_are_understood(argument: bytes, client: Client) -> None:
-    """What a mail server says of its client, in every spelling it uses."""
+    """All forms in which mail servers describe their client."""
     assert apply(Client(), argument, XFORWARD_NAMES) == client
 
 
@@ -56,7 +56,7 @@ def test_attributes_are_understood(argument: bytes, client: Client) -> None:
     ],
 )
 def test_bad_attribute_refuses_the_whole_command(argument: bytes) -> None:
-    """One bad attribute, and nothing of the command is taken."""
+    """After one bad attribute, nothing of the command is used."""
     with pytest.raises(BadAttribute):
         apply(Client(), argument, XFORWARD_NAMES)
 
@@ -69,14 +69,14 @@ def test_second_command_adds_to_the_first() -> None:
 
 
 def test_xclient_knows_the_login_and_ignores_the_destination() -> None:
-    """XCLIENT's own attributes are accepted; where the connection went is nobody's business."""
+    """XCLIENT's additional attributes are accepted; the destination of the connection is not used."""
     client = apply(Client(), b"LOGIN=bob DESTADDR=192.0.2.9 DESTPORT=25", XCLIENT_NAMES)
     assert client == Client(login="bob")
 
 
 @given(st.binary(max_size=80), st.sampled_from(XFORWARD_NAMES))
 def test_any_value_is_text_or_refused(value: bytes, name: str) -> None:
-    """No bytes break anything but their own command; what is kept is valid Unicode."""
+    """Invalid bytes affect only their own command; stored values are valid Unicode."""
     try:
         client = apply(Client(), name.encode() + b"=" + value, XFORWARD_NAMES)
     except BadAttribute:
