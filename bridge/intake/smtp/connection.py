@@ -279,17 +279,20 @@ class SmtpConnection(SMTP):
         return self._task is None and self._content is None and not self._paused and self.transport is not None
 
     def _execute(self, line: bytes) -> None:
-        session = self.session
         try:
-            self._perform(session.receive_line(line))
+            effect = self.session.receive_line(line)
+            if effect is not None:
+                self._perform(effect)
         except Exception as error:
             self._start(self._fail, error)
-        if session.errors or session.idle_commands:
-            self._check_patience()
+        self._check_patience()
 
     def _check_patience(self) -> None:
-        if self.transport is not None:
-            self._perform(self.session.check_patience())
+        session = self.session
+        if (session.errors or session.idle_commands) and self.transport is not None:
+            effect = session.check_patience()
+            if effect is not None:
+                self._perform(effect)
 
     def _perform(self, effect: Effect | None) -> None:
         hooks, session = self._context.hooks, self.session

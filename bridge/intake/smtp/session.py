@@ -64,9 +64,9 @@ class SmtpSession(StockSession):
     """One client's session: what it has said so far. Handlers written for aiosmtpd know it as their `session`."""
 
     __slots__ = (
-        *("_calls_left", "_excused", "_id", "client", "described", "envelope", "errors", "extended_smtp", "forwarded"),
-        *("host_name", "idle_commands", "introduced", "is_tls_accepted", "mails", "peer", "peer_address", "replies"),
-        *("rules", "trusted"),
+        *("_calls_left", "_commands", "_excused", "_id", "client", "described", "envelope", "errors"),
+        *("extended_smtp", "forwarded", "host_name", "idle_commands", "introduced", "is_tls_accepted", "mails"),
+        *("peer", "peer_address", "replies", "rules", "trusted"),
     )
 
     # aiosmtpd sets these on each session, but few sessions need them.
@@ -94,6 +94,7 @@ class SmtpSession(StockSession):
         self.idle_commands = 0  # in a row
         self.mails = 0
         self._excused = 0  # 503s that a pipelining client could not avoid
+        self._commands = _LMTP_COMMANDS if rules.is_lmtp else _SMTP_COMMANDS
         self._calls_left = None if rules.call_limits is None else dict(rules.call_limits)
         self._id = ""
 
@@ -190,7 +191,7 @@ class SmtpSession(StockSession):
 
     def receive_line(self, line: bytes) -> Effect | None:
         """Execute one command line, without its CRLF."""
-        rules, commands = self.rules, _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
+        rules, commands = self.rules, self._commands
         arguments: tuple[Any, ...] | None = None
         ordinary = recognise(line) if rules.uses_fast_path else None
         if ordinary is not None and (not ordinary[2] or (self.extended_smtp and rules.fast_path_takes_parameters)):
@@ -510,16 +511,18 @@ class SmtpSession(StockSession):
         return _CLOSE
 
     def _vrfy(self, address: str) -> Effect | None:
-        return Ask(
-            "VRFY", lambda status, _: self.answer(replies.NOT_VERIFIED if status is MISSING else status), (address,)
-        )
+        return Ask("VRFY", self._verify, (address,))
+
+    def _verify(self, status: Any, _: str) -> None:
+        self.answer(replies.NOT_VERIFIED if status is MISSING else status)
 
     def _expn(self, _: str | None) -> Effect | None:
         return self._refuse(replies.NO_EXPN)
 
     def _help(self, verb: str | None) -> None:
-        table = _LMTP_COMMANDS if self.rules.is_lmtp else _SMTP_COMMANDS
-        listed = {command.name: command for command in table.values() if command.syntax and command.is_listed(self)}
+        listed = {
+            command.name: command for command in self._commands.values() if command.syntax and command.is_listed(self)
+        }
         command = listed.get((verb or "").upper())
         if command is not None:
             syntax = command.syntax + (command.extended_syntax if self.extended_smtp else "")
