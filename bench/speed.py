@@ -218,6 +218,13 @@ def _latencies(text: str, bare: Latency, others: dict[str, Latency]) -> list[str
     return lines
 
 
+# The rows of `--compare`: the work, and what is done with the mail (as in `peers.ours`).
+COMPARED = (
+    *(("kept", "discard"), ("kept", "relay"), ("each", "discard"), ("100k", "discard"), ("10m", "discard")),
+    *(("milter", "discard"), ("milter each", "discard")),
+)
+
+
 def compare(before: str, after: str, times: int) -> str:
     """Measure two commits alternately, so that changes in the machine's speed affect both."""
     lines = ["| | CPU ms/mail, before | after | after : before |", "|---|---|---|---|"]
@@ -226,11 +233,11 @@ def compare(before: str, after: str, times: int) -> str:
         for root, commit in zip(roots, (before, after), strict=True):
             archive = subprocess.run(["git", "archive", commit], cwd=HERE.parent, stdout=subprocess.PIPE, check=True)
             subprocess.run(["tar", "x", "-C", root], input=archive.stdout, check=True)
-        for key in ("kept", "each", "100k", "milter"):
+        for key, deliver in COMPARED:
             text, work, _ = WORKS[key]
-            protocol = "milter" if key == "milter" else "smtp"
+            protocol = "milter" if key.startswith("milter") else "smtp"
             both = [
-                Peer(commit, protocol, ours(protocol, Path(root)))
+                Peer(commit, protocol, ours(protocol, Path(root), deliver=deliver))
                 for commit, root in zip((before, after), roots, strict=True)
             ]
             runs: list[list[float]] = [[], []]
@@ -238,7 +245,8 @@ def compare(before: str, after: str, times: int) -> str:
                 for peer, costs in zip(both, runs, strict=True):
                     costs.append(best(peer, work, 1).cpu_ms)
             old, new = (sorted(costs)[len(costs) // 2] for costs in runs)
-            lines.append(f"| {text} | {old:.3f} | {new:.3f} | {new / old:.2f} |")
+            name = f"{text}, relayed" if deliver == "relay" else text
+            lines.append(f"| {name} | {old:.3f} | {new:.3f} | {new / old:.2f} |")
     return "\n".join(lines)
 
 

@@ -244,7 +244,10 @@ def _request(reader: Any) -> Seen:
         head += line
     text = head.decode("latin-1")
     length = next(int(line.split(":")[1]) for line in text.split("\r\n") if line.lower().startswith("content-length"))
-    return Seen(text.split(" ")[1].rpartition("/")[2], text, json.loads(reader.read(length)))
+    body = reader.read(length)
+    if len(body) < length:  # the client was interrupted
+        raise EOFError
+    return Seen(text.split(" ")[1].rpartition("/")[2], text, json.loads(body))
 
 
 @contextmanager
