@@ -279,18 +279,19 @@ class SmtpConnection(SMTP):
         return self._task is None and self._content is None and not self._paused and self.transport is not None
 
     def _execute(self, line: bytes) -> None:
+        session = self.session
         try:
-            effect = self.session.receive_line(line)
+            effect = session.receive_line(line)
             if effect is not None:
                 self._perform(effect)
         except Exception as error:
             self._start(self._fail, error)
-        self._check_patience()
+        if session.errors or session.idle_commands:
+            self._check_patience()
 
     def _check_patience(self) -> None:
-        session = self.session
-        if (session.errors or session.idle_commands) and self.transport is not None:
-            effect = session.check_patience()
+        if self.transport is not None:
+            effect = self.session.check_patience()
             if effect is not None:
                 self._perform(effect)
 
@@ -351,7 +352,8 @@ class SmtpConnection(SMTP):
         if self._task_number == number:  # else the work has started another task, which continues
             self._task = None
             self._begin_phase()
-            self._check_patience()
+            if self.session.errors or self.session.idle_commands:
+                self._check_patience()
             self._execute_buffered()
 
     async def _fail(self, error: Exception) -> None:

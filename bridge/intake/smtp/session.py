@@ -195,25 +195,25 @@ class SmtpSession(StockSession):
         arguments: tuple[Any, ...] | None = None
         ordinary = recognise(line) if rules.uses_fast_path else None
         if ordinary is not None and (not ordinary[2] or (self.extended_smtp and rules.fast_path_takes_parameters)):
-            command = commands[ordinary[0]]
-            arguments = ordinary[1]
+            verb, arguments, _ = ordinary
+            command = commands[verb]
         else:
-            word, _, argument = line.partition(b" ")
-            command = commands.get(word) or commands.get(word.upper(), _UNKNOWN)
-            refusal = self._refuse_line(command, word, line)
+            verb, _, argument = line.partition(b" ")
+            command = commands.get(verb) or commands.get(verb.upper(), _UNKNOWN)
+            refusal = self._refuse_line(command, verb, line)
             if refusal is not None:
                 return self._refuse(refusal)
-            if self._calls_left is not None and not self._is_within_call_limit(word):
-                self.answer(b"421 4.7.0 %b sent too many times" % word.upper())
+            if self._calls_left is not None and not self._is_within_call_limit(verb):
+                self.answer(b"421 4.7.0 %b sent too many times" % verb.upper())
                 return _CLOSE
         if self.mails >= rules.limits.max_mails and command.name != "QUIT":
             rules.on_limit("max_mails_per_connection")
             self.answer(replies.TOO_MANY_MAILS)
             return _CLOSE
-        if command.execute is None:
+        if command is _UNKNOWN:
             return self._refuse_unknown(line)
         self.idle_commands = self.idle_commands + 1 if command.is_idle else 0
-        if command.is_allowed is not None and not command.is_allowed(self):
+        if not command.is_allowed(self):
             return None
         if arguments is None:
             parsed = command.parse(self, argument.strip(b" \t"))
@@ -565,10 +565,10 @@ def _always(_: SmtpSession) -> bool:
 class Command:
     """One verb. In this order: `is_allowed`, `parse` (skipped on the fast path), `execute` with what it returned."""
 
-    name: str = ""
-    execute: Callable[..., Effect | None] | None = None  # None: the verb is unknown
+    name: str
+    execute: Callable[..., Effect | None]
     parse: Callable[[SmtpSession, bytes], tuple[Any, ...] | Reply] = SmtpSession._text
-    is_allowed: Callable[[SmtpSession], bool] | None = None  # says itself why not
+    is_allowed: Callable[[SmtpSession], bool] = _always  # says itself why not
     syntax: str = ""  # for HELP; "": not listed
     extended_syntax: str = ""
     is_listed: Callable[[SmtpSession], bool] = _always
@@ -619,7 +619,7 @@ _LMTP = (  # RFC 2033: LHLO greets
     Command("HELO", _S._say_lmtp),
     Command("EHLO", _S._say_lmtp),
 )
-_UNKNOWN = Command(is_idle=False)
+_UNKNOWN = Command("", _S._refuse_unknown)
 
 
 def _by_verb(*commands: Command) -> Mapping[bytes, Command]:
