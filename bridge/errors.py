@@ -22,7 +22,8 @@ the operator's rule (`filter.policy`), the label names the failure in the log an
 reply is what a client reads when the rule is tempfail. An error's text is for the log only: replies
 come from the class alone, so no host name, path or exception text can reach a client.
 
-Nothing of ours is imported here. An error that carries a value of a higher floor is defined there.
+This file imports no other module of the package. An error that carries a value from a higher floor is defined
+there.
 """
 
 from __future__ import annotations

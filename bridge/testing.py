@@ -454,7 +454,7 @@ def until(condition: Callable[[], T], what: str, limit_s: float = 60.0) -> T:
     """Wait until `condition` returns something true, and return it: for what another thread or process does."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited {limit_s:g} s in vain for {what}"
+        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
         time.sleep(0.005)
     return found
 
@@ -463,6 +463,6 @@ async def eventually(condition: Callable[[], T], what: str, limit_s: float = 60.
     """The same in a coroutine: other tasks of the event loop run while it waits."""
     end = time.monotonic() + limit_s
     while not (found := condition()):
-        assert time.monotonic() < end, f"waited {limit_s:g} s in vain for {what}"
+        assert time.monotonic() < end, f"waited {limit_s:g} s for {what}"
         await asyncio.sleep(0.005)
     return found

@@ -38,7 +38,7 @@ class HeaderEditor:
         )
 
     def may_be_in(self, lower: bytes) -> bool:
-        """Whether a header section, given in lower case, may contain fields of ours. Hardly any mail does."""
+        """Whether a header section, given in lower case, may contain fields with our prefix. Hardly any mail does."""
         return lower.find(self._lower) >= 0
 
     def strip(self, head: bytes) -> bytes | None:

@@ -228,7 +228,7 @@ class Filter:
     # The steps.
 
     def _check_header(self, record: Record, head: bytes, lower: bytes) -> Outcome | None:
-        """Refuses a mail in a loop, and one whose long header could hide fields of ours."""
+        """Refuses a mail in a loop, and one whose long header could hide fields that only we may write."""
         message = record.tx.message
         if count_received(lower) > self._settings.max_received:
             record.limit = "max_received"

@@ -25,7 +25,7 @@ class Case(StrEnum):
     BOUNCE = "bounce"
     DROP = "drop"
     UNDECIDED = "undecided"
-    UNAVAILABLE = "unavailable"  # an error without a case of its own
+    UNAVAILABLE = "unavailable"  # an error without its own case
     UNREACHABLE = "unreachable"
     DEADLINE = "deadline"
     REFUSED = "refused"
@@ -102,7 +102,7 @@ _GGRID = re.compile(r"[0-9A-Za-z-]{1,64}")  # a UUID; anything else that the sca
 
 
 def with_id(reply: Reply, mail_id: str, ggrid: str = "") -> Reply:
-    """Adds the mail's id to a reply of ours, so that the mail server's log leads to our log."""
+    """Adds the mail's id to one of our own replies, so that the mail server's log leads to our log."""
     ids = f"id={mail_id} ggrid={ggrid}" if _GGRID.fullmatch(ggrid) else f"id={mail_id}"
     return Reply(reply.code, reply.status, f"{reply.text} ({ids})")
 

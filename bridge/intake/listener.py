@@ -2,7 +2,7 @@
 
 The same rules for every protocol: the protocol's server asks here, and answers its client in its
 own words. Knows sockets, addresses and counts; knows nothing of SMTP, milter or mail. If this is
-wrong, a stranger is trusted, one client takes all connections, or a stop cuts off running mail.
+wrong, an unknown client is trusted, one client takes all connections, or a stop cuts off mail in processing.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class Listener(Generic[C]):
         self.open: dict[C, tuple[str | None, bool]] = {}  # the client's address, and whether it is trusted
         self.expected: set[C] = set()  # connections that still owe us their PROXY header
         self.per_client: dict[str, int] = {}  # open connections by address
-        self.strangers = 0  # open connections of clients that are not trusted
+        self.untrusted = 0  # open connections of clients that are not trusted
         self._is_ahead = is_ahead
         self._acceptors: list[Acceptor] = []
         self._empty = asyncio.Event()
@@ -95,7 +95,7 @@ class Listener(Generic[C]):
         """Use these settings for new connections; open ones stay. For a reload."""
         self.settings = settings
         self.trusted = TrustedClients(settings.trusted)
-        self._max_strangers = max(settings.max_connections // _UNTRUSTED_SHARE, _UNTRUSTED_MIN)
+        self._max_untrusted = max(settings.max_connections // _UNTRUSTED_SHARE, _UNTRUSTED_MIN)
 
     async def serve(self, sock: socket.socket, make_connection: Callable[[], asyncio.Protocol]) -> None:
         """Accept on a bound TCP or unix socket: our own, or one from systemd or an earlier worker."""
@@ -117,14 +117,14 @@ class Listener(Generic[C]):
         is_trusted = client in self.trusted
         if len(self.open) >= self.settings.max_connections:
             return Refusal.FULL
-        if not is_trusted and self.strangers >= self._max_strangers:
+        if not is_trusted and self.untrusted >= self._max_untrusted:
             return Refusal.FULL
         if client is not None:
             count, limit = self.per_client.get(client, 0), self.settings.max_connections_per_client
             if limit is not None and count >= limit:
                 return Refusal.CLIENT_FULL
             self.per_client[client] = count + 1
-        self.strangers += not is_trusted
+        self.untrusted += not is_trusted
         self.open[connection] = client, is_trusted
         self._empty.clear()
         return None
@@ -133,7 +133,7 @@ class Listener(Generic[C]):
         """The connection is closed."""
         self.expected.discard(connection)
         client, is_trusted = self.open.pop(connection, (None, True))
-        self.strangers -= not is_trusted
+        self.untrusted -= not is_trusted
         if client is not None:
             self.per_client[client] -= 1
             if not self.per_client[client]:

@@ -2,7 +2,7 @@
 
 An entry is a string, with or without a comment. Without one (`None`), the comment in the list is
 kept; an empty comment removes it. Anything that cannot be parsed is an error with file and line, and
-all errors are reported together: a silently skipped line would be an address that nobody blocks.
+all errors are reported together: a silently skipped line would be an address that is not blocked.
 
 Plain text has one entry per line, with the comment after ` # `. Empty lines and lines that start with
 # are skipped. A line that starts with { is a JSON object, for entries that plain text cannot express.

@@ -1,6 +1,6 @@
 """The two forms of a log line: `key=value` for people, one JSON object per line for machines.
 
-Most values come from strangers, so everything except plain characters is quoted and escaped: no CR, LF
+Most values come from outside, so everything except plain characters is quoted and escaped: no CR, LF
 or ESC reaches a terminal, and no value can forge a line. Knows text only: `mail_log` knows mails,
 `log_writer` knows files.
 """
@@ -49,7 +49,7 @@ def _cut(text: str) -> str:
 
 
 class _Traceback(str):
-    """Our own text, and longer than a stranger's may be."""
+    """Our own text, which may be longer than text from outside."""
 
 
 class KeyValueFormatter(logging.Formatter):

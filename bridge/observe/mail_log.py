@@ -52,8 +52,8 @@ class _Kind(Enum):
     """Who chose the value, and so how it is quoted."""
 
     OURS = auto()  # made by us and always plain: never quoted
-    WORD = auto()  # a stranger's, usually one plain word
-    TEXT = auto()  # a stranger's, with spaces: always quoted
+    WORD = auto()  # from outside, usually one plain word
+    TEXT = auto()  # from outside, with spaces: always quoted
 
 
 class _Ordinary(Enum):

@@ -1,7 +1,7 @@
 """Metrics: every name an operator can graph, declared once.
 
 Names and labels are an interface; `docs/reference/metrics.md` is generated from this file. Label values come
-from closed sets (listener names, actions, decisions, reasons), never from mail or strangers, and
+from closed sets (listener names, actions, decisions, reasons), never from mail or clients, and
 every combination starts at 0, so that a rate works from the first scrape.
 
 With several workers, each counts its own mail (`bridge.observe.metric_types`); `snapshot` and `add` carry the

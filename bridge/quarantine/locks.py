@@ -1,4 +1,4 @@
-"""Locks on single mails, for a store that has none of its own.
+"""Locks on single mails, for a store without its own locks.
 
 A lock ends with the process that holds it, even if that crashes: the kernel releases a file lock, and
 PostgreSQL an advisory lock when its connection ends. Machines that share object storage must share a

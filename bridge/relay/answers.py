@@ -6,7 +6,7 @@ the mail. Without pipelining, `is_settled` tells whether the next command is sti
 
 For a client that reads one reply for the whole mail:
 
-- If any recipient is refused at RCPT, nobody gets the mail: it stops before the content, and the
+- If any recipient is refused at RCPT, no recipient gets the mail: it stops before the content, and the
   weightiest refusal (`weightiest`: 4xx before 5xx) is the reply for all.
 - LMTP answers for each recipient after the dot, when it is too late to stop. If the answers differ,
   4xx wins here too: the client sends the mail again, and some recipients get it twice rather than

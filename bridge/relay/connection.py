@@ -21,7 +21,7 @@ from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
 from bridge.relay.replies import ReplyReader
 
-_WRITE_AT = 64 * 1024  # more than this is written at once, not at the end of the event loop's turn
+_WRITE_AT = 64 * 1024  # more than this is written immediately, not at the end of the event loop's turn
 
 
 class End(StrEnum):

@@ -5,7 +5,7 @@ next hop's replies mean; this file sends, waits, and carries those decisions out
 
 - Before the final dot, a cancelled or failed relay drops the connection, so the next hop has no mail.
 - Once the dot is written the mail may be delivered. The answer is then awaited (up to `timeout_s`,
-  whatever the deadline) even if the caller is cancelled, and is logged if nobody reads it.
+  whatever the deadline) even if the caller is cancelled, and is logged if no caller reads it.
 - An idle connection may be dead without our knowing. If a reused one is lost before MAIL is answered,
   the mail is tried once more on a new connection.
 

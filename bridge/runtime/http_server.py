@@ -209,7 +209,7 @@ class _Protocol(HttpToolsProtocol):
         self.transport.close()
 
 
-# uvicorn warns once per bad request, and strangers could fill the log; errors of ours are still logged.
+# uvicorn warns once per bad request, so any client could fill the log; our own errors are still logged.
 _log = logging.getLogger(__name__)
 _log.setLevel(logging.ERROR)
 _log.addFilter(lambda record: "without completing response" not in record.getMessage())  # a response that we cut

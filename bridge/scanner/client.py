@@ -236,7 +236,7 @@ class Scanner:
     def _free_slots_of(self, host: Host) -> None:
         """Give up the late scans of a frozen host: they would occupy slots for as long as a scan may take.
 
-        Not while all hosts are silent: with free slots, more mail would wait for them in vain, while now it is
+        Not while all hosts are silent: with free slots, more mail would wait for them for nothing, while now it is
         refused at MAIL.
         """
         if host.awaited and host.is_lost and not all(other.silent for other in self.hosts):

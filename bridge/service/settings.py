@@ -2,7 +2,7 @@
 
 `guard` and `abby` keep their documented camelCase keys; our own keys are at the top level.
 `docs/operate/service.md` explains every key. Secrets are `SecretStr`, so no dump or traceback shows one.
-If this file is wrong, a service starts with limits or tokens that nobody configured. So every model
+If this file is wrong, a service starts with limits or tokens that were not configured. So every model
 refuses unknown keys, and all mistakes are reported together, each with its line.
 """
 

@@ -273,7 +273,7 @@ def test_cap_on_connections(tmp_path: Path) -> None:
         for client in clients:
             client.close()
         assert eventually(
-            lambda: not server.listener.open and not server.listener.per_client and server.listener.strangers == 0
+            lambda: not server.listener.open and not server.listener.per_client and server.listener.untrusted == 0
         )
 
 
@@ -298,7 +298,7 @@ def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
         for stranger in strangers:
             stranger.close()
         server = bridge.daemon.servers[0]
-        assert eventually(lambda: not server.listener.open and server.listener.strangers == 0)
+        assert eventually(lambda: not server.listener.open and server.listener.untrusted == 0)
 
 
 def test_running_out_of_descriptors_neither_spins_nor_floods_the_log(tmp_path: Path) -> None:

@@ -81,7 +81,7 @@ async def test_connection_limits_and_counts() -> None:
     listener = Listener[str](ListenerSettings("test", max_connections=7, max_connections_per_client=2))
     assert [listener.admit(f"a{n}", "127.0.0.1") for n in range(3)] == [None, None, Refusal.CLIENT_FULL]
     strangers = [listener.admit(f"s{n}", f"192.0.2.{n}") for n in range(5)]
-    assert strangers == [None] * 5 and listener.strangers == 5
+    assert strangers == [None] * 5 and listener.untrusted == 5
     assert listener.admit("over", "127.0.0.2") is Refusal.FULL
     listener.forget("a0")
     assert listener.admit("s5", "192.0.2.5") is Refusal.FULL  # this place is reserved for trusted clients
@@ -90,5 +90,5 @@ async def test_connection_limits_and_counts() -> None:
     assert listener.admit("proxy", None) is None and not listener.expected
     for connection in [*listener.open, "over"]:
         listener.forget(connection)
-    assert (listener.open, listener.per_client, listener.strangers) == ({}, {}, 0)
+    assert (listener.open, listener.per_client, listener.untrusted) == ({}, {}, 0)
     assert await listener.wait_until_empty(0)

@@ -1,7 +1,7 @@
 """What all commands of `scanbridge quarantine` share: the open quarantine, the audit trail, the exit codes.
 
 Exit codes, the most serious of several mails: 0 done, 1 failed (needs attention), 75 failed for now (run it
-again later), 4 somebody else has released it or is working on it, 3 no such mail, 78 configuration.
+again later), 4 another process has released it or is working on it, 3 no such mail, 78 configuration.
 """
 
 from __future__ import annotations

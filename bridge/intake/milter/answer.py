@@ -25,7 +25,7 @@ _CANNOT_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again late
 
 
 def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
-    """What the mail server is told to do with the mail; `forged` counts the fields that only we may write."""
+    """What the mail server has to do with the mail; `forged` counts the fields that only we may write."""
     match outcome.action:
         case Action.RELAY:
             return [*_edits(outcome, forged, agreement), CONTINUE]

@@ -276,7 +276,7 @@ def parse_macros(data: bytes) -> dict[bytes, bytes]:
 
 
 def decode_text(raw: bytes) -> str:
-    """Bytes from strangers, as text of bounded length that every encoder accepts."""
+    """Bytes from outside, as text of bounded length that every encoder accepts."""
     return raw[:_MAX_TEXT_BYTES].decode("utf-8", "replace")
 
 

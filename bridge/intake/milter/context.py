@@ -71,7 +71,7 @@ class OpenConnection(Protocol):
 
 
 def ignore(*_: object) -> None:
-    """The default for metrics that nobody collects."""
+    """The default for metrics that are not collected."""
 
 
 class MilterContext:

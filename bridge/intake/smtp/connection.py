@@ -459,7 +459,7 @@ class SmtpConnection(SMTP):
         content = self._content
         assert content is not None
         rest = content.feed(data)
-        if rest is None or self.transport is None:  # once we have hung up, nobody would read the answer
+        if rest is None or self.transport is None:  # once we have hung up, no one would read the answer
             return
         self._content, self._complete = None, content
         self._is_busy = True

@@ -2,7 +2,7 @@
 
 The hooks are all that the connections know of the rest of the bridge: a trusted client's mail is admitted, becomes a
 transaction, goes through the filter, and the outcome's reply is the answer to the final dot. Trust, connection caps
-and draining are `listener`'s. If this is wrong, a stranger's mail is accepted, or two tenants' mail is mixed.
+and draining are `listener`'s. If this is wrong, an untrusted client's mail is accepted, or two tenants' mail is mixed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What surrounds an SMTP session: the PROXY header in front of it, and TLS.
 
-Knows streams and handshakes, neither commands nor mail. If this is wrong, a stranger chooses the address that he is
+Knows streams and handshakes, neither commands nor mail. If this is wrong, an untrusted client chooses the address that it is
 judged by, or a connection continues in plain text after a failed handshake.
 """
 

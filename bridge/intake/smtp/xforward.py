@@ -1,6 +1,6 @@
 """XFORWARD and XCLIENT: what a trusted mail server says about the client behind it.
 
-Attribute syntax, xtext and the meaning of "[UNAVAILABLE]" only; who may say it is the caller's
+Attribute syntax, xtext and the meaning of "[UNAVAILABLE]" only; whether the client may send it is the caller's
 business. What is not known stays None: the address of our own peer is never put in its place.
 """
 

@@ -114,5 +114,5 @@ def _type_contradicts(content_type: str, real: str) -> bool:
 
 
 def _is_script_text(name: str, content: bytes) -> bool:
-    """Plain text without a name that happens to start with `#!` or `MZ`: nobody can run it with a click."""
+    """Plain text without a name that happens to start with `#!` or `MZ`: it cannot be run with a click."""
     return not name and content[:2] in (b"#!", b"MZ") and content[:512].isascii() and b"\x00" not in content[:512]

@@ -2,7 +2,7 @@
 
 Writes of this process trigger a poll immediately; changes by other processes are found by polling
 every half second. If the database becomes unavailable, the index stays as it is and scans continue. If
-it has never been available, nobody knows what is blocked: `loaded` is False, and no mail may be decided.
+it has never been available, it is unknown what is blocked: `loaded` is False, and no mail may be decided.
 """
 
 from __future__ import annotations

@@ -161,7 +161,7 @@ class Upload:
 
 
 class Disconnected(Exception):
-    """The client closed the connection; there is nobody to answer."""
+    """The client closed the connection; there is no one to answer."""
 
 
 def too_large() -> Refused:
