@@ -1,7 +1,7 @@
 """What surrounds an SMTP session: the PROXY header in front of it, and TLS.
 
-Knows streams and handshakes, neither commands nor mail. If this is wrong, an untrusted client chooses the address that it is
-judged by, or a connection continues in plain text after a failed handshake.
+Knows streams and handshakes, but neither commands nor mail. If this is wrong, an untrusted client chooses the address
+it is judged by, or a connection continues in plain text after a failed handshake.
 """
 
 from __future__ import annotations
