@@ -1,1 +1,1 @@
-"""One mail's way from submission to reply, the same for every protocol."""
+"""The path of one mail from complete content to reply, the same for every protocol."""

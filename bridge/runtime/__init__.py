@@ -1,1 +1,1 @@
-"""What a long-running Python program needs and no mail server knows: durable files, TLS, databases, units, timers."""
+"""General tools of a long-running program: durable files, TLS, databases, units, timers. Nothing here knows mail."""
