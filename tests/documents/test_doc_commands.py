@@ -72,6 +72,7 @@ STORIES: dict[str, Story] = {
     "docs/operate/rotate-a-token.md": Story(
         prepare="""
             packaged
+            ln -s "$HOME/state" /var/lib/scanbridge-scanner
             scanbridge service -c /etc/scanbridge/service.yml apikey create automation >/dev/null
             both='&\\n    - {name: bridge-new, token_file: service-token-new, permissions: [scan, status]}'
             sed "s#.*token_file: service-token,.*#$both#" /etc/scanbridge/service.yml >both.yml
@@ -124,9 +125,18 @@ END
             "next hop .* up",
         ],
     ),
+    "docs/operate/systemd.md": Story(
+        prepare="""
+            ln -s "$HOME/state" /var/lib/scanbridge
+            packaged
+            eicar 10025
+            unset STATE_DIRECTORY
+        """,
+        shows=["bad@sender.example"],
+    ),
     "docs/operate/try.md": Story(
-        prepare=f"{MAIL}\nembedded",
-        words={"ID": "$ID", "DIRECTORY": "~"},
+        prepare="embedded",
+        words={"ID": "$ID", "DIRECTORY": "~", "SENDER": "bad@sender.example"},
         shows=["OK: ", "deliver", "malware", "released: 250"],
     ),
     "docs/operate/upgrade.md": Story(prepare="embedded", shows=["scanbridge, version", "OK: "]),
