@@ -13,7 +13,7 @@
     │   └── MessageTooLarge      413, or above the limit here           too_large     too_large    552 5.3.4
     ├── Saturated                admission closed, 429, 503             saturated     saturated    451 4.3.2
     ├── SpoolFull                no room for incoming content                         spool        452 4.3.1
-    ├── StoreError               the quarantine failed                                quarantine   451 4.3.0
+    ├── StoreError               the mail cannot be quarantined                       quarantine   451 4.3.0
     │   └── StoreFull            no space, no inodes                                  quarantine   452 4.3.1
     └── NextHopError             carries its own reply (bridge/mail/next_hop.py)      next_hop
 

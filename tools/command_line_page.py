@@ -51,7 +51,7 @@ RUN_CODES = """
 | 1 | cannot continue, or a port is in use: restarting may help |
 | 78 | the configuration is invalid, or a file it names cannot be used: do not restart |
 
-`scanbridge check`, `scanbridge scan` and `scanbridge status` exit with 1 when a check fails, when there is no decision, or when no daemon answers.
+`scanbridge check`, `scanbridge scan` and `scanbridge status` exit with 1 when a check fails, when there is no decision, and when no daemon answers, respectively.
 `scanbridge lists` has [more codes](../operate/lists.md#exit-codes).
 """  # noqa: E501
 

@@ -85,7 +85,7 @@ class QuarantineUpkeep:
         try:
             return await self._quarantine.usage()
         except StoreError as exc:
-            log.warning("quarantine could not be counted: %s", exc)
+            log.warning("quarantine: the stored mail could not be counted: %s", exc)
             return None
 
 

@@ -53,7 +53,7 @@ class Actions:
                 case _:
                     assert_never(action)
         except StoreError as exc:
-            log.error("mail %s: the quarantine failed: %s", tx.id, exc)
+            log.error("mail %s: could not be quarantined: %s", tx.id, exc)
             record.error = exc
             return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, _ggrid(result)), result)
 

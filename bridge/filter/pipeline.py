@@ -330,7 +330,7 @@ class Filter:
 def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
     record.error = exc
     if isinstance(exc, ScanRefused):
-        log.error("the scanner refused our request: %s", exc)
+        log.error("the scanner refused the request: %s", exc)
     return case_of_error(exc)
 
 

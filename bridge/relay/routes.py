@@ -119,7 +119,7 @@ class Routes:
                 delivered = await relay.deliver(_part(tx, numbers), head, deadline)
             except NextHopError as exc:
                 if done:
-                    log.warning("%s: %d recipients have the mail, then a next hop failed: %s", tx.id, len(each), exc)
+                    log.warning("%s: delivered to %d recipients before a next hop failed: %s", tx.id, len(each), exc)
                 raise
             done.append(delivered)
             each.update(zip(numbers, delivered.replies, strict=True))

@@ -111,7 +111,7 @@ def test_the_token_is_neither_in_the_log_nor_in_the_process_list(parts: tuple[Br
     scanner.reply = answer(401, json.dumps({"error": "bad", "message": "no"}).encode())
     assert bridge.send().startswith("451 4.3.5 ")
     scanner.reply = answer(200, result())
-    until(lambda: "the scanner refused our request" in bridge.log, "the alarm")
+    until(lambda: "the scanner refused the request" in bridge.log, "the alarm")
     assert scanner.submissions[-1].authorization == f"Bearer {TOKEN}"
     for place in ("cmdline", "environ"):
         assert TOKEN not in Path(f"/proc/{bridge.process.pid}/{place}").read_text()

@@ -9,27 +9,16 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from bridge.runtime import yaml_file
-from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, configuration, result
+from bridge.testing import Background, FakeScanner, NextHop, SmtpClient, answer, configuration, result, until
 
 MiB = 1024 * 1024
-
-
-def eventually(condition: Callable[[], object], timeout_s: float = 30.0) -> bool:
-    """Whether the condition becomes true within the time."""
-    pause, deadline = threading.Event(), time.monotonic() + timeout_s
-    while not condition():
-        if time.monotonic() > deadline:
-            return False
-        pause.wait(0.005)
-    return True
 
 
 def receives(client: SmtpClient, within_s: float) -> bytes:
@@ -128,7 +117,7 @@ def bridge_process(
         )
     try:
         port = int(data["listeners"][0]["address"].rpartition(":")[2])
-        assert eventually(lambda: process.poll() is not None or can_connect(port), 90), "did not start"
+        until(lambda: process.poll() is not None or can_connect(port), "the bridge to start", 90)
         assert process.poll() is None, log.read_text()
         yield Process(process, port, log, scanner, next_hop, background)
     finally:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.testing import RunningBridge, running_bridge
-from tests.hostile.hostile_kit import Hanging, MiB, bridge_process, eventually
+from bridge.testing import RunningBridge, running_bridge, until
+from tests.hostile.hostile_kit import Hanging, MiB, bridge_process
 
 
 def test_ehlo_reply_goes_out_in_one_write(shared: RunningBridge) -> None:
@@ -106,7 +106,7 @@ def test_client_input_is_escaped_in_the_log(tmp_path: Path) -> None:
             client.say(b"\x1b[2J", b"FROB \x1b]0;x", b"MAIL FROM:<\x1b@x>")
             client.begin("<jürgen@client.example> SMTPUTF8".encode(), b'<"a b;=c"@example.org>')
             assert client.say(b"x\r\n.")[0].startswith(b"250")
-        assert eventually(lambda: b"from=" in bridge.log.read_bytes())
+        until(lambda: b"from=" in bridge.log.read_bytes(), "the log line")
         log = bridge.log.read_bytes()
     assert all(byte == 10 or 32 <= byte < 127 for byte in log), log
     assert b"FROB" not in log and log.count(b"from=") == 1, log
@@ -148,7 +148,7 @@ def test_saturated_session_is_not_blamed_for_pipelining(tmp_path: Path) -> None:
                 assert [reply[:3] for reply in replies] == [b"451"] + [b"503"] * 51 + [b"250"]
             bridge.background.loop.call_soon_threadsafe(hang.release.set)
             assert first.reply().startswith(b"250 ")
-            assert eventually(lambda: second.mail().startswith(b"250 "))
+            until(lambda: second.mail().startswith(b"250 "), "the second client")
 
 
 def test_saturated_bridge_answers_451_at_mail_and_at_data(tmp_path: Path) -> None:
@@ -167,4 +167,7 @@ def test_saturated_bridge_answers_451_at_mail_and_at_data(tmp_path: Path) -> Non
             assert second.say(b"MAIL FROM:<a@client.example>")[0].startswith(b"451 4.3.2 ")
             bridge.background.loop.call_soon_threadsafe(hang.release.set)
             assert first.reply().startswith(b"250 ")
-            assert eventually(lambda: second.say(b"MAIL FROM:<a@client.example>")[0].startswith(b"250 "))
+            until(
+                lambda: second.say(b"MAIL FROM:<a@client.example>")[0].startswith(b"250 "),
+                "the second client",
+            )

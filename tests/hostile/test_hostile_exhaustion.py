@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from bridge.testing import RunningBridge, SmtpClient, running_bridge
-from tests.hostile.hostile_kit import Hanging, MiB, Process, bridge_process, eventually, receives
+from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
+from tests.hostile.hostile_kit import Hanging, MiB, Process, bridge_process, receives
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
 
@@ -205,7 +205,7 @@ def test_silence_in_data_is_421(hasty: RunningBridge) -> None:
         client.send(b"Subject: x\r\n")
         assert client.reply() == TIMEOUT
         assert client.is_cut()
-    assert eventually(lambda: hasty.daemon.spool.in_use == 0)
+    until(lambda: hasty.daemon.spool.in_use == 0, "the spool to be empty")
 
 
 def test_trickle_in_data_is_cut_by_the_rate(hasty: RunningBridge) -> None:
@@ -267,13 +267,14 @@ def test_cap_on_connections(tmp_path: Path) -> None:
             assert late.is_cut()
         assert clients.pop().say(b"QUIT") == [b"221 2.0.0 Bye"]
         server = bridge.daemon.servers[0]
-        assert eventually(lambda: len(server.listener.open) == 9)
+        until(lambda: len(server.listener.open) == 9, "nine connections")
         with bridge.client() as late:
             assert late.reply().startswith(b"220 ")
         for client in clients:
             client.close()
-        assert eventually(
-            lambda: not server.listener.open and not server.listener.per_client and server.listener.untrusted == 0
+        until(
+            lambda: not server.listener.open and not server.listener.per_client and server.listener.untrusted == 0,
+            "all connections to be gone",
         )
 
 
@@ -298,13 +299,13 @@ def test_idle_strangers_do_not_shut_out_the_mail_server(tmp_path: Path) -> None:
         for stranger in strangers:
             stranger.close()
         server = bridge.daemon.servers[0]
-        assert eventually(lambda: not server.listener.open and server.listener.untrusted == 0)
+        until(lambda: not server.listener.open and server.listener.untrusted == 0, "all connections to be gone")
 
 
 def test_running_out_of_descriptors_neither_spins_nor_floods_the_log(tmp_path: Path) -> None:
     """`ulimit -n 40` with 60 connections: at most one log line a second, open sessions continue, and it recovers."""
     with bridge_process(tmp_path, open_files=40) as bridge:
-        assert eventually(lambda: "is GREEN" in bridge.log.read_text())  # startup log lines are complete
+        until(lambda: "is GREEN" in bridge.log.read_text(), "the startup log lines")  # startup log lines are complete
         before, began = bridge.log.read_text().count("\n"), time.monotonic()
         with ExitStack() as stack:
             clients = [stack.enter_context(bridge.client()) for _ in range(60)]
@@ -316,7 +317,7 @@ def test_running_out_of_descriptors_neither_spins_nor_floods_the_log(tmp_path: P
             assert clients[0].mail()[:4] in (b"250 ", b"451 ")
         lines = bridge.log.read_text().count("\n") - before
         assert lines <= time.monotonic() - began + 2, bridge.log.read_text()[-2000:]
-        assert eventually(lambda: takes_mail(bridge)), "did not recover"
+        until(lambda: takes_mail(bridge), "the bridge to recover")
 
 
 def takes_mail(bridge: Process) -> bool:

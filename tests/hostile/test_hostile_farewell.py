@@ -24,8 +24,8 @@ from bridge.intake.smtp.session import SmtpSession
 from bridge.mail.message import Message
 from bridge.mail.transaction import Transaction
 from bridge.scanner.http import ScannerConnection
-from bridge.testing import RunningBridge, SmtpClient, running_bridge
-from tests.hostile.hostile_kit import Hanging, bridge_process, eventually
+from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
+from tests.hostile.hostile_kit import Hanging, bridge_process
 
 
 def close(client: SmtpClient) -> None:
@@ -70,7 +70,7 @@ def test_client_that_disconnects_during_the_scan_cancels_it(shared: RunningBridg
     assert shared.scanner.arrived.acquire(timeout=60)
     leave(client)
     assert hang.ended.wait(60), "the scan was not cancelled"
-    assert eventually(lambda: is_idle(shared))
+    until(lambda: is_idle(shared), "the bridge to be idle")
     assert shared.next_hop.mails == []
     client.close()
 
@@ -86,7 +86,7 @@ def test_client_that_disconnects_midway_leaves_nothing_behind(
         client.open()
         client.send(said)
         leave(client)
-        assert eventually(lambda: is_idle(shared))
+        until(lambda: is_idle(shared), "the bridge to be idle")
         client.close()
     assert caplog.records == [] and shared.scanner.submissions == []
 
@@ -101,7 +101,7 @@ def test_client_that_disconnects_with_the_final_dot_leaves_nothing_behind(shared
         client.send(IN_DATA + b"\r\n.\r\n")
         leave(client)
         client.close()
-    assert eventually(lambda: is_idle(shared))
+    until(lambda: is_idle(shared), "the bridge to be idle")
     assert shared.next_hop.mails == []
 
 
@@ -142,9 +142,13 @@ def test_disconnected_client_is_freed_without_the_garbage_collector(
                 assert bridge.scanner.arrived.acquire(timeout=60)
             leave(client)
             client.close()
-        assert eventually(lambda: is_idle(bridge))
-        assert eventually(lambda: alive(*kinds) <= before, 10.0), alive(*kinds) - before
-        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one polls the scanner's status"
+        until(lambda: is_idle(bridge), "the bridge to be idle")
+        until(lambda: alive(*kinds) <= before, "the mail's objects to be freed", 10.0)
+        until(
+            lambda: alive(ScannerConnection) <= elsewhere + 1,
+            "all scanner connections but the polling one to be freed",
+            10.0,
+        )
 
 
 async def reset_the_bridge(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -163,9 +167,17 @@ def test_failed_scan_is_freed_without_the_garbage_collector(tmp_path: Path, faul
         with bridge.client() as client:
             client.open()
             assert [client.mail()[:4] for _ in range(2)] == [b"451 "] * 2
-        assert eventually(lambda: is_idle(bridge))
-        assert eventually(lambda: alive(Message, Transaction, Record) <= before, 10.0)
-        assert eventually(lambda: alive(ScannerConnection) <= elsewhere + 1, 10.0), "one polls the scanner's status"
+        until(lambda: is_idle(bridge), "the bridge to be idle")
+        until(
+            lambda: alive(Message, Transaction, Record) <= before,
+            "the mail's objects to be freed",
+            10.0,
+        )
+        until(
+            lambda: alive(ScannerConnection) <= elsewhere + 1,
+            "all scanner connections but the polling one to be freed",
+            10.0,
+        )
 
 
 def test_half_closed_client_still_gets_its_replies(shared: RunningBridge) -> None:
@@ -178,7 +190,7 @@ def test_half_closed_client_still_gets_its_replies(shared: RunningBridge) -> Non
         assert client.reply() == b"250 2.0.0 OK"
         assert client.reply() == b"500 5.5.2 Error: command not recognized"
         assert client.is_cut()
-    assert eventually(lambda: is_idle(shared))
+    until(lambda: is_idle(shared), "the bridge to be idle")
 
 
 @pytest.mark.parametrize("quit_", [b"QUIT\r\n", b"quit\r\n"])
@@ -192,7 +204,7 @@ def test_client_that_pipelines_quit_after_its_mail_gets_its_reply(shared: Runnin
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
         assert client.reply() == b"221 2.0.0 Bye"
         assert client.is_cut()
-    assert eventually(lambda: is_idle(shared))
+    until(lambda: is_idle(shared), "the bridge to be idle")
     assert len(shared.next_hop.mails) == 1
 
 
@@ -206,7 +218,7 @@ def test_mail_of_a_disconnected_client_is_not_processed(shared: RunningBridge) -
             with contextlib.suppress(OSError):
                 while block := client.sock.recv(65536):
                     said += block
-        assert eventually(lambda: is_idle(shared))
+        until(lambda: is_idle(shared), "the bridge to be idle")
         assert (b"queued as" in said) <= (len(shared.next_hop.mails) > 0)
 
 
@@ -220,8 +232,8 @@ def test_hundreds_of_sessions_leave_no_trace(shared: RunningBridge) -> None:
         if number % 5 == 0:
             client.begin()
         WAYS[number % 2](client)
-    assert eventually(lambda: is_idle(shared))
-    assert eventually(lambda: len(os.listdir("/proc/self/fd")) <= before + 2)
+    until(lambda: is_idle(shared), "the bridge to be idle")
+    until(lambda: len(os.listdir("/proc/self/fd")) <= before + 2, "the file descriptors to be closed")
 
 
 # Shutdown
@@ -232,7 +244,7 @@ def stop(bridge: RunningBridge) -> threading.Thread:
     server = bridge.daemon.servers[0]
     thread = threading.Thread(target=lambda: bridge.background.run(server.drain(10.0)))
     thread.start()
-    assert eventually(lambda: server.listener.draining)
+    until(lambda: server.listener.draining, "the drain to begin")
     return thread
 
 
@@ -274,7 +286,7 @@ def test_mail_in_data_is_finished_before_shutdown(tmp_path: Path) -> None:
         client.open()
         client.begin()
         client.send(b"Subject: x\r\n")
-        assert eventually(lambda: any(session.in_mail for session in bridge.daemon.servers[0].listener.open))
+        until(lambda: any(session.in_mail for session in bridge.daemon.servers[0].listener.open), "the mail to arrive")
         thread = stop(bridge)
         client.send(b"\r\nx\r\n.\r\n")
         assert client.reply() == b"250 2.0.0 Ok: queued as NEXT1"
@@ -294,7 +306,8 @@ def test_mail_that_outlasts_the_drain_is_cut_with_421(tmp_path: Path) -> None:
         bridge.background.run(bridge.daemon.servers[0].drain(0.2))
         assert client.reply() == b"421 4.3.2 Service shutting down"
         assert client.is_cut()
-        assert eventually(lambda: is_idle(bridge)) and bridge.next_hop.mails == []
+        until(lambda: is_idle(bridge), "the bridge to be idle")
+        assert bridge.next_hop.mails == []
 
 
 def test_sigterm_in_the_middle_of_data_ends_in_time(tmp_path: Path) -> None:
@@ -304,7 +317,7 @@ def test_sigterm_in_the_middle_of_data_ends_in_time(tmp_path: Path) -> None:
         client.begin()
         client.send(b"Subject: x\r\n\r\n")
         bridge.terminate()
-        assert eventually(lambda: not_listening(bridge.port))
+        until(lambda: not_listening(bridge.port), "the listener to close")
         assert client.say(b"x\r\n.")[0].startswith(b"250 ")
         assert client.reply().startswith(b"421 4.3.2 ")
         assert bridge.wait(10) == 0
@@ -368,7 +381,7 @@ def test_cancelled_sessions_are_not_logged_as_errors(tmp_path: Path, caplog: pyt
             client.open()
             leave(client)
             client.close()
-        assert eventually(lambda: is_idle(bridge))
+        until(lambda: is_idle(bridge), "the bridge to be idle")
         bridge.background.run(collect())
     assert complaints == [] and not [record for record in caplog.records if record.levelno > logging.INFO]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.testing import RunningBridge, SmtpClient, running_bridge
-from tests.hostile.hostile_kit import MiB, eventually
+from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
+from tests.hostile.hostile_kit import MiB
 
 LIMITS = {
     "max_message_size": "3MiB",
@@ -45,7 +45,7 @@ def hits(bridge: RunningBridge, limit: str) -> Iterator[None]:
     def changed() -> dict[tuple[str, ...], float]:
         return {labels: count - before[labels] for labels, count in counts.items() if count != before[labels]}
 
-    assert eventually(changed, 5.0), "nothing was counted"
+    until(changed, "the limit to be counted", 5.0)
     assert changed() == {("test", limit): 1}
 
 
@@ -167,7 +167,7 @@ def test_limits_of_a_milter_are_counted(tmp_path: Path) -> None:
         envelope = frame(b"M", b"<a@example.org>\0") + frame(b"R", b"<b@example.org>\0") * 2
         with hits(bridge, "frame"), connected(bridge) as sock:
             sock.sendall(negotiate + frame(b"H", b"x", 70_000))
-            assert eventually(lambda: is_cut(sock))
+            until(lambda: is_cut(sock), "the connection to be cut")
         with hits(bridge, "max_recipients"), connected(bridge) as sock:
             sock.sendall(negotiate + envelope + frame(b"R", b"<c@example.org>\0"))
         body = frame(b"B", b"x" * 65_535) * (3 * 16 + 1)

@@ -182,7 +182,7 @@ def test_no_secret_leaks(world: tuple[World, FakeScanner, Background], tmp_path:
     # A quarantine server that refuses, a database that is down, lists that cannot be fetched.
     scanner.reply = answer(200, result("quarantine"))
     daemon.mail(b"451 ")
-    until(lambda: "the quarantine failed" in daemon.log and "lists:" in daemon.log, "the troubles")
+    until(lambda: "could not be quarantined" in daemon.log and "lists:" in daemon.log, "the troubles")
     # An aborted TLS handshake.
     with SmtpClient(daemon.port) as client:
         client.open()

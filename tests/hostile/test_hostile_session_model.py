@@ -20,8 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from bridge.testing import RunningBridge, running_bridge
-from tests.hostile.hostile_kit import eventually
+from bridge.testing import RunningBridge, running_bridge, until
 
 ADDRESSES = st.sampled_from([b"a@x.example", b'"a b"@x.example', b"b@[192.0.2.1]", b"postmaster", b"A+b@X.example"])
 BAD = st.sampled_from([b"<a b@c>", b"<a@b", b"<a(c)@d>", b"<\xff@d>", b"<a\0@d>", b"", b"<=?utf-8?q?=0A?=@d>"])
@@ -214,7 +213,7 @@ def test_no_bytes_break_the_session(running: RunningBridge, words: list[bytes], 
             client.sock.shutdown(socket.SHUT_WR)
             while reply := client.reply():
                 assert re.match(rb"[2345]\d\d[ -]", reply), reply
-        assert eventually(lambda: not running.daemon.servers[0].listener.open)
+        until(lambda: not running.daemon.servers[0].listener.open, "all connections to be gone")
     finally:
         logging.getLogger().removeHandler(log)
     assert log.said == []

@@ -15,8 +15,7 @@ import pytest
 from bridge.config.model import EMBEDDED, Config
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
-from bridge.testing import RunningBridge, SmtpClient, running_bridge
-from tests.hostile.hostile_kit import eventually
+from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
 PATIENCE = "4s"  # long enough that a busy machine does not time out a valid client
@@ -136,7 +135,7 @@ def test_stalled_or_broken_handshake_is_closed(tls_bridge: RunningBridge) -> Non
             client.send(sent)
         for client, sent in zip(clients, BROKEN, strict=True):
             assert client.is_cut(), sent
-    assert eventually(lambda: not tls_bridge.daemon.servers[0].listener.open)
+    until(lambda: not tls_bridge.daemon.servers[0].listener.open, "all connections to be gone")
 
 
 def test_stop_during_a_handshake_does_not_wait_for_it(tmp_path: Path, certificate: Certificate) -> None:
@@ -302,7 +301,7 @@ def test_incomplete_or_missing_proxy_header_closes_the_connection_silently(proxi
 
 def assert_forgotten(bridge: RunningBridge) -> None:
     server = bridge.daemon.servers[0]
-    assert eventually(lambda: not server.listener.expected and not server.listener.open)
+    until(lambda: not server.listener.expected and not server.listener.open, "all connections to be gone")
 
 
 def test_proxy_header_from_a_stranger_is_not_read(proxied: RunningBridge) -> None:

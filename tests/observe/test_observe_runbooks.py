@@ -68,11 +68,11 @@ def quarantine(bridge: RunningBridge) -> None:
 
 
 PROBLEMS: list[tuple[str, Callable[[RunningBridge], None], str, str]] = [
-    ("ScanbridgeCredentialsRefused", refuse, "refused", "refused our request"),
+    ("ScanbridgeCredentialsRefused", refuse, "refused", "refused the request"),
     ("ScanbridgeScansFail", fail, "unavailable", "error=unavailable"),
     ("ScanbridgeScansFail", talk_nonsense, "malformed", "error=malformed"),
     ("ScanbridgeNextHopDown", close_next_hop, "next_hop", "error=next_hop"),
-    ("ScanbridgeQuarantineFails", quarantine, "quarantine", "the quarantine failed"),
+    ("ScanbridgeQuarantineFails", quarantine, "quarantine", "could not be quarantined"),
 ]
 
 

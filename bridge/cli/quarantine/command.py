@@ -226,7 +226,7 @@ def delete(path: Path | None, ids: tuple[str, ...], yes: bool) -> None:
     "--older-than",
     callback=_period,
     metavar="PERIOD",
-    help="Delete mail quarantined longer ago than this, such as 30d. Default: quarantine.retention.",
+    help="Delete mail that has been in quarantine for longer than this, such as 30d. Default: quarantine.retention.",
 )
 def purge(path: Path | None, older_than: float | None) -> None:
     """Permanently delete all old mail. The daemon does this automatically once an hour."""

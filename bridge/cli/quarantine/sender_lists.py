@@ -58,7 +58,7 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 def block_sender(path: Path | None, name: str | None, **given: Any) -> None:
     """Add a mail's envelope sender to the list of blocked senders (lists.block_list).
 
-    The entry applies to the mail's tenant, if it has one, or with --global to the whole deployment.
+    The entry applies to the mail's tenant; without a tenant, or with --global, to the whole deployment.
     """
     _add(path, name, "block", **given)
 
@@ -68,7 +68,7 @@ def block_sender(path: Path | None, name: str | None, **given: Any) -> None:
 def allow_sender(path: Path | None, name: str | None, **given: Any) -> None:
     """Add a mail's envelope sender to the list of allowed senders (lists.allow_list).
 
-    The entry applies to the mail's tenant, if it has one, or with --global to the whole deployment.
+    The entry applies to the mail's tenant; without a tenant, or with --global, to the whole deployment.
     Envelope senders are easily forged: if possible, allow the networks of a partner's mail servers instead.
     """
     _add(path, name, "allow", **given)

@@ -87,7 +87,7 @@ class ListsApi:
             log.info("list=%s client stopped reading the stream of entries", name)
             return  # no final chunk: the client can tell that the stream is incomplete
         except STORAGE_ERRORS as exc:
-            log.error("list=%s database lost while streaming entries: %s", name, type(exc).__name__)
+            log.error("list=%s database connection lost while streaming entries: %s", name, type(exc).__name__)
             return  # no final chunk here either
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
