@@ -50,7 +50,7 @@ def test_every_alert_names_the_problem_and_its_runbook_section(alert) -> None:
     page, _, anchor = notes["runbook_url"].partition("#")
     sections = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", (ROOT / page).read_text(), re.MULTILINE | re.DOTALL))
     (section,) = [text for title, text in sections.items() if title.lower() == anchor]
-    for word in ("**It means**", "**Look at**", "**Do**"):
+    for word in ("**It means**", "**Look at**", "**What to do**"):
         assert word in section, f"{anchor}: {word}"
 
 
