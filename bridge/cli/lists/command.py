@@ -175,7 +175,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @_with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries of LIST; give them as arguments, in files or on standard input. Missing ones are not an error."""
+    """Delete entries from LIST, given as arguments, in files or on stdin. Missing ones are not an error."""
     unwanted = list(_given(given, paths, kind))
     tally = Tally()
 

@@ -122,7 +122,7 @@ def _settings(path: Path | None, url: str | None, key: str | None, ca: str | Non
 
 format_option = click.option(
     "--format", "kind", type=click.Choice([str(format_) for format_ in Format]),
-    help="File format. Default: by file name (.txt .csv .jsonl .json .yml); text without a file name.",
+    help="File format. Default: by file name (.txt .csv .jsonl .json .yml), or text if there is no file name.",
 )  # fmt: skip
 
 
