@@ -43,7 +43,7 @@ Send these signals to the `scanbridge run` process.
 """  # noqa: E501
 
 RUN_CODES = """
-`scanbridge run` is meant for a service manager, which decides by the code whether to start it again:
+`scanbridge run` is meant for a service manager, which uses the exit code to decide whether to start it again:
 
 | code | `scanbridge run` |
 |---|---|
