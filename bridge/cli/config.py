@@ -40,7 +40,7 @@ def schema() -> None:
 @config_option
 @click.argument("address")
 def address(path: Path | None, address: str) -> None:
-    """Print a mail address as the log shows it (see `log.addresses`), to search for it."""
+    """Print a mail address as the log shows it (see `log.addresses`), so that you can search for it."""
     try:
         click.echo(wiring.redaction(load_or_exit(path)).address(address))
     except ConfigError as exc:

@@ -48,7 +48,7 @@ def scan(
 ) -> None:
     """Scan stored mail and print the decisions.
 
-    FILES are mail saved by a mail program (.eml). Exit code 1 if any file got no decision.
+    FILES are mails saved by a mail program (.eml). Exit code 1 if any file got no decision.
     """
     conf = load_or_exit(path)
     tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid

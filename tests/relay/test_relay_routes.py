@@ -175,7 +175,7 @@ async def test_a_refusal_on_one_of_two_ways_is_the_answer_for_the_mail(
         with pytest.raises(NextHopError) as caught:
             await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
         assert str(caught.value.reply) == answer
-        assert "2 recipients have the mail" in caplog.text
+        assert "delivered to 2 recipients" in caplog.text
         with pytest.raises(NextHopError):
             await relay.deliver(make_tx(recipients=PEOPLE[1::-1]), HEAD, soon())
         assert len(routed.contents) == 1

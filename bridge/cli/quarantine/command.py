@@ -163,7 +163,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 )
 @click.option("--again", is_flag=True, help="Release it even if it was released before.")
 def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], again: bool) -> None:
-    """Send mail to the next hop without scanning it again: to its recipients, or to others.
+    """Send mail to the next hop, for its original recipients or others, without scanning it again.
 
     A mail is released only once, even if two people try at the same time.
     """
