@@ -148,7 +148,7 @@ def _pymilter(ports: Ports, scratch: Path) -> Command:
 
 
 def _rspamd(ports: Ports, scratch: Path) -> Command:
-    """rspamd's proxy worker in milter mode, with our scanner instead of its own."""
+    """rspamd's proxy worker in milter mode, with the benchmark's scanner instead of rspamd."""
     scratch.chmod(0o777)  # rspamd switches to another user
     configuration = scratch / "rspamd.conf"
     configuration.write_text(

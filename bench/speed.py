@@ -4,7 +4,7 @@
     python bench/speed.py --compare COMMIT COMMIT
 
 Writes `results.md`, `results.json` and the plots. The exit code says whether all runs completed, not whether every goal
-was met; the page names missed goals. `--compare` measures two commits of ours against each other, alternately.
+was met; the page names missed goals. `--compare` alternates between two of our commits and compares them.
 """
 
 # ruff: noqa: S603, S607 - it starts its own programs

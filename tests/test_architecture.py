@@ -94,7 +94,7 @@ def imports(path: Path) -> frozenset[str]:
 
 
 def modules_imported(path: Path) -> set[str]:
-    """The modules of ours behind these names: a name is a module itself or lies in one."""
+    """Our modules behind these names: a name is either a module or defined in one."""
     found = {name if name in MODULES else name.rpartition(".")[0] for name in imports(path)}
     return {name for name in found if name in MODULES} - {module_name(path)}
 

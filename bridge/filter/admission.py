@@ -102,7 +102,7 @@ class Admission:
         self._on_their_way += 1
         return True
 
-    def came(self, now: float) -> None:
+    def note_arrival(self, now: float) -> None:
         """A mail that was let in has arrived, or was refused before its content was sent."""
         self._on_their_way = max(self._on_their_way - 1, 0)
         self._moved_at = now

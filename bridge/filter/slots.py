@@ -1,4 +1,4 @@
-"""Slots: may one more mail be scanned now, and who gives its slot back?
+"""Slots: whether one more mail may be scanned now, and when its slot is released.
 
 Combines three limits: the operator's (`admission`), the one learned from the scanner's latency
 (`adaptive_limit`), and the scanner's own report that it is full. If a slot is not given back, the
@@ -36,7 +36,7 @@ class Slots:
     def is_open_before_content(self) -> bool:
         if not self._is_full() and not self._scanner.is_saturated():
             return True
-        self._admission.came(monotonic())
+        self._admission.note_arrival(monotonic())
         return False
 
     def _is_full(self) -> bool:
@@ -53,7 +53,7 @@ class Slots:
             raise Saturated("the scanner reports that it has no room")
         if self._limit is not None and self._is_full():
             raise Saturated("mail in processing is at the adaptive limit")
-        self._admission.came(monotonic())
+        self._admission.note_arrival(monotonic())
         return self._admission.enter(self._scanner.is_yellow)
 
     def leave(self) -> None:
@@ -76,7 +76,7 @@ class Slots:
 class Slot:
     """Holds a slot while its block runs, and records the times of waiting and scanning.
 
-    If the scan goes on after the block (`ScanGoesOn`), the slot belongs to it, and `Slots.leave` is called when
+    If the scan continues after the block (`ScanGoesOn`), the slot belongs to it, and `Slots.leave` is called when
     it has ended.
     """
 

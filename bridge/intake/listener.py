@@ -1,4 +1,4 @@
-"""One listener: which clients it trusts, how many connections it holds, and how it stops.
+"""One listener: trusted clients, connection limits, and the shutdown.
 
 The same rules for every protocol: the protocol's server asks here, and answers its client in its
 own words. Knows sockets, addresses and counts; knows nothing of SMTP, milter or mail. If this is
@@ -112,7 +112,7 @@ class Listener(Generic[C]):
         return None
 
     def admit(self, connection: C, client: str | None) -> Refusal | None:
-        """Count in a connection of this client (None: on a unix socket), or say why it must go."""
+        """Count a connection of this client (None: on a unix socket), or return why it is refused."""
         self.expected.discard(connection)
         is_trusted = client in self.trusted
         if len(self.open) >= self.settings.max_connections:

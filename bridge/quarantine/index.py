@@ -2,7 +2,7 @@
 
 The store is the truth. Everything in the index can be read from the store again, so a missing index is
 created, a damaged one is set aside and rebuilt, and a failing one never costs a mail: it raises
-IndexFailed, and storing the mail goes on.
+IndexFailed, and storing the mail continues.
 
 Several processes read and write it (the daemon and the command line), on several machines if the
 database is PostgreSQL; the column `place` separates their mail. Each process has one connection, opened

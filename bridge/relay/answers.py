@@ -1,8 +1,8 @@
 """What the next hop's answers mean for a mail: the relay's decisions, without any I/O.
 
 There are two. `after_envelope` reads the answers to MAIL, RCPT and DATA and decides whether the
-content is sent, and for whom. `after_content` reads the answers to the final dot and decides who has
-the mail. Without pipelining, `is_settled` tells whether the next command is still worth sending.
+content is sent, and for whom. `after_content` reads the answers to the final dot and decides
+which recipients have the mail. Without pipelining, `is_settled` tells whether the next command is still worth sending.
 
 For a client that reads one reply for the whole mail:
 
@@ -209,7 +209,7 @@ class DotAnswers:
 
 
 def after_content(expected: DotAnswers, answers: Sequence[Reply], lost: Lost | None) -> ContentDecision:
-    """Decides who has the mail. `lost`: how the connection ended, None while it is open."""
+    """Decides which recipients have the mail. `lost`: how the connection ended, None while it is open."""
     refusal = weightiest(answers)
     is_complete = len(answers) == expected.count
     if refusal is None and is_complete and not expected.refused:

@@ -75,7 +75,7 @@ class SharedByConnections:
 class ScannerConnection(asyncio.Protocol):
     """Sends one request after another with `ask`, each after the previous answer, while `reusable` is true.
 
-    No coroutine of ours waits here: thousands of mails may wait for the scanner, and each would keep a frame.
+    Uses no coroutine: thousands of mails may wait for the scanner, and each would keep a frame.
     """
 
     __slots__ = (

@@ -72,7 +72,7 @@ def test_in_a_rush_two_mails_are_on_their_way_to_each_free_slot() -> None:
     admission = Admission(AdmissionSettings(4, 4))
     for _ in range(4):
         admission.enter()
-    admission.came(100.0)
+    admission.note_arrival(100.0)
     assert not admission.lets_in(4, 100.0)
     admission.leave()
     assert [admission.lets_in(4, 100.001) for _ in range(4)] == [True, True, False, False]
@@ -80,19 +80,19 @@ def test_in_a_rush_two_mails_are_on_their_way_to_each_free_slot() -> None:
     assert [admission.lets_in(4, 100.002) for _ in range(3)] == [True, True, False]
     assert not admission.lets_in(4, 100.2)
     for _ in range(2):
-        admission.came(100.2)
+        admission.note_arrival(100.2)
         admission.enter()
     assert not admission.lets_in(4, 100.3)  # all slots are taken
     admission.leave()
     assert not admission.lets_in(4, 100.31)  # two mails are still on their way to this slot
-    admission.came(100.32)
+    admission.note_arrival(100.32)
     assert [admission.lets_in(4, 100.33) for _ in range(2)] == [True, False]
 
 
 def test_mail_that_never_arrives_blocks_no_other() -> None:
     admission = Admission(AdmissionSettings(1, 1))
     admission.enter()
-    admission.came(100.0)
+    admission.note_arrival(100.0)
     assert not admission.lets_in(1, 100.0)
     admission.leave()
     assert [admission.lets_in(1, 100.01) for _ in range(3)] == [True, True, False]

@@ -209,7 +209,7 @@ def test_a_broken_quarantine_is_451(tmp_path: Path) -> None:
 def test_our_own_exception_is_451_without_its_text(
     bridge: RunningBridge, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A bug of ours delays a mail but never loses it, and the reply reveals nothing."""
+    """Our own bug delays a mail but never loses it, and the reply reveals nothing."""
     monkeypatch.setattr(filter_of(bridge)._actions, "_relay", Failing(RuntimeError("secret /etc/path")))
     before = counted(bridge, "failures_total", reason="internal")
     reply = send(bridge)
@@ -249,7 +249,7 @@ def test_forged_fields_reach_neither_scanner_nor_next_hop(bridge: RunningBridge)
 
 @pytest.mark.parametrize("padding", [b"A: " + b"y" * 90 + b"\r\n", b"y" * 95])
 def test_a_forged_field_behind_a_mebibyte_of_header_is_refused(bridge: RunningBridge, padding: bytes) -> None:
-    """A header above our limit cannot be stripped; without a field of ours in it, the mail passes unchanged."""
+    """A header above our limit cannot be stripped; without a field with our prefix, the mail passes unchanged."""
     long = (b"Subject: x\r\nB: " + padding * 15_000).rstrip() + b"\r\n"
     assert send(bridge, long + b"x-scan-Verdict: clean\r\n\r\nhello\r\n").startswith("554 5.6.0 ")
     assert send(bridge, long + b"To: a\r\n\r\nX-Scan-Id: in the body\r\n").startswith("250 ")

@@ -49,7 +49,7 @@ async def _read_proxy(loop: asyncio.AbstractEventLoop, pieces: Iterable[bytes]) 
 
 
 def mail_head(data: bytes) -> None:
-    """No header field of ours and no client name is left in a head; nothing else changes."""
+    """No header field with our prefix and no client name is left in a header section; nothing else changes."""
     data = re.sub(rb"\r?\n|\r", b"\r\n", data) + b"\r\n"  # bare CR and LF have been refused earlier
     spool = Spool(1 << 30, memory_per_mail=256)
     message = Message(spool)

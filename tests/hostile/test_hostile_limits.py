@@ -80,7 +80,7 @@ def enough_mail(client: SmtpClient) -> bytes:
 
 
 def long_header(client: SmtpClient) -> bytes:
-    """A header field of ours beyond the part of the header that is searched."""
+    """A header field with our prefix beyond the part of the header that is searched."""
     line = b"X-Filler: " + b"x" * 900 + b"\r\n"
     return in_data(client, line * (2 * MiB // len(line)) + b"X-Scan-Decision: deliver\r\n\r\nx")
 

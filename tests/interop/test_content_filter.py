@@ -36,7 +36,7 @@ def test_clean_mail_passes_and_is_logged_with_postfix_queue_ids(installed, ports
 
 
 def test_refused_mail_is_kept_and_nobody_gets_a_bounce(installed, ports, postfix, destination, marker):
-    """A 5xx would make Postfix bounce to a sender who may be forged: the profile quarantines instead."""
+    """A 5xx would make Postfix bounce to a sender address that may be forged: the profile quarantines instead."""
     identity = queue_id(send(ports.queue_front, mail(marker, body=GTUBE)))
     postfix.logged(rf"{identity}: .*status=sent \(250 2\.0\.0 Ok: queued as \w+\)")
     (kept,) = until(lambda: installed.quarantined(marker), "the mail in the quarantine")

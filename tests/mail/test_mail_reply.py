@@ -72,6 +72,6 @@ def test_text_form_is_one_line() -> None:
 
 
 def test_another_servers_reply_is_marked_as_foreign() -> None:
-    """It is passed on without our id; it still equals a reply of ours with the same text."""
+    """It is passed on without our id; it still equals our own reply with the same text."""
     foreign, ours = Reply.from_lines(550, ["5.1.1 No such user"]), Reply(550, "5.1.1", "No such user")
     assert foreign.is_foreign and not ours.is_foreign and foreign == ours

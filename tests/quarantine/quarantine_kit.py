@@ -118,7 +118,7 @@ class WaitingHop(testing.NextHop):
 
     async def _answer(self, writer: asyncio.StreamWriter, text: bytes) -> None:
         await self.go_on.wait()
-        if not writer.is_closing():  # whoever was killed has no use for it
+        if not writer.is_closing():  # a killed client does not read it
             writer.write(text + b"\r\n")
 
 

@@ -110,7 +110,7 @@ class SupervisedWorker:
         return lambda: self.is_ahead(connections())
 
     def is_ahead(self, own: int) -> bool:
-        """Whether another worker has so many fewer connections than our `own` that it should get the next ones."""
+        """Whether another worker has so many fewer connections than `own` that it should get the next ones."""
         self._counters.set_connections(self._row, own)
         fewest = self._counters.fewest_connections(self._row, time.monotonic() - 2 * INTERVAL_S)
         return fewest is not None and own >= fewest * 1.25 + _AHEAD

@@ -126,7 +126,7 @@ class MilterConnection(asyncio.Protocol):
         self._context.forget(self)
 
     def _request_quick_ack(self) -> None:
-        """Postfix writes small pieces with Nagle on; a delayed ACK of ours would cost 40 ms per mail.
+        """Postfix writes small pieces with Nagle's algorithm enabled; a delayed ACK would cost 40 ms per mail.
 
         The kernel clears the option with every answer we send, so it is set again after each read
         that has no answer. (After a read that has one, setting it would only cost a packet.)

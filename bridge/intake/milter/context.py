@@ -134,7 +134,7 @@ class MilterContext:
         self.listener.forget(connection)
 
     def warn(self, text: str, *args: object) -> None:
-        """Log at most one line a second: whoever causes them must not fill the disk."""
+        """Log at most one line a second, so that a peer cannot fill the disk."""
         now = time.monotonic()
         if now - self._warned_at < _WARN_EVERY_S:
             self._suppressed += 1

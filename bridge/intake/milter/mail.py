@@ -23,7 +23,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 
-MAX_STRIPPED = 500  # forged fields of ours in one mail; for each, the mail server walks through the header
+MAX_STRIPPED = 500  # forged fields with our prefix in one mail; for each, the mail server searches the header
 TOO_LARGE = reply_to_error(MessageTooLarge())
 
 _TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Too many recipients")
@@ -95,7 +95,7 @@ class Mail:
     # --- recipients ------------------------------------------------------------------------------
 
     def add_recipient(self, data: bytes, refused: Callable[[str], Reply | None] | None = None) -> Reply | None:
-        """Add a recipient, or return why not; the mail then goes on without it.
+        """Add a recipient, or return why not; the mail then continues without it.
 
         `refused` is called last, with the address, and may refuse it too.
         """

@@ -184,7 +184,7 @@ def _entry(definition: ListDefinition, item: Any, position: int) -> Entry:
     try:
         return Entry(spelling.normalise(definition.category, item["entry"]), item["entry"], comment)
     except ValueError as exc:
-        # 409: the request is well-formed, but this list cannot contain such an entry.
+        # 409: the request is well-formed, but the list does not accept this kind of entry.
         raise Refused(409, "invalid_entry", f"`entries[{position}]`: {exc}") from None
 
 

@@ -271,7 +271,7 @@ def test_parsers_raise_protocol_error_or_nothing(data):
 
 @pytest.mark.parametrize("command", sorted(protocol.EVENTS), ids=event_name)
 def test_only_the_responses_of_the_table_can_be_created(command):
-    """A response that the event does not allow is a bug of ours, and raises."""
+    """A response that the event does not allow is our bug, and raises."""
     for code in range(256):
         if code in protocol.EVENTS[command].responses:
             assert codec.encode_response(command, code) == frame(code)
