@@ -27,7 +27,7 @@ from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.headers import check
 from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.links import Links
-from bridge.service.analysis.structure import Bounds, TooMuch, decoded, parse_value, walk
+from bridge.mime.structure import Bounds, TooMuch, decoded, parse_value, walk
 from bridge.service.settings import DEFAULT_RULES, DecisionRule, Decisions
 from tests.service.service_kit import (
     CONFIG,

@@ -17,7 +17,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from bridge.service.analysis.structure import TooMuch
+from bridge.mime.structure import TooMuch
 
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
 _CHUNK = 256 * 1024
@@ -68,7 +68,7 @@ def kind_of(content: bytes) -> str:
 _MAGIC = [
     (b"PK\x03\x04", "zip"),
     (b"PK\x05\x06", "zip"),
-    (b"\x1f\x8b", "gzip"),
+    (b"\x1f\x8b\x08", "gzip"),
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
     (b"Rar!\x1a\x07", "rar"),

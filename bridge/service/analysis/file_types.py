@@ -66,6 +66,14 @@ def family_of(content: bytes) -> str:
     return ""
 
 
+def is_program(content: bytes) -> bool:
+    """Whether this is certainly a program: two letters at its start alone could be an accident."""
+    if content.startswith(b"MZ") and len(content) >= 64:
+        at = int.from_bytes(content[60:64], "little")
+        return content[at : at + 4] == b"PE\0\0"
+    return content.startswith(b"\x7fELF")
+
+
 def extension_of(name: str) -> str:
     stem, dot, extension = name.rstrip(". \t").rpartition(".")
     return extension.strip().lower() if dot and stem and len(extension) <= 12 else ""

@@ -14,7 +14,9 @@ from typing import Any
 from bridge.service.analysis import archives, file_types, headers
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.links import Links
-from bridge.service.analysis.structure import Bounds, Buffer, Part, TooMuch, decoded, walk
+from bridge.mime import encodings, readings
+from bridge.mime.ambiguity import Buffer
+from bridge.mime.structure import MESSAGES, Bounds, Part, TooMuch, walk
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -58,6 +60,7 @@ class Inspection:
     tags: set[str] = field(default_factory=set)
     limits: set[str] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
+    doubts: set[str] = field(default_factory=set)  # why mail programs may read the mail differently
     digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
 
@@ -72,7 +75,7 @@ class Inspection:
 
 def inspect(data: Buffer, limits: Limits) -> Inspection:
     """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False."""
-    inspector = _MailInspector(limits)
+    inspector = _MailInspector(limits, len(data))
     try:
         inspector.signatures(data)
         inspector.mail(data, 0)
@@ -84,10 +87,11 @@ def inspect(data: Buffer, limits: Limits) -> Inspection:
 class _MailInspector:
     """One inspection in progress; each method examines one kind of thing in the mail."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, size: int) -> None:
         self.limits = limits
         self.found = Inspection()
         self.links = Links()
+        self.reading = readings.Budget(size)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
 
     def finish(self) -> Inspection:
@@ -103,12 +107,33 @@ class _MailInspector:
 
     def mail(self, data: Buffer, nesting: int) -> None:
         outermost = nesting == 0
+        doubts: set[str] = set()
         for part in walk(data, self.limits.bounds):
             if part.depth == 0 and outermost:
                 self.header(part)
                 outermost = False
             if not part.content_type.startswith("multipart/"):
                 self.leaf(data, part, nesting)
+            doubts |= part.doubts
+        if doubts:
+            self.readings(data, doubts, nesting)
+
+    def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
+        """Programs may disagree on this mail: look at everything that any of them finds."""
+        self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
+        if not self.limits.archives:
+            raise NeedsProcess
+        for content, is_decoded in readings.objects(data[:], self.reading):
+            self.signatures(content)
+            self.guess(content, is_decoded, nesting)
+
+    def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
+        """An object that some program finds: most are noise, so only unmistakable content counts."""
+        if archives.kind_of(content) or file_types.is_program(content):
+            self.found.tags |= file_types.tags_of("", "", content)
+            self.file(content, "", nesting)
+        elif is_decoded and readings.may_be_mail(content):
+            self.enclosed(content, nesting)
 
     def header(self, part: Part) -> None:
         if self.limits.look_at_headers:
@@ -117,14 +142,18 @@ class _MailInspector:
             self.found.senders += headers.addresses(value)[:MAX_SENDERS]
 
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
-        plain = part.encoding in ("7bit", "8bit", "binary")
-        if plain and part.content_type.startswith("message/rfc822"):
+        plain = part.encoding in encodings.PLAIN
+        if plain and part.content_type in MESSAGES:
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.filename
+        if plain and is_text and readings.may_hide_parts(data, part.body, part.end):
+            part.doubts.add("undeclared-parts")
         if plain and is_text:  # the search for signatures in the whole mail has covered its bytes
             self.text(data, part.body, part.end, part)
             return
-        content = decoded(data, part)
+        content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
+        if not agreed:
+            part.doubts.add("content-encoding")
         if not plain:
             self.signatures(content)
         if is_text:

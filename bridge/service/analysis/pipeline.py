@@ -20,7 +20,7 @@ from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess,
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.plugin import PluginFailed
-from bridge.service.analysis.structure import Bounds
+from bridge.mime.structure import Bounds
 from bridge.service.analysis.worker_pool import WorkerFailed
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of

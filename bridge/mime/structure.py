@@ -4,12 +4,13 @@ Hand-written, because the standard parser builds a tree of copies (four times th
 recurses once per nesting level, and has no limits. This one walks bytes or an `mmap` with `find`,
 copies only headers, and stops at its bounds: `TooMuch` means that the mail has more parts, nesting
 or header bytes than we are willing to examine. It raises nothing else, whatever the input.
+
+This is the plain reading of a mail, correct for a mail that follows the standards. Each part says in
+`doubts` where other programs may read it differently; `readings` then has all the others.
 """
 
 from __future__ import annotations
 
-import binascii
-import mmap
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -17,7 +18,8 @@ from email.errors import HeaderParseError
 from email.header import decode_header
 from urllib.parse import unquote_to_bytes
 
-Buffer = bytes | mmap.mmap
+from bridge.mime import ambiguity
+from bridge.mime.ambiguity import Buffer
 
 MAX_VALUE = 2000  # bytes of one header field; the rest is ignored
 MAX_FIELDS = 2000
@@ -46,6 +48,7 @@ class Part:
     params: dict[str, str] = field(default_factory=dict)
     encoding: str = "7bit"
     filename: str = ""
+    doubts: set[str] = field(default_factory=set)  # why programs may read this part differently: `ambiguity`
 
     def values(self, name: str) -> list[str]:
         return [value for key, value in self.fields if key == name]
@@ -53,38 +56,48 @@ class Part:
 
 def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
     """Every part, outermost first. The first part is the mail itself, with its header fields."""
-    todo: list[tuple[int, int, int]] = [(0, len(data), 0)]
+    todo = [_Span(0, len(data), 0)]
     count = 0
     while todo:
-        start, end, depth = todo.pop()
+        span = todo.pop()
         count += 1
         if count > bounds.parts:
             raise TooMuch("parts")
-        if depth > bounds.depth:
+        if span.depth > bounds.depth:
             raise TooMuch("depth")
-        part = _read_part(data, start, end, depth, bounds)
+        part = _read_part(data, span, bounds)
+        if count == 1:
+            part.doubts |= ambiguity.in_lines(data)
+        children = _children(data, part, span, bounds.parts - count - len(todo))
         yield part
-        todo.extend(reversed(_children(data, part, bounds.parts - count - len(todo))))
+        todo.extend(reversed(children))
 
 
-def decoded(data: Buffer, part: Part) -> bytes:
-    """The part's content with its transfer encoding removed; invalid input is skipped."""
-    raw = data[part.body : part.end]
-    match part.encoding:
-        case "base64":
-            return _base64(raw)
-        case "quoted-printable":
-            return binascii.a2b_qp(raw)
-        case "x-uuencode" | "uuencode" | "x-uue" | "uue":
-            return _uuencoded(raw)
-        case _:
-            return raw
+@dataclass(frozen=True, slots=True)
+class _Span:
+    """Where a part is, and what encloses it."""
+
+    start: int
+    end: int
+    depth: int
+    outer: tuple[str, ...] = ()  # the boundaries of the multiparts around it
+    default_type: str = "text/plain"
 
 
-def _read_part(data: Buffer, start: int, end: int, depth: int, bounds: Bounds) -> Part:
-    head, body = _split_head(data, start, end, bounds.header_bytes)
-    part = Part(body, end, depth, _fields(head))
-    for name, value in part.fields:
+def _read_part(data: Buffer, span: _Span, bounds: Bounds) -> Part:
+    head, body, doubts = _split_head(data, span.start, span.end, bounds.header_bytes)
+    part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
+    part.fields = _fields(head, doubts)
+    described = [(name, value) for name, value in part.fields if name.startswith("content-")]
+    if described:
+        doubts |= ambiguity.in_fields(described)
+        _describe(part, described)
+        doubts |= ambiguity.in_container(part.content_type, part.encoding)
+    return part
+
+
+def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
+    for name, value in fields:
         if name == "content-type" and not part.params and value:
             kind, part.params = parse_value(value)
             part.content_type = kind if "/" in kind else "text/plain"
@@ -93,48 +106,71 @@ def _read_part(data: Buffer, start: int, end: int, depth: int, bounds: Bounds) -
         elif name == "content-disposition":
             part.filename = parse_value(value)[1].get("filename", "")
     part.filename = part.filename or part.params.get("name", "")
-    return part
 
 
-def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int]:
-    """The header section, and the offset at which the body starts."""
+def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int, set[str]]:
+    """The header section, the offset at which the body starts, and the reasons to doubt that all agree on it."""
     first = data[start : min(start + 2, end)]
     if first[:1] == b"\n" or first == b"\r\n":
-        return b"", start + (1 if first[:1] == b"\n" else 2)
+        return b"", start + (1 if first[:1] == b"\n" else 2), set()
     window = min(end, start + limit + 4)
     crlf, lf = data.find(b"\r\n\r\n", start, window), data.find(b"\n\n", start, window)
     if crlf >= 0 and (lf < 0 or crlf < lf):
-        return data[start:crlf], crlf + 4
+        return data[start:crlf], crlf + 4, set()
     if lf >= 0:
-        return data[start:lf], lf + 2
+        return data[start:lf], lf + 2, set()
     if end - start > limit:
         raise TooMuch("header")
-    return data[start:end], end
+    head = data[start:end]
+    return head, end, set() if not head or head.endswith(b"\n") else {"header-end"}
 
 
 _FOLD = re.compile(rb"\r?\n(?=[ \t])")
-_NAME = re.compile(rb"([!-9;-~]+)[ \t]*:")
+_EMPTY_FOLD = re.compile(rb"\n[ \t]+\r?(?:\n|$)")
+_NAME = re.compile(rb"([!-9;-~]+)([ \t]*):")
 
 
-def _fields(head: bytes) -> list[tuple[str, str]]:
+def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
+    """The fields; what is none is left out and adds to the doubts."""
     found: list[tuple[str, str]] = []
+    if head[:1] in (b" ", b"\t") or _EMPTY_FOLD.search(head):
+        doubts.add("header-line")
     for line in _FOLD.sub(b"", head).split(b"\n"):
         match = _NAME.match(line)
-        if match is not None:
-            if len(found) >= MAX_FIELDS:
-                raise TooMuch("fields")
-            value = line[match.end() : match.end() + MAX_VALUE].strip()
-            found.append((match.group(1).decode("ascii").lower(), value.decode("utf-8", "replace")))
+        if match is None:
+            if line.strip():
+                doubts.add("header-line")
+            continue
+        if len(found) >= MAX_FIELDS:
+            raise TooMuch("fields")
+        name, space = match.groups()
+        if space or line.startswith(b":", match.end()):
+            doubts.add("header-line")
+        value = line[match.end() : match.end() + MAX_VALUE].strip(b" \t\r")
+        if len(line) > match.end() + MAX_VALUE and name.lower().startswith(b"content-"):
+            doubts.add("long-field")
+        found.append((name.decode("ascii").lower(), value.decode("utf-8", "replace")))
     return found
 
 
-def _children(data: Buffer, part: Part, room: int) -> list[tuple[int, int, int]]:
-    if part.content_type == "message/rfc822" and part.encoding in ("7bit", "8bit", "binary"):
-        return [(part.body, part.end, part.depth + 1)]
+# A message within a message: its parts are parts of the mail.
+MESSAGES = frozenset({"message/rfc822", "message/global", "message/news"})
+
+
+def _children(data: Buffer, part: Part, span: _Span, room: int) -> list[_Span]:
+    depth = part.depth + 1
+    if part.content_type in MESSAGES and part.encoding in ("7bit", "8bit", "binary"):
+        return [_Span(part.body, part.end, depth, span.outer)]
     boundary = part.params.get("boundary", "").rstrip()
-    if not part.content_type.startswith("multipart/") or not boundary:
+    if not part.content_type.startswith("multipart/"):
         return []
-    return [(start, end, part.depth + 1) for start, end in _between(data, part, boundary, room)]
+    part.doubts |= ambiguity.in_boundary(boundary, span.outer)
+    if not boundary:
+        return []
+    outer = (*span.outer, boundary)
+    default_type = "message/rfc822" if part.content_type == "multipart/digest" else "text/plain"
+    spans = _between(data, part, boundary, room)
+    return [_Span(start, end, depth, outer, default_type) for start, end in spans]
 
 
 def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[int, int]]:
@@ -145,6 +181,8 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
     at = part.body - 1 if data[part.body : part.body + len(mark) - 1] == mark[1:] else -2
     if at == -2:
         at = data.find(mark, part.body, part.end)
+    if data.find(b"\n--", part.body, at if at >= 0 else part.end) >= 0:
+        part.doubts.add("preamble")
     while at >= 0:
         lines += 1
         if lines > 2 * room + 100:  # lines that only begin like a delimiter take time too
@@ -152,14 +190,19 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
         after = at + len(mark)
         closing = data[after : after + 2] == b"--"
         line_end = data.find(b"\n", after, part.end)
-        rest = data[after : min(line_end if line_end >= 0 else part.end, after + 200)]
+        rest = data[after + 2 * closing : min(line_end if line_end >= 0 else part.end, after + 200)]
+        if rest not in (b"", b"\r"):
+            part.doubts.add("delimiter")
         if closing or not rest.strip():  # else it is a longer boundary that begins like ours
             if begin >= 0:
                 found.append((begin, _before_newline(data, at + 1, begin)))
             if closing:
+                if data.find(b"\n--", after, part.end) >= 0:
+                    part.doubts.add("epilogue")
                 return found
             begin = line_end + 1 if line_end >= 0 else part.end
         at = data.find(mark, max(after - 1, begin - 1), part.end)
+    part.doubts.add("no-end")
     return [*found, (begin, part.end)] if begin >= 0 else found
 
 
@@ -226,24 +269,3 @@ def _as_text(raw: bytes, charset: str) -> str:
         return raw.decode(charset or "utf-8", "replace")
     except (LookupError, ValueError):  # unknown charset
         return raw.decode("latin-1")
-
-
-_NOT_BASE64 = bytes(set(range(256)) - set(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"))
-
-
-def _base64(raw: bytes) -> bytes:
-    clean = raw.translate(None, _NOT_BASE64)  # padding too: mail programs keep reading after it
-    clean = clean[: len(clean) - 1] if len(clean) % 4 == 1 else clean
-    return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
-
-
-def _uuencoded(raw: bytes) -> bytes:
-    out = []
-    for line in raw.splitlines():
-        if line.startswith(b"begin ") or line == b"end":
-            continue
-        try:
-            out.append(binascii.a2b_uu(line))
-        except binascii.Error:
-            continue
-    return b"".join(out)

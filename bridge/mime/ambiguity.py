@@ -1,0 +1,116 @@
+"""What makes a mail ambiguous: mail programs may read its structure differently.
+
+A list of tricks would never be complete, so this is the opposite: a description of the structure that
+all programs read alike. Whatever does not fit it gets a reason, a word or two that docs/operate/service.md
+explains. Most reasons are ordinary sloppiness. Those in `CRAFTED` are not: programs that send mail do not
+write it that way, so the service holds it by default, and a listener may refuse it.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Sequence
+
+from bridge.mime.encodings import PLAIN, STANDARD
+
+Buffer = bytes | mmap.mmap
+
+CRAFTED = frozenset(
+    {
+        "boundary",
+        "boundaries",
+        "duplicate-encoding",
+        "duplicate-type",
+        "encoded-container",
+        "nested-boundary",
+        "nul",
+    }
+)
+
+# After `_SPACES`, so that no repetition of white space can be split in two ways.
+_PARAMETER = r'[A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]{0,3}\*?)? ?= ?(?:"[^"\\]*"|[^ "()<>@,;\\\[\]?=]+)'
+_PARAMETERS = rf"(?: ?; ?{_PARAMETER})* ?;? ?"
+_TYPE = re.compile(rf" ?[A-Za-z0-9.+_-]+/[A-Za-z0-9.+_-]+{_PARAMETERS}")
+_DISPOSITION = re.compile(rf" ?[A-Za-z-]+{_PARAMETERS}")
+_NAME = re.compile(r'; ?([A-Za-z][A-Za-z0-9_-]*)(?: ?=|\*0?\*? ?=)')
+_BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
+_SPACES = re.compile(r"[ \t]+")
+_QUOTED = re.compile(r'"[^"]*"')
+_BOUNDARY = re.compile(r"[A-Za-z0-9_=.:+/,-]{1,70}")
+
+_NOT_CRLF = re.compile(rb"\r(?!\n)|(?<!\r)\n")
+
+
+def in_lines(data: Buffer) -> set[str]:
+    """Reasons in the bytes of the whole mail: line ends that some programs see and others do not."""
+    found: set[str] = set()
+    first = data.find(b"\n")
+    crlf = first > 0 and data[first - 1 : first] == b"\r"
+    if (crlf and _NOT_CRLF.search(data)) or (not crlf and data.find(b"\r") >= 0):
+        found.add("line-ends")
+    if data.find(b"\0") >= 0:
+        found.add("nul")
+    return found
+
+
+def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
+    """Reasons in the fields that describe one part: `Content-Type` and the like, with their raw values."""
+    found: set[str] = set()
+    types = [value for name, value in fields if name == "content-type"]
+    encodings = [value for name, value in fields if name == "content-transfer-encoding"]
+    dispositions = [value for name, value in fields if name == "content-disposition"]
+    if len(types) > 1:
+        found.add("duplicate-type")
+    if len(encodings) > 1:
+        found.add("duplicate-encoding")
+    if len(dispositions) > 1:
+        found.add("duplicate-disposition")
+    for value in types[:3]:
+        found |= _in_type(_SPACES.sub(" ", value))
+    for value in dispositions[:3]:
+        found |= _in_disposition(_SPACES.sub(" ", value))
+    if encodings and encodings[0].strip(" \t").lower() not in STANDARD:
+        found.add("encoding")
+    return found
+
+
+def in_container(content_type: str, encoding: str) -> set[str]:
+    """A multipart or a message has no encoding of its own, so programs differ in whether they remove one."""
+    if encoding not in PLAIN and content_type.startswith(("multipart/", "message/")):
+        return {"encoded-container"}
+    return set()
+
+
+def _in_type(value: str) -> set[str]:
+    found: set[str] = set()
+    if _TYPE.fullmatch(value) is None:
+        found.add("content-type")
+    names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
+    if len(set(names)) != len(names):
+        found.add("boundaries" if names.count("boundary") > 1 else "duplicate-parameter")
+    is_multipart = value.strip().lower().startswith("multipart/")
+    named = len(re.findall("boundary", _BOUNDARY_VALUE.sub("boundary", value), re.IGNORECASE))
+    if named != is_multipart:
+        found.add("boundary")
+    return found
+
+
+def _in_disposition(value: str) -> set[str]:
+    found: set[str] = set()
+    if _DISPOSITION.fullmatch(value) is None:
+        found.add("disposition")
+    names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
+    if len(set(names)) != len(names):
+        found.add("duplicate-parameter")
+    return found
+
+
+def in_boundary(boundary: str, outer: Sequence[str]) -> set[str]:
+    """Reasons in the boundary of a multipart, which lies within parts that have the `outer` boundaries."""
+    found: set[str] = set()
+    if _BOUNDARY.fullmatch(boundary) is None or boundary.endswith("--"):
+        found.add("boundary-characters")
+    if any(boundary.startswith(other) or other.startswith(boundary) for other in outer):
+        found.add("nested-boundary")
+    return found

@@ -1,0 +1,229 @@
+"""Transfer encodings: the plain reading of each, and every other reading that mail programs have.
+
+`decode` is for well-formed content; it says whether all programs agree on the result. `readings` is
+for content on which they may disagree: it returns the result of each known way to read it. Nothing
+here raises, whatever the input, and all work is linear in its length.
+"""
+
+from __future__ import annotations
+
+import binascii
+import mmap
+import re
+from collections.abc import Iterator
+
+_ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
+_EVERY = bytes(range(256))
+_NOT_BASE64 = bytes(set(_EVERY) - set(_ALPHABET))
+_NOT_BASE64_OR_PAD = bytes(set(_NOT_BASE64) - {ord("=")})
+_BASE64_LINES = _ALPHABET + b"\r\n"
+_WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
+
+PLAIN = frozenset({"7bit", "8bit", "binary"})
+STANDARD = PLAIN | {"base64", "quoted-printable"}
+UUENCODE = frozenset({"x-uuencode", "uuencode", "x-uue", "uue", "x-uu"})
+
+
+def decode(raw: bytes, encoding: str) -> tuple[bytes, bool]:
+    """The content, and whether every mail program decodes it to the same bytes."""
+    match encoding:
+        case "base64":
+            return _base64(raw), _is_plain_base64(raw)
+        case "quoted-printable":
+            return binascii.a2b_qp(raw), _ODD_QUOTED.search(raw) is None
+        case _ if encoding in UUENCODE:
+            return _uuencoded(raw), False
+        case _:
+            return raw, encoding in PLAIN
+
+
+def readings(raw: bytes) -> Iterator[bytes]:
+    """The results of all decoders but quoted-printable, whichever encoding the mail declares; without repetitions."""
+    seen: set[bytes] = {b""}
+    for content in _all_readings(raw):
+        if len(content) >= _WORTH_READING and content not in seen:
+            seen.add(content)
+            yield content
+
+
+def _all_readings(raw: bytes) -> Iterator[bytes]:
+    yield from _base64_readings(raw)
+    yield _uuencoded(raw)
+    yield from embedded(raw)
+
+
+# Base64
+
+
+def _base64(raw: bytes) -> bytes:
+    """Skips everything outside the alphabet, including padding: most mail programs keep reading after it."""
+    clean = raw.translate(None, _NOT_BASE64)
+    clean = clean[:-1] if len(clean) % 4 == 1 else clean
+    return binascii.a2b_base64(clean + b"=" * (-len(clean) % 4))
+
+
+def _is_plain_base64(raw: bytes) -> bool:
+    """Nothing but whole groups in each line, and padding at the end: no two programs read that differently."""
+    rest = raw.translate(None, _BASE64_LINES)
+    if rest and (rest not in (b"=", b"==") or not raw.rstrip(b"\r\n").endswith(rest)):
+        return False
+    lengths = {len(line) % 4 for line in raw.split()}
+    return lengths <= {0}
+
+
+def _base64_readings(raw: bytes) -> Iterator[bytes]:
+    yield _base64(raw)
+    if _is_plain_base64(raw):
+        return
+    yield _by_lines(raw)
+    if b"=" in raw:
+        padded = raw.translate(None, _NOT_BASE64_OR_PAD)
+        yield _base64(padded.lstrip(b"=").partition(b"=")[0])  # ends at the first padding
+        yield b"".join(map(_base64, _PADDING.split(padded)))  # starts again after each padding
+        yield b"".join(map(_base64, _GROUP.findall(padded)))  # each group for itself, padding anywhere in it
+        yield _base64(padded.rstrip(b"=").replace(b"=", b"A"))  # counts as the letter that means zero
+        yield b"".join(_padded_group(group) for group in _GROUP.findall(padded))
+    if b"-" in raw or b"_" in raw:
+        yield _base64(raw.translate(_FROM_URL_SAFE))
+    yield _base64(_LEADING_BASE64.match(raw).group())  # type: ignore[union-attr]  # (it matches nothing, too)
+    yield _base64(b"\n".join(line for line in raw.splitlines() if not line.strip().translate(None, _ALPHABET + b"=")))
+    yield _base64(b"\n".join(_LEADING_BASE64.match(line).group() for line in raw.splitlines()))  # type: ignore[union-attr]
+
+
+_PADDING = re.compile(rb"=+")
+_GROUP = re.compile(rb"[^\n]{1,4}")
+_FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
+_LEADING_BASE64 = re.compile(rb"[A-Za-z0-9+/\s]*")
+
+
+def _by_lines(raw: bytes) -> bytes:
+    """Each line for itself; an incomplete group at the end of a line is dropped."""
+    lines = (line.translate(None, _NOT_BASE64) for line in raw.splitlines())
+    return b"".join(binascii.a2b_base64(line[: len(line) // 4 * 4]) for line in lines)
+
+
+def _padded_group(group: bytes) -> bytes:
+    """Padding counts as a zero within the group, and its number shortens the result."""
+    padding = group.count(b"=")
+    return _base64(group.replace(b"=", b"A"))[: 3 - padding] if padding < 3 else b""
+
+
+# Quoted-printable
+
+_ODD_QUOTED = re.compile(rb"=(?!\r?\n|[0-9A-F]{2})")
+_QUOTED = re.compile(rb"=([0-9A-F]{2})")
+_QUOTED_ANY_CASE = re.compile(rb"=([0-9A-Fa-f]{2})")
+_SOFT_BREAK = re.compile(rb"=[ \t]*\r?\n")
+
+
+def quoted_readings(raw: bytes) -> Iterator[bytes]:
+    """Results of decoding quoted-printable, for a whole mail or any piece of it: what it means depends on no position."""
+    if b"=" not in raw:
+        return
+    yield binascii.a2b_qp(raw)
+    if _ODD_QUOTED.search(raw) is None:
+        return
+    joined = _SOFT_BREAK.sub(b"", raw)
+    yield _QUOTED.sub(_byte, joined)
+    yield _QUOTED_ANY_CASE.sub(_byte, joined)
+    for wrong in (rb"=(?![0-9A-Fa-f]{2})", rb"=(?![0-9A-Fa-f]{2})[^=\r\n]?", rb"=(?![0-9A-Fa-f]{2})[^=\r\n]{0,2}"):
+        yield _QUOTED_ANY_CASE.sub(_byte, re.sub(wrong, b"", joined))
+
+
+def _byte(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(match.group(1).decode())
+
+
+# Formats that mark their own beginning
+
+
+def embedded(raw: bytes) -> Iterator[bytes]:
+    """Files within text: uuencode, yEnc and BinHex are recognised without any header field."""
+    for block in _blocks(raw, _UU_BEGIN, b"\nend"):
+        yield _uuencoded(block)
+    for block in _blocks(raw, _UU64_BEGIN, b"\n===="):
+        yield _base64(block)
+    for block in _blocks(raw, _YENC_BEGIN, b"\n=yend"):
+        yield _yenc(block)
+    for block in _blocks(raw, _BINHEX_BEGIN, b":"):
+        yield _binhex(block)
+
+
+def may_embed(raw: bytes | mmap.mmap) -> bool:
+    """A quick test for `embedded`."""
+    return (
+        (raw.find(b"begin") >= 0 and _BEGIN.search(raw) is not None)
+        or raw.find(b"=ybegin ") >= 0
+        or raw.find(b"BinHex") >= 0
+    )
+
+
+def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[bytes]:
+    """What lies between a line that matches `begin` and the next `end_mark`, or the end."""
+    match = begin.search(raw)
+    while match is not None:
+        end = raw.find(end_mark, match.end() - 1)
+        end = len(raw) if end < 0 else end
+        yield raw[match.end() : end]
+        match = begin.search(raw, max(end, match.end()))
+
+
+_BEGIN = re.compile(rb"(?:^|[\r\n])begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]")
+_UU_BEGIN = re.compile(rb"(?:^|[\r\n])begin[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+")
+_UU64_BEGIN = re.compile(rb"(?:^|[\r\n])begin-base64[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+")
+_YENC_BEGIN = re.compile(rb"=ybegin [^\r\n]*[\r\n]+(?:=ypart [^\r\n]*[\r\n]+)?")
+_BINHEX_BEGIN = re.compile(rb"(?:^|[\r\n])[ \t]*:(?=[!-z]{20})")
+
+
+def _uuencoded(raw: bytes) -> bytes:
+    out = []
+    for line in raw.splitlines():
+        if not line or line.startswith(b"begin ") or line == b"end":
+            continue
+        length = (line[0] - 32) & 63
+        needed = -(-length // 3) * 4
+        if line[0] < 32 or line[0] > 96 or len(line) < needed:
+            continue  # not such a line
+        try:
+            out.append(binascii.a2b_uu(line[: 1 + needed]))
+        except binascii.Error:
+            continue
+    return b"".join(out)
+
+
+_MINUS_42 = bytes((byte - 42) % 256 for byte in _EVERY)
+_MINUS_106 = bytes((byte - 106) % 256 for byte in _EVERY)
+
+
+def _yenc(raw: bytes) -> bytes:
+    first, *escaped = raw.translate(None, b"\r\n").split(b"=")
+    return first.translate(_MINUS_42) + b"".join(
+        piece[:1].translate(_MINUS_106) + piece[1:].translate(_MINUS_42) for piece in escaped
+    )
+
+
+_HQX = rb"""!"#$%&'()*+,-012345689@ABCDEFGHIJKLMNPQRSTUVXYZ[`abcdefhijklmpqr"""
+_FROM_HQX = bytes.maketrans(_HQX, _ALPHABET)
+_NOT_HQX = bytes(set(_EVERY) - set(_HQX))
+
+
+def _binhex(raw: bytes) -> bytes:
+    """The data fork, or everything if its length cannot be right."""
+    packed = raw.partition(b":")[0].translate(None, _NOT_HQX).translate(_FROM_HQX)
+    content = _without_runs(_base64(packed))
+    start = 1 + content[0] + 19 if content else 0  # name with its length, version, type, creator, flags
+    length = int.from_bytes(content[start - 8 : start - 4], "big") if start >= 20 else 0
+    body = content[start + 2 : start + 2 + length]
+    return body if length and len(body) == length else content
+
+
+def _without_runs(content: bytes) -> bytes:
+    """0x90 and a count repeat the byte before; 0x90 0x00 is the byte 0x90."""
+    first, *rest = content.split(b"\x90")
+    out, last = [first], first[-1:]
+    for piece in rest:
+        count = piece[0] if piece else 0
+        run = (b"\x90" if count == 0 else last * (count - 1)) + piece[1:]
+        last = run[-1:] or last
+        out.append(run)
+    return b"".join(out)

@@ -1,0 +1,143 @@
+"""Every way to read an ambiguous mail: the objects that one mail program or another finds in it.
+
+Header fields are not trusted at all, because it is their meaning that is in doubt. A delimiter is any
+line that begins like one, a part begins after any line that could end a header section, and its
+content is decoded in every way that `encodings` knows. The result is more than any single program
+extracts, and much of it is noise; what matters is that nothing is missing. All work is charged to a
+budget in proportion to the size of the mail, and `TooMuch` means that it did not suffice.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator
+from itertools import islice, pairwise
+from os.path import commonprefix
+
+from bridge.mime.ambiguity import Buffer
+from bridge.mime.encodings import quoted_readings
+from bridge.mime.encodings import readings as decoded_readings
+from bridge.mime.structure import TooMuch
+
+MAX_REGIONS = 20_000
+MAX_NAMES = 300  # different delimiter lines
+MAX_BLANK, MAX_ODD = 6, 3  # lines in one part that could end its header section
+HEAD = 64 * 1024  # bytes in which a header section is expected to end
+
+_DELIMITER = re.compile(rb"(\r?\n|\r|^)[ \t\v\f\x00]*--([^\r\n]*)")
+_FOLLOWS = re.compile(rb"[\r\n]{1,3}(?:[ \t\v\f\x00]*[\r\n]|[^\r\n]{0,200}:|[^\r\n]{0,200}content-|$)", re.IGNORECASE)
+_BLANK = re.compile(rb"[\r\n][ \t\v\f\x00]*(?=[\r\n])[\r\n]+")
+_ODD_LINE = re.compile(rb"(?:^|[\r\n])(?![^\r\n:]{1,99}:|[ \t\r\n])[^\r\n]+")
+_SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
+_CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
+_FIELD = re.compile(rb"(?:\A|[\r\n])" + _CONTENT_FIELD)
+_HIDDEN = re.compile(
+    rb"[\r\n](?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be )" % _CONTENT_FIELD
+)
+
+
+class Budget:
+    """The work that may still be done: bytes read and decoded."""
+
+    def __init__(self, size: int) -> None:
+        self._left = 16 * 1024 * 1024 + 60 * size
+
+    def take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise TooMuch("readings")
+
+
+def may_hide_parts(data: Buffer, start: int, end: int) -> bool:
+    """Whether some programs find parts or files in a text that declares none."""
+    return _HIDDEN.search(data, max(0, start - 1), end) is not None
+
+
+def may_be_mail(content: bytes) -> bool:
+    """Whether decoded content is worth reading as a mail: an encoded message or multipart."""
+    return _FIELD.search(content, 0, HEAD) is not None
+
+
+def objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
+    """The content of every part of every reading, each once, and whether it was decoded from Base64 or the like."""
+    seen: set[bytes] = set()
+    for text in (data, *quoted_readings(data)):
+        for start, end in regions(text):
+            raw = text[start:end]
+            budget.take(len(raw))
+            if raw in seen:
+                continue
+            seen.add(raw)
+            yield raw, False
+            for content in decoded_readings(raw):
+                budget.take(2 * len(raw))
+                if content not in seen:
+                    seen.add(content)
+                    yield content, True
+
+
+def regions(data: bytes) -> Iterator[tuple[int, int]]:
+    """Where the content of a part may begin and end, in any reading."""
+    done: set[tuple[int, int]] = set()
+    for start, end in _spans(data):
+        for body in _bodies(data, start, end):
+            body = _SKIPPED.match(data, body).end()  # type: ignore[union-attr]  # (it matches nothing, too)
+            if body < end and (body, end) not in done:
+                done.add((body, end))
+                if len(done) > MAX_REGIONS:
+                    raise TooMuch("readings")
+                yield body, end
+
+
+def _bodies(data: bytes, start: int, end: int) -> Iterator[int]:
+    """Offsets at which the body of the part may begin: at its start, and at each line that could end its header."""
+    yield start
+    window = min(end, start + HEAD)
+    for match in islice(_BLANK.finditer(data, start, window), MAX_BLANK):
+        yield match.end()
+    for match in islice(_ODD_LINE.finditer(data, start, window), MAX_ODD):
+        yield match.start()
+        yield match.end()
+
+
+def _spans(data: bytes) -> Iterator[tuple[int, int]]:
+    """Everything between two delimiter lines, for every boundary that the mail may have."""
+    yield 0, len(data)
+    lines = [
+        (match.start(), match.end(), match.group(2), match.group(1) == b"\r")
+        for match in _DELIMITER.finditer(data)
+    ]
+    candidates = {name for _, end, name, _ in lines if _FOLLOWS.match(data, end)}
+    if len(candidates) > MAX_NAMES:
+        raise TooMuch("readings")
+    for chosen in _selections(candidates, {name for _, _, name, _ in lines}):
+        for with_cr in {False, any(cr for _, _, name, cr in lines if name in chosen)}:
+            places = [(at, end) for at, end, name, cr in lines if name in chosen and (with_cr or not cr)]
+            for (_, begin), (stop, _) in pairwise([(0, 0), *places, (len(data), 0)]):
+                yield begin, stop
+
+
+def _selections(candidates: set[bytes], names: set[bytes]) -> Iterable[frozenset[bytes]]:
+    """Sets of lines that are delimiters in one reading: those that begin like the boundary, or are equal to it."""
+    ordered = sorted(names)
+    bare = {_without_end(name) for name in candidates}
+    prefixes = bare | {commonprefix(pair) for pair in pairwise(sorted(bare))} | {b""}
+    found = set()
+    for prefix in prefixes:
+        found.add(frozenset(_with_prefix(ordered, prefix)))
+        found.add(frozenset(name for name in _with_prefix(ordered, prefix) if _without_end(name) == prefix))
+    found |= {frozenset(_with_prefix(ordered, name)) for name in candidates}
+    return found - {frozenset()}
+
+
+def _with_prefix(ordered: list[bytes], prefix: bytes) -> list[bytes]:
+    first = bisect_left(ordered, prefix)
+    stop = first
+    while stop < len(ordered) and ordered[stop].startswith(prefix):
+        stop += 1
+    return ordered[first:stop]
+
+
+def _without_end(name: bytes) -> bytes:
+    return name.rstrip().removesuffix(b"--").rstrip()
