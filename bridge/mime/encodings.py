@@ -8,7 +8,6 @@ here raises, whatever the input, and all work is linear in its length.
 from __future__ import annotations
 
 import binascii
-import mmap
 import re
 from collections.abc import Iterator
 
@@ -80,20 +79,22 @@ def _base64_readings(raw: bytes) -> Iterator[bytes]:
         padded = raw.translate(None, _NOT_BASE64_OR_PAD)
         yield _base64(padded.lstrip(b"=").partition(b"=")[0])  # ends at the first padding
         yield b"".join(map(_base64, _PADDING.split(padded)))  # starts again after each padding
-        yield b"".join(map(_base64, _GROUP.findall(padded)))  # each group for itself, padding anywhere in it
-        yield _base64(padded.rstrip(b"=").replace(b"=", b"A"))  # counts as the letter that means zero
-        yield b"".join(_padded_group(group) for group in _GROUP.findall(padded))
+        yield b"".join(map(_base64, _GROUPS.findall(padded)))  # each group for itself, padding anywhere in it
+        yield _base64(padded.rstrip(b"=").replace(b"=", b"A"))  # padding counts as the letter that means zero,
+        yield b"".join(map(_padded_groups, _GROUPS.findall(padded)))  # and may shorten the result of its group
     if b"-" in raw or b"_" in raw:
         yield _base64(raw.translate(_FROM_URL_SAFE))
-    yield _base64(_LEADING_BASE64.match(raw).group())  # type: ignore[union-attr]  # (it matches nothing, too)
-    yield _base64(b"\n".join(line for line in raw.splitlines() if not line.strip().translate(None, _ALPHABET + b"=")))
-    yield _base64(b"\n".join(_LEADING_BASE64.match(line).group() for line in raw.splitlines()))  # type: ignore[union-attr]
+    yield _base64(raw[: _JUNK.search(raw + b"#").start()])  # type: ignore[union-attr]  # ends at the first other byte
+    yield _base64(_JUNK_LINE.sub(b"", raw))  # such lines do not count,
+    yield _base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
 
 
 _PADDING = re.compile(rb"=+")
-_GROUP = re.compile(rb"[^\n]{1,4}")
+_GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
-_LEADING_BASE64 = re.compile(rb"[A-Za-z0-9+/\s]*")
+_JUNK = re.compile(rb"[^A-Za-z0-9+/\s]")
+_JUNK_LINE = re.compile(rb"(?m)^[A-Za-z0-9+/=\t ]*[^A-Za-z0-9+/=\s][^\n]*$")
+_JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
 
 
 def _by_lines(raw: bytes) -> bytes:
@@ -102,10 +103,11 @@ def _by_lines(raw: bytes) -> bytes:
     return b"".join(binascii.a2b_base64(line[: len(line) // 4 * 4]) for line in lines)
 
 
-def _padded_group(group: bytes) -> bytes:
-    """Padding counts as a zero within the group, and its number shortens the result."""
-    padding = group.count(b"=")
-    return _base64(group.replace(b"=", b"A"))[: 3 - padding] if padding < 3 else b""
+def _padded_groups(groups: bytes) -> bytes:
+    padding = groups.count(b"=")
+    if not padding:
+        return _base64(groups)
+    return _base64(groups.replace(b"=", b"A"))[: 3 - padding] if padding < 3 else b""
 
 
 # Quoted-printable
@@ -139,23 +141,31 @@ def _byte(match: re.Match[bytes]) -> bytes:
 
 def embedded(raw: bytes) -> Iterator[bytes]:
     """Files within text: uuencode, yEnc and BinHex are recognised without any header field."""
-    for block in _blocks(raw, _UU_BEGIN, b"\nend"):
-        yield _uuencoded(block)
-    for block in _blocks(raw, _UU64_BEGIN, b"\n===="):
-        yield _base64(block)
-    for block in _blocks(raw, _YENC_BEGIN, b"\n=yend"):
-        yield _yenc(block)
-    for block in _blocks(raw, _BINHEX_BEGIN, b":"):
-        yield _binhex(block)
+    if b"begin" in raw:
+        yield from map(_uuencoded, _blocks(raw, _UU_BEGIN, b"\nend"))
+        yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
+    if b"=ybegin" in raw:
+        yield from map(_yenc, _blocks(raw, _YENC_BEGIN, b"\n=yend"))
+    if b"\n:" in raw or raw.startswith(b":"):
+        yield from map(_binhex, _blocks(raw, _BINHEX_BEGIN, b":"))
 
 
-def may_embed(raw: bytes | mmap.mmap) -> bool:
-    """A quick test for `embedded`."""
-    return (
-        (raw.find(b"begin") >= 0 and _BEGIN.search(raw) is not None)
-        or raw.find(b"=ybegin ") >= 0
-        or raw.find(b"BinHex") >= 0
-    )
+def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[bytes]:
+    """What lies between a line that matches `begin` and the next `end_mark`, or the end."""
+    match = begin.search(raw)
+    while match is not None:
+        end = raw.find(end_mark, match.end() - 1)
+        end = len(raw) if end < 0 else end
+        yield raw[match.end() : end]
+        match = begin.search(raw, max(end, match.end()))
+
+
+_UU_BEGIN, b"\nend"))
+        yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
+    if b"=ybegin" in raw:
+        yield from map(_yenc, _blocks(raw, _YENC_BEGIN, b"\n=yend"))
+    if b"\n:" in raw or raw.startswith(b":"):
+        yield from map(_binhex, _blocks(raw, _BINHEX_BEGIN, b":"))
 
 
 def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[bytes]:

@@ -22,16 +22,18 @@ from bridge.mime.structure import TooMuch
 
 MAX_REGIONS = 20_000
 MAX_NAMES = 300  # different delimiter lines
-MAX_BLANK, MAX_ODD = 6, 3  # lines in one part that could end its header section
+MAX_BLANK = 8  # empty lines in one part that could end its header section
 HEAD = 64 * 1024  # bytes in which a header section is expected to end
 
 _DELIMITER = re.compile(rb"(\r?\n|\r|^)[ \t\v\f\x00]*--([^\r\n]*)")
-_FOLLOWS = re.compile(rb"[\r\n]{1,3}(?:[ \t\v\f\x00]*[\r\n]|[^\r\n]{0,200}:|[^\r\n]{0,200}content-|$)", re.IGNORECASE)
+_FOLLOWS = re.compile(rb"[\r\n]{1,3}(?:[ \t\v\f\x00:]*[\r\n]|[!-9;-~]{1,80}[ \t]*:|[^\r\n]{0,200}content-|\Z)", re.IGNORECASE)
 _BLANK = re.compile(rb"[\r\n][ \t\v\f\x00]*(?=[\r\n])[\r\n]+")
 _ODD_LINE = re.compile(rb"(?:^|[\r\n])(?![^\r\n:]{1,99}:|[ \t\r\n])[^\r\n]+")
+_HEADER_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*[!-9;-~]{1,80}[ \t]*:")
 _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
 _CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
-_FIELD = re.compile(rb"(?:\A|[\r\n])" + _CONTENT_FIELD)
+_CLAIM = re.compile(rb"64|=\?|[Uu][Uu]|[Yy]-?[Ee][Nn]|[Hh][Ee][Xx]")
+_LOOKS_ENCODED = re.compile(rb"[\r\n ][A-Za-z0-9+/]{19,}=*[\r\n]|[\r\n]begin[ -]|=ybegin |BinHex|[\r\n]M[ -`]{60}[\r\n]")
 _HIDDEN = re.compile(
     rb"[\r\n](?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be )" % _CONTENT_FIELD
 )
@@ -56,49 +58,70 @@ def may_hide_parts(data: Buffer, start: int, end: int) -> bool:
 
 def may_be_mail(content: bytes) -> bool:
     """Whether decoded content is worth reading as a mail: an encoded message or multipart."""
-    return _FIELD.search(content, 0, HEAD) is not None
+    return b"content-" in content[:HEAD].lower()
 
 
 def objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     """The content of every part of every reading, each once, and whether it was decoded from Base64 or the like."""
     seen: set[bytes] = set()
-    for text in (data, *quoted_readings(data)):
-        for start, end in regions(text):
+    for number, text in enumerate(dict.fromkeys((data, *quoted_readings(data)))):
+        for head, start, end in regions(text):
             raw = text[start:end]
             budget.take(len(raw))
-            if raw in seen:
-                continue
-            seen.add(raw)
-            yield raw, False
-            for content in decoded_readings(raw):
+            if raw not in seen:
+                seen.add(raw)
+                yield raw, False
+            # Base64 within quoted-printable: only in the usual reading of the latter.
+            encoded = number < 2 and _may_be_encoded(text, head, start, end)
+            for content in decoded_readings(raw) if encoded else ():
                 budget.take(2 * len(raw))
                 if content not in seen:
                     seen.add(content)
                     yield content, True
 
 
-def regions(data: bytes) -> Iterator[tuple[int, int]]:
-    """Where the content of a part may begin and end, in any reading."""
-    done: set[tuple[int, int]] = set()
+def _may_be_encoded(text: bytes, head: int, start: int, end: int) -> bool:
+    """Whether anything tells a program that this is Base64 or the like: its header section, or the content itself."""
+    return _CLAIM.search(text, head, start) is not None or _LOOKS_ENCODED.search(text, start, end) is not None
+
+
+def regions(data: bytes) -> Iterator[tuple[int, int, int]]:
+    """Where a part may begin, where its content may begin, and where it ends, in any reading.
+
+    Of all the ends that a content may have, the first and the last suffice: with any other, a program
+    reads the beginning of what is read to the last.
+    """
+    heads: dict[int, int] = {}
+    ends: dict[int, tuple[int, int]] = {}
     for start, end in _spans(data):
         for body in _bodies(data, start, end):
-            body = _SKIPPED.match(data, body).end()  # type: ignore[union-attr]  # (it matches nothing, too)
-            if body < end and (body, end) not in done:
-                done.add((body, end))
-                if len(done) > MAX_REGIONS:
-                    raise TooMuch("readings")
-                yield body, end
+            place = _SKIPPED.match(data, body).end()  # type: ignore[union-attr]  # (it matches nothing, too)
+            if place < end:
+                heads[place] = min(heads.get(place, start), start)
+                first, last = ends.get(place, (end, end))
+                ends[place] = min(first, end), max(last, end)
+        if len(ends) > MAX_REGIONS:
+            raise TooMuch("readings")
+    for body, (first, last) in ends.items():
+        for end in {first, last}:
+            yield heads[body], body, end
 
 
 def _bodies(data: bytes, start: int, end: int) -> Iterator[int]:
-    """Offsets at which the body of the part may begin: at its start, and at each line that could end its header."""
+    """Offsets at which the body of the part may begin: its start, and lines that could end its header section."""
     yield start
     window = min(end, start + HEAD)
+    odd = _ODD_LINE.search(data, start, window)
+    if odd is not None:
+        yield odd.start()
+        yield odd.end()
+    before, others = start, 0
     for match in islice(_BLANK.finditer(data, start, window), MAX_BLANK):
         yield match.end()
-    for match in islice(_ODD_LINE.finditer(data, start, window), MAX_ODD):
-        yield match.start()
-        yield match.end()
+        others = 0 if _HEADER_LINE.search(data, before, match.start()) else others + 1
+        if others > 1:  # this is the body, and so is all that follows
+            break
+        before = match.start()
 
 
 def _spans(data: bytes) -> Iterator[tuple[int, int]]:
