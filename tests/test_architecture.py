@@ -25,7 +25,7 @@ FLOORS: list[set[str]] = [
     {"intake", "observe"},
     {"filter"},
     {"quarantine", "relay", "scanner", "lists", "service"},
-    {"config", "mail"},
+    {"config", "mail", "mime"},
     {"runtime", "api", "matching"},
     {"errors", "__init__"},
 ]

@@ -3,7 +3,8 @@
 A list of tricks would never be complete, so this is the opposite: a description of the structure that
 all programs read alike. Whatever does not fit it gets a reason, a word or two that docs/operate/service.md
 explains. Most reasons are ordinary sloppiness. Those in `CRAFTED` are not: programs that send mail do not
-write it that way, so the service holds it by default, and a listener may refuse it.
+write it that way, so the service holds such mail by default. Those in `RARE` are seldom seen in ordinary
+mail. A listener may refuse both.
 """
 
 from __future__ import annotations
@@ -16,24 +17,15 @@ from bridge.mime.encodings import PLAIN, STANDARD
 
 Buffer = bytes | mmap.mmap
 
-CRAFTED = frozenset(
-    {
-        "boundary",
-        "boundaries",
-        "duplicate-encoding",
-        "duplicate-type",
-        "encoded-container",
-        "nested-boundary",
-        "nul",
-    }
-)
+CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type", "nul"})
+RARE = frozenset({"boundary", "delimiter", "header-end", "long-field", "nested-boundary", "preamble"})
 
 # After `_SPACES`, so that no repetition of white space can be split in two ways.
 _PARAMETER = r'[A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]{0,3}\*?)? ?= ?(?:"[^"\\]*"|[^ "()<>@,;\\\[\]?=]+)'
 _PARAMETERS = rf"(?: ?; ?{_PARAMETER})* ?;? ?"
 _TYPE = re.compile(rf" ?[A-Za-z0-9.+_-]+/[A-Za-z0-9.+_-]+{_PARAMETERS}")
 _DISPOSITION = re.compile(rf" ?[A-Za-z-]+{_PARAMETERS}")
-_NAME = re.compile(r'; ?([A-Za-z][A-Za-z0-9_-]*)(?: ?=|\*0?\*? ?=)')
+_NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*)(?: ?=|\*0?\*? ?=)")
 _BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
 _SPACES = re.compile(r"[ \t]+")
 _QUOTED = re.compile(r'"[^"]*"')
@@ -60,11 +52,11 @@ def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
     types = [value for name, value in fields if name == "content-type"]
     encodings = [value for name, value in fields if name == "content-transfer-encoding"]
     dispositions = [value for name, value in fields if name == "content-disposition"]
-    if len(types) > 1:
+    if len(set(types)) > 1:
         found.add("duplicate-type")
-    if len(encodings) > 1:
+    if len(set(encodings)) > 1:
         found.add("duplicate-encoding")
-    if len(dispositions) > 1:
+    if len(set(dispositions)) > 1:
         found.add("duplicate-disposition")
     for value in types[:3]:
         found |= _in_type(_SPACES.sub(" ", value))

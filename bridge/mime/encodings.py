@@ -119,7 +119,7 @@ _SOFT_BREAK = re.compile(rb"=[ \t]*\r?\n")
 
 
 def quoted_readings(raw: bytes) -> Iterator[bytes]:
-    """Results of decoding quoted-printable, for a whole mail or any piece of it: what it means depends on no position."""
+    """Results of decoding quoted-printable; of a whole mail, too, because its meaning does not depend on position."""
     if b"=" not in raw:
         return
     yield binascii.a2b_qp(raw)
@@ -160,25 +160,6 @@ def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[b
         match = begin.search(raw, max(end, match.end()))
 
 
-_UU_BEGIN, b"\nend"))
-        yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
-    if b"=ybegin" in raw:
-        yield from map(_yenc, _blocks(raw, _YENC_BEGIN, b"\n=yend"))
-    if b"\n:" in raw or raw.startswith(b":"):
-        yield from map(_binhex, _blocks(raw, _BINHEX_BEGIN, b":"))
-
-
-def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[bytes]:
-    """What lies between a line that matches `begin` and the next `end_mark`, or the end."""
-    match = begin.search(raw)
-    while match is not None:
-        end = raw.find(end_mark, match.end() - 1)
-        end = len(raw) if end < 0 else end
-        yield raw[match.end() : end]
-        match = begin.search(raw, max(end, match.end()))
-
-
-_BEGIN = re.compile(rb"(?:^|[\r\n])begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]")
 _UU_BEGIN = re.compile(rb"(?:^|[\r\n])begin[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+")
 _UU64_BEGIN = re.compile(rb"(?:^|[\r\n])begin-base64[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+")
 _YENC_BEGIN = re.compile(rb"=ybegin [^\r\n]*[\r\n]+(?:=ypart [^\r\n]*[\r\n]+)?")

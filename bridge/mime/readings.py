@@ -13,7 +13,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
-from os.path import commonprefix
 
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.encodings import quoted_readings
@@ -26,14 +25,18 @@ MAX_BLANK = 8  # empty lines in one part that could end its header section
 HEAD = 64 * 1024  # bytes in which a header section is expected to end
 
 _DELIMITER = re.compile(rb"(\r?\n|\r|^)[ \t\v\f\x00]*--([^\r\n]*)")
-_FOLLOWS = re.compile(rb"[\r\n]{1,3}(?:[ \t\v\f\x00:]*[\r\n]|[!-9;-~]{1,80}[ \t]*:|[^\r\n]{0,200}content-|\Z)", re.IGNORECASE)
+_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, or the end
+    rb"[\r\n]{1,3}(?:[ \t\v\f\x00:]*[\r\n]|[!-9;-~]{1,80}[ \t]*:|[^\r\n]{0,200}content-|\Z)", re.IGNORECASE
+)
 _BLANK = re.compile(rb"[\r\n][ \t\v\f\x00]*(?=[\r\n])[\r\n]+")
 _ODD_LINE = re.compile(rb"(?:^|[\r\n])(?![^\r\n:]{1,99}:|[ \t\r\n])[^\r\n]+")
 _HEADER_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*[!-9;-~]{1,80}[ \t]*:")
 _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
 _CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
 _CLAIM = re.compile(rb"64|=\?|[Uu][Uu]|[Yy]-?[Ee][Nn]|[Hh][Ee][Xx]")
-_LOOKS_ENCODED = re.compile(rb"[\r\n ][A-Za-z0-9+/]{19,}=*[\r\n]|[\r\n]begin[ -]|=ybegin |BinHex|[\r\n]M[ -`]{60}[\r\n]")
+_LOOKS_ENCODED = re.compile(
+    rb"[\r\n ][A-Za-z0-9+/]{19,}=*[\r\n]|[\r\n]begin[ -]|=ybegin |BinHex|[\r\n]M[ -`]{60}[\r\n]"
+)
 _HIDDEN = re.compile(
     rb"[\r\n](?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be )" % _CONTENT_FIELD
 )
@@ -128,8 +131,7 @@ def _spans(data: bytes) -> Iterator[tuple[int, int]]:
     """Everything between two delimiter lines, for every boundary that the mail may have."""
     yield 0, len(data)
     lines = [
-        (match.start(), match.end(), match.group(2), match.group(1) == b"\r")
-        for match in _DELIMITER.finditer(data)
+        (match.start(), match.end(), match.group(2), match.group(1) == b"\r") for match in _DELIMITER.finditer(data)
     ]
     candidates = {name for _, end, name, _ in lines if _FOLLOWS.match(data, end)}
     if len(candidates) > MAX_NAMES:
@@ -145,13 +147,20 @@ def _selections(candidates: set[bytes], names: set[bytes]) -> Iterable[frozenset
     """Sets of lines that are delimiters in one reading: those that begin like the boundary, or are equal to it."""
     ordered = sorted(names)
     bare = {_without_end(name) for name in candidates}
-    prefixes = bare | {commonprefix(pair) for pair in pairwise(sorted(bare))} | {b""}
+    prefixes = bare | {_common_start(first, second) for first, second in pairwise(sorted(bare))} | {b""}
     found = set()
     for prefix in prefixes:
         found.add(frozenset(_with_prefix(ordered, prefix)))
         found.add(frozenset(name for name in _with_prefix(ordered, prefix) if _without_end(name) == prefix))
     found |= {frozenset(_with_prefix(ordered, name)) for name in candidates}
     return found - {frozenset()}
+
+
+def _common_start(first: bytes, second: bytes) -> bytes:
+    for at, (one_byte, other_byte) in enumerate(zip(first, second, strict=False)):
+        if one_byte != other_byte:
+            return first[:at]
+    return first
 
 
 def _with_prefix(ordered: list[bytes], prefix: bytes) -> list[bytes]:

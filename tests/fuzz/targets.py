@@ -32,11 +32,12 @@ from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
 from bridge.mail.session import Client
 from bridge.matching import spelling
+from bridge.mime import encodings, readings, structure
 from bridge.relay.replies import ReplyReader, passed_on, queue_id
 from bridge.runtime.yaml_file import load
 from bridge.scanner.answers import read_result, read_status
 from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, ScannerConnection
-from bridge.service.analysis import clamav, rspamd, structure
+from bridge.service.analysis import clamav, rspamd
 from bridge.service.analysis.engine import LimitReached
 from bridge.service.responses import Refused
 from bridge.service.scanning.upload import Upload
@@ -298,8 +299,17 @@ def service_structure(data: bytes) -> None:
     try:
         for part in structure.walk(data, structure.Bounds(parts=200, depth=10, header_bytes=4096)):
             assert 0 <= part.body <= part.end <= len(data)
-            structure.decoded(data, part)
+            encodings.decode(data[part.body : part.end], part.encoding)
             assert (part.filename + part.content_type).encode("utf-8", "replace")
+    except structure.TooMuch:
+        pass
+
+
+def service_readings(data: bytes) -> None:
+    """Any bytes can be read in every way, within the budget."""
+    try:
+        for content, _ in readings.objects(data, readings.Budget(len(data))):
+            assert content
     except structure.TooMuch:
         pass
 
@@ -379,7 +389,7 @@ TARGETS: dict[str, Target] = {
     for target in (
         *(intake_address, intake_data, intake_inbox, intake_xforward, intake_proxy, mail_head, milter_codec),
         *(next_hop_replies, scanner_answer, lists_ndjson, list_spelling),
-        *(service_structure, service_upload, service_content_type, engine_answers, configuration),
+        *(service_structure, service_readings, service_upload, service_content_type, engine_answers, configuration),
     )
 }
 

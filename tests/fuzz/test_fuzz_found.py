@@ -7,10 +7,10 @@ import pytest
 from bridge.errors import ProtocolError
 from bridge.intake.smtp.line_buffer import LINE_LIMIT, LineBuffer, LineTooLong
 from bridge.matching import spelling
+from bridge.mime.structure import Bounds, walk
 from bridge.relay.replies import LINE_LIMIT as REPLY_LINE
 from bridge.relay.replies import ReplyReader
 from bridge.scanner.http import Answer, ConnectionLost
-from bridge.mime.structure import Bounds, walk
 from bridge.service.responses import Refused
 from tests.fuzz.targets import next_hop_replies, scanner_answer
 from tests.fuzz.test_fuzz_upload import read as read_upload

@@ -22,12 +22,13 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bridge.api.scanning import Decision
+from bridge.mime.encodings import decode
+from bridge.mime.structure import Bounds, TooMuch, parse_value, walk
 from bridge.service.analysis import file_types
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.headers import check
 from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.links import Links
-from bridge.mime.structure import Bounds, TooMuch, decoded, parse_value, walk
 from bridge.service.settings import DEFAULT_RULES, DecisionRule, Decisions
 from tests.service.service_kit import (
     CONFIG,
@@ -309,7 +310,8 @@ def test_both_kinds_of_line_ends_are_parsed(ending):
 def test_transfer_encodings_are_decoded(encoding, raw):
     """Content in any transfer encoding is found."""
     data = b"Content-Type: application/x\r\nContent-Transfer-Encoding: " + encoding.encode() + CRLF_PAIR + raw
-    assert decoded(data, next(walk(data, Bounds()))).startswith(EICAR)
+    part = next(walk(data, Bounds()))
+    assert decode(data[part.body : part.end], part.encoding)[0].startswith(EICAR)
 
 
 def test_gtube_is_found_in_an_encoded_text_part():

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bridge.mime.structure import TooMuch
+from bridge.service.analysis import tnef
 
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
 _CHUNK = 256 * 1024
@@ -68,11 +69,12 @@ def kind_of(content: bytes) -> str:
 _MAGIC = [
     (b"PK\x03\x04", "zip"),
     (b"PK\x05\x06", "zip"),
-    (b"\x1f\x8b\x08", "gzip"),
+    (b"\x1f\x8b", "gzip"),
     (b"BZh", "bzip2"),
     (b"\xfd7zXZ\x00", "xz"),
     (b"Rar!\x1a\x07", "rar"),
     (b"7z\xbc\xaf\x27\x1c", "7z"),
+    (tnef.MAGIC, "tnef"),
 ]
 
 
@@ -193,12 +195,21 @@ def _stem(name: str, suffix: str) -> str:
     return name[: -len(suffix)] if name.lower().endswith(suffix) else name
 
 
+def _tnef(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
+    for name, data in tnef.attachments(content):
+        budget.take_member()
+        budget.take(len(data))
+        yield Member(name, data)
+
+
 _OPENERS: dict[str, Callable[[bytes, str, Budget], Iterator[Member]]] = {
     "zip": _zip,
     "tar": _tar,
     "gzip": _gzip,
     "bzip2": _bzip2,
     "xz": _xz,
+    "tnef": _tnef,
 }
 OPENABLE = frozenset(_OPENERS)
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz"})  # they contain a single file, so no nesting that deserves a tag
+# They contain a single file, or are part of the mail: no nesting that deserves a tag.
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "tnef"})

@@ -19,9 +19,9 @@ from typing import Any
 
 from bridge.errors import ConfigError
 from bridge.matching import spelling
+from bridge.mime.structure import Bounds, TooMuch, walk
 from bridge.service.analysis import headers
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
-from bridge.mime.structure import Bounds, TooMuch, walk
 from bridge.service.settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail

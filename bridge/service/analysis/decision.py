@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from fnmatch import translate
 
 from bridge.api.scanning import Decision
+from bridge.mime import ambiguity
 from bridge.service.settings import Decisions
 
 INCOMPLETE = "incomplete"
@@ -27,6 +28,10 @@ TAG_SCORES: dict[str, float] = {
     "mime:nested-archive": 1.0,
     "mime:broken-archive": 2.0,
     "mime:unopened-archive": 2.0,
+    "mime:partial": 8.0,
+    "mime:external-body": 4.0,
+    **{f"mime:ambiguous:{reason}": 8.0 for reason in ambiguity.CRAFTED},
+    **{f"mime:ambiguous:{reason}": 2.0 for reason in ambiguity.RARE},
     "url:mismatch": 3.0,
     "url:userinfo": 2.0,
     "url:ip-host": 2.0,

@@ -27,12 +27,17 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"\xfd7zXZ\x00", ARCHIVE),
     (b"Rar!\x1a\x07", ARCHIVE),
     (b"7z\xbc\xaf\x27\x1c", ARCHIVE),
+    (b"MSCF", ARCHIVE),
+    (b"ITSF", EXECUTABLE),  # compiled HTML help
+    (b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d", DOCUMENT),  # OneNote
     (b"\x89PNG", IMAGE),
     (b"\xff\xd8\xff", IMAGE),
     (b"GIF8", IMAGE),
     (b"RIFF", MEDIA),
     (b"ID3", MEDIA),
 ]
+
+_PRINTABLE = bytes(range(0x20, 0x7F)) + b"\t\r\n\f"
 
 _EXTENSIONS = {
     EXECUTABLE: "exe com scr pif bat cmd vbs vbe js jse wsf wsh ps1 psm1 msi msp hta cpl dll jar lnk reg scf inf "
@@ -72,6 +77,14 @@ def is_program(content: bytes) -> bool:
         at = int.from_bytes(content[60:64], "little")
         return content[at : at + 4] == b"PE\0\0"
     return content.startswith(b"\x7fELF")
+
+
+def is_noise(content: bytes) -> bool:
+    """Whether this is no file that anything opens: not of a known type, and no text that could be a script."""
+    if family_of(content) or content[257:262] == b"ustar" or content[0x8001:0x8006] == b"CD001":
+        return False
+    start = content[:1024].replace(b"\0", b"")
+    return len(start.translate(None, _PRINTABLE)) * 8 > len(start)
 
 
 def extension_of(name: str) -> str:

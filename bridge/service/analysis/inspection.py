@@ -7,16 +7,18 @@ the result names it in `limits`, and the caller must treat the mail as not fully
 
 from __future__ import annotations
 
+import base64
 import hashlib
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bridge.service.analysis import archives, file_types, headers
-from bridge.service.analysis.archives import BadArchive, Budget
-from bridge.service.analysis.links import Links
 from bridge.mime import encodings, readings
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import MESSAGES, Bounds, Part, TooMuch, walk
+from bridge.service.analysis import archives, file_types, headers
+from bridge.service.analysis.archives import BadArchive, Budget
+from bridge.service.analysis.links import Links
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -27,8 +29,12 @@ WINDOW = 1024 * 1024  # bytes of text examined at a time; even, because of UTF-1
 OVERLAP = 4096  # so that a link that starts in one window is complete in it
 
 
+# Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
+_INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
+
+
 class NeedsProcess(Exception):
-    """The mail contains an archive and must be inspected in a separate process."""
+    """The mail contains an archive or is ambiguous, and must be inspected in a separate process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +50,7 @@ class Limits:
     look_at_urls: bool = True
     look_at_headers: bool = True
     archives: bool = True  # False: raise NeedsProcess at the first archive
+    keep_objects: bool = False  # True: the objects of an ambiguous mail are part of the result
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -60,22 +67,27 @@ class Inspection:
     tags: set[str] = field(default_factory=set)
     limits: set[str] = field(default_factory=set)
     hosts: set[str] = field(default_factory=set)
-    doubts: set[str] = field(default_factory=set)  # why mail programs may read the mail differently
     digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
+    objects: list[bytes] = field(default_factory=list)  # what the readings of an ambiguous mail contain
 
     def to_dict(self) -> dict[str, list[str]]:
-        return {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
+        found = {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
+        return found | {"objects": [base64.b64encode(content).decode() for content in self.objects]}
 
     @classmethod
     def from_dict(cls, value: dict[str, list[str]]) -> Inspection:
         tags, limits, hosts, digests = (set(value[name]) for name in ("tags", "limits", "hosts", "digests"))
-        return cls(tags, limits, hosts, digests, list(value["senders"]))
+        objects = [base64.b64decode(content) for content in value["objects"]]
+        return cls(tags, limits, hosts, digests, list(value["senders"]), objects)
 
 
-def inspect(data: Buffer, limits: Limits) -> Inspection:
-    """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False."""
-    inspector = _MailInspector(limits, len(data))
+def inspect(data: Buffer, limits: Limits, see: Callable[[bytes], None] | None = None) -> Inspection:
+    """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False.
+
+    `see` is called with every object that a mail program may find in the mail; it may raise TooMuch.
+    """
+    inspector = _MailInspector(limits, len(data), see)
     try:
         inspector.signatures(data)
         inspector.mail(data, 0)
@@ -87,8 +99,9 @@ def inspect(data: Buffer, limits: Limits) -> Inspection:
 class _MailInspector:
     """One inspection in progress; each method examines one kind of thing in the mail."""
 
-    def __init__(self, limits: Limits, size: int) -> None:
+    def __init__(self, limits: Limits, size: int, see: Callable[[bytes], None] | None) -> None:
         self.limits = limits
+        self.see = see
         self.found = Inspection()
         self.links = Links()
         self.reading = readings.Budget(size)
@@ -115,7 +128,7 @@ class _MailInspector:
             if not part.content_type.startswith("multipart/"):
                 self.leaf(data, part, nesting)
             doubts |= part.doubts
-        if doubts:
+        if doubts and self.limits.look_at_mime:
             self.readings(data, doubts, nesting)
 
     def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
@@ -125,15 +138,18 @@ class _MailInspector:
             raise NeedsProcess
         for content, is_decoded in readings.objects(data[:], self.reading):
             self.signatures(content)
-            self.guess(content, is_decoded, nesting)
+            if self.see:
+                self.see(content)
+            if is_decoded and readings.may_be_mail(content):
+                self.enclosed(content, nesting)
+            else:
+                self.guess(content, nesting)
 
-    def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
-        """An object that some program finds: most are noise, so only unmistakable content counts."""
-        if archives.kind_of(content) or file_types.is_program(content):
+    def guess(self, content: bytes, nesting: int) -> None:
+        """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
+        if _is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, "", nesting)
-        elif is_decoded and readings.may_be_mail(content):
-            self.enclosed(content, nesting)
 
     def header(self, part: Part) -> None:
         if self.limits.look_at_headers:
@@ -145,20 +161,27 @@ class _MailInspector:
         plain = part.encoding in encodings.PLAIN
         if plain and part.content_type in MESSAGES:
             return  # `walk` yields its parts next
+        if part.content_type in _INCOMPLETE:
+            self.found.tags.add(_INCOMPLETE[part.content_type])
         is_text = part.content_type in ("text/plain", "text/html") and not part.filename
         if plain and is_text and readings.may_hide_parts(data, part.body, part.end):
             part.doubts.add("undeclared-parts")
-        if plain and is_text:  # the search for signatures in the whole mail has covered its bytes
+        if plain and is_text and not _is_file(data[part.body : min(part.end, part.body + 512)]):
+            # The search for signatures in the whole mail has covered its bytes.
             self.text(data, part.body, part.end, part)
+            if self.see:
+                self.see(data[part.body : part.end])
             return
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
+        if self.see:
+            self.see(content)
         if not plain:
             self.signatures(content)
         if is_text:
             self.text(content, 0, len(content), part)
-        elif self.limits.look_at_mime:
+        if self.limits.look_at_mime and (not is_text or _is_file(content)):
             self.attachment(content, part, nesting)
 
     def text(self, content: Buffer, start: int, end: int, part: Part) -> None:
@@ -223,6 +246,14 @@ class _MailInspector:
         if member.name.lower().endswith(".eml"):
             self.enclosed(member.content, nesting)
         self.file(member.content, member.name, nesting + 1)
+
+
+def _is_file(content: bytes) -> bool:
+    """Whether a text is no text: some programs save it as a file."""
+    kind = archives.kind_of(content)
+    if kind == "gzip":  # whose first two bytes alone could be an accident
+        return content[2:3] == b"\x08"
+    return bool(kind) or file_types.is_program(content)
 
 
 def _text(content: bytes, charset: str) -> str:

@@ -6,8 +6,12 @@ import mmap
 import resource
 from typing import Any
 
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis import archives, file_types
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.worker import Handler, serve
+
+MAX_OBJECTS = 16 * 1024 * 1024  # bytes; they are part of the answer
 
 
 def begin(_setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
@@ -16,11 +20,30 @@ def begin(_setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
 
 
 def _inspect(limits: Limits, mail: int) -> Inspection:
+    objects = _Objects()
     try:
         with mmap.mmap(mail, 0, access=mmap.ACCESS_READ) as data:
-            return inspect(data, limits)
+            found = inspect(data, limits, objects.add if limits.keep_objects else None)
     except (MemoryError, RecursionError):
         return Inspection(limits={"memory"})
+    if any(tag.startswith("mime:ambiguous:") for tag in found.tags):
+        found.objects = objects.kept
+    return found
+
+
+class _Objects:
+    """The objects of a mail that an engine should see: files of known types, and text."""
+
+    def __init__(self) -> None:
+        self.kept: list[bytes] = []
+        self._size = 0
+
+    def add(self, content: bytes) -> None:
+        if archives.kind_of(content) or not file_types.is_noise(content):
+            self._size += len(content)
+            if self._size > MAX_OBJECTS:
+                raise TooMuch("objects")
+            self.kept.append(content)
 
 
 if __name__ == "__main__":

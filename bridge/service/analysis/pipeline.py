@@ -14,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridge.api.scanning import AnalysisResult
+from bridge.mime.structure import Bounds
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.engine import Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.analysis.plugin import PluginFailed
-from bridge.mime.structure import Bounds
 from bridge.service.analysis.worker_pool import WorkerFailed
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.index import traits_of
