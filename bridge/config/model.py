@@ -123,6 +123,11 @@ class Listener(Section):
         "`X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost field is trusted, and all are "
         "removed. The mail server must add it to every mail: see [the client's address](../operate/client-address.md).",
     )
+    refuse_ambiguous_mime: bool = Field(
+        False,
+        description="Refuse mail whose MIME structure mail programs may read differently, and which ordinary programs "
+        "do not write, with 554 5.6.0 and without a scan: see [security](../understand/security.md).",
+    )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
         description="ESMTP extensions that are neither announced nor accepted. Meant for those that the next hop "

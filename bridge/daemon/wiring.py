@@ -265,6 +265,7 @@ def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
         max_received=conf.limits.max_received,
+        refuse_ambiguous_mime=listener.refuse_ambiguous_mime,
         shadow_percent=100.0 if listener.mode == "shadow" else listener.shadow_percent,
     )
 

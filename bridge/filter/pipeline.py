@@ -8,6 +8,7 @@ is wrong, a client reads 250 for a mail that is neither delivered nor stored.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import random
@@ -27,6 +28,7 @@ from bridge.filter.headers import HeaderEditor, count_received, message_id
 from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
+    AMBIGUOUS,
     LONG_HEAD,
     LOOP,
     Case,
@@ -50,6 +52,7 @@ from bridge.mail.reply import Reply
 from bridge.mail.session import Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
+from bridge.mime import ambiguity, structure
 from bridge.quarantine.quarantine import Quarantine
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.relay.relay import Relay
@@ -74,6 +77,7 @@ class FilterSettings:
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     default_tenant: str | None = None
     max_received: int = 99
+    refuse_ambiguous_mime: bool = False
     shadow_percent: float = 0.0  # for this share of the mail, decisions are only logged and counted
 
 
@@ -207,6 +211,10 @@ class Filter:
             log.info("mail %s: released from the quarantine; not scanned again", tx.id)
             return await self._actions.hand_on(record, None, "released")
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
+        if self._settings.refuse_ambiguous_mime and not is_shadow:
+            outcome = await self._refuse_ambiguous(record)
+            if outcome is not None:
+                return outcome
         if self.envelope_lists is not None:
             outcome = await self._apply_lists(self.envelope_lists, record, is_shadow)
             if outcome is not None:
@@ -237,6 +245,16 @@ class Filter:
             record.limit = "header"
             return Outcome(Action.REJECT, with_id(LONG_HEAD, record.tx.id))
         return None
+
+    async def _refuse_ambiguous(self, record: Record) -> Outcome | None:
+        """Refuses a mail that mail programs may read differently, and that no program is likely to have written."""
+        message = record.tx.message
+        reasons = await asyncio.to_thread(_rare_doubts, message) if message.is_in_file else _rare_doubts(message)
+        if not reasons:
+            return None
+        record.limit = "ambiguous_mime"
+        log.info("mail %s: its structure is ambiguous (%s)", record.tx.id, ", ".join(reasons))
+        return Outcome(Action.REJECT, with_id(AMBIGUOUS, record.tx.id))
 
     async def _strip_our_fields(self, tx: Transaction, head: bytes) -> bool:
         """Removes our fields, which are forged, except a valid release token; returns whether there is one."""
@@ -359,3 +377,9 @@ def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:
         ),
         tenant,
     )
+
+
+def _rare_doubts(message: Message) -> list[str]:
+    with message.original() as content:
+        found = structure.doubts(content, structure.Bounds())
+    return sorted(found & (ambiguity.CRAFTED | ambiguity.RARE))

@@ -71,6 +71,7 @@ def _reply_of(error: type[BridgeError]) -> Reply:
 
 SATURATED = _reply_of(Saturated)
 NO_STORAGE = _reply_of(SpoolFull)
+AMBIGUOUS = Reply(554, "5.6.0", "The MIME structure of this mail is ambiguous")
 LONG_HEAD = Reply(554, "5.6.0", "The header section is too long")
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
 

@@ -10,9 +10,11 @@ cache: that is cheaper than a thread per block.
 
 from __future__ import annotations
 
+import mmap
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Protocol
 
 from bridge.errors import Saturated
@@ -137,6 +139,19 @@ class Message:
             else:
                 yield chunk[offset:] if offset else chunk
                 offset = 0
+
+    @contextmanager
+    def original(self) -> Iterator[bytes | mmap.mmap]:
+        """The whole content as it was received, for readers that need it in one piece."""
+        if self._file is None:
+            yield b"".join(self._chunks)
+            return
+        with mmap.mmap(self._file, 0, access=mmap.ACCESS_READ) as content:
+            yield content
+
+    @property
+    def is_in_file(self) -> bool:
+        return self._file is not None
 
     def head(self) -> bytes:
         """The header section, including the CRLF of its last field but not the blank line."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from email.errors import HeaderParseError
 from email.header import decode_header
@@ -71,6 +72,15 @@ def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
         children = _children(data, part, span, bounds.parts - count - len(todo))
         yield part
         todo.extend(reversed(children))
+
+
+def doubts(data: Buffer, bounds: Bounds) -> set[str]:
+    """All the reasons why mail programs may read the structure of this mail differently."""
+    found: set[str] = set()
+    with suppress(TooMuch):  # a matter for whoever reads the contents
+        for part in walk(data, bounds):
+            found |= part.doubts
+    return found
 
 
 @dataclass(frozen=True, slots=True)

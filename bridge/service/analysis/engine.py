@@ -14,6 +14,8 @@ from typing import Protocol
 
 from bridge.api.scanning import AnalysisRequest
 
+_CHUNK = 256 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Findings:
@@ -32,6 +34,21 @@ class Content(Protocol):
     def size(self) -> int: ...
 
     def chunks(self) -> Iterator[bytes]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class BytesContent:
+    """Content in memory."""
+
+    content: bytes
+
+    @property
+    def size(self) -> int:
+        return len(self.content)
+
+    def chunks(self) -> Iterator[bytes]:
+        for at in range(0, len(self.content), _CHUNK):
+            yield self.content[at : at + _CHUNK]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +84,7 @@ class Engine:
     analyzer: Analyzer
     required: bool
     timeout_s: float | None  # None: the analyzer applies its own timeout
+    scans_objects: bool = False  # True: it looks for malware, so it also gets the objects of an ambiguous mail
 
 
 def as_tag(text: str) -> str:

@@ -14,7 +14,7 @@ def engines_of(settings: Analyzers) -> list[Engine]:
     """Raises ConfigError if a custom analyzer is not installed."""
     engines = []
     if (clamav := settings.clamav) is not None:
-        engines.append(Engine("clamav", ClamAvAnalyzer(clamav), clamav.required, clamav.timeout))
+        engines.append(Engine("clamav", ClamAvAnalyzer(clamav), clamav.required, clamav.timeout, scans_objects=True))
     if (rspamd := settings.rspamd) is not None:
         engines.append(Engine("rspamd", RspamdAnalyzer(rspamd), rspamd.required, rspamd.timeout))
     if (auth := settings.authentication) is not None and auth.dns:

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from bridge.api.scanning import AnalysisResult
+from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
-from bridge.service.analysis.engine import Engine, Findings, LimitReached, Mail
+from bridge.service.analysis.engine import BytesContent, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
@@ -57,7 +58,7 @@ class Pipeline:
         self._engines = list(engines)
         self._metrics = metrics
         self._log_scans = config.log_scans
-        self._limits = _limits(analyzers)
+        self._limits = _limits(analyzers, keep_objects=any(engine.scans_objects for engine in engines))
         self._inline = _limits(analyzers, archives=False)
         self._mime = analyzers.mime or Mime()
         self._inspector = Inspector(analyzers.processes, analyzers.process_memory)
@@ -90,7 +91,17 @@ class Pipeline:
             inspecting = group.create_task(self._inspect(job))
             asking = [group.create_task(self._ask(engine, mail)) for engine in self._engines]
         inspection, answer = inspecting.result()
-        return self._conclude(job, inspection, [answer, *(task.result() for task in asking)])
+        answers = [answer, *(task.result() for task in asking)]
+        if inspection.objects:
+            answers += await self._ask_about_objects(mail, inspection.objects)
+        return self._conclude(job, inspection, answers)
+
+    async def _ask_about_objects(self, mail: Mail, objects: list[bytes]) -> list[_Answer]:
+        """An ambiguous mail: the engines that look for malware read it in one way, and get everything else here."""
+        content = BytesContent(await asyncio.to_thread(as_mail, objects))
+        rendition = Mail(mail.ggrid, mail.request, content)
+        engines = [engine for engine in self._engines if engine.scans_objects]
+        return list(await asyncio.gather(*(self._ask(engine, rendition) for engine in engines)))
 
     def _inspect_now(self, job: AnalysisJob) -> Inspection | None:
         if job.mail.size > INLINE_BYTES:
@@ -165,7 +176,7 @@ class Pipeline:
         return {f"list:{name}" for name in self._follower.index.match(job.request.tenant_uid, traits)}
 
 
-def _limits(analyzers: Analyzers, *, archives: bool = True) -> Limits:
+def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False) -> Limits:
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
     return Limits(
         bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size),
@@ -177,4 +188,5 @@ def _limits(analyzers: Analyzers, *, archives: bool = True) -> Limits:
         look_at_urls=analyzers.urls is not None,
         look_at_headers=analyzers.headers is not None,
         archives=archives,
+        keep_objects=keep_objects,
     )
