@@ -15,12 +15,12 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
-from email.errors import HeaderParseError
-from email.header import decode_header
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime import ambiguity
 from bridge.mime.ambiguity import Buffer
+from bridge.mime.names import candidates
+from bridge.mime.words import as_text, decode_words
 
 MAX_VALUE = 2000  # bytes of one header field; the rest is ignored
 MAX_FIELDS = 2000
@@ -49,6 +49,7 @@ class Part:
     params: dict[str, str] = field(default_factory=dict)
     encoding: str = "7bit"
     filename: str = ""
+    names: set[str] = field(default_factory=set)  # the file names that mail programs may show, `filename` among them
     doubts: set[str] = field(default_factory=set)  # why programs may read this part differently: `ambiguity`
 
     def values(self, name: str) -> list[str]:
@@ -106,6 +107,9 @@ def _read_part(data: Buffer, span: _Span, bounds: Bounds) -> Part:
     return part
 
 
+_NAMING = ("content-type", "content-disposition")
+
+
 def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
     for name, value in fields:
         if name == "content-type" and not part.params and value:
@@ -115,7 +119,10 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             part.encoding = value.strip().lower()[:40]
         elif name == "content-disposition":
             part.filename = parse_value(value)[1].get("filename", "")
+    part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
+    if part.doubts:
+        part.names = part.names.union(*(candidates(value) for name, value in fields if name in _NAMING))
 
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int, set[str]]:
@@ -237,7 +244,7 @@ def parse_value(value: str) -> tuple[str, dict[str, str]]:
         text = _unquoted(raw.strip())
         key, star, rest = name.lower().partition("*")
         if not star:
-            plain.setdefault(key, _words(text))
+            plain.setdefault(key, decode_words(text))
         elif re.fullmatch(r"\d{1,3}\*?", rest):
             pieces.setdefault(key, {})[int(rest.rstrip("*"))] = text
         else:
@@ -260,22 +267,4 @@ def _extended(text: str) -> str:
     charset, quote, rest = text.partition("'")
     if not quote:
         return text
-    return _as_text(unquote_to_bytes(rest.partition("'")[2]), charset)
-
-
-def _words(text: str) -> str:
-    """Decode RFC 2047 encoded words: forbidden in parameters, but mail programs write them there."""
-    if "=?" not in text:
-        return text
-    try:
-        found = decode_header(text[:1000])
-    except (HeaderParseError, ValueError):
-        return text
-    return "".join(p if isinstance(p, str) else _as_text(p, c or "ascii") for p, c in found)
-
-
-def _as_text(raw: bytes, charset: str) -> str:
-    try:
-        return raw.decode(charset or "utf-8", "replace")
-    except (LookupError, ValueError):  # unknown charset
-        return raw.decode("latin-1")
+    return as_text(unquote_to_bytes(rest.partition("'")[2]), charset)

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from bridge.mime import encodings, readings
+from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import MESSAGES, Bounds, Part, TooMuch, walk
 from bridge.service.analysis import archives, file_types, headers
@@ -31,6 +32,9 @@ OVERLAP = 4096  # so that a link that starts in one window is complete in it
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
+
+
+_ANY_TEXT = Part(0, 0, 0, content_type="text/html")
 
 
 class NeedsProcess(Exception):
@@ -82,10 +86,14 @@ class Inspection:
         return cls(tags, limits, hosts, digests, list(value["senders"]), objects)
 
 
-def inspect(data: Buffer, limits: Limits, see: Callable[[bytes], None] | None = None) -> Inspection:
+See = Callable[[bytes, Collection[str]], None]
+
+
+def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
     """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False.
 
-    `see` is called with every object that a mail program may find in the mail; it may raise TooMuch.
+    `see` is called with every object that a mail program may find in the mail, and the names it may have. It may
+    raise TooMuch.
     """
     inspector = _MailInspector(limits, len(data), see)
     try:
@@ -99,7 +107,7 @@ def inspect(data: Buffer, limits: Limits, see: Callable[[bytes], None] | None = 
 class _MailInspector:
     """One inspection in progress; each method examines one kind of thing in the mail."""
 
-    def __init__(self, limits: Limits, size: int, see: Callable[[bytes], None] | None) -> None:
+    def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         self.limits = limits
         self.see = see
         self.found = Inspection()
@@ -136,17 +144,25 @@ class _MailInspector:
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
         if not self.limits.archives:
             raise NeedsProcess
-        for content, is_decoded in readings.objects(data[:], self.reading):
+        whole = data[:]
+        names = file_names.everywhere(whole)
+        for name in names:
+            self.found.tags |= file_types.tags_of(name, "", b"")
+        for text in (whole, *encodings.quoted_readings(whole)):
+            self.text(text, 0, len(text), _ANY_TEXT)
+        for content, is_decoded in readings.objects(whole, self.reading):
             self.signatures(content)
             if self.see:
-                self.see(content)
+                self.see(content, names)
             if is_decoded and readings.may_be_mail(content):
                 self.enclosed(content, nesting)
             else:
-                self.guess(content, nesting)
+                self.guess(content, is_decoded, nesting)
 
-    def guess(self, content: bytes, nesting: int) -> None:
+    def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
+        if is_decoded and not file_types.is_noise(content):
+            self.text(content, 0, len(content), _ANY_TEXT)
         if _is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, "", nesting)
@@ -163,20 +179,20 @@ class _MailInspector:
             return  # `walk` yields its parts next
         if part.content_type in _INCOMPLETE:
             self.found.tags.add(_INCOMPLETE[part.content_type])
-        is_text = part.content_type in ("text/plain", "text/html") and not part.filename
+        is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain and is_text and readings.may_hide_parts(data, part.body, part.end):
             part.doubts.add("undeclared-parts")
         if plain and is_text and not _is_file(data[part.body : min(part.end, part.body + 512)]):
             # The search for signatures in the whole mail has covered its bytes.
             self.text(data, part.body, part.end, part)
             if self.see:
-                self.see(data[part.body : part.end])
+                self.see(data[part.body : part.end], part.names)
             return
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
         if self.see:
-            self.see(content)
+            self.see(content, part.names)
         if not plain:
             self.signatures(content)
         if is_text:
@@ -195,7 +211,8 @@ class _MailInspector:
             start += WINDOW
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
-        self.found.tags |= file_types.tags_of(part.filename, part.content_type, content)
+        for name in part.names or {""}:
+            self.found.tags |= file_types.tags_of(name, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
         if part.content_type == "message/rfc822":  # encoded, which RFC 2046 forbids: inspect it anyway

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import mmap
 import resource
+from collections.abc import Collection
 from typing import Any
 
 from bridge.mime.structure import TooMuch
@@ -38,7 +39,7 @@ class _Objects:
         self.kept: list[bytes] = []
         self._size = 0
 
-    def add(self, content: bytes) -> None:
+    def add(self, content: bytes, _names: Collection[str]) -> None:
         if archives.kind_of(content) or not file_types.is_noise(content):
             self._size += len(content)
             if self._size > MAX_OBJECTS:
