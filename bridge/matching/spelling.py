@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from bridge.mail.address import comparable_address, comparable_domain, split_address
+
 MAX_ENTRY = 512
 MAX_COMMENT = 2000
 
@@ -36,12 +38,7 @@ def is_clean(comment: str) -> bool:
 
 def domain(text: str) -> str:
     """A domain in lower-case ASCII. Raises ValueError."""
-    name = text.rstrip(".").lower()
-    if not name.isascii():
-        try:
-            name = name.encode("idna").decode("ascii")
-        except UnicodeError:
-            raise ValueError("not a domain") from None
+    name = comparable_domain(text)
     if len(name) > 253 or not _DOMAIN.fullmatch(name):
         raise ValueError("not a domain, for example example.org")
     return name
@@ -49,10 +46,12 @@ def domain(text: str) -> str:
 
 def address(text: str) -> str:
     """An e-mail address, with its domain in lower-case ASCII and its local part in lower case."""
-    local, at, host = text.rpartition("@")
-    if not at or not _LOCAL.fullmatch(local):
+    local, host = split_address(text)
+    if not host or not _LOCAL.fullmatch(local):
         raise ValueError("not an address, for example user@example.org")
-    return f"{local.lower()}@{host.lower() if host.startswith('[') else domain(host)}"
+    if not host.startswith("["):
+        domain(host)
+    return comparable_address(text)
 
 
 def _sender(text: str) -> str:

@@ -25,6 +25,7 @@ from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListClient
 from bridge.lists.errors import ListNotFound, clean
+from bridge.mail.address import domain_of
 from bridge.matching import spelling
 from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.quarantine.quarantine import MailNotFound
@@ -164,7 +165,7 @@ def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
     sender = mail.envelope.sender
     if not sender:
         raise NoEntry("the mail has the null sender, as bounces do: it has no address to list")
-    domain = sender.rpartition("@")[2] if "@" in sender else ""
+    domain = domain_of(sender)
     if category == NETWORK:
         raise NoEntry("this list contains networks, not senders")
     if category == DOMAIN and not whole_domain:
