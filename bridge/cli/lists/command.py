@@ -40,7 +40,7 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import clean
 from bridge.lists.files import Format, InputError
 from bridge.lists.sync import with_rereads
-from bridge.runtime.visible_text import visible_lines
+from bridge.runtime.visible_text import visible, visible_lines
 
 
 @click.group()
@@ -223,6 +223,6 @@ def _change(session: Session, name: str, verb: str, total: int, tally: Tally, wo
         say(f"{name} of {session.scope}: {tally.modified:,} entries {verb}")
     say_refused(tally.refused)
     if problem:
-        say_lines(f"{name}: stopped: {problem}", err=True)
+        say_lines(f"{visible(name)}: stopped: {problem}", err=True)
         say(account(tally.confirmed, total, tally.uncertain, left), err=True)
     sys.exit(code)

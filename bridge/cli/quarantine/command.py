@@ -41,7 +41,6 @@ from bridge.quarantine.record import STATES
 from bridge.quarantine.release import ReleaseRequest, release
 from bridge.relay.relay import Relay
 from bridge.runtime import units
-from bridge.runtime.visible_text import visible
 
 _WIDE = 200  # columns, when the output is not a terminal
 
@@ -138,9 +137,9 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
             return
         head = header_section(session.quarantine.chunks(mail_id))
     except MailNotFound as exc:
-        fail(f"{visible(mail_id)}: {exc}", EXIT_UNKNOWN)
+        fail(f"{mail_id}: {exc}", EXIT_UNKNOWN)
     except (BridgeError, OSError) as exc:
-        fail(f"{visible(mail_id)}: {exc}")
+        fail(f"{mail_id}: {exc}")
     if as_json:
         say_json({**mail.to_dict(), "header": head}, indent=2)
         return
@@ -261,9 +260,9 @@ def export(path: Path | None, mail_id: str, target: str) -> None:
         if item.releases:
             copy_into([item.releases], Path(target) / f"{mail_id}.releases")
     except MailNotFound as exc:
-        fail(f"{visible(mail_id)}: {exc}", EXIT_UNKNOWN)
+        fail(f"{mail_id}: {exc}", EXIT_UNKNOWN)
     except (BridgeError, OSError) as exc:
-        fail(f"{visible(mail_id)}: not exported: {exc}")
+        fail(f"{mail_id}: not exported: {exc}")
 
 
 def _refuse_terminal() -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
-from bridge.cli.terminal import say, say_lines
+from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
@@ -85,7 +85,7 @@ def login_name() -> str:
 
 
 def fail(text: str, code: int = EXIT_FAILED) -> NoReturn:
-    say_lines(text, err=True)
+    say(text, err=True)
     sys.exit(code)
 
 
