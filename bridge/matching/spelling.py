@@ -91,9 +91,12 @@ def _url(text: str) -> str:
 def _ip(text: str) -> str | None:
     """An IP address in canonical form; None for anything else, and for an IPv6 address with a zone."""
     try:
-        return None if "%" in text else str(ipaddress.ip_address(text))
+        ip = ipaddress.ip_address(text)
     except ValueError:
         return None
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return None if ip.scope_id is not None else str(ip.ipv4_mapped or ip)
 
 
 def _attachment(text: str) -> str:

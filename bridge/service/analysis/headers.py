@@ -8,9 +8,7 @@ from email.utils import parsedate_tz
 
 from bridge.mail.address import domain_of
 
-_ADDRESS = re.compile(
-    r"(?:\"[^\"]{1,64}\"|[^\s<>\"'(),;:]{1,64})@(?:\[[^\s<>\[\]]{1,100}\]|[^\s<>\"'(),;:]{1,253})"
-)
+_ADDRESS = re.compile(r"(?:\"[^\"]{1,64}\"|[^\s<>\"'(),;:]{1,64})@(?:\[[^\s<>\[\]]{1,100}\]|[^\s<>\"'(),;:]{1,253})")
 _ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
 
 
