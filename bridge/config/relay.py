@@ -60,7 +60,7 @@ class TenantRelay(NextHops, Section):
 
 class Route(NextHops, Section):
     recipient_domains: list[DomainField] = Field(
-        min_length=1, description="Mail to recipients in these domains goes to this route's next hop."
+        min_length=1, description="Mail to recipients in these domains, in any spelling, goes to this route's next hop."
     )
 
 
