@@ -7,14 +7,13 @@ command would spend most of its time importing one.
 from __future__ import annotations
 
 import os
-import sys
 from importlib import import_module
 from typing import Any
 
 import click
 
 from bridge import __version__
-from bridge.cli.terminal import show_crash, visible_error
+from bridge.cli import terminal
 
 # Name -> module and the command in it, in the order of --help.
 _COMMANDS = {
@@ -40,13 +39,13 @@ class _Commands(click.Group):
         try:
             return super().make_context(*args, **kwargs)
         except click.ClickException as exc:
-            raise visible_error(exc) from None
+            raise terminal.visible_error(exc) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
         except click.ClickException as exc:
-            raise visible_error(exc) from None
+            raise terminal.visible_error(exc) from None
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
@@ -60,8 +59,8 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="scanbridge")
 def main() -> None:
     """Let any mail server use an HTTP e-mail scanning service, over SMTP, LMTP or milter."""
-    sys.excepthook = show_crash
     _fill_standard_streams()
+    terminal.set_up()
 
 
 def _fill_standard_streams() -> None:

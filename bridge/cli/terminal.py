@@ -7,6 +7,7 @@ markup. JSON is left to programs, in ASCII.
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import traceback
@@ -75,6 +76,14 @@ def visible_error(exc: click.ClickException) -> click.ClickException:
     return click.UsageError(shown, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(shown)
 
 
+def set_up() -> None:
+    """Before any command: a character that the terminal's encoding lacks is shown as `?`, and crashes show text."""
+    sys.excepthook = show_crash
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
 def show_crash(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
-    """For sys.excepthook: a bug's traceback may quote what caused it."""
+    """A bug's traceback may quote what caused it."""
     sys.stderr.write(visible_lines("".join(traceback.format_exception(kind, exc, trace)).rstrip("\n")) + "\n")

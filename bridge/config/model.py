@@ -226,8 +226,8 @@ class Tenant(Section):
     uid: TenantUid = Field(description="The tenantUid of the service.")
     recipient_domains: list[DomainField] = Field(
         min_length=1,
-        description="Mail to recipients in these domains belongs to the tenant. A domain may be written in any spelling: with "
-        "capitals, a final dot, in Unicode or as `xn--`.",
+        description="Mail to recipients in these domains belongs to the tenant. A domain may be written in any "
+        "spelling: with capitals, a final dot, in Unicode or as `xn--`.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(

@@ -28,7 +28,7 @@ _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # UTS 46 section 2.3
 _KEPT = r'("(?:[^"\\]|\\.)*"|\\.)'  # quoted text; and an escaped character, so that the time is linear
 _COMMENT = re.compile(rf"{_KEPT}|\((?:[^()\\]|\\.)*\)", re.DOTALL)
 _SPACE = re.compile(rf"{_KEPT}|[ \t]+", re.DOTALL)
-_ODD = re.compile(r'["() \t]')  # in a domain: the @ before it may be part of a comment or of quoted text
+_ODD = re.compile(r'["()<> \t]')  # in a domain: the @ before it may be part of a comment or of quoted text
 _MAX_COMMENT_DEPTH = 8
 _PLAIN_LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]+')
 _JOINERS = "\u200c\u200d"
@@ -56,10 +56,12 @@ def comparable_address(address: str) -> str:
 def split_address(address: str) -> tuple[str, str]:
     """Local part and domain as written: at the last @ outside quotes and comments; a source route is left out.
 
-    A mail server that speaks milter may pass an address as its client wrote it, with comments and white space.
+    A mail server that speaks milter may pass an address as its client wrote it: with comments, white space, a name.
     """
     if _ODD.search(address):
         address = _without_comments(address)
+        if address.endswith(">"):  # Some Name <user@example.org>
+            address = address[:-1].rpartition("<")[2]
     local, at, domain = address.rpartition("@")
     if not at or '"' in domain:  # `"a@b"` has no domain
         return address, ""

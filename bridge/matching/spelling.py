@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from bridge.mail.address import comparable_address, comparable_domain, split_address
+from bridge.mail.address import comparable_address, comparable_domain
 
 MAX_ENTRY = 512
 MAX_COMMENT = 2000
@@ -20,6 +20,7 @@ MAX_COMMENT = 2000
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]{1,64}|"[^"\r\n]{1,62}"')
+_LITERAL = re.compile(r"\[[^\s\[\]<>()\"\\]{1,100}\]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -46,10 +47,10 @@ def domain(text: str) -> str:
 
 def address(text: str) -> str:
     """An e-mail address, with its domain in lower-case ASCII and its local part in lower case."""
-    local, host = split_address(text)
+    local, _, host = text.rpartition("@")
     if not host or not _LOCAL.fullmatch(local):
         raise ValueError("not an address, for example user@example.org")
-    if not host.startswith("["):
+    if not _LITERAL.fullmatch(host):
         domain(host)
     return comparable_address(text)
 

@@ -274,6 +274,20 @@ def test_a_crash_quotes_its_cause_as_text() -> None:
     assert b"ValueError" in done.stderr and b"\x1b" not in done.stderr
 
 
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp437"])
+def test_an_old_terminal_breaks_no_command(place: Place, encoding: str) -> None:
+    """A subject in Chinese on a terminal without Chinese."""
+    place.daemon.scanner.reply = answer(200, result("quarantine", verdict="\u4f60\u597d \u20ac"))
+    eml = place.directory / "plain.eml"
+    eml.write_bytes(b"Subject: x\r\n\r\nx\r\n")
+    for words in (["scan", str(eml)], ["quarantine", "list"], ["lists", "show"], ["scan", "\u4f60"]):
+        done = subprocess.run(
+            [sys.executable, "-m", "bridge", *place.command(*words)],
+            env={**os.environ, "PYTHONIOENCODING": encoding}, capture_output=True, check=False,
+        )  # fmt: skip
+        assert b"Traceback" not in done.stderr, done.stderr
+
+
 FILES = sorted((Path(bridge.__file__).parent / "cli").rglob("*.py"))
 _WRITERS = {"echo", "secho", "echo_via_pager", "confirm", "prompt", "print", "Console", "getpass"}
 _ALLOWED = {  # each with what makes it safe

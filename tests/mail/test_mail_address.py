@@ -76,6 +76,8 @@ def test_each_spelling_of_a_domain_is_compared_in_one(written: str, compared: st
         ("user@example.org(me@other.example)", "example.org"),
         ("user@(a (nested) one)example.org", "example.org"),
         ("user@ example . org ", "example.org"),
+        ("Some User <user@example.org>", "example.org"),
+        ('"other@b.example" <user@example.org> (c)', "example.org"),
         ("user@", ""),
         ("@example.org", "example.org"),
         ("postmaster", ""),
@@ -91,7 +93,7 @@ def test_the_domain_follows_the_last_at_sign_outside_quotes_and_comments(address
 @pytest.mark.parametrize(
     "address",
     ["user@example.org", "User@Example.ORG.", '"user"@example.org', '"us\\er"@example.org', "@a:user@example.org",
-     "user (me)@example.org", "user@exa\u00admple.org"],
+     "user (me)@example.org", "Me <user@example.org>", "user@exa\u00admple.org"],
 )  # fmt: skip
 def test_an_address_has_one_spelling_too(address: str) -> None:
     """Needless quotes, letter case and a source route make no other address."""
