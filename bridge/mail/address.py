@@ -45,6 +45,9 @@ def domain_of(address: str) -> str:
 
 def comparable_address(address: str) -> str:
     """An address, ready to be compared: as people use them, local parts ignore letter case and needless quotes."""
+    local, _, written = address.rpartition("@")
+    if _PLAIN_LOCAL.fullmatch(local) and (name := domain_of(address)):  # nearly all addresses
+        return f"{local.lower()}@{name}"
     local, written = split_address(address)
     domain = comparable_domain(written)
     if local[:1] == '"' == local[-1:]:
@@ -89,8 +92,9 @@ def comparable_domain(domain: str) -> str:
 
     In lower-case ASCII if it is a possible name; an address literal in its canonical form, with brackets.
     """
-    name = (domain.lower() if domain.isascii() else _from_unicode(domain)).rstrip(".")
-    return _literal(name) if name[:1] == "[" else name
+    if domain[:1] == "[":
+        return _literal(domain.lower().rstrip("."))
+    return (domain.lower() if domain.isascii() else _from_unicode(domain)).rstrip(".")
 
 
 def _literal(name: str) -> str:

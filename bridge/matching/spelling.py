@@ -20,7 +20,7 @@ MAX_COMMENT = 2000
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]{1,64}|"[^"\r\n]{1,62}"')
-_LITERAL = re.compile(r"\[[^\s\[\]<>()\"\\]{1,100}\]")
+_LITERAL = re.compile(r"\[[A-Za-z0-9:.-]{1,100}\]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 

@@ -48,6 +48,7 @@ SPELLINGS = [
     ("[IPv6:::ffff:192.0.2.1]", "[192.0.2.1]"),
     ("[x-tag:WHAT]", "[x-tag:what]"),
     ("[", "["),
+    ("[\u00d5].", "[\u00f5]"),
     ("a..b", "a..b"),
     (".example.org", ".example.org"),
     ("-.\u00fc-.", "-.xn----dha"),
