@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 from importlib import import_module
+from typing import Any
 
 import click
 
 from bridge import __version__
+from bridge.cli import terminal
 
 # Name -> module and the command in it, in the order of --help.
 _COMMANDS = {
@@ -33,6 +35,18 @@ class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
 
+    def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **kwargs)
+        except click.ClickException as exc:
+            raise terminal.visible_error(exc) from None
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except click.ClickException as exc:
+            raise terminal.visible_error(exc) from None
+
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in _COMMANDS:
             return None
@@ -46,6 +60,7 @@ class _Commands(click.Group):
 def main() -> None:
     """Let any mail server use an HTTP e-mail scanning service, over SMTP, LMTP or milter."""
     _fill_standard_streams()
+    terminal.set_up()
 
 
 def _fill_standard_streams() -> None:

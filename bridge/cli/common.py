@@ -8,6 +8,7 @@ from typing import NoReturn
 
 import click
 
+from bridge.cli.terminal import say_lines
 from bridge.config.model import Config
 from bridge.daemon.daemon import load
 from bridge.errors import ConfigError
@@ -33,5 +34,5 @@ def load_or_exit(path: Path | None) -> Config:
 
 
 def fail_config(exc: ConfigError) -> NoReturn:
-    click.echo(str(exc), err=True)
+    say_lines(str(exc), err=True)
     sys.exit(EXIT_CONFIG)

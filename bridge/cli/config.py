@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.terminal import say, say_json, say_lines
 from bridge.config.fields import Section
 from bridge.config.model import Config
 from bridge.daemon import wiring
@@ -27,13 +27,16 @@ def configuration() -> None:
 def show(path: Path | None, as_json: bool) -> None:
     """Print the effective configuration, including defaults. Secrets are in files and never shown."""
     data = effective(load_or_exit(path))
-    click.echo(json.dumps(data, indent=2) if as_json else yaml_file.dump(data), nl=as_json)
+    if as_json:
+        say_json(data, indent=2)
+    else:
+        say_lines(yaml_file.dump(data))
 
 
 @configuration.command()
 def schema() -> None:
     """Print a JSON Schema (draft 7) of the configuration, for editors."""
-    click.echo(json.dumps(json_schema(), indent=2))
+    say_json(json_schema(), indent=2)
 
 
 @configuration.command()
@@ -42,7 +45,7 @@ def schema() -> None:
 def address(path: Path | None, address: str) -> None:
     """Print a mail address as the log shows it (see `log.addresses`), so that you can search for it."""
     try:
-        click.echo(wiring.redaction(load_or_exit(path)).address(address))
+        say(wiring.redaction(load_or_exit(path)).address(address))
     except ConfigError as exc:
         fail_config(exc)
 

@@ -13,6 +13,7 @@ import click
 
 from bridge.cli.common import config_option, load_or_exit
 from bridge.cli.status import ask
+from bridge.cli.terminal import say, say_lines
 
 _POLL_S = 0.1
 
@@ -50,10 +51,10 @@ def reload(path: Path | None, timeout_s: float) -> None:
 def _report(outcome: dict[str, Any]) -> NoReturn:
     if not outcome["ok"]:
         _fail(f"reload failed, keeping the old configuration: {outcome['problem']}")
-    click.echo("the new configuration is in use")
+    say("the new configuration is in use")
     sys.exit(0)
 
 
 def _fail(text: str) -> NoReturn:
-    click.echo(text, err=True)
+    say_lines(text, err=True)
     sys.exit(1)

@@ -12,6 +12,7 @@ import click
 import uvloop
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.terminal import say_lines
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.daemon.daemon import load
@@ -43,7 +44,7 @@ def run(path: Path | None) -> None:
         fail_config(exc)
     except BridgeError as exc:
         writer.close()
-        click.echo(f"scanbridge: {exc}", err=True)
+        say_lines(f"scanbridge: {exc}", err=True)
         sys.exit(1)
     finally:
         writer.close()
@@ -57,7 +58,7 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
     except ConfigError as exc:
         fail_config(exc)
     except BridgeError as exc:
-        click.echo(f"scanbridge: {exc}", err=True)
+        say_lines(f"scanbridge: {exc}", err=True)
         sys.exit(1)
 
 
@@ -83,7 +84,7 @@ def _welcome(conf: Config) -> None:
         host, port = smtp.address.host, smtp.address.port
         lines += ["", "Try it in another terminal:", *_examples(host, port)]
     try:
-        click.echo("\n".join([*lines, ""]))
+        say_lines("\n".join([*lines, "", ""]))
     except OSError:  # a full disk, a closed pipe: mail matters more
         with open(os.devnull, "w") as nowhere:
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

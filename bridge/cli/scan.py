@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import sys
 from pathlib import Path
@@ -14,6 +13,7 @@ import uvloop
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.terminal import say, say_json
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import ConfigError, MessageTooLarge, Saturated, ScanError
@@ -70,10 +70,13 @@ async def _scan_all(conf: Config, files: tuple[Path, ...], request: AnalysisRequ
             try:
                 content = _BARE_LF.sub(b"\r\n", file.read_bytes())  # files often have LF; mail has CRLF
                 result = await _scan_one(scanner, content, request)
-                click.echo(_shown(file, result, as_json))
+                if as_json:
+                    say_json({"file": str(file), **result.to_dict()})
+                else:
+                    say(_shown(file, result))
             except (ScanError, Saturated, OSError) as exc:
                 failed = True
-                click.echo(f"{file}: no decision: {exc}", err=True)
+                say(f"{file}: no decision: {exc}", err=True)
     scanner.close()
     return failed
 
@@ -89,8 +92,6 @@ async def _scan_one(scanner: Scanner, content: bytes, request: AnalysisRequest) 
         message.close()
 
 
-def _shown(file: Path, result: AnalysisResult, as_json: bool) -> str:
-    if as_json:
-        return json.dumps({"file": str(file), **result.to_dict()})
+def _shown(file: Path, result: AnalysisResult) -> str:
     tags = ",".join(result.tags) or "-"
     return f"{file}: {result.decision} verdict={result.verdict or '-'} tags={tags} ggrid={result.ggrid}"

@@ -15,10 +15,12 @@ import click
 import uvloop
 
 from bridge.cli.common import EXIT_CONFIG
+from bridge.cli.terminal import say, say_cells, say_lines
 from bridge.daemon import resources
 from bridge.daemon.sockets import Sockets
 from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
+from bridge.observe.log_format import VisibleFormatter
 from bridge.service import settings
 from bridge.service.keys import KeyRing
 from bridge.service.server import ServiceServer
@@ -46,10 +48,10 @@ def service(context: click.Context, path: Path | None) -> None:
         try:
             uvloop.run(_run(config))
         except ConfigError as exc:
-            click.echo(str(exc), err=True)
+            say_lines(str(exc), err=True)
             sys.exit(EXIT_CONFIG)
         except BridgeError as exc:
-            click.echo(f"scanbridge service: {exc}", err=True)
+            say_lines(f"scanbridge service: {exc}", err=True)
             sys.exit(1)
 
 
@@ -57,8 +59,8 @@ def service(context: click.Context, path: Path | None) -> None:
 @click.option("--name", default="bridge", show_default=True, help="Name of the client that will use the token.")
 def token(name: str) -> None:
     """Generate a token for staticApiTokens: 32 random bytes as 64 hex digits."""
-    click.echo(secrets.token_hex(32))
-    click.echo(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
+    say(secrets.token_hex(32))
+    say(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
 
 
 @service.group()
@@ -72,8 +74,8 @@ def apikey() -> None:
 def create_key(path: Path | None, name: str) -> None:
     """Create a key and print it. It is shown only once."""
     with _keys(path) as keys:
-        click.echo(keys.create(name))
-    click.echo("save this key now: only its hash is stored", err=True)
+        say(keys.create(name))
+    say("save this key now: only its hash is stored", err=True)
 
 
 @apikey.command("list")
@@ -83,7 +85,7 @@ def list_keys(path: Path | None) -> None:
     with _keys(path) as keys:
         for key in keys.listed():
             state = f"revoked {key.revoked_at}" if key.revoked_at else "active"
-            click.echo(f"{key.name}\tcreated {key.created_at}\t{state}")
+            say_cells(key.name, f"created {key.created_at}", state)
 
 
 @apikey.command("revoke")
@@ -93,7 +95,7 @@ def revoke_key(path: Path | None, name: str) -> None:
     """Revoke a key. A running service refuses it within a second."""
     with _keys(path) as keys:
         keys.revoke(name)
-    click.echo(f"{name} revoked", err=True)
+    say(f"{name} revoked", err=True)
 
 
 @contextmanager
@@ -103,7 +105,7 @@ def _keys(path: Path | None) -> Iterator[KeyRing]:
         store.open()
         yield KeyRing(store)
     except BridgeError as exc:
-        click.echo(f"scanbridge service: {exc}", err=True)
+        say_lines(f"scanbridge service: {exc}", err=True)
         sys.exit(1)
     finally:
         store.close()
@@ -114,12 +116,12 @@ def _database(path: Path | None) -> str:
     if path is None and not DEFAULT.exists():
         state = resources.state_directory(None)
         if not state.exists():
-            click.echo(
+            say(
                 "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run`",
                 err=True,
             )
             sys.exit(EXIT_CONFIG)
-        click.echo(f"using the keys of the embedded service in {state}", err=True)
+        say(f"using the keys of the embedded service in {state}", err=True)
         return settings.embedded_database(state)
     return _load(path or DEFAULT).database_url
 
@@ -128,12 +130,14 @@ def _load(path: Path) -> settings.ServiceConfig:
     try:
         return settings.load(path)
     except ConfigError as exc:
-        click.echo(str(exc), err=True)
+        say_lines(str(exc), err=True)
         sys.exit(EXIT_CONFIG)
 
 
 async def _run(config: settings.ServiceConfig) -> None:
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for sig in (signal.SIGTERM, signal.SIGINT):
@@ -144,26 +148,24 @@ async def _run(config: settings.ServiceConfig) -> None:
     sockets.warn_of_idle()
     for address in server.addresses:
         place = str(address) if address.path else f"{config.scheme}://{address}"
-        click.echo(f"scanning service listening on {place}")
+        say(f"scanning service listening on {place}")
     if not config.listen.is_local and config.tls is None:
-        click.echo(
+        say(
             "other machines can reach the service, and tokens are sent unencrypted: set tls, or use a TLS proxy",
             err=True,
         )
     for token in config.abby.staticApiTokens:
         if len(token.secret) < settings.SHORT_TOKEN:
-            click.echo(
+            say(
                 f"the token of {token.name} is too short to be safe: create one with `scanbridge service token`",
                 err=True,
             )
     if not config.abby.staticApiTokens:
-        click.echo(
-            "no token is configured, so every scan is refused: create one with `scanbridge service token`", err=True
-        )
+        say("no token is configured, so every scan is refused: create one with `scanbridge service token`", err=True)
     feeding = asyncio.create_task(feed_watchdog())
     notify("READY=1")
     await stop.wait()
     notify("STOPPING=1")
-    click.echo("stopping")
+    say("stopping")
     await server.stop()
     feeding.cancel()

@@ -8,6 +8,7 @@ import click
 
 from bridge.cli import postfix_lines
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.terminal import say_lines
 from bridge.errors import ConfigError
 
 
@@ -30,9 +31,9 @@ def postfix(path: Path | None, mode: str, listener: str | None, file: str | None
     except ConfigError as exc:
         fail_config(ConfigError(f"{path or 'embedded default'}: {exc}"))
     if file:
-        click.echo(lines.main if file == "main.cf" else lines.master, nl=False)
+        say_lines(lines.main if file == "main.cf" else lines.master)
         return
-    click.echo(f"#### main.cf: add\n{lines.main}")
+    say_lines(f"#### main.cf: add\n{lines.main}\n")
     if lines.master:
-        click.echo(f"#### master.cf: add\n{lines.master}")
-    click.echo("# Then: postfix check && postfix reload && scanbridge check --postfix /etc/postfix")
+        say_lines(f"#### master.cf: add\n{lines.master}\n")
+    say_lines("# Then: postfix check && postfix reload && scanbridge check --postfix /etc/postfix")

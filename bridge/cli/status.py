@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,9 @@ import click
 import httpx2
 
 from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.terminal import say, say_json, say_lines
 from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.visible_text import visible
 
 _TIMEOUT_S = 5.0
 
@@ -24,9 +25,12 @@ def status(path: Path | None, as_json: bool) -> None:
     conf = load_or_exit(path)
     state = ask(conf.admin.address)
     if state is None:
-        click.echo(f"no daemon answers at {conf.admin.address}; is it running?", err=True)
+        say(f"no daemon answers at {conf.admin.address}; is it running?", err=True)
         sys.exit(1)
-    click.echo(json.dumps(state, indent=2) if as_json else table(state))
+    if as_json:
+        say_json(state, indent=2)
+    else:
+        say_lines(table(state))
     sys.exit(0 if state["ready"] else 1)
 
 
@@ -46,7 +50,7 @@ def ask(address: Endpoint) -> dict[str, Any] | None:
 
 
 def table(state: dict[str, Any]) -> str:
-    """The status as text."""
+    """The status as text: one line for each fact, also for a reason of several lines."""
     lines = [
         f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
         f"{'ready' if state['ready'] else 'not ready'}",
@@ -69,7 +73,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"scanner        {_scanner(host)}" for host in state["scanner"]]
     lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
-    return "\n".join(lines)
+    return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
 
 def _scanner(host: dict[str, Any]) -> str:

@@ -1,18 +1,21 @@
 """Types of configuration values: addresses, networks, tenants, base URLs, databases.
 
-Each error says what is expected and never quotes the value, which may be a secret in the wrong place.
+Each error says what is expected and never quotes the value, which may be a secret in the wrong place. Domains that
+contradict each other are named: their order in the file is not enough to find them.
 """
 
 from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Iterable
 from typing import Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
 
+from bridge.mail.address import comparable_domain
 from bridge.runtime.endpoints import Endpoint, NextHop
 
 # Descriptions that several keys share
@@ -53,6 +56,24 @@ def _tenant(value: Any) -> str:
 
 
 TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
+
+
+def _domain(value: str) -> str:
+    if not comparable_domain(value):
+        raise ValueError("a domain is a name, for example example.org")
+    return value
+
+
+DomainField = Annotated[str, Field(pattern=r"^[^@\s]+$"), AfterValidator(_domain)]
+
+
+def refuse_same_domain(domains: Iterable[str], problem: str) -> None:
+    """Raises ValueError, which names both spellings of a domain that occurs twice."""
+    seen: dict[str, str] = {}
+    for domain in domains:
+        other = seen.setdefault(comparable_domain(domain), domain)
+        if other is not domain:
+            raise ValueError(f"{problem}: {other} and {domain} are the same domain; remove one of them")
 
 
 def base_url(url: str, allow_plain_http: bool) -> str:

@@ -27,10 +27,12 @@ from bridge.config.fields import (
     FILE_LOOKUP,
     AddressField,
     DatabaseUrl,
+    DomainField,
     Network,
     Section,
     TenantUid,
     base_url,
+    refuse_same_domain,
 )
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
@@ -38,7 +40,6 @@ from bridge.config.policy import Policy
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
-from bridge.mail.address import comparable_domain
 from bridge.runtime import units, yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
@@ -228,8 +229,10 @@ class LateDecisions(Section):
 
 class Tenant(Section):
     uid: TenantUid = Field(description="The tenantUid of the service.")
-    recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
-        min_length=1, description="Mail to recipients in these domains belongs to the tenant."
+    recipient_domains: list[DomainField] = Field(
+        min_length=1,
+        description="Mail to recipients in these domains belongs to the tenant. A domain may be written in any "
+        "spelling: with capitals, a final dot, in Unicode or as `xn--`.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(
@@ -344,9 +347,8 @@ class Config(Section):
     @field_validator("tenants")
     @classmethod
     def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
-        domains = [comparable_domain(domain) for tenant in tenants for domain in tenant.recipient_domains]
-        if len(set(domains)) != len(domains):
-            raise ValueError("one recipient domain belongs to two tenants")
+        domains = (domain for tenant in tenants for domain in tenant.recipient_domains)
+        refuse_same_domain(domains, "one recipient domain belongs to two tenants, or twice to one")
         if len({tenant.uid for tenant in tenants}) != len(tenants):
             raise ValueError("two tenants have the same uid; give one of them all the domains")
         return tenants

@@ -5,12 +5,11 @@ Part of the configuration (`bridge.config.model`).
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from bridge.config.fields import CA_FILE, NextHopField, Section
-from bridge.mail.address import comparable_domain
+from bridge.config.fields import CA_FILE, DomainField, NextHopField, Section, refuse_same_domain
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.units import Duration
 
@@ -60,8 +59,8 @@ class TenantRelay(NextHops, Section):
 
 
 class Route(NextHops, Section):
-    recipient_domains: list[Annotated[str, Field(pattern=r"^[^@\s]+$")]] = Field(
-        min_length=1, description="Mail to recipients in these domains goes to this route's next hop."
+    recipient_domains: list[DomainField] = Field(
+        min_length=1, description="Mail to recipients in these domains, in any spelling, goes to this route's next hop."
     )
 
 
@@ -81,7 +80,6 @@ class Relay(NextHops, Section):
     @field_validator("routes")
     @classmethod
     def _one_route(cls, routes: list[Route]) -> list[Route]:
-        domains = [comparable_domain(domain) for route in routes for domain in route.recipient_domains]
-        if len(set(domains)) != len(domains):
-            raise ValueError("a recipient domain has two routes")
+        domains = (domain for route in routes for domain in route.recipient_domains)
+        refuse_same_domain(domains, "a recipient domain has two routes")
         return routes

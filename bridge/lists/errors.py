@@ -19,9 +19,9 @@ import re
 
 from bridge.api.failure import Failure
 from bridge.errors import BridgeError
+from bridge.runtime.visible_text import visible
 
 TEMPORARY = frozenset({408, 425, 429, 500, 502, 503, 504})
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MAX_TEXT = 300
 
 
@@ -89,7 +89,7 @@ def clean(text: str, secret: str = "") -> str:
     """Text from outside, made safe to show: one line, limited in length, without the secret."""
     if secret:
         text = text.replace(secret, "***")
-    text = _CONTROL.sub("?", text)
+    text = visible(text)
     return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 3] + "..."
 
 

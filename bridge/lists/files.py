@@ -22,6 +22,7 @@ from typing import Any, assert_never
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
 from bridge.runtime import yaml_file
+from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
 _COMMENT = re.compile(r"\s+#")
@@ -65,8 +66,8 @@ def read_file(path: Path, kind: Format | None = None) -> dict[str, str | None]:
     try:
         raw = path.read_bytes()
     except OSError as exc:
-        raise InputError(f"{path}: cannot read the file: {exc.strerror}") from exc
-    return read(raw, kind or format_of(path), str(path))
+        raise InputError(f"{visible(str(path))}: cannot read the file: {exc.strerror}") from exc
+    return read(raw, kind or format_of(path), visible(str(path)))
 
 
 def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
@@ -101,7 +102,7 @@ class _Mistakes:
     def check(self) -> None:
         if self._found:
             rest = [f"{self.shown}: and {self._more} more like these"] if self._more else []
-            raise InputError("\n".join([*self._found, *rest]))
+            raise InputError("\n".join(map(visible, [*self._found, *rest])))
 
 
 def _rows(text: str, kind: Format, mistakes: _Mistakes) -> Iterable[Row]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from uuid import UUID
 
 from bridge.lists.files import SUFFIXES, InputError
+from bridge.runtime.visible_text import visible
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,12 +56,12 @@ def find(directory: Path) -> Tree:
             below = [path for path in sorted(child.iterdir()) if path.is_dir()]
             mistakes += [f"{path}: a tenant's directory must not contain directories" for path in below]
     except OSError as exc:
-        raise InputError(f"{directory}: cannot read the directory: {exc.strerror}") from exc
+        raise InputError(f"{visible(str(directory))}: cannot read the directory: {exc.strerror}") from exc
     mistakes += _duplicates(tree.targets)
     if not tree.targets and not mistakes:
         mistakes.append(f"{directory}: no lists found; name each file after its list, for example blocked-senders.txt")
     if mistakes:
-        raise InputError("\n".join(mistakes))
+        raise InputError("\n".join(map(visible, mistakes)))
     return tree
 
 

@@ -2,8 +2,7 @@
 
 A domain matches its subdomains, also in a sender list (`@example.org`). A network needs one lookup
 for each prefix length in use. So a lookup takes as long in a list of ten entries as in one of a
-million. Remote input is first converted to the spelling of entries; what cannot be converted matches
-nothing.
+million. Remote input is first converted to the spelling of entries (`bridge.mail.address`).
 """
 
 from __future__ import annotations
@@ -12,9 +11,11 @@ import ipaddress
 from collections.abc import Callable, Container, Iterable, Iterator
 from functools import lru_cache
 
-from bridge.matching import spelling
+from bridge.mail.address import comparable_address, domain_of
 
 SENDER, DOMAIN, NETWORK = "sender", "domain", "network"
+
+_MAX_LABELS = 127  # in 253 characters
 
 Length = tuple[int, int]  # IP version and prefix length
 
@@ -22,17 +23,10 @@ Length = tuple[int, int]  # IP version and prefix length
 def address(text: str) -> str:
     """An address in the spelling of entries; "" if it has none (the null sender, a name without a domain).
 
-    The domain must match even if no entry could have this local part (quoted, with odd characters).
+    Nothing is checked: a domain must match even if no entry could have this local part or this subdomain
+    (quoted, with odd characters).
     """
-    local, at, host = text.rpartition("@")
-    try:
-        return spelling.address(text)
-    except ValueError:
-        pass
-    try:
-        return f"{local.lower()}@{spelling.domain(host)}" if at else ""
-    except ValueError:
-        return ""
+    return comparable_address(text) if domain_of(text) else ""
 
 
 def find_address(category: str, words: Container[str], text: str) -> str | None:
@@ -67,7 +61,9 @@ def _ip(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
 
 
 def domain_and_parents(name: str) -> Iterator[str]:
-    """a.b.c, b.c, c"""
+    """a.b.c, b.c, c; of an impossible name, only as many as a name can have"""
+    if name.count(".") >= _MAX_LABELS:
+        name = name.split(".", name.count(".") - _MAX_LABELS + 1)[-1]
     while name:
         yield name
         name = name.partition(".")[2]

@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
+from bridge.mail.address import comparable_address, comparable_domain
+
 MAX_ENTRY = 512
 MAX_COMMENT = 2000
 
 _LABEL = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _DOMAIN = re.compile(rf"{_LABEL}(?:\.{_LABEL})*")
 _LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]{1,64}|"[^"\r\n]{1,62}"')
+_LITERAL = re.compile(r"\[[A-Za-z0-9:.-]{1,100}\]")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
@@ -36,12 +39,7 @@ def is_clean(comment: str) -> bool:
 
 def domain(text: str) -> str:
     """A domain in lower-case ASCII. Raises ValueError."""
-    name = text.rstrip(".").lower()
-    if not name.isascii():
-        try:
-            name = name.encode("idna").decode("ascii")
-        except UnicodeError:
-            raise ValueError("not a domain") from None
+    name = comparable_domain(text)
     if len(name) > 253 or not _DOMAIN.fullmatch(name):
         raise ValueError("not a domain, for example example.org")
     return name
@@ -49,10 +47,12 @@ def domain(text: str) -> str:
 
 def address(text: str) -> str:
     """An e-mail address, with its domain in lower-case ASCII and its local part in lower case."""
-    local, at, host = text.rpartition("@")
-    if not at or not _LOCAL.fullmatch(local):
+    local, _, host = text.rpartition("@")
+    if not host or not _LOCAL.fullmatch(local):
         raise ValueError("not an address, for example user@example.org")
-    return f"{local.lower()}@{host.lower() if host.startswith('[') else domain(host)}"
+    if not _LITERAL.fullmatch(host):
+        domain(host)
+    return comparable_address(text)
 
 
 def _sender(text: str) -> str:
@@ -92,9 +92,12 @@ def _url(text: str) -> str:
 def _ip(text: str) -> str | None:
     """An IP address in canonical form; None for anything else, and for an IPv6 address with a zone."""
     try:
-        return None if "%" in text else str(ipaddress.ip_address(text))
+        ip = ipaddress.ip_address(text)
     except ValueError:
         return None
+    if isinstance(ip, ipaddress.IPv4Address):
+        return str(ip)
+    return None if ip.scope_id is not None else str(ip.ipv4_mapped or ip)
 
 
 def _attachment(text: str) -> str:

@@ -16,6 +16,7 @@ from json.encoder import encode_basestring_ascii as _escape
 from typing import Any
 
 from bridge.observe.redaction import FULL, Redaction
+from bridge.runtime.visible_text import visible, visible_lines
 
 MAX_VALUE = 1000  # characters of one value; longer ones are cut
 PLAIN = r"[A-Za-z0-9_.@:/+<>,=*~#%&\[\]$!?^{}|-]+"  # written as it is, without quotes
@@ -31,17 +32,17 @@ def as_json(fields: Mapping[str, Any]) -> str:
     """One JSON object that starts with the time."""
     time = datetime.now(UTC).isoformat(timespec="milliseconds")
     cut = {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
-    return json.dumps({"time": time, **cut})
+    return json.dumps({"time": time, **cut}).replace("\x7f", "\\u007f")  # JSON does not escape DEL
 
 
 def escaped(text: str) -> str:
     """As `key=value` writes text that is not one plain word."""
-    return _escape(_cut(text))
+    return _escape(_cut(text)).replace("\x7f", "\\u007f")
 
 
 def _quoted(text: str) -> str:
     text = _cut(text)
-    return text if _is_plain(text) else _escape(text)
+    return text if _is_plain(text) else escaped(text)
 
 
 def _cut(text: str) -> str:
@@ -50,6 +51,16 @@ def _cut(text: str) -> str:
 
 class _Traceback(str):
     """Our own text, which may be longer than text from outside."""
+
+
+class VisibleFormatter(logging.Formatter):
+    """Lines without quotes, for the scanning service on its own: a message is one line of visible text."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        return visible(super().formatMessage(record))
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return visible_lines(super().formatException(ei))
 
 
 class KeyValueFormatter(logging.Formatter):

@@ -12,6 +12,8 @@ import hashlib
 import re
 from typing import Literal
 
+from bridge.mail.address import comparable_address, split_address
+
 Mode = Literal["full", "domain", "hashed"]
 
 _HASH_BYTES = 8
@@ -35,10 +37,10 @@ class Redaction:
         if self.mode == "full" or not address:
             return address
         if self.mode == "domain":
-            _, at, domain = address.rpartition("@")
-            return f"*@{domain}" if at else "*"
-        lower = address.lower().encode("utf-8", "surrogatepass")
-        return f"~{hashlib.blake2b(lower, digest_size=_HASH_BYTES, key=self._key).hexdigest()}"
+            domain = split_address(address)[1]
+            return f"*@{domain}" if domain else "*"
+        compared = comparable_address(address).encode("utf-8", "surrogatepass")
+        return f"~{hashlib.blake2b(compared, digest_size=_HASH_BYTES, key=self._key).hexdigest()}"
 
     def text(self, text: str) -> str:
         """The text with every address in it hidden: a next hop's reply, an error."""

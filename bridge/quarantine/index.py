@@ -35,6 +35,7 @@ from sqlalchemy import (
     delete,
     func,
     insert,
+    or_,
     select,
     text,
 )
@@ -42,6 +43,7 @@ from sqlalchemy import Index as TableIndex
 from sqlalchemy.exc import SQLAlchemyError
 
 from bridge.errors import StoreError
+from bridge.mail.address import comparable_address, comparable_domain
 from bridge.quarantine import record
 from bridge.quarantine.record import MailRecord, StoredRecord
 from bridge.runtime import database, durable_files
@@ -244,7 +246,7 @@ class Index:
             {
                 **key,
                 "kept_at": mail.time.timestamp(),
-                "sender": _text(mail.envelope.sender),
+                "sender": _address_text(mail.envelope.sender),
                 "subject": _text(mail.subject),
                 "listener": _text(mail.listener),
                 "tenant": _text(mail.tenant),
@@ -255,13 +257,11 @@ class Index:
             },
         )
         for table, column, values in (
-            (recipients, "address", mail.envelope.addresses),
-            (tags, "tag", mail.tags),
+            (recipients, "address", map(_address_text, mail.envelope.addresses)),
+            (tags, "tag", map(_text, mail.tags)),
         ):
-            if values:
-                connection.execute(
-                    insert(table), [{**key, column: value} for value in dict.fromkeys(map(_text, values))]
-                )
+            if rows := [{**key, column: value} for value in dict.fromkeys(values)]:
+                connection.execute(insert(table), rows)
 
 
 def _file_identity(path: Path | None) -> tuple[int, ...]:
@@ -277,13 +277,18 @@ def _text(value: str) -> str:
     return value.lower().replace("\0", "").encode("utf-8", "replace").decode()
 
 
+def _address_text(address: str) -> str:
+    """The address as it came and, if it differs, as it is compared: a search finds either."""
+    return " ".join(dict.fromkeys((_text(address), _text(comparable_address(address)))))
+
+
 def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
     if query.recipient:
-        yield _any_row(recipients, recipients.c.address.like(_pattern(query.recipient), escape="\\"))
+        yield _any_row(recipients, _is_address(recipients.c.address, query.recipient))
     if query.tag:
         yield _any_row(tags, tags.c.tag.like(_pattern(query.tag, whole=True), escape="\\"))
     if query.sender is not None:
-        yield mails.c.sender.like(_pattern(query.sender, whole=not query.sender), escape="\\")
+        yield _is_address(mails.c.sender, query.sender) if query.sender else mails.c.sender == ""
     if query.subject:
         yield mails.c.subject.like(_pattern(query.subject), escape="\\")
     for name in ("tenant", "decision", "listener", "state"):
@@ -293,6 +298,13 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
         yield mails.c.kept_at >= query.since
     if query.until is not None:
         yield mails.c.kept_at < query.until
+
+
+def _is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:
+    """The text as given, and with its domain, or as a domain, in the spelling in which domains are compared."""
+    local, at, domain = wanted.rpartition("@")
+    texts = dict.fromkeys((wanted, f"{local}{at}{comparable_domain(domain)}"))
+    return or_(*(column.like(_pattern(text), escape="\\") for text in texts))
 
 
 def _any_row(table: Table, condition: ColumnElement[bool]) -> ColumnElement[bool]:

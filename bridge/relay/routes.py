@@ -102,7 +102,7 @@ class Routes:
     """A relay for each recipient domain that has its own, and a default for the others."""
 
     def __init__(self, by_domain: Mapping[str, Relay], default: Relay) -> None:
-        self._by_domain = dict(by_domain)  # domains in lower case
+        self._by_domain = dict(by_domain)  # spelled as `domain_of` does
         self._default = default
         self._relays = list(dict.fromkeys([default, *by_domain.values()]))
 

@@ -62,7 +62,10 @@ def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
 
 def dump(data: object) -> str:
     """Plain data as YAML, with the keys in their order."""
-    return yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+    if text.replace("\n", "").isprintable():
+        return text
+    return yaml.safe_dump(data, sort_keys=False, width=110)  # escapes what cannot be seen
 
 
 class _Tree:

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import socket
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -163,3 +164,26 @@ def broken_handshake(port: int) -> None:
         client.send(b"GET / HTTP/1.1\r\n\r\n")
         client.sock.shutdown(socket.SHUT_WR)
         client.is_cut()
+
+
+def test_the_service_alone_logs_visible_text() -> None:
+    """Its lines have no quotes: a message, or a traceback that quotes a mail, begins no line of its own."""
+    formatter = log_format.VisibleFormatter("%(levelname)s %(message)s")
+    try:
+        raise ValueError("\x1b[2J\u202e\x9b")
+    except ValueError:
+        error = sys.exc_info()
+    record = logging.LogRecord("x", logging.INFO, "", 0, "%s", ("a\x1b]0;x\x07\r\nINFO forged\u2028\x7f",), error)
+    shown = formatter.format(record)
+    assert shown.startswith("INFO a?]0;x???INFO forged??\nTraceback")
+    assert shown.endswith("ValueError: ?[2J??") and all(line.isprintable() for line in shown.split("\n"))
+
+
+@pytest.mark.parametrize(
+    "write", [log_format.KeyValueFormatter(), log_format.JsonFormatter()], ids=["key_value", "json"]
+)
+def test_no_character_that_acts_on_a_terminal_is_logged(write: logging.Formatter) -> None:
+    """Not even DEL, which JSON does not escape."""
+    text = "\x1b[2J\x7f\x9b\u202e\u2066\u200b\u2028\r\n"
+    shown = write.format(logging.LogRecord("x", logging.INFO, "", 0, "%s", (text,), None))
+    assert shown.isascii() and shown.isprintable()

@@ -22,13 +22,14 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from bridge.api.scanning import Decision
+from bridge.matching import spelling
 from bridge.mime.encodings import decode
 from bridge.mime.structure import Bounds, TooMuch, parse_value, walk
 from bridge.service.analysis import file_types
 from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.headers import check
 from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
-from bridge.service.analysis.links import Links
+from bridge.service.analysis.links import Links, host_of
 from bridge.service.settings import DEFAULT_RULES, DecisionRule, Decisions
 from tests.service.service_kit import (
     CONFIG,
@@ -404,3 +405,27 @@ def test_a_process_that_was_killed_while_idle_is_replaced(tmp_path):
                 os.kill(child, signal.SIGKILL)
                 os.waitid(os.P_PID, child, os.WEXITED | os.WNOWAIT)
         assert running.submit(content).json["decision"] == "deliver"
+
+
+@pytest.mark.parametrize(
+    ("entry", "written"),
+    [
+        ("b\u00fccher.example", "B\u00dcCHER\u3002example."),
+        ("xn--bcher-kva.example", "bu\u0308cher.example:443"),
+        ("stra\u00dfe.example", "stra%C3%9Fe.example"),
+        ("evil.example", "ev\u00adil.example"),
+        ("192.0.2.235", "3221226219"),
+        ("192.0.2.235", "0xc0.0.0x2eb"),
+        ("192.0.2.235", "0300.0.2.0353:80"),
+        ("192.0.2.235", "[::ffff:192.0.2.235]"),
+        ("2001:db8::1", "[2001:DB8:0::1]:443"),
+    ],
+)
+def test_a_link_is_compared_in_the_spelling_of_lists(entry: str, written: str) -> None:
+    """A browser opens the same host in each of these forms."""
+    assert host_of(written) == spelling.normalise("url", entry)
+
+
+@pytest.mark.parametrize("written", ["[fe80::1%25eth0]", "192.0.2.999", "1.2.3.256", "08.1", "a b", ""])
+def test_what_is_no_host_has_no_spelling(written: str) -> None:
+    assert host_of(written) == ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -18,6 +17,7 @@ from bridge.cli.check.send_test import send_test
 from bridge.cli.check.sendmail import check_sendmail
 from bridge.cli.common import config_option, load_or_exit
 from bridge.cli.status import ask
+from bridge.cli.terminal import say, say_json
 from bridge.config.model import Config
 from bridge.daemon import wiring
 
@@ -60,10 +60,10 @@ def check(
     problems = sum(finding.state == "problem" for finding in findings + outcomes)
     if as_json:
         shown = [finding.to_dict() for finding in findings + outcomes]
-        click.echo(json.dumps({"ok": not problems, "findings": shown}, indent=2))
+        say_json({"ok": not problems, "findings": shown}, indent=2)
     else:
         for line in _lines(findings, outcomes, verbose):
-            click.echo(line)
+            say(line)
     sys.exit(1 if problems else 0)
 
 

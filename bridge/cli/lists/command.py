@@ -7,7 +7,6 @@ to do next (docs/operate/lists.md): 75 means "run it again later", 1 means "need
 from __future__ import annotations
 
 import functools
-import json
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -33,6 +32,7 @@ from bridge.cli.lists.session import (
     with_session,
 )
 from bridge.cli.lists.sync import sync
+from bridge.cli.terminal import say, say_json, say_lines
 from bridge.errors import BridgeError
 from bridge.lists import files
 from bridge.lists.batches import Tally
@@ -40,6 +40,7 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import clean
 from bridge.lists.files import Format, InputError
 from bridge.lists.sync import with_rereads
+from bridge.runtime.visible_text import visible, visible_lines
 
 
 @click.group()
@@ -62,13 +63,13 @@ def show(session: Session) -> None:
 
     infos = run(ask())
     if session.as_json:
-        click.echo(json.dumps({"tenant": session.tenant, "lists": [info.to_dict() for info in infos]}, indent=2))
+        say_json({"tenant": session.tenant, "lists": [info.to_dict() for info in infos]}, indent=2)
         return
     width = max((len(info.name) for info in infos), default=0)
     for info in infos:
         size = f"up to {info.max_size:,}" if info.max_size else "-"
         row = f"{info.name:{width}}  {info.category or '-':12} {size:17} {info.description or info.display_name}"
-        click.echo(clean(row))
+        say(clean(row))
 
 
 @lists.command()
@@ -87,11 +88,13 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
     if output is not None:
         chosen = Format(kind) if kind else files.format_of(output)
         count = run(_save(session, name, output, chosen))
-        click.echo(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
+        say(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
         return
     try:
         with click.open_file("-", "w", encoding="utf-8") as target:
-            run(_stream(session, name, target.write, chosen, hidden=sys.stdout.isatty()))
+            is_terminal = sys.stdout.isatty()
+            write = (lambda text: target.write(visible_lines(text))) if is_terminal else target.write
+            run(_stream(session, name, write, chosen, hidden=is_terminal))
             target.flush()
     except BrokenPipeError:
         raise  # the reader closed the pipe: click exits quietly
@@ -215,11 +218,11 @@ def _change(session: Session, name: str, verb: str, total: int, tally: Tally, wo
     if session.as_json:
         counts = {"given": total, "confirmed": tally.confirmed, "modified": tally.modified, "not_done": left}
         trouble = {"uncertain": tally.uncertain, "refused": tally.refused, "problem": problem or None}
-        click.echo(json.dumps({"list": name, "tenant": session.tenant, **counts, **trouble, "exit_code": code}))
+        say_json({"list": name, "tenant": session.tenant, **counts, **trouble, "exit_code": code})
     else:
-        click.echo(f"{name} of {session.scope}: {tally.modified:,} entries {verb}")
+        say(f"{name} of {session.scope}: {tally.modified:,} entries {verb}")
     say_refused(tally.refused)
     if problem:
-        click.echo(f"{name}: stopped: {problem}", err=True)
-        click.echo(account(tally.confirmed, total, tally.uncertain, left), err=True)
+        say_lines(f"{visible(name)}: stopped: {problem}", err=True)
+        say(account(tally.confirmed, total, tally.uncertain, left), err=True)
     sys.exit(code)

@@ -10,10 +10,11 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import click
-from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
+
+from bridge.cli.terminal import console, say
+from bridge.runtime.visible_text import visible
 
 LINE_EVERY_S = 5.0
 
@@ -43,7 +44,7 @@ class PlainMeter:
         now = self._clock()
         if now - self._said >= LINE_EVERY_S:
             self._said = now
-            click.echo(self.line(now), err=True)
+            say(self.line(now), err=True)
 
     def line(self, now: float) -> str:
         rate = self._done / max(now - self._began, 1e-9)
@@ -56,8 +57,8 @@ class PlainMeter:
 @contextmanager
 def _bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Count(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        task = progress.add_task(label, total=total)
+    with Progress(*columns, console=console(stderr=True)) as progress:
+        task = progress.add_task(visible(label), total=total)
         yield lambda count: progress.advance(task, count)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run
+from bridge.cli.terminal import say, say_json
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.copies import Copies
@@ -53,9 +53,9 @@ def refresh(path: Path | None, as_json: bool) -> None:
         )
         if not as_json:
             shown = f"{copy.table.about.count:,} entries" if copy else "no local copy"
-            click.echo(f"{listed}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
+            say(f"{listed}: {shown}" + (f"; not refreshed: {problem}" if problem else ""), err=bool(problem))
     if as_json:
-        click.echo(json.dumps({"lists": rows, "exit_code": code}, indent=2))
+        say_json({"lists": rows, "exit_code": code}, indent=2)
     sys.exit(code)
 
 

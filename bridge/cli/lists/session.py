@@ -17,6 +17,7 @@ import click
 import uvloop
 
 from bridge.cli.common import EXIT_CONFIG, config_option, load_or_exit
+from bridge.cli.terminal import say, say_lines
 from bridge.config.lists import Lists
 from bridge.daemon import resources
 from bridge.errors import BridgeError, ConfigError
@@ -166,7 +167,7 @@ def exit_code(exc: BridgeError) -> int:
 
 
 def fail(exc: BridgeError) -> NoReturn:
-    click.echo(str(exc), err=True)
+    say_lines(str(exc), err=True)
     sys.exit(exit_code(exc))
 
 
@@ -178,6 +179,6 @@ def account(done: int, total: int, uncertain: int, left: int) -> str:
 def say_refused(refused: dict[str, str]) -> None:
     """Print which entries were refused, and why."""
     for reason in list(refused.values())[:MAX_REFUSED]:
-        click.echo(reason, err=True)
+        say(reason, err=True)
     if len(refused) > MAX_REFUSED:
-        click.echo(f"and {len(refused) - MAX_REFUSED:,} more entries were refused", err=True)
+        say(f"and {len(refused) - MAX_REFUSED:,} more entries were refused", err=True)

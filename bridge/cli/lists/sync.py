@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,6 +25,7 @@ from bridge.cli.lists.session import (
     say_refused,
     with_session,
 )
+from bridge.cli.terminal import confirm, say, say_json, say_lines
 from bridge.lists import files, plan, tree
 from bridge.lists.client import ListClient
 from bridge.lists.errors import EntryRefused, ListFull, clean
@@ -93,7 +93,7 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
                 raise click.UsageError("--tenant cannot be used with a directory: its subdirectories are the tenants")
             found = tree.find(Path(directory))
             for path in found.ignored:
-                click.echo(f"{path}: skipped, not named like a list file", err=True)
+                say(f"{path}: skipped, not named like a list file", err=True)
             return found.targets
         case _:
             raise click.UsageError("expected LIST and FILE, or a directory")
@@ -156,14 +156,12 @@ class SyncJob:
                 continue
             loss = f"{planned.target}: {planned.deletions:,} of {planned.change.size:,} entries would be deleted"
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
-                click.echo(
-                    f"{loss}, more than --max-delete allows; nothing was changed; use --yes to confirm", err=True
-                )
+                say(f"{loss}, more than --max-delete allows; nothing was changed; use --yes to confirm", err=True)
                 return False
             for line in planned.lines(_SHOWN):
-                click.echo(line, err=True)
-            if not click.confirm(f"{loss}. Continue?", err=True):
-                click.echo("nothing was changed", err=True)
+                say(line, err=True)
+            if not confirm(f"{loss}. Continue?"):
+                say("nothing was changed", err=True)
                 return False
         return True
 
@@ -181,26 +179,24 @@ class SyncJob:
     def report(self, code: int, problem: str, *, dry_run: bool) -> None:
         if self._session.as_json:
             data = [planned.as_data() | (planned.entries_as_data() if dry_run else {}) for planned in self.plans]
-            click.echo(json.dumps({"lists": data, "problem": problem or None, "exit_code": code}, indent=2))
+            say_json({"lists": data, "problem": problem or None, "exit_code": code}, indent=2)
         for planned in self.plans:
             if not self._session.as_json:
                 self._show(planned, dry_run=dry_run)
             if planned.problem:
-                click.echo(f"{planned.target}: {clean(planned.problem)}", err=True)
+                say(f"{planned.target}: {clean(planned.problem)}", err=True)
             say_refused(planned.applied.added.refused)
             if planned.state in (State.FAILED, State.RUNNING):
                 done = planned.applied.added.confirmed + planned.applied.deleted.confirmed
-                click.echo(
-                    account(done, planned.changes + planned.deletions, planned.uncertain, planned.left), err=True
-                )
+                say(account(done, planned.changes + planned.deletions, planned.uncertain, planned.left), err=True)
         if problem and not any(planned.problem for planned in self.plans):
             begun = any(planned.state is not State.PLANNED for planned in self.plans)
-            click.echo(problem if begun else f"{problem}\nnothing was changed", err=True)
+            say_lines(problem if begun else f"{problem}\nnothing was changed", err=True)
 
     def _show(self, planned: Plan, *, dry_run: bool) -> None:
         if dry_run:
             for line in planned.lines(_SHOWN if sys.stdout.isatty() else None):
-                click.echo(line)
+                say(line)
         change, applied = planned.change, planned.applied
         kept = len(change.deletions) if not planned.prune else 0
         extra = f"; {kept:,} that are not in the file are kept (--prune deletes them)" if kept else ""
@@ -212,4 +208,4 @@ class SyncJob:
             what = "up to date"
         else:
             what = f"added or updated {applied.added.confirmed:,}, deleted {applied.deleted.confirmed:,}"
-        click.echo(f"{planned.target}: {what}{extra}")
+        say(f"{planned.target}: {what}{extra}")

@@ -6,7 +6,6 @@ strangers reaches the terminal only without its control characters.
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Iterable
@@ -16,7 +15,6 @@ from typing import Any
 
 import click
 import uvloop
-from rich.console import Console
 
 from bridge.cli.common import EXIT_CONFIG, config_option, fail_config
 from bridge.cli.quarantine.content import copy, copy_into, header_section
@@ -30,7 +28,8 @@ from bridge.cli.quarantine.session import (
     login_name,
     most_serious,
 )
-from bridge.cli.quarantine.view import clean, facts, table
+from bridge.cli.quarantine.view import facts, table
+from bridge.cli.terminal import confirm, console, say, say_json
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.intake.smtp.paths import parse_path
@@ -112,13 +111,13 @@ def list_mails(path: Path | None, as_json: bool, state: str | None, limit: int, 
     found = found[:limit] if limit else found
     if as_json:
         for mail in found:
-            click.echo(json.dumps(mail.to_dict()))
+            say_json(mail.to_dict())
     elif found:
-        Console(width=None if sys.stdout.isatty() else _WIDE).print(table(found))
+        console(width=None if sys.stdout.isatty() else _WIDE).print(table(found))
     else:
-        click.echo("no matching mail", err=True)
+        say("no matching mail", err=True)
     if more:
-        click.echo(f"only the newest {limit} are shown; --limit 0 shows all", err=True)
+        say(f"only the newest {limit} are shown; --limit 0 shows all", err=True)
 
 
 @quarantine.command()
@@ -129,8 +128,8 @@ def list_mails(path: Path | None, as_json: bool, state: str | None, limit: int, 
 def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     """Show the details and the header section of a mail."""
     session = Session.open(path)
-    if raw and sys.stdout.isatty():
-        raise click.UsageError("a mail may contain terminal control sequences: redirect it to a file or a pager")
+    if raw:
+        _refuse_terminal()
     try:
         mail = session.quarantine.read(mail_id)
         if raw:
@@ -138,17 +137,17 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
             return
         head = header_section(session.quarantine.chunks(mail_id))
     except MailNotFound as exc:
-        fail(f"{clean(mail_id)}: {exc}", EXIT_UNKNOWN)
+        fail(f"{mail_id}: {exc}", EXIT_UNKNOWN)
     except (BridgeError, OSError) as exc:
-        fail(f"{clean(mail_id)}: {exc}")
+        fail(f"{mail_id}: {exc}")
     if as_json:
-        click.echo(json.dumps({**mail.to_dict(), "header": head}, indent=2))
+        say_json({**mail.to_dict(), "header": head}, indent=2)
         return
     for name, value in facts(mail):
-        click.echo(f"{name + ':':12} {clean(value)}")
-    click.echo()
-    for line in head.splitlines():
-        click.echo(clean(line.expandtabs()))
+        say(f"{name + ':':12} {value}")
+    say()
+    for line in head.split("\r\n"):  # splitlines() would divide lines at characters that readers show in one line
+        say(line.expandtabs())
 
 
 @quarantine.command("release")
@@ -187,12 +186,12 @@ async def _release_all(session: Session, ids: Iterable[str], relay: Relay, order
                 delivered = await release(session.quarantine, mail_id, relay, order)
             except BridgeError as exc:
                 codes.append(exit_code(exc))
-                click.echo(f"{clean(mail_id)}: not released: {exc}", err=True)
+                say(f"{mail_id}: not released: {exc}", err=True)
                 if isinstance(exc, NextHopError):
                     session.note("release failed", mail_id, to=list(order.to), reply=str(exc.reply))
             else:
                 session.note("released", mail_id, to=list(order.to), reply=str(delivered.reply))
-                click.echo(f"{mail_id}: released: {clean(str(delivered.reply))}")
+                say(f"{mail_id}: released: {delivered.reply}")
     finally:
         await relay.close()
     return most_serious(codes)
@@ -206,17 +205,17 @@ def delete(path: Path | None, ids: tuple[str, ...], yes: bool) -> None:
     """Delete mail permanently."""
     session = Session.open(path)
     if not yes and sys.stdin.isatty():
-        click.confirm(f"Permanently delete {len(ids)} mails?", abort=True, err=True)
+        confirm(f"Permanently delete {len(ids)} mails?", abort=True)
     codes = []
     for mail_id in dict.fromkeys(ids):
         try:
             session.quarantine.remove(mail_id)
         except BridgeError as exc:
             codes.append(exit_code(exc))
-            click.echo(f"{clean(mail_id)}: not deleted: {exc}", err=True)
+            say(f"{mail_id}: not deleted: {exc}", err=True)
         else:
             session.note("removed", mail_id)
-            click.echo(f"{mail_id}: deleted")
+            say(f"{mail_id}: deleted")
     sys.exit(most_serious(codes))
 
 
@@ -239,7 +238,7 @@ def purge(path: Path | None, older_than: float | None) -> None:
         fail(f"scanbridge quarantine: {exc}")
     for mail_id in removed:
         session.note("purged", mail_id)
-    click.echo(f"{len(removed)} deleted")
+    say(f"{len(removed)} deleted")
 
 
 @quarantine.command()
@@ -249,6 +248,8 @@ def purge(path: Path | None, older_than: float | None) -> None:
 def export(path: Path | None, mail_id: str, target: str) -> None:
     """Copy a mail and its metadata into a directory, or write the mail to standard output."""
     session = Session.open(path)
+    if target == "-":
+        _refuse_terminal()
     try:
         item = session.quarantine.read_stored(mail_id)
         if target == "-":
@@ -259,9 +260,14 @@ def export(path: Path | None, mail_id: str, target: str) -> None:
         if item.releases:
             copy_into([item.releases], Path(target) / f"{mail_id}.releases")
     except MailNotFound as exc:
-        fail(f"{clean(mail_id)}: {exc}", EXIT_UNKNOWN)
+        fail(f"{mail_id}: {exc}", EXIT_UNKNOWN)
     except (BridgeError, OSError) as exc:
-        fail(f"{clean(mail_id)}: not exported: {exc}")
+        fail(f"{mail_id}: not exported: {exc}")
+
+
+def _refuse_terminal() -> None:
+    if sys.stdout.isatty():
+        raise click.UsageError("a mail may contain terminal control sequences: redirect it to a file or a pager")
 
 
 def _address(text: str) -> str:

@@ -7,7 +7,6 @@ comment. Exit codes are those of `scanbridge lists`, and 3 if there is no such m
 from __future__ import annotations
 
 import functools
-import json
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
@@ -21,10 +20,12 @@ from bridge.api.lists import ListEntry
 from bridge.cli.common import config_option
 from bridge.cli.lists.session import EXIT_FAILED, attempt, exit_code, fail
 from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, login_name
+from bridge.cli.terminal import say, say_json
 from bridge.daemon import wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListClient
-from bridge.lists.errors import ListNotFound, clean
+from bridge.lists.errors import ListNotFound
+from bridge.mail.address import domain_of
 from bridge.matching import spelling
 from bridge.matching.match import DOMAIN, NETWORK, SENDER
 from bridge.quarantine.quarantine import MailNotFound
@@ -151,12 +152,12 @@ class Addition:
         scope = f"tenant {self.tenant}" if self.tenant else "the deployment"
         if as_json:
             row = {"id": self.mail_id, "list": self.list_name, "tenant": self.tenant, "entry": self.entry or None}
-            click.echo(json.dumps({**row, "added": self.added, "problem": problem or None, "exit_code": code}))
+            say_json({**row, "added": self.added, "problem": problem or None, "exit_code": code})
         elif problem:
-            click.echo(f"{clean(self.mail_id)}: not added to {self.list_name}: {clean(problem)}", err=True)
+            say(f"{self.mail_id}: not added to {self.list_name}: {problem}", err=True)
         else:
             done = "added to" if self.added else "already on"
-            click.echo(f"{self.mail_id}: {clean(self.entry)} {done} {self.list_name} of {scope}")
+            say(f"{self.mail_id}: {self.entry} {done} {self.list_name} of {scope}")
 
 
 def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
@@ -164,7 +165,7 @@ def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
     sender = mail.envelope.sender
     if not sender:
         raise NoEntry("the mail has the null sender, as bounces do: it has no address to list")
-    domain = sender.rpartition("@")[2] if "@" in sender else ""
+    domain = domain_of(sender)
     if category == NETWORK:
         raise NoEntry("this list contains networks, not senders")
     if category == DOMAIN and not whole_domain:

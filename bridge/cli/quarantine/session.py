@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
 
-import click
-
 from bridge.cli.common import fail_config, load_or_exit
-from bridge.cli.quarantine.view import clean
+from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.next_hop import NextHopError
 from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
 from bridge.quarantine.release import AlreadyReleased, log_action
+from bridge.runtime.visible_text import visible
 
 EXIT_FAILED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 3, 4, 75
 _MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
@@ -53,7 +52,7 @@ class Session:
         try:
             log_action(self.directory, action, mail_id, login_name(), **more)
         except OSError as exc:
-            click.echo(f"{mail_id}: {action}, but actions.log cannot be written: {exc.strerror}", err=True)
+            say(f"{mail_id}: {action}, but actions.log cannot be written: {exc.strerror}", err=True)
 
 
 def log_to_syslog() -> None:
@@ -78,7 +77,7 @@ def login_name() -> str:
     except OSError:  # no terminal
         pass
     if os.getuid() == 0 and (name := os.environ.get("SUDO_USER")):
-        return clean(name)
+        return visible(name)
     try:
         return pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
@@ -86,7 +85,7 @@ def login_name() -> str:
 
 
 def fail(text: str, code: int = EXIT_FAILED) -> NoReturn:
-    click.echo(text, err=True)
+    say(text, err=True)
     sys.exit(code)
 
 

@@ -1,6 +1,6 @@
 """Quarantined mail for people: the table of mails, and the details of one mail.
 
-Text written by strangers reaches the terminal only without its control characters.
+Text written by strangers reaches the terminal as text: never as markup, and without control characters.
 """
 
 from __future__ import annotations
@@ -8,13 +8,10 @@ from __future__ import annotations
 from datetime import datetime
 
 from rich.table import Table
+from rich.text import Text
 
 from bridge.quarantine.record import MailRecord
-
-
-def clean(text: str) -> str:
-    """Without characters that control a terminal or change the direction of text."""
-    return "".join(c if c.isprintable() else "?" for c in text)
+from bridge.runtime.visible_text import visible
 
 
 def table(mails: list[MailRecord]) -> Table:
@@ -33,12 +30,8 @@ def table(mails: list[MailRecord]) -> Table:
         more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
         cells = [mail.id, _local(mail.time), f"<{mail.envelope.sender}>", "".join(addresses[:1]) + more]
         cells += [mail.subject, "damaged .json" if mail.is_damaged else mail.decision, ",".join(mail.tags)]
-        shown.add_row(*map(_cell, [*cells, _size(mail.size), mail.state]))
+        shown.add_row(*(Text(visible(cell)) for cell in [*cells, _size(mail.size), mail.state]))
     return shown
-
-
-def _cell(text: str) -> str:
-    return clean(text).replace("[", r"\[")  # or rich would take [red] for markup
 
 
 def facts(mail: MailRecord) -> list[tuple[str, str]]:

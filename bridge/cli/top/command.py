@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
@@ -17,10 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
 from rich.live import Live
 
 from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.terminal import console, say_json
 from bridge.cli.top.picture import Picture
 from bridge.cli.top.sample import Sample, Source, between
 from bridge.runtime.endpoints import Endpoint
@@ -83,30 +82,30 @@ class Monitor:
 
 def _print_updates(monitor: Monitor, interval_s: float, as_json: bool, once: bool) -> None:
     """Print updates to a pipe or a file."""
-    console, picture = Console(highlight=False), Picture()
+    screen, picture = console(), Picture()
     due = time.monotonic()
     while True:
         due = max(due + interval_s, time.monotonic())
         time.sleep(max(due - time.monotonic(), 0.0))
         seen = monitor.sample()
         if as_json:
-            click.echo(json.dumps(seen))
+            say_json(seen)
         else:
-            console.print(picture.draw(seen, console.width, ascii_only=console.options.ascii_only))
+            screen.print(picture.draw(seen, screen.width, ascii_only=screen.options.ascii_only))
         if once:
             return
         if not as_json:
-            console.print()
+            screen.print()
 
 
 def _show_updates(monitor: Monitor, interval_s: float) -> None:
-    console, picture = Console(highlight=False), Picture()
+    screen, picture = console(), Picture()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # restores the terminal on the way out
-    with _keys() as pressed, Live(console=console, screen=True, auto_refresh=False) as live:
+    with _keys() as pressed, Live(console=screen, screen=True, auto_refresh=False) as live:
         due = time.monotonic()
         while True:
             seen = monitor.sample()
-            live.update(picture.draw(seen, console.width, ascii_only=console.options.ascii_only), refresh=True)
+            live.update(picture.draw(seen, screen.width, ascii_only=screen.options.ascii_only), refresh=True)
             due = max(due + interval_s, time.monotonic())
             while (left := due - time.monotonic()) > 0:
                 if pressed(left) in ("q", "Q"):

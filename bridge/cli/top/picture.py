@@ -10,6 +10,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from bridge.cli.terminal import visible_data
+
 _BARS = {False: "▁▂▃▄▅▆▇█", True: "_.-:=+*#"}  # True: for terminals with ASCII only
 _NARROW = 60  # columns; narrower terminals get no sparklines
 _STATUS = {"GREEN": "green", "YELLOW": "yellow", "RED": "red", "closed": "green", "half_open": "yellow", "open": "red"}
@@ -26,6 +28,7 @@ class Picture:
         self._times: dict[str, deque[float]] = {}
 
     def draw(self, seen: dict[str, Any], width: int, *, ascii_only: bool = False) -> RenderableType:
+        seen = visible_data(seen)
         if not seen["up"]:
             return Text.assemble(("no daemon", "bold red"), f"  {seen['problem']}; waiting")
         self._note(seen)

@@ -18,6 +18,7 @@ from importlib import import_module
 from typing import Any
 
 from bridge.errors import ConfigError
+from bridge.mail.address import comparable_domain, split_address
 from bridge.matching import spelling
 from bridge.mime.structure import Bounds, TooMuch, walk
 from bridge.service.analysis import headers
@@ -114,8 +115,8 @@ class AuthenticationAnalyzer:
     def _signer(self, verifier: Any, index: int, dns: _Dns) -> str:
         """The domain of a signature; empty if the signature is invalid."""
         try:
-            if verifier.verify(index, dnsfunc=lambda name, timeout=5: dns.raw_txt(name.decode("ascii", "replace"))):
-                return str(verifier.domain.decode("ascii", "replace")).lower()
+            if verifier.verify(index, dnsfunc=lambda name, timeout=5: dns.raw_txt(name.decode("utf-8", "replace"))):
+                return comparable_domain(verifier.domain.decode("utf-8", "replace"))
         except (self._dkim.DKIMException, ValueError, KeyError):
             pass
         return ""
@@ -140,7 +141,8 @@ class _Dns:
         import dns.exception
         import dns.resolver
 
-        key = (name.lower().rstrip("."), kind)
+        name = comparable_domain(name)
+        key = (name, kind)
         if key not in self.known:
             if time.monotonic() > self.deadline:
                 raise DnsUnavailable("deadline")
@@ -191,7 +193,8 @@ def dmarc(author: str, passed: Mapping[str, Iterable[str]], txt: Callable[[str],
     for tag, domains in passed.items():
         relaxed = record.get(tag) != "s"
         for domain in domains:
-            if domain.lower() == author or (relaxed and _within(domain.lower(), organisation)):
+            aligned = comparable_domain(domain)
+            if aligned == author or (relaxed and _within(aligned, organisation)):
                 return "pass"
     policy = record.get("p", "none") if found_at == author else record.get("sp", record.get("p", "none"))
     return policy if policy in ("none", "quarantine", "reject") else "none"
@@ -232,15 +235,16 @@ def _author_domain(content: bytes) -> str:
         return ""
     authors = [address for value in first.values("from") for address in headers.addresses(value)]
     try:
-        found = {spelling.domain(address.rpartition("@")[2]) for address in authors}
+        found = {spelling.domain(split_address(address)[1]) for address in authors}
     except ValueError:
         return ""
     return found.pop() if len(found) == 1 else ""
 
 
 def _ascii(text: str) -> str:
-    local, at, host = text.rpartition("@")
+    local, host = split_address(text)
     try:
-        return f"{local}{at}{spelling.domain(host)}" if host else text
+        name = spelling.domain(host or local)
+        return f"{local}@{name}" if host else name
     except ValueError:
         return text.encode("ascii", "replace").decode("ascii")

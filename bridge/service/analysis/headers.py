@@ -8,13 +8,13 @@ from email.utils import parsedate_tz
 
 from bridge.mail.address import domain_of
 
-_ADDRESS = re.compile(r"[^\s<>\"'(),;:]{1,64}@[^\s<>\"'(),;:]{1,253}")
+_ADDRESS = re.compile(r"(?:\"[^\"]{1,64}\"|[^\s<>\"'(),;:]{1,64})@(?:\[[^\s<>\[\]]{1,100}\]|[^\s<>\"'(),;:]{1,253})")
 _ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
 
 
 def addresses(value: str) -> list[str]:
     """The addresses in a header value; only those in angle brackets, if there are any."""
-    in_brackets = re.findall(r"<([^<>\s]{1,320})>", value)
+    in_brackets = re.findall(r"<([^<>]{1,320})>", value)
     return [address for address in in_brackets if "@" in address] or _ADDRESS.findall(value)
 
 
@@ -47,4 +47,4 @@ def _display_name_differs(sender: str) -> bool:
 
 
 def _host(address: str) -> str:
-    return domain_of(address).strip("> \t")
+    return domain_of(address.strip("> \t"))

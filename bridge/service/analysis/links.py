@@ -10,6 +10,8 @@ import ipaddress
 import re
 from urllib.parse import unquote
 
+from bridge.mail.address import comparable_domain
+
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
 _BEFORE = ("http:", "https:", "ftp:", "=", "='", '="')  # `//host` is a link only after one of these
@@ -18,7 +20,8 @@ _ANCHOR = re.compile(r"<a\s")
 _HREF = re.compile(r"href\s{0,9}=\s{0,9}[\"']?https?://([^\s/\"'>?#]{1,400})")
 _SHOWN = re.compile(r"\s{0,99}(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){1,8})[\s/<]")
 _MAX_TAG = 2000
-_NUMBER_HOST = re.compile(r"(0x[0-9a-f]{1,8}|\d{8,10})")
+_NUMBER = r"(?:0x[0-9a-f]{1,8}|[0-9]{1,12})"
+_NUMBERS = re.compile(rf"0x[0-9a-f]{{1,8}}|[0-9]{{8,12}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
 
 
 class Links:
@@ -81,16 +84,28 @@ def host_of(raw: str) -> str:
     """The host in the spelling that lists use; empty if there is none."""
     host = unquote(raw) if "%" in raw else raw
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    host = host.strip(".").lower()
-    if not host.isascii():
-        try:
-            host = host.encode("idna").decode("ascii")
-        except UnicodeError:
-            return ""
-    if _NUMBER_HOST.fullmatch(host):  # http://3221226219/ is an address too
-        number = int(host, 0) if host.startswith("0x") else int(host)
-        return str(ipaddress.IPv4Address(number)) if number < 2**32 else ""
-    return host if re.fullmatch(r"[a-z0-9._:-]{1,253}", host) else ""
+    host = comparable_domain(host.strip("."))
+    if ":" in host or _NUMBERS.fullmatch(host):
+        return _ip_host(host)
+    return host if re.fullmatch(r"[a-z0-9._-]{1,253}", host) else ""
+
+
+def _ip_host(host: str) -> str:
+    """An address as browsers read it: http://3221226219/, http://0xc0.0.0x2eb/ and http://0300.0.2.0353/ are one."""
+    try:
+        if ":" in host:
+            ip = ipaddress.IPv6Address(host)
+            return "" if ip.scope_id else str(ip.ipv4_mapped or ip)
+        *first, last = [_number(part) for part in host.split(".")]
+        number = last + sum(byte << (24 - 8 * place) for place, byte in enumerate(first))
+        fits = len(first) < 4 and all(byte < 256 for byte in first) and last < 256 ** (4 - len(first))
+        return str(ipaddress.IPv4Address(number)) if fits else ""
+    except ValueError:
+        return ""
+
+
+def _number(part: str) -> int:
+    return int(part, 16 if part.startswith("0x") else 8 if part.startswith("0") else 10)
 
 
 def _is_address(host: str) -> bool:

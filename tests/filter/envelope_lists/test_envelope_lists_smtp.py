@@ -31,6 +31,11 @@ def bridge(service, tmp_path_factory):
         ("x@deep.sub.evil.example", "blocked-domains", "evil.example"),
         (r'"odd \" part"@evil.example', "blocked-domains", "evil.example"),
         ("x@xn--bcher-kva.example", "blocked-domains", "xn--bcher-kva.example"),
+        ("bad@sender.example.", "blocked-senders", "bad@sender.example"),
+        ('"bad"@sender.example', "blocked-senders", "bad@sender.example"),
+        ("x@XN--BCHER-KVA.example..", "blocked-domains", "xn--bcher-kva.example"),
+        ("x@-odd-.evil.example", "blocked-domains", "evil.example"),
+        ("x@a..evil.example.", "blocked-domains", "evil.example"),
     ],
 )
 def test_a_blocked_sender_is_refused_at_mail(bridge, sender, listed, entry):
@@ -51,6 +56,23 @@ def test_a_blocked_sender_is_refused_at_mail(bridge, sender, listed, entry):
     assert len(bridge.scanner.submissions) == before[0]
     after = counted(bridge, "list_matches_total", listener="test", list=listed, action="refused")
     assert after == before[1] + 1
+
+
+@pytest.mark.parametrize(
+    "sender", ["x@B\u00dcCHER.example.", "x@bu\u0308cher\u3002example", "x@sub.b\u00fccher.example"]
+)
+def test_a_blocked_sender_may_not_write_its_domain_in_unicode(bridge, sender):
+    """SMTPUTF8 senders are compared in the same spelling as the entries."""
+    with Client(bridge) as client:
+        client.say("EHLO client.example")
+        assert REFUSED.fullmatch(client.say(f"MAIL FROM:<{sender}> SMTPUTF8"))
+
+
+@pytest.mark.parametrize(
+    "recipient", ["gone@example.org.", "GONE@Example.ORG", '"gone"@example.org', "x@closed.example."]
+)
+def test_a_closed_mailbox_is_closed_in_every_spelling(bridge, recipient):
+    assert REFUSED.fullmatch(offer(bridge, recipient=recipient))
 
 
 @pytest.mark.parametrize("sender", ["", "bad@other.example", "sender.example@x.example", "x@notevil.example", "evil"])

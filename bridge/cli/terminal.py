@@ -1,0 +1,89 @@
+"""The terminal: the one place where commands write to standard output and standard error.
+
+Most of what commands print was written by somebody else: a mail's author, the service, a mail server, whoever named a
+file. So everything goes through `visible`, also our own words: no command can forget it. Nothing is ever read as
+markup. JSON is left to programs, in ASCII.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import traceback
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bridge.runtime.visible_text import visible, visible_lines
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def say(line: str = "", *, err: bool = False) -> None:
+    """One line."""
+    click.echo(visible(line), err=err)
+
+
+def say_lines(text: str, *, err: bool = False) -> None:
+    """Several lines that we divided ourselves; text from outside must not contain line feeds."""
+    click.echo(visible_lines(text), err=err, nl=text[-1:] not in ("", "\n"))
+
+
+def say_cells(*cells: str) -> None:
+    """One line of cells separated by tabs, for scripts."""
+    click.echo("\t".join(map(visible, cells)))
+
+
+def say_json(data: object, indent: int | None = None) -> None:
+    """An object for programs. JSON in ASCII contains no character that acts on a terminal, except DEL."""
+    click.echo(json.dumps(data, indent=indent).replace("\x7f", "\\u007f"))
+
+
+def confirm(question: str, *, abort: bool = False) -> bool:
+    """Asks on standard error."""
+    return click.confirm(visible(question), abort=abort, err=True)
+
+
+def console(*, stderr: bool = False, width: int | None = None) -> Console:
+    """For tables and pictures: text is text, without markup, emoji codes and guessed colours."""
+    from rich.console import Console  # only some commands need it, and it takes 50 ms to import
+
+    return Console(stderr=stderr, width=width, markup=False, emoji=False, highlight=False)
+
+
+def visible_data(value: Any) -> Any:
+    """The same data with every text in it made visible."""
+    match value:
+        case str():
+            return visible(value)
+        case dict():
+            return {visible(key) if isinstance(key, str) else key: visible_data(child) for key, child in value.items()}
+        case list() | tuple():
+            return [visible_data(child) for child in value]
+        case _:
+            return value
+
+
+def visible_error(exc: click.ClickException) -> click.ClickException:
+    """An error of the command line itself, which quotes arguments and file names."""
+    message = exc.format_message()
+    shown = visible_lines(message)
+    if shown == message:
+        return exc
+    return click.UsageError(shown, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(shown)
+
+
+def set_up() -> None:
+    """Before any command: a character that the terminal's encoding lacks is shown as `?`, and crashes show text."""
+    sys.excepthook = show_crash
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")
+
+
+def show_crash(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+    """A bug's traceback may quote what caused it."""
+    sys.stderr.write(visible_lines("".join(traceback.format_exception(kind, exc, trace)).rstrip("\n")) + "\n")
