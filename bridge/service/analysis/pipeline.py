@@ -117,7 +117,7 @@ class Pipeline:
             return self._failure(mail.ggrid, engine.name, f"limit:{engine.name}", engine.required)
         except Exception as exc:  # whatever goes wrong in an engine counts as its answer
             why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed) else type(exc).__name__
-            log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, why)
+            log.warning("ggrid=%s analyzer=%s no answer: %s", mail.ggrid, engine.name, why)
             return self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required)
 
     def _failure(self, ggrid: str, name: str, tag: str, required: bool) -> _Answer:
