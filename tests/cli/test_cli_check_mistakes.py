@@ -160,7 +160,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must hold the secret on one line"),
     "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then run `scanbridge reload`"),
     "certificate ends soon": (lambda w: expire(w, 5), "WARNING", "expires soon"),
-    "no chain": (shift_chain, "PROBLEM", "reorder them"),
+    "no chain": (shift_chain, "PROBLEM", "reorder the certificates"),
     "wrong clock": (
         lambda w: status(w, answer(200, GREEN, f"Date: {formatdate(time.time() - 900, usegmt=True)}")),
         "PROBLEM", "timedatectl set-ntp true",
