@@ -130,7 +130,7 @@ class StoreError(BridgeError):
     """The quarantine could not store the mail; no part of it was left behind."""
 
     label = FailureLabel.QUARANTINE
-    client_reply = (451, "4.3.0", "The mail could not be kept, try again later")
+    client_reply = (451, "4.3.0", "The mail could not be stored, try again later")
 
 
 class StoreFull(StoreError):

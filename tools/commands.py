@@ -17,7 +17,7 @@ Words = tuple[str, ...]  # the words of a command: ("scanbridge", "lists", "sync
 HELP = ("-h, --help", "Show this message and exit.")
 EXIT_STATUS = [
     ("0", "Done."),
-    ("1", "It failed; standard error says why."),
+    ("1", "The command failed; standard error says why."),
     ("2", "The command line is wrong."),
     ("78", "The configuration has mistakes; all of them are shown with file and line."),
 ]

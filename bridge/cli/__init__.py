@@ -58,7 +58,7 @@ class _Commands(click.Group):
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(__version__, prog_name="scanbridge")
 def main() -> None:
-    """Let any mail server use an HTTP e-mail scanning service, over SMTP, LMTP or milter."""
+    """Connect any mail server to an HTTP e-mail scanning service over SMTP, LMTP or milter."""
     _fill_standard_streams()
     terminal.set_up()
 

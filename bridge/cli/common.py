@@ -21,7 +21,7 @@ config_option = click.option(
     "path",
     type=click.Path(path_type=Path, dir_okay=False),
     envvar="SCANBRIDGE_CONFIG",
-    help="Configuration file. Without one, the embedded default.",
+    help="Configuration file. If omitted, the embedded default is used.",
 )
 
 

@@ -68,7 +68,7 @@ class Limits(Section):
     max_received: int = Field(
         99,
         ge=10,
-        description="Maximum Received header fields. More mean a mail loop; such mail is refused with 554 5.4.6.",
+        description="Maximum number of Received header fields. Mail with more is refused with 554 5.4.6 (a mail loop).",
     )
 
     @field_validator("max_message_size")

@@ -32,7 +32,7 @@ class DoorLists(Section):
         "says so. Prefer lists of networks: the sender of an envelope is easily forged.",
     )
     allow_wins: bool = Field(
-        False, description="An entry in a list of `skip_scan` takes precedence over one of `block`."
+        False, description="An entry in a `skip_scan` list takes precedence over one in a `block` list."
     )
     text: str = Field(
         "Refused by the lists of this server",

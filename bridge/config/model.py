@@ -82,7 +82,7 @@ class Scanner(Section):
 class Tls(Section):
     cert_file: str = Field(description="Certificate chain (PEM).")
     key_file: str = Field(description="Private key of `cert_file` (PEM).")
-    required: bool = Field(False, description="Require STARTTLS: MAIL before it is refused with 530.")
+    required: bool = Field(False, description="Require STARTTLS: MAIL is refused with 530 until TLS is in use.")
 
 
 def _no_default(schema: dict[str, Any]) -> None:
@@ -121,8 +121,9 @@ class Listener(Section):
         None,
         pattern=r"^[Xx]-[A-Za-z0-9-]{1,60}$",
         description="Header field in which a mail server without XFORWARD names its client at the top of each mail: "
-        "`X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost field is trusted, and all are "
-        "removed. The mail server must add it to every mail: see [the client's address](../operate/client-address.md).",
+        "`X-Scanbridge-Client: ADDR=192.0.2.7 HELO=mx.example.org`. Only the topmost field of this "
+        "name is trusted, and all of them are removed. The mail server must add it to every mail: see "
+        "[the client's address](../operate/client-address.md).",
     )
     refuse_ambiguous_mime: bool = Field(
         False,

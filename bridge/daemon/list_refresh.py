@@ -140,7 +140,7 @@ class ListRefresh:
         text = output.decode(errors="replace").strip()[-500:]
         if program.returncode in (0, 1):
             return text
-        return f"the refresh exited with code {program.returncode}: {text}"
+        return f"the refresh process exited with code {program.returncode}: {text}"
 
     # What operators read
 

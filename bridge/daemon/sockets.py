@@ -54,7 +54,7 @@ class Sockets:
         """Call it once all listeners are open."""
         for address in self._activated.idle():
             log.warning(
-                "systemd listens on %s, but no listener of the configuration does: clients there are never served",
+                "systemd listens on %s, but no listener in the configuration does: clients there are never served",
                 address,
             )
 

@@ -50,7 +50,7 @@ class Slots:
     def enter(self) -> float:
         """Take a slot; returns the throttle's delay in seconds. Raises Saturated."""
         if self._scanner.is_saturated():
-            raise Saturated("the scanner reports that it has no room")
+            raise Saturated("the scanner reports that it is full")
         if self._limit is not None and self._is_full():
             raise Saturated("mail in processing is at the adaptive limit")
         self._admission.note_arrival(monotonic())

@@ -149,7 +149,7 @@ class Metrics(Collector):
         self.connections = Gauge("scanbridge_connections", "Open connections.", ("listener",), combine=sum)
         self.in_processing = Gauge("scanbridge_in_processing", "Mails in processing.")
         self.in_processing_limit = Gauge(
-            "scanbridge_in_processing_limit", "Mails in processing at which new mail is refused."
+            "scanbridge_in_processing_limit", "Number of mails in processing at which new mail is refused."
         )
         self.adaptive_limit = Gauge(
             "scanbridge_in_processing_adaptive_limit",
@@ -160,7 +160,7 @@ class Metrics(Collector):
         )
         self.bytes_in_processing = Gauge("scanbridge_bytes_in_processing", "Bytes of the mails in processing.")
         self.bytes_limit = Gauge(
-            "scanbridge_bytes_in_processing_limit", "Bytes in processing at which new mail is refused."
+            "scanbridge_bytes_in_processing_limit", "Number of bytes in processing at which new mail is refused."
         )
         self.throttle_delay = Gauge(
             "scanbridge_throttle_delay_seconds", "How long the next mail would wait in the throttle."
@@ -223,8 +223,8 @@ class Metrics(Collector):
         """What an operator maintains: certificates, lists, workers, the configuration."""
         self.certificate_expiry = Gauge(
             "scanbridge_tls_certificate_expiry_time_seconds",
-            "When a certificate expires, in Unix time; of a chain, the first one to expire. Those of scanner and "
-            "next_hop as last seen on a connection.",
+            "When a certificate expires, in Unix time; for a chain, when the first one in it expires. For scanner and "
+            "next_hop, as seen on the last connection.",
             ("role", "name"),
             combine=min,
         )

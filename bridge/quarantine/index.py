@@ -183,7 +183,7 @@ class Index:
             raise IndexFailed("state database: busy")
         try:
             if time.monotonic() < self._away_until:
-                raise IndexFailed("state database: not retried yet after a failure")
+                raise IndexFailed("state database: failed recently, not retried yet")
             engine = self._open()
             with database.writing(engine, _LOCK) if writes else engine.begin() as connection:
                 yield connection

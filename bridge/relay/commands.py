@@ -25,10 +25,10 @@ from bridge.mail.transaction import Transaction
 from bridge.runtime.value import value
 
 NO_REPORT = Reply(550, "5.3.3", "The next mail server does not report deliveries: send without NOTIFY=SUCCESS")
-NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not take internationalized addresses")
-NO_EIGHT_BIT = Reply(554, "5.6.3", "The next mail server takes no 8-bit content, and it is not converted")
-NO_PARAMETER = Reply(555, "5.5.4", "The next mail server does not know a parameter of this mail")
-BAD_ADDRESS = Reply(553, "5.1.3", "An address of this mail cannot be written in SMTP")
+NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not accept internationalized addresses")
+NO_EIGHT_BIT = Reply(554, "5.6.3", "The next mail server does not accept 8-bit content, and we do not convert it")
+NO_PARAMETER = Reply(555, "5.5.4", "The next mail server does not support a parameter of this mail")
+BAD_ADDRESS = Reply(553, "5.1.3", "An address of this mail cannot be expressed in SMTP")
 
 XFORWARD_COMMAND = 512  # bytes, CRLF included
 XFORWARD_VALUE = 255

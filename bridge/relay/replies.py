@@ -22,7 +22,7 @@ _SHORT = 80  # bytes; longer lines are not cached
 
 UNREACHABLE = Reply(451, "4.4.1", "The next mail server cannot be reached, try again later")
 LOST = Reply(451, "4.4.2", "The next mail server did not answer, try again later")
-LATE = Reply(451, "4.4.7", "The mail could not be handed on in time, try again later")
+LATE = Reply(451, "4.4.7", "The mail could not be passed on in time, try again later")
 UNTRUSTED = Reply(451, "4.7.5", "No trusted connection to the next mail server, try again later")
 OUT_OF_PLACE = Reply(451, "4.5.0", "The next mail server gave an unexpected answer, try again later")
 CLOSING = Reply(451, "4.3.2", "Shutting down, try again later")

@@ -153,7 +153,7 @@ def migrate(connection: Connection, steps: Sequence[Step], table: str = "schema_
         connection.execute(insert(schema).values(version=0))
         version = 0
     if version > len(steps):
-        raise DatabaseNewer("made by a newer version of this program")
+        raise DatabaseNewer("created by a newer version of this program")
     if version < len(steps):
         for step in steps[version:]:
             step(connection)

@@ -166,7 +166,7 @@ class _Protocol(HttpToolsProtocol):
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
-                return self._refuse(431, "head_too_large", "the request's head is too large")
+                return self._refuse(431, "head_too_large", "the header of the request is too large")
         if self.transport.is_closing():
             return None
         return super().data_received(data)

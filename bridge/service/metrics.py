@@ -27,11 +27,11 @@ class ServiceMetrics:
             registry=self.registry,
         )  # fmt: skip
         self._failures = Counter(
-            "scanservice_analyzer_failures", "Mails without an analyzer's answer: it failed or reached a limit.",
+            "scanservice_analyzer_failures", "Mails that an analyzer could not analyze: it failed or reached a limit.",
             ["analyzer"], registry=self.registry,
         )  # fmt: skip
         self._seconds = Histogram(
-            "scanservice_scan_seconds", "Time from a request's head to its answer.", buckets=BUCKETS,
+            "scanservice_scan_seconds", "Time from the header of a request to its answer.", buckets=BUCKETS,
             registry=self.registry,
         )  # fmt: skip
         for decision in Decision:

@@ -127,7 +127,7 @@ class StaticApiToken(Section):
     token_file: str | None = Field(
         None,
         exclude=True,
-        description="Or its file: in $CREDENTIALS_DIRECTORY if it exists there, else relative to this configuration.",
+        description="File with the secret: in $CREDENTIALS_DIRECTORY if it exists there, else relative to this file.",
     )
     permissions: list[Literal["scan", "status", "metrics"]] = Field(
         [], description="What the token may do: scan, status, metrics. Empty: everything."
@@ -225,7 +225,7 @@ class Mime(AnalyzerSection):
     timeout: Duration = 20.0
     max_parts: int = Field(2000, ge=1, description="MIME parts in one mail.")
     max_depth: int = Field(30, ge=1, description="Levels of MIME nesting.")
-    max_header_size: Size = Field(256 * KiB, description="Header section of the mail or of one part.")
+    max_header_size: Size = Field(256 * KiB, description="Bytes in the header section of the mail or of one part.")
     max_archive_depth: int = Field(4, ge=0, description="Levels of archives within archives.")
     max_archive_members: int = Field(10_000, ge=1, description="Members of all archives together.")
     max_extracted_size: Size = Field(256 * MiB, description="Bytes unpacked from all archives together.")

@@ -158,9 +158,9 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
     "no token": (lambda w: (w.directory / "token").unlink(), "PROBLEM", "it must hold the secret on one line"),
-    "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then `scanbridge reload`"),
+    "expired certificate": (lambda w: expire(w, -1), "PROBLEM", "cert.pem, then run `scanbridge reload`"),
     "certificate ends soon": (lambda w: expire(w, 5), "WARNING", "expires soon"),
-    "no chain": (shift_chain, "PROBLEM", "reorder them"),
+    "no chain": (shift_chain, "PROBLEM", "reorder the certificates"),
     "wrong clock": (
         lambda w: status(w, answer(200, GREEN, f"Date: {formatdate(time.time() - 900, usegmt=True)}")),
         "PROBLEM", "timedatectl set-ntp true",

@@ -89,7 +89,7 @@ def test_a_listener_uses_the_socket_that_systemd_opened_at_its_address(tmp_path:
         try:
             bridge.wait_ready()
             assert bridge.send().startswith("250 ")
-            warning = f"systemd listens on 127.0.0.1:{idle}, but no listener of the configuration does"
+            warning = f"systemd listens on 127.0.0.1:{idle}, but no listener in the configuration does"
             until(lambda: warning in bridge.log, "the warning")
             for listeners in ([mx], [mx, {"name": "m", **milter}]):  # removed, and used again
                 count = json.loads(get(admin, "/status")[1])["reload"]["count"]

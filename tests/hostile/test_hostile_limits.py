@@ -137,7 +137,7 @@ def test_a_client_at_its_mail_limit_continues_on_a_new_connection(strict: Runnin
     with strict.client() as client:
         client.open()
         assert [client.mail()[:3] for _ in range(2)] == [b"250", b"250"]
-        assert client.say(b"MAIL FROM:<>")[0] == b"421 4.7.0 Enough mail on this connection, go on with a new one"
+        assert client.say(b"MAIL FROM:<>")[0] == b"421 4.7.0 Too many mails on this connection, open a new one"
         assert client.is_cut()
 
 

@@ -164,7 +164,7 @@ def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries))
     assert done.exit_code == 1
     assert "'not an address' is refused" in done.output
-    assert "done: 1,000 of 1,201; not done: 201; the same command can be run again" in done.output
+    assert "done: 1,000 of 1,201; not done: 201; run the same command again to continue" in done.output
     assert len(service.entries(LIST)) == 1000
 
 

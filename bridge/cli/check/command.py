@@ -37,7 +37,7 @@ _EXISTING = click.Path(path_type=Path, exists=True)
 @click.option("--send-test", "test", is_flag=True, help="Send five real mails through a listener to the --to address.")
 @click.option("--to", help="Recipient and sender of the mails that --send-test sends.")
 @click.option("--listener", help="Listener for --send-test. Default: the first SMTP listener.")
-@click.option("-v", "--verbose", is_flag=True, help="Show checks that passed, too.")
+@click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 def check(
     path: Path | None, postfix: Path | None, exim: Path | None, sendmail: Path | None,

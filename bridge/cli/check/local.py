@@ -118,10 +118,10 @@ def _try_to_listen(address: Endpoint) -> None:
 
 def certificate_file(what: str, path: Path) -> Finding:
     """Its expiry, and whether each certificate is followed by its issuer's."""
-    renew = f"renew {path}, then `scanbridge reload`"
+    renew = f"renew {path}, then run `scanbridge reload`"
     if not certificates.is_chain(path):
         problem = f"{path} is not a chain: our own certificate must come first, then its issuer's, and so on"
-        return Finding(what, f"{problem}; reorder them")
+        return Finding(what, f"{problem}; reorder the certificates")
     return certificate_end(what, certificates.earliest_expiry(path), renew)
 
 

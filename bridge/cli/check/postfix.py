@@ -107,7 +107,7 @@ def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Ite
     yield Finding(what, detail=used[0])
     yield _wait(listener, service, settings, "smtp_data_done_timeout")
     told = settings.of(service, "smtp_send_xforward_command") == "yes"
-    unknown = f"the scanner cannot learn the client's address: set -o smtp_send_xforward_command=yes for {service}"
+    unknown = f"the scanner does not get the client's address: set -o smtp_send_xforward_command=yes for {service}"
     yield Finding(f"Postfix {service} smtp_send_xforward_command", "" if told else f"{unknown} in master.cf")
     for smtpd in settings.smtpds():
         filtered = settings.of(smtpd, "content_filter") in used

@@ -127,7 +127,7 @@ def _lacking(conf: Config, hop: NextHop, extensions: tuple[str, ...]) -> str:
         and any(listener.profile in _POSTFIX for listener in listeners)
     ):
         found.append(
-            "no XFORWARD: it cannot learn the client's address; if it is Postfix, "
+            "no XFORWARD: it does not get the client's address; if it is Postfix, "
             "set -o smtpd_authorized_xforward_hosts=OUR-ADDRESS for this service in master.cf"
         )
     return "; ".join(found)

@@ -178,7 +178,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @_with_source
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
-    """Delete entries from LIST, given as arguments, in files or on stdin. Missing ones are not an error."""
+    """Delete entries from LIST, as given in arguments, files or standard input. Missing entries are ignored."""
     unwanted = list(_given(given, paths, kind))
     tally = Tally()
 

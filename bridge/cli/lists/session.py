@@ -173,7 +173,7 @@ def fail(exc: BridgeError) -> NoReturn:
 
 def account(done: int, total: int, uncertain: int, left: int) -> str:
     doubt = f", {uncertain:,} uncertain (no clear answer)" if uncertain else ""
-    return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; the same command can be run again"
+    return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; run the same command again to continue"
 
 
 def say_refused(refused: dict[str, str]) -> None:

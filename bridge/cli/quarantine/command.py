@@ -90,12 +90,12 @@ quarantine.add_command(allow_sender)
     "--since",
     callback=_moment,
     metavar="TIME",
-    help="Quarantined since: 2026-01-31, 2026-01-31T12:00, or 2d.",
+    help="Quarantined since TIME, such as 2026-01-31, 2026-01-31T12:00 or 2d (two days ago).",
 )
 @click.option("--until", callback=_moment, metavar="TIME", help="Quarantined before TIME.")
 @click.option("--tenant", default="", metavar="UUID", help="Belongs to this tenant (tenantUid).")
-@click.option("--decision", default="", help="The scanner's decision; without one, the error (such as `unreachable`).")
-@click.option("--tag", default="", help="Has this tag; with *, a pattern: 'malware:*'.")
+@click.option("--decision", default="", help="The scanner's decision, or the error if there was none (`unreachable`).")
+@click.option("--tag", default="", help="Has this tag; * is a wildcard, as in 'malware:*'.")
 @click.option("--listener", default="", help="Received by this listener.")
 @click.option("--state", type=click.Choice(STATES), default=None, help="Release state.")
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")

@@ -304,7 +304,7 @@ class LateDecisions:
             self._is_failing = True
             return False
         if self._is_failing:
-            log.info("late decisions: the store works again")
+            log.info("late decisions: the store is working again")
         self._is_failing = False
         return True
 

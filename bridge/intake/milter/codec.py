@@ -263,7 +263,7 @@ def parse_address(data: bytes) -> tuple[str, tuple[str, ...]] | Reply:
     except UnicodeDecodeError:
         return Reply(553, "5.1.3", "The address is not valid UTF-8")
     if len(raw) > _ADDRESS_LIMIT or (not address.isprintable() and _CONTROL.search(raw)):
-        return Reply(553, "5.1.3", "Control characters in the address, or too long")
+        return Reply(553, "5.1.3", "The address contains control characters or is too long")
     return address, () if len(words) == 1 else tuple(map(decode_text, words[1:]))
 
 
@@ -298,7 +298,7 @@ def encode_reply(event: int, reply: Reply) -> bytes:
     """Our own code and text. The mail server uses it as a format string: every % is doubled."""
     digit = str(reply.code)[0]
     if digit not in "45":
-        raise ValueError("a mail server takes 4xx and 5xx replies only")
+        raise ValueError("a mail server accepts only 4xx and 5xx replies")
     status = "" if reply.status else f"{digit}.7.1 "  # Postfix might take the first words of the text for a status
     lines = [(status + line)[:_REPLY_LINE_LIMIT].replace("%", "%%") for line in reply.lines()[:_MAX_REPLY_LINES]]
     encoded = [f"{reply.code}-{line}" for line in lines[:-1]] + [f"{reply.code} {lines[-1]}"]

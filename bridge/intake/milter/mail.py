@@ -27,9 +27,9 @@ MAX_STRIPPED = 500  # forged fields with our prefix in one mail; for each, the m
 TOO_LARGE = reply_to_error(MessageTooLarge())
 
 _TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Too many recipients")
-_OTHER_TENANT = Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
-_TOO_MANY_FORGED = Reply(550, "5.6.0", "Too many header fields that are reserved here")
-_NO_RECIPIENT = Reply(451, "4.5.0", "No recipient was named")
+_OTHER_TENANT = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
+_TOO_MANY_FORGED = Reply(550, "5.6.0", "Too many reserved header fields")
+_NO_RECIPIENT = Reply(451, "4.5.0", "No recipient was given")
 
 _LF = ord("\n")
 # Fields are collected and written together; more fields or more bytes than this are written immediately.

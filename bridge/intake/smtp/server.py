@@ -42,9 +42,9 @@ _MAX_CLIENTS = 10_000
 _NOBODY = Client()
 _FULL = Reply(421, "4.3.2", "Too many connections, try again later")
 _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
-_NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server takes mail from its mail servers only")
-_TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send them in another transaction")
-_TWO_WAYS = Reply(452, "4.5.3", "Recipients that go another way: send them in another transaction")
+_NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server accepts mail only from trusted clients")
+_TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
+_TWO_WAYS = Reply(452, "4.5.3", "Recipients with another route: send to them in another transaction")
 GOODBYE = Reply(421, "4.3.2", "Service shutting down")
 
 

@@ -56,7 +56,7 @@ def test_an_unavailable_database_costs_no_mail_and_is_used_again_later(
             assert send(bridge).startswith("550 5.7.1 ")
             fragile_postgresql.start()
             is_away = False
-            until(lambda: "the store works again" in caplog.text, "the database to be used again")
+            until(lambda: "the store is working again" in caplog.text, "the database to be used again")
     finally:
         if is_away:
             fragile_postgresql.start()

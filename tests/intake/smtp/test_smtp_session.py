@@ -237,7 +237,7 @@ def test_recipients_and_mails_over_the_limit_are_refused() -> None:
     assert isinstance(ask, Ask) and ask.hook == "DATA"
     session.answer_mail(MISSING)
     assert play(session, [b"MAIL FROM:<a@b.example>"]) == Close()
-    assert taken(session)[-2:] == [b"250 2.0.0 OK", b"421 4.7.0 Enough mail on this connection, go on with a new one"]
+    assert taken(session)[-2:] == [b"250 2.0.0 OK", b"421 4.7.0 Too many mails on this connection, open a new one"]
     assert play(session, [b"QUIT"]) == Close() and taken(session) == [b"221 2.0.0 Bye"]
     assert hit == ["max_recipients", "max_recipients", "max_mails_per_connection"]
 
