@@ -154,7 +154,7 @@ def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[b
     """What lies between a line that matches `begin` and the next `end_mark`, or the end."""
     match = begin.search(raw)
     while match is not None:
-        end = raw.find(end_mark, match.end() - 1)
+        end = raw.find(end_mark, match.end() - end_mark.startswith(b"\n"))  # the end may follow at once
         end = len(raw) if end < 0 else end
         yield raw[match.end() : end]
         match = begin.search(raw, max(end, match.end()))

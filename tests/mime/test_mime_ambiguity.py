@@ -1,0 +1,246 @@
+"""Ambiguous structure: what counts as ambiguous, and what an ambiguous mail can no longer hide."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import struct
+
+import pytest
+
+from bridge.mime import ambiguity, encodings, names, readings
+from bridge.mime.rendition import as_mail
+from bridge.mime.structure import Bounds, TooMuch, doubts, walk
+from bridge.service.analysis import tnef
+from bridge.service.analysis.decision import TAG_SCORES
+from bridge.service.analysis.inspection import Limits, NeedsProcess, inspect
+from tests.service.service_kit import EICAR, attached, mail, zipped
+
+ZIP = zipped(("eicar.com", EICAR))
+BASE64 = base64.encodebytes(ZIP).replace(b"\n", b"\r\n")
+HEAD = b"From: a@example.org\r\nDate: Mon, 16 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@example.org>\r\n"
+PART = b"Content-Type: application/octet-stream\r\nContent-Transfer-Encoding: base64\r\n\r\n" + BASE64
+
+
+def multi(fields: bytes, *parts: bytes, boundary: bytes = b"b") -> bytes:
+    body = b"".join(b"--%b\r\n%b\r\n" % (boundary, part) for part in parts)
+    return HEAD + fields + b"\r\n\r\n" + body + b"--%b--\r\n" % boundary
+
+
+def tags(data: bytes) -> set[str]:
+    return inspect(data, Limits()).tags
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        mail(b"Hello\r\n"),
+        attached(ZIP),
+        multi(b'Content-Type: multipart/mixed; boundary="b"', b"Content-Type: text/plain\r\n\r\nHello", PART),
+        multi(b"Content-Type: multipart/mixed;\r\n\tboundary=b", b"\r\nHello"),
+        multi(b'Content-Type: MULTIPART/Mixed; charset="x"; boundary="b";', b"\r\nHello"),
+        HEAD + b"Content-Type: text/plain; charset=utf-8; format=flowed\r\n\r\nHello\r\n",
+        HEAD + b'Content-Type: application/pdf; name="=?utf-8?B?w6Q=?="\r\n\r\n%PDF-',
+        HEAD + b"Content-Disposition: attachment; filename*0*=utf-8''a%20; filename*1=b.pdf\r\n\r\nx",
+        (HEAD + b"\r\nline ends as on Unix\r\n").replace(b"\r\n", b"\n"),
+    ],
+    ids=lambda data: data[-40:].decode("ascii", "replace"),
+)
+def test_an_ordinary_mail_is_not_ambiguous(data):
+    """Nothing in it can be read in two ways, so it costs nothing more."""
+    assert doubts(data, Bounds()) == set()
+    assert not any(tag.startswith("mime:ambiguous") for tag in tags(data))
+
+
+TWO = b"Content-Type: multipart/mixed; boundary=b"
+HIDING: list[tuple[str, bytes]] = [
+    ("duplicate-type", multi(b"Content-Type: text/plain\r\n" + TWO, PART)),
+    ("boundaries", multi(b"Content-Type: multipart/mixed; boundary=x; boundary=b", PART)),
+    ("boundary", multi(b"Content-Type: multipart/mixed; oundary=b", PART)),
+    ("boundary", multi(b"Content-Type: singlepart/mixed; boundary=b", PART)),
+    ("boundary-characters", multi(b'Content-Type: multipart/mixed; boundary="b c"', PART, boundary=b"b c")),
+    ("content-type", multi(b"Content-Type: multipart/mixed; boundary=(x)b", PART)),
+    ("content-type", multi(b"Content-Type: multipart/mixed, boundary=b", PART)),
+    ("header-line", multi(b"X-Foo\r\n Content-Type: multipart/mixed; boundary=b", PART)),
+    ("header-line", multi(b"Content-Type : multipart/mixed; boundary=b", PART)),
+    ("header-line", multi(TWO, b"X\r\n" + PART)),
+    ("line-ends", multi(b"X: y\rContent-Type: multipart/mixed; boundary=b", PART)),
+    ("no-end", multi(TWO, PART)[: -len(b"--b--\r\n")]),
+    ("delimiter", multi(TWO, PART).replace(b"\r\n--b\r\n", b"\r\n--b x\r\n")),
+    ("preamble", multi(b"Content-Type: multipart/mixed; boundary=c", PART) + b"--c\r\n\r\nx\r\n--c--\r\n"),
+    ("epilogue", multi(TWO, b"\r\nHello") + b"--b\r\n" + PART + b"--b--\r\n"),
+    ("encoding", multi(TWO, PART.replace(b"g: base64", b"g: (x) base64"))),
+    ("encoding", multi(TWO, PART.replace(b"g: base64", b"g: x-base64"))),
+    ("duplicate-encoding", multi(TWO, PART.replace(b"\r\n\r\n", b"\r\nContent-Transfer-Encoding: 8bit\r\n\r\n"))),
+    ("content-encoding", multi(TWO, PART.replace(b"UEsD", b"U#E#s#D", 1))),
+    ("undeclared-parts", HEAD + b"\r\n--b\r\n" + PART + b"--b--\r\n"),
+    ("undeclared-parts", HEAD + b"\r\nbegin 644 a.zip\r\n" + b"".join(
+        binascii.b2a_uu(ZIP[at : at + 45]) for at in range(0, len(ZIP), 45)).replace(b"\n", b"\r\n") + b"end\r\n"),
+    ("encoded-container", HEAD + b"Content-Type: message/rfc822\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+        + base64.encodebytes(multi(TWO, PART))),
+    ("nested-boundary", multi(TWO, b"Content-Type: multipart/mixed; boundary=b--\r\n\r\n--b--\r\n" + PART)),
+    ("nul", multi(TWO, PART) + b"\0"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("reason", "data"), HIDING, ids=[f"{n}-{reason}" for n, (reason, _) in enumerate(HIDING)])
+def test_a_file_hidden_by_ambiguous_structure_is_found(reason, data):
+    """A gateway that reads the mail in one way finds nothing; some mail program finds the file, and so do we."""
+    found = tags(data)
+    assert f"mime:ambiguous:{reason}" in found
+    assert "malware:eicar" in found
+
+
+@pytest.mark.parametrize(
+    "encoded",
+    [
+        b"#".join(BASE64[at : at + 1] for at in range(len(BASE64))),
+        b"\r\n".join(base64.b64encode(ZIP[at : at + 2]) for at in range(0, len(ZIP), 2)),
+        b"".join(base64.b64encode(ZIP[at : at + 1]).replace(b"==", b"=") for at in range(len(ZIP))),
+        b"".join(base64.b64encode(ZIP[at : at + 3]) + b"XX\r\n" for at in range(0, len(ZIP), 3)),
+        BASE64.replace(b"+", b"-").replace(b"/", b"_"),
+        BASE64 + b"====" + base64.b64encode(b"harmless" * 20000),
+        base64.b64encode(ZIP).replace(b"AAAA", b"=AAA"),
+    ],
+    ids=["junk", "padded lines", "half the padding", "incomplete groups", "url-safe", "after the end", "zeroes"],
+)  # fmt: skip
+def test_every_reading_of_base64_is_tried(encoded):
+    """Programs differ in what they skip, where they stop and what padding means."""
+    assert any(ZIP in content for content in encodings.readings(encoded))
+
+
+def test_yenc_and_binhex_are_decoded():
+    """Both are recognised without a header field."""
+    encoded = b"".join(
+        b"=" + bytes([(byte + 106) % 256]) if (byte + 42) % 256 in b"\0\r\n=" else bytes([(byte + 42) % 256])
+        for byte in ZIP
+    )
+    assert ZIP in list(encodings.embedded(b"=ybegin line=128 size=9 name=x\r\n" + encoded + b"\r\n=yend size=9\r\n"))
+    fork = b"\x05a.zip\0????????\0\0" + struct.pack(">II", len(ZIP), 0) + b"\0\0" + ZIP + b"\0\0"
+    hqx = base64.b64encode(fork.replace(b"\x90", b"\x90\0")).rstrip(b"=")
+    hqx = hqx.translate(bytes.maketrans(encodings._ALPHABET, encodings._HQX))
+    text = b"(This file must be converted with BinHex 4.0)\r\n\r\n:" + hqx + b":\r\n"
+    assert ZIP in list(encodings.embedded(text))
+    assert "malware:eicar" in tags(HEAD + b"\r\n" + text)
+
+
+def test_a_gzip_encoding_is_opened():
+    """Some programs remove `gzip64`."""
+    data = multi(TWO, PART.replace(b"g: base64", b"g: gzip64").replace(BASE64, base64.encodebytes(gzip.compress(ZIP))))
+    assert "malware:eicar" in tags(data)
+
+
+def test_the_attachments_of_tnef_are_inspected():
+    """What Outlook sends as winmail.dat."""
+
+    def attribute(kind: int, value: bytes) -> bytes:
+        return struct.pack("<BII", 2, kind, len(value)) + value + b"\0\0"
+
+    content = tnef.MAGIC + b"\0\0" + attribute(0x00069002, b"x" * 14)
+    content += attribute(0x00018010, b"invoice.pdf.exe\0") + attribute(0x0006800F, ZIP)
+    assert list(tnef.attachments(content)) == [("invoice.pdf.exe", ZIP)]
+    assert {"malware:eicar", "mime:double-extension"} <= tags(attached(content, "winmail.dat"))
+    assert list(tnef.attachments(content[:-10])) == [("invoice.pdf.exe", ZIP[: len(ZIP) - 8])]
+
+
+def test_a_zip_that_calls_itself_text_is_opened():
+    """A program that saves it as a file does not ask for its type."""
+    assert "malware:eicar" in tags(multi(TWO, PART.replace(b"application/octet-stream", b"text/plain")))
+
+
+@pytest.mark.parametrize(
+    ("content_type", "tag"),
+    [("message/partial; id=a", "mime:partial"), ("message/external-body; access-type=URL", "mime:external-body")],
+)  # fmt: skip
+def test_content_that_is_elsewhere_is_tagged(content_type, tag):
+    """A part of a message, or a reference to one, says nothing about the whole."""
+    assert tag in tags(HEAD + b"Content-Type: " + content_type.encode() + b"\r\n\r\nx\r\n")
+    assert TAG_SCORES[tag] > 0
+
+
+def test_the_parts_of_a_digest_are_messages():
+    """The default type in a multipart/digest."""
+    inner = b"\r\nSubject: x\r\n" + PART
+    assert "malware:eicar" in tags(multi(b"Content-Type: multipart/digest; boundary=b", inner))
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        'application/x; name="file.exe"; name="file.png"',
+        'application/x; name="file.png"; name="file.exe"',
+        "application/x; name=file.exe x",
+        "application/x; name = (comment) file.exe",
+        "application/x; name*0=file.; name*1=exe",
+        "application/x; name*1=exe; name*0=file.",
+        "application/x; name*=utf-8''file%2Eexe",
+        'application/x; name="=?utf-8?B?ZmlsZS5leGU=?="',
+        'application/x; name="file\\.exe"',
+        'application/x; name="file".exe',
+        "application/x; name='file.exe'",
+    ],
+)
+def test_every_name_that_a_program_may_show_counts(field):
+    """Two names, a name in pieces, quoted or encoded in odd ways."""
+    assert any(name.lower().endswith("file.exe") for name in names.candidates(field)), names.candidates(field)
+
+
+def test_a_second_name_cannot_hide_the_first():
+    """The file is judged by each of its names."""
+    fields = (
+        b'Content-Type: application/octet-stream; name="a.exe"\r\nContent-Disposition: attachment; filename="a.png"'
+    )
+    assert "mime:executable" in tags(HEAD + fields + b"\r\n\r\nx\r\n")
+
+
+def test_ordinary_and_crafted_reasons_weigh_differently():
+    """A crafted mail is held by default, sloppiness is not."""
+    for reason in ambiguity.CRAFTED:
+        assert TAG_SCORES[f"mime:ambiguous:{reason}"] >= 8
+    for reason in ambiguity.RARE:
+        assert 0 < TAG_SCORES[f"mime:ambiguous:{reason}"] < 8
+    assert "mime:ambiguous:no-end" not in TAG_SCORES
+
+
+def test_an_ambiguous_mail_is_read_in_a_separate_process():
+    """Reading it in every way takes too long for the event loop."""
+    with pytest.raises(NeedsProcess):
+        inspect(multi(TWO, PART)[:-9], Limits(archives=False))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"Content-Type: multipart/mixed\r\n\r\n" + b"".join(b"--%d\r\n\r\n" % n for n in range(5000)),
+        b"Content-Type: multipart/mixed; boundary=x\r\n\r\n" + b"--x\r\nA:\r\n\r\n" * 1500 + b"--y\r\n:\r\n" * 1500,
+        b"Content-Transfer-Encoding: x\r\n\r\n" + b"=\r\n" * 100_000,
+        b"Content-Transfer-Encoding: x\r\n\r\n" + b"A=" * 200_000,
+        b"Content-Transfer-Encoding: x\r\n\r\n" + b"begin 644 x\r\n" * 20_000,
+        b"Content-Transfer-Encoding: x\r\n\r\n" + b"\r\n:" + b"!" * 30 + b"\r\n:" * 100_000,
+        b"Content-Type: x; " + b"name=" * 300 + b"\r\n\r\n" + b"\r\n" * 200_000,
+        b"Content-Type: " + b" " * 1900 + b";\r\n" * 1 + b"\r\n" + b"-" * 500_000,
+    ],
+    ids=["names", "delimiters", "soft breaks", "padding", "begin", "binhex", "empty lines", "spaces"],
+)
+def test_the_work_for_an_ambiguous_mail_is_bounded(data):
+    """Its budget is proportional to its size; a mail that needs more is not called clean."""
+    budget = readings.Budget(len(data))
+    total = 0
+    try:
+        for content, _ in readings.objects(data, budget):
+            total += len(content)
+    except TooMuch:
+        return
+    assert total < 200 * len(data) + 64 * 1024 * 1024
+
+
+def test_a_rendition_is_a_plain_mail():
+    """Every program reads it alike."""
+    data = as_mail([ZIP, EICAR])
+    assert doubts(data, Bounds()) == set()
+    parts = list(walk(data, Bounds()))[1:]
+    assert [encodings.decode(data[part.body : part.end], part.encoding) for part in parts] == [
+        (ZIP, True),
+        (EICAR, True),
+    ]
