@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -42,6 +43,22 @@ def test_real_engines_decide(tmp_path, clamd, rspamd):
         eicar = running.submit(attached(zipped(("eicar.com", EICAR)))).json
         assert eicar["decision"] == "quarantine"
         assert any(tag.startswith("malware:lab.eicar") for tag in eicar["tags"])
+
+
+def test_clamd_gets_the_objects_of_an_ambiguous_mail(tmp_path, clamd):
+    """A file that clamd itself does not find in the mail, because it reads the structure in its own way."""
+    # Some mail programs drop what does not complete a group at the end of a line; clamd does not.
+    encoded = b"".join(base64.b64encode(EICAR[at : at + 3]) + b"XX\r\n" for at in range(0, len(EICAR), 3))
+    hidden = b"From: a@example.org\r\nContent-Transfer-Encoding: base64\r\n\r\n" + encoded
+    engine = f"clamav: {{address: '127.0.0.1:{clamd.port}'}}"
+    (tmp_path / "alone").mkdir()
+    with service(tmp_path / "alone", CONFIG + f"analyzers: {{mime: null, {engine}}}\n") as alone:
+        assert alone.submit(hidden).json["decision"] == "deliver"
+    with service(tmp_path, CONFIG + f"analyzers: {{{engine}}}\n") as running:
+        answer = running.submit(hidden).json
+        assert "mime:ambiguous:content-encoding" in answer["tags"]
+        assert any(tag.startswith("malware:lab.eicar") for tag in answer["tags"]), answer["tags"]
+        assert answer["decision"] == "quarantine"
 
 
 def test_a_zip_beyond_clamds_limits_is_undecided(tmp_path, clamd):
