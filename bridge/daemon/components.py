@@ -14,6 +14,7 @@ from bridge.daemon import certificates, wiring
 from bridge.daemon.core import Core, count
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
+from bridge.filter.released import ReleasedMail
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
 from bridge.intake.smtp.server import SmtpServer, SmtpSettings
@@ -39,7 +40,8 @@ class Components:
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
         self.certificate_expiry = certificates.expiry_by_name(wiring.certificate_files(conf))
-        self._release_tokens = wiring.release_tokens(conf, core.state)
+        self._used_tokens = wiring.used_tokens(conf, core.state)
+        self._released_mail = ReleasedMail(wiring.release_tokens(conf, core.state), self._used_tokens)
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         if wiring.wanted_lists(conf):
             wiring.list_settings(conf)  # raises now if the API key cannot be read
@@ -68,7 +70,7 @@ class Components:
             relay=None if listener.protocol == "milter" else self.relay,
             report=core.report,
             trace=core.begin_trace,
-            release_tokens=self._release_tokens,
+            released_mail=self._released_mail,
             late=core.late,
             limit=self.limit,
             envelope_lists=wiring.envelope_lists(self.config, listener, core.list_refresh.copies),
@@ -85,6 +87,7 @@ class Components:
                 await self.relay.close()
         finally:
             self.scanner.close()
+            self._used_tokens.close()
             await self.quarantine.close()
 
 

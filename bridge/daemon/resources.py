@@ -14,6 +14,7 @@ from pathlib import Path
 
 from bridge.config import model
 from bridge.errors import ConfigError
+from bridge.runtime import durable_files
 from bridge.runtime.tls import server_context
 
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
@@ -33,7 +34,7 @@ def state_directory(configured: str | None) -> Path:
 
 def make_directory(path: Path, key: str) -> Path:
     try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        durable_files.make_directory(path)
     except OSError as exc:
         raise ConfigError(
             f"{key}: {path} cannot be created: {exc.strerror}; choose a directory that scanbridge can write to"

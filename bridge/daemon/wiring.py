@@ -43,6 +43,7 @@ from bridge.observe.redaction import FULL, Redaction
 from bridge.quarantine.quarantine import QuarantineSettings
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.s3_store import S3Settings
+from bridge.quarantine.used_tokens import UsedTokens
 from bridge.relay.maildir import Maildir
 from bridge.relay.relay import Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
@@ -236,6 +237,12 @@ def release_tokens(conf: Config, state: Path) -> ReleaseTokens:
         resources.make_secret(path, key)
         durable_files.give_to_owner(path)
     return ReleaseTokens(resources.read_secret(path, key), conf.headers.prefix)
+
+
+def used_tokens(conf: Config, state: Path) -> UsedTokens:
+    """Raises ConfigError."""
+    place = state_database(conf, state, "")
+    return UsedTokens(Database.file(state / "released.sqlite") if place.is_sqlite else place)
 
 
 def redaction(conf: Config) -> Redaction:

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from time import monotonic, time
+from time import monotonic
 from typing import Any, Literal, assert_never
 from zlib import crc32
 
@@ -29,6 +28,7 @@ from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
     AMBIGUOUS,
+    CONTINUES,
     LONG_HEAD,
     LOOP,
     Case,
@@ -41,6 +41,7 @@ from bridge.filter.policy import (
     reply_to_error,
     with_id,
 )
+from bridge.filter.released import ReleasedMail
 from bridge.filter.slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
@@ -54,9 +55,8 @@ from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.mime import ambiguity, structure
 from bridge.quarantine.quarantine import Quarantine
-from bridge.quarantine.release_token import ReleaseTokens
+from bridge.quarantine.release_token import Token
 from bridge.relay.relay import Relay
-from bridge.runtime import durable_files
 from bridge.scanner.client import ScanGoesOn, Scanner
 
 log = logging.getLogger(__name__)
@@ -97,7 +97,7 @@ class Filter:
         relay: Relay | None,  # None: the mail server delivers by itself (milter)
         report: Callable[[Record], None],
         trace: Callable[[], Trace | None] | None = None,
-        release_tokens: ReleaseTokens | None = None,
+        released_mail: ReleasedMail | None = None,
         late: LateDecisions | None = None,
         limit: AdaptiveLimit | None = None,
         envelope_lists: EnvelopeLists | None = None,
@@ -109,7 +109,7 @@ class Filter:
         self._actions = Actions(headers, quarantine, relay)
         self._report = report
         self._trace = trace
-        self._release_tokens = release_tokens
+        self._released_mail = released_mail
         self._late = late
         self.envelope_lists = envelope_lists
         self._saturation_reply = self._early_refusal()
@@ -175,14 +175,16 @@ class Filter:
 
     async def _process_split(self, tx: Transaction, parts: list[list[int]]) -> Outcome:
         try:
-            return await process_split(tx, parts, lambda part: self._process(part, is_part=True))
+            head = tx.message.head()
+            token = await self._strip_our_fields(tx, head) if self._headers.may_be_in(head.lower()) else None
+            return await process_split(tx, parts, lambda part: self._process(part, is_part=True, token=token))
         finally:
             tx.message.close()
 
-    async def _process(self, tx: Transaction, is_part: bool = False) -> Outcome:
+    async def _process(self, tx: Transaction, is_part: bool = False, token: Token | None = None) -> Outcome:
         record = Record(tx, tx.message.size, trace=self._trace() if self._trace is not None else None)
         try:
-            record.outcome = await self._run_steps(record)
+            record.outcome = await self._run_steps(record, token)
         except Exception as exc:
             log.exception("mail %s: unexpected error", tx.id)
             record.error = exc
@@ -196,7 +198,7 @@ class Filter:
                 tx.message.close()
         return record.outcome
 
-    async def _run_steps(self, record: Record) -> Outcome:
+    async def _run_steps(self, record: Record, token: Token | None) -> Outcome:
         tx = record.tx
         head = tx.message.head()
         lower = head.lower()
@@ -204,12 +206,15 @@ class Filter:
         refusal = self._check_header(record, head, lower)
         if refusal is not None:
             return refusal
-        is_released = self._headers.may_be_in(lower) and await self._strip_our_fields(tx, head)
+        if token is None and self._headers.may_be_in(lower):
+            token = await self._strip_our_fields(tx, head)
+            head = tx.message.head()
+        if (head or next(tx.message.chunks(), b"")).startswith((b" ", b"\t")):  # it would continue our last field
+            return Outcome(Action.REJECT, with_id(CONTINUES, tx.id))
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)  # all recipients have the same
-        if is_released:
-            log.info("mail %s: released from the quarantine; not scanned again", tx.id)
-            return await self._actions.hand_on(record, None, "released")
+        if token is not None:
+            return await self._hand_on_released(record, token)
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
         if self._settings.refuse_ambiguous_mime and not is_shadow:
             outcome = await self._refuse_ambiguous(record)
@@ -241,7 +246,10 @@ class Filter:
         if count_received(lower) > self._settings.max_received:
             record.limit = "max_received"
             return Outcome(Action.REJECT, with_id(LOOP, record.tx.id))
-        if message.size > HEAD_LIMIT and self._headers.is_hidden(message.chunks(), len(head)):
+        if message.size > HEAD_LIMIT and (
+            self._headers.is_hidden(message.chunks(), len(head))
+            or (self._headers.may_be_in(lower) and message.is_head_cut_in_field())
+        ):
             record.limit = "header"
             return Outcome(Action.REJECT, with_id(LONG_HEAD, record.tx.id))
         return None
@@ -256,21 +264,23 @@ class Filter:
         log.info("mail %s: its structure is ambiguous (%s)", record.tx.id, ", ".join(reasons))
         return Outcome(Action.REJECT, with_id(AMBIGUOUS, record.tx.id))
 
-    async def _strip_our_fields(self, tx: Transaction, head: bytes) -> bool:
-        """Removes our fields, which are forged, except a valid release token; returns whether there is one."""
-        token = await self._release_token(tx, head)
+    async def _strip_our_fields(self, tx: Transaction, head: bytes) -> Token | None:
+        """Removes our fields, which are forged, except a valid release token, which is returned: it is used now."""
+        token = await self._released_mail.accept(tx, head) if self._released_mail is not None else None
         stripped = self._headers.strip(head)
         if stripped is not None:
-            tx.message.replace_head((token or b"") + stripped)
-        return token is not None
+            tx.message.replace_head(stripped)
+        return token
 
-    async def _release_token(self, tx: Transaction, head: bytes) -> bytes | None:
-        """The header field that shows that an operator released this mail to these recipients."""
-        tokens, addresses = self._release_tokens, tx.envelope.addresses
-        fields = tokens.find(head, time()) if tokens is not None else []
-        if tokens is None or not fields:
-            return None
-        return await durable_files.in_thread(lambda stop: tokens.valid(fields, tx.message, addresses), math.inf)
+    async def _hand_on_released(self, record: Record, token: Token) -> Outcome:
+        assert self._released_mail is not None
+        log.info("mail %s: released from the quarantine; not scanned again", record.tx.id)
+        outcome = None
+        try:
+            outcome = await self._actions.hand_on(record, None, "released")
+            return outcome
+        finally:
+            await self._released_mail.settle(token, record.tx, outcome)
 
     def _tenant_of(self, address: str) -> str | None:
         if not self._settings.tenant_by_domain:

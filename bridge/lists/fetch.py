@@ -151,8 +151,7 @@ def _replace(path: Path, parts: Iterable[bytes]) -> None:
     """Write, fsync, rename, and fsync the directory: after a power cut there is the old file or the new one."""
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.new")
     try:
-        with unfinished.open("xb") as file:
-            os.fchmod(file.fileno(), 0o600)
+        with open(unfinished, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as file:
             if os.geteuid() == 0:  # the daemon must be able to read files that root creates
                 owner = path.parent.stat()
                 os.fchown(file.fileno(), owner.st_uid, owner.st_gid)

@@ -174,6 +174,17 @@ class Message:
                 return head[: head.rfind(b"\r\n", 0, HEAD_LIMIT) + 2]
         return head
 
+    def is_head_cut_in_field(self) -> bool:
+        """Whether `head` ended at its limit, and the last field in it continues in the rest."""
+        if self.size <= HEAD_LIMIT:
+            return False
+        seen = len(self.head())
+        for chunk in self.chunks():
+            if seen < len(chunk):
+                return chunk[seen : seen + 1] in (b" ", b"\t")
+            seen -= len(chunk)
+        return False
+
     def replace_head(self, head: bytes) -> None:
         """From now on the content reads as if `head` had been received instead of `self.head()`."""
         if self._head is None:

@@ -15,6 +15,8 @@ class NextHopError(BridgeError):
 
     label = FailureLabel.NEXT_HOP
 
+    replies: tuple[Reply, ...] = ()  # one per recipient, if they differ: some may have the mail
+
     def __init__(self, reply: Reply, text: str = "") -> None:
         super().__init__(text or str(reply))
         self.reply = reply

@@ -50,6 +50,7 @@ class ReleaseAttempt:
     by: str
     to: tuple[str, ...]
     reply: str = ""  # the next hop's
+    delivered: tuple[str, ...] = ()  # who has the mail, from this attempt or an earlier one, if not all of `to` have it
 
     @property
     def is_done(self) -> bool:
@@ -82,6 +83,11 @@ class MailRecord:
     def tags(self) -> tuple[str, ...]:
         tags = self.facts.get("tags")
         return tuple(map(str, tags)) if isinstance(tags, list) else ()
+
+    @property
+    def delivered(self) -> frozenset[str]:
+        """Recipients who have the mail although no release succeeded for all."""
+        return frozenset(address for attempt in self.releases for address in attempt.delivered)
 
     @property
     def state(self) -> str:
@@ -182,12 +188,19 @@ def read_releases(content: bytes) -> tuple[ReleaseAttempt, ...]:
     if not content:
         return ()
     try:
-        return tuple(
-            ReleaseAttempt(str(entry["at"]), str(entry["by"]), tuple(map(str, entry["to"])), str(entry["reply"]))
-            for entry in json.loads(content)
-        )
+        return tuple(map(_read_attempt, json.loads(content)))
     except (ValueError, TypeError, KeyError):
         return (ReleaseAttempt("", "unknown", ()),)  # damaged, but there was an attempt: shown as interrupted
+
+
+def _read_attempt(entry: dict[str, Any]) -> ReleaseAttempt:
+    return ReleaseAttempt(
+        at=str(entry["at"]),
+        by=str(entry["by"]),
+        to=tuple(map(str, entry["to"])),
+        reply=str(entry["reply"]),
+        delivered=tuple(map(str, entry.get("delivered") or ())),
+    )
 
 
 def write_releases(releases: Iterable[ReleaseAttempt]) -> bytes:

@@ -3,13 +3,14 @@
 It goes straight to the next hop, which is behind the scanner, so it is not scanned again; if the next hop
 sends it through the bridge once more, its token tells the bridge so (`release_token`). The bytes are those
 that came in, preceded by the header fields it was stored with and the token. Sender, recipients, their
-parameters and the client's address are the original ones, unless other recipients are named.
+parameters and the client's address are the original ones, unless other recipients are named; but the sender gets no
+report on a released mail, because a report returns the header section, and with it the token.
 
 A mail is released only once. The releasing process locks it, and records the attempt before the first
-byte is sent and the answer afterwards. A released mail is released again only with `again`. A crash in
-between leaves an attempt without an answer, shown as `interrupted`: the mail may or may not have arrived,
-and can be released again. That can cause a duplicate but never a loss, because the mail stays in the
-quarantine until it expires.
+byte is sent and the answer afterwards, for each recipient separately: if some were refused, another release
+goes to those only. A released mail is released again only with `again`. A crash in between leaves an attempt
+without an answer, shown as `interrupted`: the mail may or may not have arrived, and can be released again.
+That can cause a duplicate but never a loss, because the mail stays in the quarantine until it expires.
 
 Knows a next hop only by what it needs of it (`NextHop`); the caller brings one.
 """
@@ -84,6 +85,8 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
         envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
             _fetch(quarantine, mail_id, message)
+            if message.head().startswith((b" ", b"\t")):
+                raise StoreError("it begins with white space, which would continue our own header field; export it")
             return await _send(quarantine, mail, envelope, message, next_hop, request)
 
 
@@ -110,13 +113,19 @@ async def _send(
     earlier = mail.releases[1 - MAX_ATTEMPTS :]
     quarantine.write_releases(mail.id, (*earlier, attempt))
     session = Session(mail.session, mail.listener, "quarantine", mail.client)
-    head = request.tokens.field(message, envelope.addresses, now) if request.tokens is not None else b""
+    head = b""
+    if request.tokens is not None:
+        head = request.tokens.field(message, envelope.sender, envelope.addresses, now)
+        envelope = _unreported(envelope)
     begin = asyncio.get_running_loop().time()
-    tx = Transaction(mail.id, session, envelope, message, begin, begin + request.timeout_s)
+    tx = Transaction(mail.id, session, envelope, message, begin, begin + request.timeout_s, is_per_recipient=True)
     try:
         delivery = await next_hop.deliver(tx, head, tx.deadline)
     except NextHopError as exc:
-        quarantine.write_releases(mail.id, (*earlier, replace(attempt, reply=str(exc.reply))))
+        delivered = sorted(mail.delivered | _delivered(envelope, exc))
+        quarantine.write_releases(
+            mail.id, (*earlier, replace(attempt, reply=str(exc.reply), delivered=tuple(delivered)))
+        )
         raise
     try:
         quarantine.write_releases(mail.id, (*earlier, replace(attempt, reply=str(delivery.reply))))
@@ -125,12 +134,37 @@ async def _send(
     return delivery
 
 
+def _delivered(envelope: Envelope, exc: NextHopError) -> set[str]:
+    """The recipients who have the mail although others were refused."""
+    if not exc.replies:
+        return set()
+    return {address for address, reply in zip(envelope.addresses, exc.replies, strict=True) if reply.is_success}
+
+
+def _unreported(envelope: Envelope) -> Envelope:
+    """The same envelope; servers that support DSN (RFC 3461) then send no report to the sender, good or bad."""
+    recipients = tuple(
+        replace(recipient, params=(*_without(recipient.params, "NOTIFY"), "NOTIFY=NEVER"))
+        for recipient in envelope.recipients
+    )
+    return replace(envelope, recipients=recipients, params=_without(envelope.params, "RET", "ENVID"))
+
+
+def _without(params: tuple[str, ...], *names: str) -> tuple[str, ...]:
+    return tuple(param for param in params if param.partition("=")[0].upper() not in names)
+
+
 def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
     envelope = mail.envelope
     if request.to:
         envelope = replace(envelope, recipients=tuple(Recipient(address) for address in request.to))
     if not envelope.recipients:
         raise StoreError("its recipients are unknown; specify one with --to")
+    if not request.again:
+        remaining = tuple(recipient for recipient in envelope.recipients if recipient.address not in mail.delivered)
+        if not remaining:
+            raise AlreadyReleased("an earlier release was delivered to these recipients")
+        envelope = replace(envelope, recipients=remaining)
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope

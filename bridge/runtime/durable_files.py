@@ -90,10 +90,14 @@ async def _abandon(stop: Stop) -> None:
 
 
 def make_directory(path: Path) -> None:
-    """Create the directory with mode 0700, durably."""
+    """Create the directory with mode 0700, durably. Missing parents get 0755, whatever the umask allows."""
     if path.is_dir():
         return
-    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    missing = [parent for parent in path.parents if not parent.exists()]
+    for parent in reversed(missing):
+        parent.mkdir(mode=0o755, exist_ok=True)
+        sync_directory(parent.parent)
+    path.mkdir(mode=0o700, exist_ok=True)
     sync_directory(path.parent)
 
 

@@ -30,7 +30,7 @@ from sqlalchemy import (
 from sqlalchemy.exc import OperationalError, SQLAlchemyError
 
 from bridge.errors import BridgeError
-from bridge.runtime import database
+from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
 
 MIGRATION_LOCK = 0x5CA7B12D  # an arbitrary number for the advisory lock
@@ -135,7 +135,7 @@ class Store:
         target = Database(self._url)
         try:
             if target.path is not None:
-                target.path.parent.mkdir(parents=True, exist_ok=True)
+                durable_files.make_directory(target.path.parent)
             engine = target.engine()
         except (DatabaseUnusable, OSError) as exc:
             why = database.reason(exc) if isinstance(exc, OSError) else exc

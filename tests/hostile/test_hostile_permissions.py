@@ -62,4 +62,5 @@ def test_state_is_readable_by_the_daemons_user_only(tmp_path: Path) -> None:
         assert any(name.endswith(".eml") for name in names) and any(name.endswith(".sqlite") for name in names)
         loose = {str(path): stat.filemode(mode) for path, mode in found.items() if mode & 0o077}
         assert loose == {}
+        assert stat.S_IMODE(state.parent.lstat().st_mode) == 0o755  # the umask would allow 0777
         assert stat.S_IMODE((tmp_path / "mail.sock").lstat().st_mode) == 0o660

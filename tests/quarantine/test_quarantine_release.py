@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from bridge import testing
+from bridge.quarantine import record
 from bridge.testing import free_port
 from tests.quarantine.quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
 
@@ -38,9 +40,11 @@ def test_a_released_mail_arrives_once_byte_for_byte(here: Desk) -> None:
     assert here.call("release", mail_id).exit_code == 4
     (mail,) = here.bridge.next_hop.mails
     assert b"MAIL FROM:<>" in mail.commands[1]
-    assert mail.commands[2:4] == [b"RCPT TO:<b@example.org>", b"RCPT TO:<c@example.org>"]
+    assert mail.commands[2:4] == [b"RCPT TO:<b@example.org> NOTIFY=NEVER", b"RCPT TO:<c@example.org> NOTIFY=NEVER"]
     added = mail.content.removesuffix(kept)
-    assert re.fullmatch(rb"X-Scan-Released: [^\r\n]+;\r\n t=\d+;\r\n mark=[\w-]+,\r\n [\w-]+\r\n", added)
+    assert re.fullmatch(
+        rb"X-Scan-Released: [^\r\n]+;\r\n t=\d+;(\r\n \w+=[\w,-]+;)+\r\n mark=[\w-]+,\r\n [\w-]+\r\n", added
+    )
     assert kept.endswith(CONTENT)
     (line,) = map(json.loads, (here.directory / "actions.log").read_text().splitlines())
     assert (line["action"], line["id"]) == ("released", mail_id)
@@ -101,9 +105,12 @@ def test_a_mail_goes_to_others_and_again_on_request(here: Desk) -> None:
     assert here.call("release", mail_id, "--to", "audit@example.org", "--to", "ü@example.org").exit_code == 0
     assert here.call("release", "--again", mail_id).exit_code == 0
     first, second = here.bridge.next_hop.mails
-    assert first.commands[2:4] == [b"RCPT TO:<audit@example.org>", "RCPT TO:<ü@example.org>".encode()]
+    assert first.commands[2:4] == [
+        b"RCPT TO:<audit@example.org> NOTIFY=NEVER",
+        "RCPT TO:<ü@example.org> NOTIFY=NEVER".encode(),
+    ]
     assert first.commands[1].endswith(b" SMTPUTF8")
-    assert second.commands[2] == b"RCPT TO:<b@example.org>"
+    assert second.commands[2] == b"RCPT TO:<b@example.org> NOTIFY=NEVER"
     (kept,) = here.listed()
     assert [attempt["to"] for attempt in kept["releases"]] == [
         ["audit@example.org", "ü@example.org"],
@@ -132,3 +139,66 @@ def test_several_mails_are_released_and_the_worst_problem_is_the_exit_code(here:
     here.use(f"127.0.0.1:{free_port()}")
     done = here.call("release", "--again", "NOSUCHMAIL", first)
     assert done.exit_code == 75 and "not released" in done.stderr
+
+
+def hop_of(here: Desk, *, lmtp: bool) -> testing.NextHop:
+    hop = testing.NextHop(lmtp=lmtp)
+    here.bridge.background.run(hop.start())
+    here.use(hop.url)
+    return hop
+
+
+@pytest.mark.parametrize("lmtp", [True, False], ids=["lmtp", "smtp"])
+def test_a_second_release_sent_another_copy_to_those_who_have_the_mail(here: Desk, lmtp: bool) -> None:
+    """One recipient is refused at first: the next release goes to that one only, and the mail is then released."""
+    mail_id = here.send(CONTENT, b"b@example.org", b"c@example.org", b"d@example.org")
+    hop = hop_of(here, lmtp=lmtp)
+    hop.replies[b". <c@example.org>" if lmtp else b"RCPT <c@example.org>"] = b"450 4.2.2 Full"
+    try:
+        done = here.call("release", mail_id)
+        assert done.exit_code == 75 and "2 of 3 recipients have it; 450 4.2.2 Full" in done.stderr
+        (listed,) = here.listed("--state", "kept")
+        assert listed["releases"][0]["delivered"] == ["b@example.org", "d@example.org"]
+        assert "b@example.org, d@example.org" in here.call("show", mail_id).stdout
+        assert here.call("release", mail_id).exit_code == 75
+        assert here.call("release", mail_id, "--to", "d@example.org").exit_code == 4
+        hop.replies.clear()
+        assert here.call("release", mail_id).exit_code == 0
+        assert here.call("release", mail_id).exit_code == 4
+        assert here.call("release", "--again", mail_id).exit_code == 0
+    finally:
+        here.bridge.background.run(hop.stop())
+    sent = [sorted(line for line in mail.commands if line.startswith(b"RCPT")) for mail in hop.mails]
+    received = [[line.partition(b"<")[2].partition(b">")[0][:1] for line in lines] for lines in sent]
+    assert received[0] == [b"b", b"c", b"d"] and received[-1] == [b"b", b"c", b"d"]
+    assert all(line == [b"c"] for line in received[1:-1]) and len(received) >= 3
+
+
+def test_a_next_hop_that_answers_for_some_recipients_only_is_remembered(here: Desk) -> None:
+    """LMTP: the connection is lost after the first recipient's answer."""
+    mail_id = here.send(CONTENT, b"b@example.org", b"c@example.org")
+    hop = hop_of(here, lmtp=True)
+    hop.replies[b". <c@example.org>"] = b""
+    try:
+        assert here.call("release", mail_id).exit_code == 75
+        hop.replies.clear()
+        assert here.call("release", mail_id).exit_code == 0
+    finally:
+        here.bridge.background.run(hop.stop())
+    assert [line for line in hop.mails[-1].commands if line.startswith(b"RCPT")] == [
+        b"RCPT TO:<c@example.org> NOTIFY=NEVER"
+    ]
+
+
+def test_a_record_of_an_earlier_version_can_be_read() -> None:
+    """It does not say who has the mail."""
+    (attempt,) = record.read_releases(b'[{"at": "2026-01-01", "by": "me", "to": ["b@example.org"], "reply": "450 x"}]')
+    assert attempt == record.ReleaseAttempt("2026-01-01", "me", ("b@example.org",), "450 x")
+
+
+def test_a_stored_mail_that_begins_with_white_space_is_not_put_below_our_field(here: Desk) -> None:
+    """Its first line would continue the token."""
+    mail_id = here.send()
+    (here.directory / f"{mail_id}.eml").write_bytes(b" x\r\nSubject: y\r\n\r\n")
+    done = here.call("release", mail_id)
+    assert done.exit_code != 0 and "begins with white space" in done.stderr and not here.bridge.next_hop.mails

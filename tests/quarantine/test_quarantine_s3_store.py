@@ -63,7 +63,9 @@ def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, obj
     assert here.call("release", large).exit_code == 0
     assert here.call("release", large).exit_code == 4
     (mail,) = here.bridge.next_hop.mails
-    assert mail.content.partition(b"\r\n")[2].endswith(LARGE) and mail.commands[2] == b"RCPT TO:<b@example.org>"
+    assert mail.content.partition(b"\r\n")[2].endswith(LARGE) and mail.commands[2].startswith(
+        b"RCPT TO:<b@example.org>"
+    )
     assert here.call("export", large, str(tmp_path)).exit_code == 0
     for suffix in ("eml", "json", "releases"):
         assert (tmp_path / f"{large}.{suffix}").read_bytes() == (stored / f"{large}.{suffix}").read_bytes()

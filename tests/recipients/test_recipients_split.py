@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bridge.mail.message import Message, Spool
+from bridge.quarantine.release_token import ReleaseTokens
 from bridge.testing import NextHop, answer, result, running_bridge
 from tests.filter.smtp_kit import Gate, counted, mail_lines, until
 from tests.recipients.recipients_kit import CONTENT, ONE, TWO, arrived, bridge_before, converse, decide, next_hop, send
@@ -205,3 +209,22 @@ def test_a_tenants_own_next_hop_takes_precedence_over_a_route(tmp_path: Path, ho
             replies = send(bridge, "lmtp", "b@one.example", "c@own.example", "d@example.org")
             assert [reply[:3] for reply in replies] == [b"250"] * 3
             assert (arrived(owned), arrived(routed), arrived(hop)) == ([["b"]], [["c"]], [["d"]])
+
+
+def test_a_released_mail_for_two_tenants_is_recognised_once_for_each_recipient(tmp_path: Path, hop: NextHop) -> None:
+    """Its token is read before it is split; a recipient whom the next hop defers may come again."""
+    people = ("b@one.example", "c@two.example")
+    hop.replies[b"RCPT <c@two.example>"] = b"450 4.2.2 Full"
+    with bridge_before(hop, tmp_path, "lmtp", tenants=TENANTS) as bridge:
+        tokens = ReleaseTokens((tmp_path / "state" / "release-key").read_text().strip(), "X-Scan-")
+        with closing(Message(Spool(1 << 20))) as mail:
+            mail.write(CONTENT)
+            released = tokens.field(mail, "a@client.example", people, datetime.now(UTC)) + CONTENT
+        replies = [reply[:4] for reply in send(bridge, "lmtp", *people, content=released)]
+        assert replies == [b"250 ", b"450 "] and not bridge.scanner.submissions
+        hop.replies.clear()
+        assert send(bridge, "lmtp", people[1], content=released)[0].startswith(b"250 ")
+        assert not bridge.scanner.submissions and len(hop.mails) == 2
+        assert all(b"X-Scan-Released" not in mail.content for mail in hop.mails)
+        send(bridge, "lmtp", *people, content=released)
+        assert len(bridge.scanner.submissions) == 2

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import math
+import os
+import stat
 import threading
 from pathlib import Path
 
@@ -14,6 +17,7 @@ from bridge.relay.maildir import Maildir
 from bridge.runtime import durable_files
 from tests.relay.scripted_hop import make_tx
 
+SOURCE = Path(durable_files.__file__).parents[1]
 REASON = "can't start new thread"
 
 
@@ -63,3 +67,41 @@ async def test_a_mail_deferred_for_want_of_a_thread_is_not_delivered_later(
     await asyncio.get_running_loop().shutdown_default_executor()
     assert [b"Subject: y" in path.read_bytes() for path in (place / "new").iterdir()] == [True]
     assert list((place / "tmp").iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o000, 0o022, 0o077])
+def test_a_missing_parent_was_writable_for_all_with_umask_0(tmp_path: Path, mask: int) -> None:
+    """Only the directory itself is private; others may pass its parents, but never change them."""
+    before = os.umask(mask)
+    try:
+        durable_files.make_directory(tmp_path / "a" / "b" / "c")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE((tmp_path / name).stat().st_mode) for name in ("a", "a/b", "a/b/c")]
+    assert modes == [0o755 & ~mask, 0o755 & ~mask, 0o700]
+
+
+def test_every_directory_and_file_is_created_with_an_explicit_mode() -> None:
+    """Otherwise the umask decides, and with umask 0 everybody may write to it."""
+    found = []
+    for path in sorted(set(SOURCE.rglob("*.py")) - {SOURCE / "testing.py"}):
+        for call in (node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)):
+            if _leaves_the_mode_to_the_umask(call):
+                found.append(f"{path.relative_to(SOURCE)}:{call.lineno}: {ast.unparse(call)}")
+    assert found == []
+
+
+def _leaves_the_mode_to_the_umask(call: ast.Call) -> bool:
+    name, arguments = ast.unparse(call.func), [ast.unparse(argument) for argument in call.args]
+    keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    if name.endswith((".mkdir", "makedirs")):
+        return "mode" not in keywords or keywords.get("parents") == "True" or name.endswith("makedirs")
+    if name == "os.open":
+        return "O_CREAT" in "".join(arguments) and len(arguments) < 3
+    if name.endswith((".write_text", ".write_bytes", ".touch")):
+        return True
+    if name == "open" or name.endswith(".open"):
+        return any(argument.strip("'")[:1] in "wxa" and len(argument) <= 4 for argument in arguments[-1:]) and (
+            "opener" not in keywords and "os.devnull" not in arguments
+        )
+    return False

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Coroutine
 from contextlib import aclosing, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -126,7 +126,7 @@ async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
     unfinished = output.with_name(f".{output.name}.{os.getpid()}")
 
     async def once() -> int:
-        with unfinished.open("w", encoding="utf-8", newline="") as target:
+        with _create(unfinished) as target:
             return await _stream(session, name, target.write, kind)
 
     try:
@@ -138,6 +138,11 @@ async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
         with suppress(OSError):
             unfinished.unlink()
     return count
+
+
+def _create(path: Path) -> TextIO:
+    """With mode 0644, even if the umask allows more."""
+    return open(path, "w", encoding="utf-8", newline="", opener=lambda name, flags: os.open(name, flags, 0o644))
 
 
 _source_options = (

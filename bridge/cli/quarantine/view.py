@@ -44,6 +44,7 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
     for attempt in mail.releases:
         answer = attempt.reply or "started, result unknown"
         found.append(("release", f"{attempt.at} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
+        found.append(("delivered", ", ".join(attempt.delivered)))
     if mail.is_damaged:
         found.append(("note", "the .json file is damaged; the mail can be released with --to"))
     return [(name, value) for name, value in found if value]

@@ -3,7 +3,9 @@
 Exim and OpenSMTPD speak neither XFORWARD nor XCLIENT, but they can add a header field on top of the mail that they pass
 on. Only trusted clients may send us mail, and only the topmost of several such fields counts: it was added last, by the
 mail server itself; those below may come from the sender. All of them are removed, so that neither the scanner nor the
-next hop sees them. If this is wrong, a sender chooses the address that he is judged by.
+next hop sees them. The topmost one must be a single line: the first line of a mail that begins with white space
+continues the field that the mail server put above it. If this is wrong, a sender chooses the address that he is judged
+by.
 """
 
 from __future__ import annotations
@@ -21,6 +23,10 @@ class BadClient(ValueError):
     """The field cannot be parsed; none of it is used."""
 
 
+class FoldedClient(ValueError):
+    """The field continues on the next line, which may be the first line of the sender's mail."""
+
+
 class ClientHeader:
     """Reads and removes the field with one name."""
 
@@ -30,13 +36,18 @@ class ClientHeader:
         self._field = field_named(name)
 
     def take_from(self, message: Message) -> Client | None:
-        """The client that the topmost field names, None without one. Removes all such fields. Raises BadClient."""
+        """The client that the topmost field names, None without one. Removes all such fields, or raises FoldedClient.
+
+        Raises BadClient if the topmost field cannot be read.
+        """
         head = message.head()
         if self._lower not in head.lower():
             return None
         topmost = self._field.search(head)
         if topmost is None:
             return None
+        if b"\n" in topmost[1] or message.is_head_cut_in_field():
+            raise FoldedClient
         message.replace_head(self._field.sub(b"", head))
         return _client(topmost[1])
 

@@ -21,8 +21,9 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
+from bridge.filter.policy import CONTINUES
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
-from bridge.intake.smtp.client_header import BadClient, ClientHeader
+from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
@@ -247,8 +248,14 @@ class SmtpServer:
     ) -> Coroutine[Any, Any, Outcome]:
         transaction = self._transaction(session, envelope)
         if self.settings.client_header is not None:
-            transaction = self._read_client(self.settings.client_header, transaction)
+            try:
+                transaction = self._read_client(self.settings.client_header, transaction)
+            except FoldedClient:
+                return self._refuse(transaction, CONTINUES)
         return self._filter.process(transaction)
+
+    async def _refuse(self, transaction: Transaction, reply: Reply) -> Outcome:
+        return self._filter.refuse(transaction, reply, transaction.message.size)
 
     async def handle_REFUSED(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, reply: Reply, size: int
@@ -274,7 +281,10 @@ class SmtpServer:
         )
 
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
-        """Remove the field in any case. XFORWARD and XCLIENT take precedence: no sender can forge those."""
+        """Remove the field in any case. XFORWARD and XCLIENT take precedence: no sender can forge those.
+
+        Raises FoldedClient.
+        """
         session, client, fault = transaction.session, None, "is missing"
         try:
             client = header.take_from(transaction.message)

@@ -1,4 +1,4 @@
-"""Behind a real Postfix as `content_filter`, with a scanner that takes longer than the deadline."""
+"""Behind a real Postfix, as `content_filter` and as `smtpd_proxy_filter`, with a scanner that is too slow."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ _NUMBERS = itertools.count(1)
 
 SERVICES = """\
 127.0.0.1:{front} inet n - n - 100 smtpd -o content_filter=scan:[127.0.0.1]:{bridge}
+127.0.0.1:{proxy} inet n - n - 100 smtpd -o smtpd_proxy_filter=127.0.0.1:{bridge}
 scan unix - - n - 10 smtp -o smtp_send_xforward_command=yes -o disable_mime_output_conversion=yes
 127.0.0.1:{back} inet n - n - 100 smtpd
     -o smtpd_authorized_xforward_hosts=127.0.0.0/8
@@ -70,6 +71,7 @@ class SlowScanner:
 @dataclass(frozen=True)
 class Chain:
     front: int
+    proxy: int
     postfix: Postfix
     bridge: Program
     scanner: SlowScanner
@@ -79,7 +81,7 @@ class Chain:
 @pytest.fixture(scope="module", params=[2], ids=["two workers"])
 def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
     need("postfix", root=True)
-    ports = {name: free_port() for name in ("front", "bridge", "back", "admin")}
+    ports = {name: free_port() for name in ("front", "proxy", "bridge", "back", "admin")}
     directory, scanner = tmp_path_factory.mktemp("late"), SlowScanner()
     (directory / "token").write_text(TOKEN)
     config = directory / "bridge.yml"
@@ -90,7 +92,7 @@ def chain(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         with Postfix(services, destination.port) as postfix:
             bridge.start()
             try:
-                yield Chain(ports["front"], postfix, bridge, scanner, destination)
+                yield Chain(ports["front"], ports["proxy"], postfix, bridge, scanner, destination)
                 assert bridge.stop() == 0, bridge.log()
                 assert "Traceback" not in bridge.log()
             finally:
@@ -178,3 +180,28 @@ def until_kept(chain: Chain) -> None:
         return bool(rows[0] and rows[0] == rows[1])
 
     until(all_decided, "the decision on disk")
+
+
+def test_before_the_queue_the_retry_has_another_received_field(chain: Chain, marker: str) -> None:
+    """Postfix writes it for each attempt of its client, which sends the same mail."""
+    content = f"From: a@example.org\r\nSubject: {marker}\r\n\r\nbody\r\n".encode()
+    chain.scanner.shut()
+    assert send(chain.proxy, content, helo="first.example").startswith("451 ")
+    decide(chain)
+    until_kept(chain)
+    assert send(chain.proxy, content, helo="second.example").startswith("250 ")
+    chain.destination.arrived(marker)
+    assert chain.scanner.seen(marker) == 1
+
+
+@pytest.mark.parametrize("line", ["Received", "Received by x", "Received : by x", "Visible text", "X-A: 1\r\n "])
+def test_a_header_line_that_is_no_field_hid_another_mail(chain: Chain, marker: str, line: str) -> None:
+    """Its continuation was left out of the hash: the second mail was delivered by the first one's decision."""
+    content = f"{line}\r\n first {marker}\r\nFrom: a@example.org\r\n\r\nbody\r\n".encode()
+    chain.scanner.shut()
+    assert send(chain.proxy, content).startswith("451 ")
+    decide(chain)
+    until_kept(chain)
+    assert send(chain.proxy, content.replace(b"first", b"other")).startswith("250 ")
+    assert chain.scanner.seen(marker) == chain.scanner.seen(f"first {marker}") + chain.scanner.seen(f"other {marker}")
+    assert chain.scanner.seen(f"other {marker}") == 1

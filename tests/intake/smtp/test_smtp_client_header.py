@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.smtp.client_header import BadClient, ClientHeader
+from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
@@ -39,8 +39,7 @@ def content_of(made: Message) -> bytes:
         (b"X-SCANBRIDGE-CLIENT:ADDR=IPV6:2001:db8::1\r\n", Client(address="2001:db8::1")),
         (b"X-Scanbridge-Client : addr=2001:DB8::1\r\n", Client(address="2001:db8::1")),
         (
-            b"X-Scanbridge-Client: ADDR=192.0.2.7\r\n\tHELO=a+20b NAME=[UNAVAILABLE]\r\n"
-            b" PORT=4711 IDENT=1abc-2 LOGIN=me\r\n",
+            b"X-Scanbridge-Client: ADDR=192.0.2.7\tHELO=a+20b NAME=[UNAVAILABLE]  PORT=4711 IDENT=1abc-2 LOGIN=me\r\n",
             Client(address="192.0.2.7", helo="a b", port=4711, ident="1abc-2", login="me"),
         ),
         (b"X-Scanbridge-Client: ADDR=[UNAVAILABLE] HELO=\r\n", Client()),
@@ -85,7 +84,7 @@ def test_anything_but_the_field_is_left_alone(content: bytes) -> None:
         b"HELO=x ADDR=127.0.0.1 ADDR=192.0.2.7",
         b"HELO=x addr=127.0.0.1 ADDR=192.0.2.7",
         b"ADDR=192.0.2.7 HELO=" + b"x" * 256,
-        b"ADDR=192.0.2.7" + b"\r\n " * 400,
+        b"ADDR=192.0.2.7" + b" " * 1200,
     ],
 )
 def test_a_malformed_field_is_ignored_entirely(value: bytes) -> None:
@@ -104,13 +103,26 @@ def test_any_value_is_a_client_or_an_error(value: bytes) -> None:
     made = message(b"X-Scanbridge-Client: " + line + b"\r\n" + MAIL)
     try:
         client = ClientHeader(NAME).take_from(made)
-    except BadClient:
+    except (BadClient, FoldedClient):
         client = Client()
     assert client is not None and all(str(value).encode() for value in asdict(client).values())
     made.close()
 
 
 # Through a listener
+
+
+@pytest.mark.parametrize("start", [b" LOGIN=admin\r\n", b"\tNAME=localhost\r\n", b" \r\n", b" text\r\n"])
+@pytest.mark.parametrize("command", [b"NOOP", b"XFORWARD ADDR=198.51.100.1"])
+def test_a_mail_that_begins_with_white_space_continued_the_field(tmp_path: Path, start: bytes, command: bytes) -> None:
+    """The mail server put its field above the sender's first line; the sender added attributes to it."""
+    with running_bridge(tmp_path, client_header=NAME) as bridge, bridge.client() as client:
+        client.open()
+        client.say(b"EHLO proxy.example")
+        client.say(command)
+        assert client.mail(OURS + start + MAIL).startswith(b"550 5.6.0 ")
+        assert client.mail(OURS + MAIL + start).startswith(b"250 ")
+        assert len(bridge.scanner.submissions) == len(bridge.next_hop.mails) == 1
 
 
 def sent(bridge: RunningBridge, content: bytes, *commands: bytes, source: str = "127.0.0.1") -> dict[str, Any]:
