@@ -13,7 +13,7 @@ from typing import Any
 
 from bridge.service.analysis import archives, file_types, headers
 from bridge.service.analysis.archives import BadArchive, Budget
-from bridge.service.analysis.links import Links
+from bridge.service.analysis.links import Links, NeedsProcess
 from bridge.service.analysis.structure import Bounds, Buffer, Part, TooMuch, decoded, walk
 
 # In two pieces, so that no virus scanner reports this file.
@@ -23,10 +23,6 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 MAX_SENDERS = 20
 WINDOW = 1024 * 1024  # bytes of text examined at a time; even, because of UTF-16 and UTF-32
 OVERLAP = 4096  # so that a link that starts in one window is complete in it
-
-
-class NeedsProcess(Exception):
-    """The mail contains an archive and must be inspected in a separate process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +37,7 @@ class Limits:
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
-    archives: bool = True  # False: raise NeedsProcess at the first archive
+    archives: bool = True  # False: raise NeedsProcess at the first archive, or at links that take long
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -87,7 +83,7 @@ class _MailInspector:
     def __init__(self, limits: Limits) -> None:
         self.limits = limits
         self.found = Inspection()
-        self.links = Links()
+        self.links = Links(limits.urls, is_inline=not limits.archives)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
 
     def finish(self) -> Inspection:

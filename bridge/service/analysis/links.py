@@ -1,6 +1,8 @@
 """Links in the text of a mail: which hosts they point to, and which of them are deceptive.
 
-All repetition in the patterns is bounded, so the time is linear in the length of any text.
+All repetition in the patterns is bounded, so the time is linear in the length of any text. Linear is not
+enough where a step is slow: Python needs about 25 us for each character of a name that is not ASCII, so
+only a few such names are converted in the event loop, and a limited number of them in a process.
 """
 
 from __future__ import annotations
@@ -8,7 +10,10 @@ from __future__ import annotations
 import html
 import ipaddress
 import re
+import unicodedata
 from urllib.parse import unquote
+
+from bridge.service.analysis.structure import TooMuch
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
@@ -20,19 +25,35 @@ _SHOWN = re.compile(r"\s{0,99}(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}
 _MAX_TAG = 2000
 _NUMBER_HOST = re.compile(r"(0x[0-9a-f]{1,8}|\d{8,10})")
 
+_LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
+_LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
+
+MAX_HOSTS = 1000
+INLINE_CHARACTERS = 200  # of names that are not ASCII: about 5 ms
+
+
+class NeedsProcess(Exception):
+    """The rest must be inspected in a separate process: it would block the event loop."""
+
 
 class Links:
-    """Collects hosts and tags from any number of texts."""
+    """Collects hosts and tags from any number of texts.
 
-    def __init__(self) -> None:
+    `scan` raises TooMuch beyond `max_hosts`, and NeedsProcess where `is_inline` and the names take too long.
+    """
+
+    def __init__(self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False) -> None:
         self.hosts: set[str] = set()
         self.tags: set[str] = set()
         self._seen: set[str] = set()
+        self._max_hosts = max_hosts
+        self._converted = 0  # names that are not ASCII
+        self._characters_left = INLINE_CHARACTERS if is_inline else None
 
     def scan(self, text: str, *, is_html: bool) -> None:
-        text = text.lower()
         if is_html and "&" in text:
-            text = html.unescape(text)
+            text = _unescaped(text)
+        text = text.lower()
         if "\\\\" in text:
             text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
         for match in _LINK.finditer(text):
@@ -62,7 +83,7 @@ class Links:
         userinfo, at, rest = raw.rpartition("@")
         if at and userinfo:
             self.tags.add("url:userinfo")
-        host = host_of(rest)
+        host = self._host(rest)
         if not host:
             return
         if _is_address(host):
@@ -70,11 +91,32 @@ class Links:
         elif "xn--" in host:
             self.tags.add("url:punycode")
         self.hosts.add(host)
+        if len(self.hosts) > self._max_hosts:
+            raise TooMuch("urls")
+
+    def _host(self, raw: str) -> str:
+        """`host_of`, within the bounds of this mail."""
+        if not raw.isascii() or "%" in raw:
+            self._converted += 1
+            if self._converted > self._max_hosts:
+                raise TooMuch("urls")
+            if self._characters_left is not None:
+                self._characters_left -= len(raw)
+                if self._characters_left < 0:
+                    raise NeedsProcess
+        return host_of(raw)
 
     def _compare(self, target: str, shown: str) -> None:
-        real, displayed = host_of(target.rpartition("@")[2]), host_of(shown)
+        real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
+
+
+def _unescaped(text: str) -> str:
+    """HTML's character references replaced. Numbers may have any length: browsers ignore leading zeros."""
+    if "&#" in text:  # Python refuses to read a number of more than 4300 digits
+        text = _LONG_NUMBER.sub("\ufffd", _LEADING_ZEROS.sub(r"&#\1", text))
+    return html.unescape(text)
 
 
 def host_of(raw: str) -> str:
@@ -83,14 +125,28 @@ def host_of(raw: str) -> str:
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     host = host.strip(".").lower()
     if not host.isascii():
-        try:
-            host = host.encode("idna").decode("ascii")
-        except UnicodeError:
-            return ""
+        host = _ascii(host)
     if _NUMBER_HOST.fullmatch(host):  # http://3221226219/ is an address too
         number = int(host, 0) if host.startswith("0x") else int(host)
         return str(ipaddress.IPv4Address(number)) if number < 2**32 else ""
     return host if re.fullmatch(r"[a-z0-9._:-]{1,253}", host) else ""
+
+
+_IGNORED = dict.fromkeys(
+    [0xAD, 0x34F, 0x1806, *range(0x180B, 0x180E), *range(0x200B, 0x200E), 0x2060, *range(0xFE00, 0xFE10), 0xFEFF]
+)  # RFC 3454 B.1: a browser leaves these out of a name, however many there are
+_DOTS = re.compile("[.\u3002\uff0e\uff61]")
+
+
+def _ascii(host: str) -> str:
+    """The A-labels of a name; empty if it has none. Long labels are dropped first: the codec's time is quadratic."""
+    host = unicodedata.normalize("NFKC", host.translate(_IGNORED))
+    if len(host) > 253 or any(len(label) > 63 for label in _DOTS.split(host)):
+        return ""
+    try:
+        return host.encode("idna").decode("ascii").strip(".").lower()
+    except UnicodeError:
+        return ""
 
 
 def _is_address(host: str) -> bool:
