@@ -29,6 +29,7 @@ import uvloop
 from bridge.config.model import Config
 from bridge.daemon.daemon import Daemon
 from bridge.runtime import yaml_file
+from bridge.scanner.probe_mail import SUBJECT
 
 T = TypeVar("T")
 
@@ -118,6 +119,7 @@ class FakeScanner(_Listener):
 
     def __init__(self) -> None:
         self.submissions: list[Submission] = []
+        self.probes: list[Submission] = []  # mails of the bridge's own, after a failure
         self.reply: bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
         self.reply = answer(200, result())
         self.status: bytes | None = answer(200, b'{"messageQueueStatus": "GREEN"}')
@@ -139,8 +141,12 @@ class FakeScanner(_Listener):
                         break
                     writer.write(self.status)
                     continue
-                self.submissions.append(_submission(fields, body))
-                self.arrived.release()
+                found = _submission(fields, body)
+                if SUBJECT.encode() in found.email:
+                    self.probes.append(found)
+                else:
+                    self.submissions.append(found)
+                    self.arrived.release()
                 await self._answer(reader, writer)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -55,6 +55,10 @@ class Host:
         self.certificate: bytes | None = None  # of the last connection, as DER
         self.date = b""  # the Date field of its last status answer
         self.circuit = Circuit(settings.status_interval_s)
+        self.decided_since = 0.0  # when the mail was sent that was sent last of those it has decided on
+        self.is_broken = False  # it failed on a mail of our own, and has decided on none since
+        self.check: asyncio.Task[bool | None] | None = None  # whether it decides on a mail of our own
+        self.probe_tenant: str | None = None
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []
@@ -150,6 +154,8 @@ class Host:
     def close(self) -> None:
         """Close idle connections. Mail in progress may finish; its connection is closed afterwards."""
         self._closed = True
+        if self.check is not None:
+            self.check.cancel()
         while self._idle:
             self._idle.pop().close()
 
