@@ -24,6 +24,7 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Never, Protocol
 
+from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
     MessageTooLarge,
@@ -40,7 +41,15 @@ from bridge.runtime.value import value
 from bridge.scanner.answers import BadGateway, read_result, read_status
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
-from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, DeadlinePassed, LateAnswer, ScannerConnection
+from bridge.scanner.http import (
+    Answer,
+    AnswerTooLarge,
+    ConnectionLost,
+    DeadlinePassed,
+    LateAnswer,
+    ScannerConnection,
+    WrongAnswer,
+)
 from bridge.scanner.probe_mail import probe_mail
 
 __all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
@@ -57,8 +66,8 @@ _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 class Request(Protocol):
     """An HTTP request, not yet bound to a host."""
 
-    def to(self, host: Host) -> Iterable[bytes]:
-        """Its bytes, created again for each attempt."""
+    def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
+        """Its bytes, created again for each attempt; the id is random."""
 
 
 class Scanner:
@@ -228,7 +237,10 @@ class Scanner:
         return hosts
 
     async def _exchange(self, host: Host, request: Request, deadline: float, fresh: bool = False) -> Answer:
-        """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
+        """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError.
+
+        A new connection has no earlier request whose answer could be taken for this one's.
+        """
         loop = self._loop
         now = loop.time()
         if now >= deadline:
@@ -237,9 +249,14 @@ class Scanner:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        waiting = connection.ask(request.to(host), deadline)
+        request_id = next(_ids)
+        waiting = connection.ask(request.to(host, request_id), deadline, request_id)
         try:
             answer = await waiting
+        except WrongAnswer:
+            log.warning("scanner %s gave the answer to another request; connection closed", host.url)
+            if not reused:
+                raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
         except ConnectionLost as exc:
             if not reused or exc.answered:
                 raise _Lost(f"{host.url}: {exc}", exc.sent_whole) from exc
@@ -251,12 +268,16 @@ class Scanner:
             connection.close()
             raise
         else:
-            host.give_back(connection, loop.time())
-            return answer
+            if answer.is_tied or not reused or not host.echoes:
+                host.give_back(connection, loop.time())
+                return answer
+            log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
+            connection.close()
         finally:
             connection.forget(waiting)
             del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
-        # Most likely the server closed the idle connection before it read the request: try once more.
+        # Most likely the server closed the idle connection before it read the request, or has lost count of its
+        # answers: try once more.
         try:
             return await self._exchange(host, request, deadline, fresh=True)
         except _NotReached as exc:
@@ -292,6 +313,7 @@ class Scanner:
             host.unanswered += 1
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
+        host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
         host.answered()
         host.date = answer.headers.get(b"date", b"")
         status = read_status(host.url, answer)
@@ -358,6 +380,8 @@ class LateScan:
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         except AnswerTooLarge as exc:
             raise ScanMalformed(f"{host.url}: the answer is too large") from exc
+        except WrongAnswer as exc:
+            raise ScanMalformed(f"{host.url}: the answer belongs to another request") from exc
         finally:
             self._end()
 
@@ -422,6 +446,10 @@ def _give_up(host: Host, late: LateAnswer | None, keep_late: bool, is_slow: bool
 
 def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResult:
     """The decision in an answer, or the error it means. Tells the circuit about everything but failures."""
+    if answer.is_tied:
+        host.echoes = True
+    elif host.echoes and answer.status == 200:
+        raise ScanMalformed(f"{host.url}: the decision does not carry our request id, as earlier ones did")
     try:
         result = read_result(host.url, answer, host.token)
     except (MessageTooLarge, ScanRefused):
@@ -446,34 +474,38 @@ class _Submission:
     message: Message
     header: bytes  # the caller's: traceparent
 
-    def to(self, host: Host) -> Iterator[bytes]:
-        boundary = next(_boundaries)
+    def to(self, host: Host, request_id: bytes | None = None) -> Iterator[bytes]:
+        request_id = request_id or next(_ids)
+        boundary = request_id  # no sender can know it
         head = (
             b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
             b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
             b"Content-Type: message/rfc822\r\n\r\n"
         ) % (boundary, _parameters(self.request), boundary)
         tail = b"\r\n--%b--\r\n" % boundary
-        lines = b"Content-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
-        lines %= (boundary, len(head) + self.message.size + len(tail))
+        lines = b"%b%b\r\nContent-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
+        lines %= (_ID_FIELD, request_id, boundary, len(head) + self.message.size + len(tail))
         yield b"".join((host.submit_head, self.header, lines, head))
         yield from self.message.chunks()
         yield tail
 
 
+_ID_FIELD = REQUEST_ID.encode("ascii") + b": "
+
+
 def _draw() -> Iterator[bytes]:
-    """Random boundaries, which no sender can put into a mail. Drawn by the hundred, because each is a system call."""
+    """Random request ids, also boundaries. Drawn by the hundred, because each draw is a system call."""
     while True:
         drawn = os.urandom(100 * 18).hex().encode("ascii")
         yield from (drawn[start : start + 36] for start in range(0, len(drawn), 36))
 
 
-_boundaries = _draw()
+_ids = _draw()
 
 
 class _Status:
-    def to(self, host: Host) -> Iterable[bytes]:
-        return (host.status_head,)
+    def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
+        return (host.status_head, _ID_FIELD, request_id, b"\r\n\r\n")
 
 
 _STATUS = _Status()
