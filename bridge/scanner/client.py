@@ -8,8 +8,9 @@ before its content is sent; a circuit per host records failures.
 
 A failure after a host got some of a mail may be the mail's own doing, and whoever sent it can send more. So
 such a failure alone says nothing about the host: whether it works is decided by a mail of our own
-(`probe_mail.py`), or by other mail that it answered meanwhile. If it works, the mail is a case of its own (`ScanFailed`). If
-this is wrong, one sender can close the scanner for everybody, or have a mail delivered that breaks it.
+(`probe_mail.py`), or by other mail that it answered meanwhile. If it works, the mail is a case of its own
+(`ScanFailed`). If this is wrong, one sender can close the scanner for everybody, or have a mail delivered that
+breaks it.
 """
 
 from __future__ import annotations
@@ -407,7 +408,7 @@ class ScanGoesOn(ScanTimeout):
 
 
 class _NotReached(Exception):
-    """No connection to this host: another one may be tried. `was_sent`: an earlier connection was lost with the mail."""
+    """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
 
     was_sent = False
 

@@ -15,6 +15,7 @@ from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.analysis.pipeline import Pipeline
 
+
 class AnalysisBackend(Protocol):
     """Where analyses run: the queue in this process, or other instances (`core_nodes`)."""
 

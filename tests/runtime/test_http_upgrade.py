@@ -37,9 +37,7 @@ class Echo:
         self.seen.append((scope["method"], scope["path"], body))
         self.fields.append(list(scope["headers"]))
         told = json.dumps([scope["method"], scope["path"], body.decode("latin-1")]).encode()
-        await send(
-            {"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(told))]}
-        )
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(told))]})
         await send({"type": "http.response.body", "body": told})
 
 

@@ -140,9 +140,10 @@ def test_our_service_repeats_the_id_in_every_answer(tmp_path) -> None:
             found = running.request("POST", path, b"", {"X-Scan-Request-Id": "abc-123"})
             assert (found.status, found.headers["X-Scan-Request-Id"]) == (status, "abc-123")
         for bad in ("", "a" * 65, "a b", "<x>"):
-            assert running.request("POST", "/nowhere", b"", {"X-Scan-Request-Id": bad}).headers.get(
-                "X-Scan-Request-Id"
-            ) is None
+            assert (
+                running.request("POST", "/nowhere", b"", {"X-Scan-Request-Id": bad}).headers.get("X-Scan-Request-Id")
+                is None
+            )
         assert running.submit(mail()).headers.get("X-Scan-Request-Id") is None
 
 
@@ -160,5 +161,3 @@ async def test_our_service_and_our_client_agree(tmp_path) -> None:
             assert scanner.hosts[0].echoes
     finally:
         await asyncio.to_thread(config_of.__exit__, None, None, None)
-
-

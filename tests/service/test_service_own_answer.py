@@ -192,5 +192,3 @@ async def test_a_process_that_answers_after_its_time_is_killed() -> None:
         assert not process.is_alive() and not pool._idle
     finally:
         await pool.stop()
-
-
