@@ -25,8 +25,9 @@ FLOORS: list[set[str]] = [
     {"intake", "observe"},
     {"filter"},
     {"quarantine", "relay", "scanner", "lists", "service"},
+    {"matching"},
     {"config", "mail"},
-    {"runtime", "api", "matching"},
+    {"runtime", "api"},
     {"errors", "__init__"},
 ]
 
@@ -50,6 +51,7 @@ HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
     "httpx2": {"lists", "cli", "service"},
     "httptools": {"scanner", "runtime"},
+    "idna": {"mail"},
     "yaml": {"runtime"},
     "prometheus_client": {"cli", "observe", "daemon", "service"},
     "click": {"cli"},
