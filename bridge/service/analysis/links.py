@@ -1,8 +1,8 @@
 """Links in the text of a mail: which hosts they point to, and which of them are deceptive.
 
 All repetition in the patterns is bounded, so the time is linear in the length of any text. Linear is not
-enough where a step is slow: Python needs about 25 us for each character of a name that is not ASCII, so
-only a few such names are converted in the event loop, and a limited number of them in a process.
+enough where a step is slow: a name that is not ASCII may take half a millisecond, so only a few such names
+are converted in the event loop, and a limited number of them in a process.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import html
 import ipaddress
 import re
-import unicodedata
 from urllib.parse import unquote
 
+from bridge.mail.address import comparable_domain
 from bridge.service.analysis.structure import TooMuch
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
@@ -29,7 +29,8 @@ _LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
 
 MAX_HOSTS = 1000
-INLINE_CHARACTERS = 200  # of names that are not ASCII: about 5 ms
+INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
+INLINE_MARKS = 2000  # places in a text where a link, an anchor or a character reference may begin: a few milliseconds
 
 
 class NeedsProcess(Exception):
@@ -51,6 +52,8 @@ class Links:
         self._characters_left = INLINE_CHARACTERS if is_inline else None
 
     def scan(self, text: str, *, is_html: bool) -> None:
+        if self._characters_left is not None and sum(map(text.count, ("&", "//", "www.", "<a"))) > INLINE_MARKS:
+            raise NeedsProcess
         if is_html and "&" in text:
             text = _unescaped(text)
         text = text.lower()
@@ -123,30 +126,11 @@ def host_of(raw: str) -> str:
     """The host in the spelling that lists use; empty if there is none."""
     host = unquote(raw) if "%" in raw else raw
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    host = host.strip(".").lower()
-    if not host.isascii():
-        host = _ascii(host)
+    host = comparable_domain(host.strip("."))
     if _NUMBER_HOST.fullmatch(host):  # http://3221226219/ is an address too
         number = int(host, 0) if host.startswith("0x") else int(host)
         return str(ipaddress.IPv4Address(number)) if number < 2**32 else ""
     return host if re.fullmatch(r"[a-z0-9._:-]{1,253}", host) else ""
-
-
-_IGNORED = dict.fromkeys(
-    [0xAD, 0x34F, 0x1806, *range(0x180B, 0x180E), *range(0x200B, 0x200E), 0x2060, *range(0xFE00, 0xFE10), 0xFEFF]
-)  # RFC 3454 B.1: a browser leaves these out of a name, however many there are
-_DOTS = re.compile("[.\u3002\uff0e\uff61]")
-
-
-def _ascii(host: str) -> str:
-    """The A-labels of a name; empty if it has none. Long labels are dropped first: the codec's time is quadratic."""
-    host = unicodedata.normalize("NFKC", host.translate(_IGNORED))
-    if len(host) > 253 or any(len(label) > 63 for label in _DOTS.split(host)):
-        return ""
-    try:
-        return host.encode("idna").decode("ascii").strip(".").lower()
-    except UnicodeError:
-        return ""
 
 
 def _is_address(host: str) -> bool:

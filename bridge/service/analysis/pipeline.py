@@ -22,9 +22,10 @@ from pathlib import PurePath
 from bridge.api.scanning import AnalysisResult, Decision
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import Engine, Findings, LimitReached, Mail
-from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
+from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
+from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.structure import Bounds
 from bridge.service.analysis.worker_pool import WorkerFailed
