@@ -123,7 +123,7 @@ class Scanner:
         submission = _Submission(request, message, header)
         for host in self._by_preference():
             is_probe = host.begin()
-            began = loop.time()
+            began, was_broken = loop.time(), host.is_broken
             may_go_on = True
             try:
                 answer = await self._exchange(host, submission, deadline)
@@ -135,12 +135,12 @@ class Scanner:
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
                 if exc.was_sent:
-                    doubts.append(_Doubt(host, _Lost(str(problem), sent_whole=True), began, host.is_broken))
+                    doubts.append(_Doubt(host, _Lost(str(problem), sent_whole=True), began, was_broken))
             except DeadlinePassed as exc:
                 _give_up(host, exc.late, keep_late, bool(doubts) or host.decided_since > began)
             except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
                 problem, may_go_on = exc, self._may_go_on_after(exc)
-                doubts.append(_Doubt(host, exc, began, host.is_broken))
+                doubts.append(_Doubt(host, exc, began, was_broken))
                 if not _is_about_us(exc) and host.decided_since <= began:
                     self._start_check(host, request.tenant_uid)
             except Saturated as exc:

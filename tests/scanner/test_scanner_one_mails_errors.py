@@ -109,6 +109,26 @@ async def test_a_mail_that_ends_the_scanner_is_a_case_of_its_own() -> None:
             await submit(scanner, BAD)
 
 
+async def test_two_mails_that_end_the_scanner_together_are_both_suspects() -> None:
+    """The second one fails when the host is known to be down, but it was sent before that."""
+    first_down = asyncio.Event()
+
+    async def die(call: Call) -> None:
+        if b"Subject: bad 2" in call.request.body:
+            await first_down.wait()
+        call.reset()
+
+    async with faults(die) as server, scanner_of(server) as scanner:
+        second = asyncio.create_task(submit(scanner, b"Subject: bad 2\r\n\r\nx\r\n"))
+        await eventually(lambda: len(server.requests) == 1, "the second mail")
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+        assert scanner.hosts[0].is_broken
+        first_down.set()
+        with pytest.raises(ScanFailed):
+            await second
+
+
 async def test_a_mail_that_ends_the_scanner_over_an_idle_connection_is_a_case_of_its_own() -> None:
     """The second attempt finds nobody listening: that is not an unreachable scanner."""
     server_ends = asyncio.Event()
