@@ -21,7 +21,7 @@ from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
 from bridge.relay.replies import ReplyReader
-from bridge.runtime.unread import has_unread
+from bridge.runtime.unread import transport_has_unread
 
 _WRITE_AT = 64 * 1024  # more than this is written immediately, not at the end of the event loop's turn
 
@@ -90,7 +90,7 @@ class NextHopConnection(asyncio.Protocol):
 
     @staticmethod
     def _has_unasked(transport: asyncio.Transport) -> bool:
-        return not transport.is_closing() and has_unread(transport.get_extra_info("socket").fileno())
+        return not transport.is_closing() and transport_has_unread(transport)
 
     async def replies(self, count: int, timeout_s: float, until: float = math.inf) -> list[Reply]:
         """The next replies: each within `timeout_s`, all of them before `until`."""

@@ -25,7 +25,7 @@ import httptools
 
 from bridge.api.request_id import REQUEST_ID_KEY
 from bridge.runtime.connection_timer import ConnectionTimer
-from bridge.runtime.unread import has_unread
+from bridge.runtime.unread import transport_has_unread
 from bridge.runtime.value import value
 from bridge.runtime.write_batch import WriteBatch
 
@@ -180,7 +180,7 @@ class ScannerConnection(asyncio.Protocol):
         """Whether bytes have arrived before the request is written. A new TLS connection may have its own."""
         if self.idle_since == 0.0 and transport.get_extra_info("ssl_object") is not None:
             return False
-        return has_unread(transport.get_extra_info("socket").fileno())
+        return transport_has_unread(transport)
 
     def check_deadlines(self) -> None:
         """Start a timer if the deadline lies before the shared timer's next check."""
