@@ -5,8 +5,10 @@
     ├── ConfigError              the configuration is wrong; exit code 78, never restarted
     ├── ProtocolError            the peer broke SMTP, milter or HTTP; its connection ends
     ├── ScanError                there is no decision
-    │   ├── ScanUnavailable      connect, reset, 5xx, cut off           unreachable   unavailable  451 4.3.0
+    │   ├── ScanUnavailable      connect, 5xx to all mail               unreachable   unavailable  451 4.3.0
+    │   │   └── ScanFailed           5xx, reset, nonsense to this mail only failed        failed       451 4.3.0
     │   ├── ScanTimeout          the deadline passed                    deadline      deadline     451 4.4.7
+    │   │                        ... but other mail was answered         slow
     │   │   └── ScanGoesOn       ... and the scan still runs (bridge/scanner/client.py)
     │   ├── ScanMalformed        the answer cannot be read              nonsense      malformed    451 4.3.0
     │   ├── ScanRefused          401, 403, other 4xx: see the operator  refused       refused      451 4.3.5
@@ -40,6 +42,7 @@ class FailureLabel(StrEnum):
     REFUSED = "refused"
     MALFORMED = "malformed"
     UNAVAILABLE = "unavailable"
+    FAILED = "failed"
     TOO_LARGE = "too_large"
     NEXT_HOP = "next_hop"
     SPOOL = "spool"
@@ -75,12 +78,24 @@ class ScanUnavailable(ScanError):
     client_reply = (451, "4.3.0", "The scanner cannot be reached, try again later")
 
 
+class ScanFailed(ScanUnavailable):
+    """The scanner failed on this mail, and as far as we know on no other. The mail may be the cause."""
+
+    policy_case = "failed"
+    label = FailureLabel.FAILED
+    client_reply = (451, "4.3.0", "The scanner failed on this mail, try again later")
+
+
 class ScanTimeout(ScanError):
-    """The deadline passed before the scanner answered."""
+    """The deadline passed before the scanner answered. `is_slow`: it answered mail that was sent after this one."""
 
     policy_case = "deadline"
     label = FailureLabel.DEADLINE
     client_reply = (451, "4.4.7", "The scan took too long, try again later")
+
+    def __init__(self, text: str = "", is_slow: bool = False) -> None:
+        super().__init__(text)
+        self.is_slow = is_slow
 
 
 class ScanMalformed(ScanError):
@@ -92,11 +107,15 @@ class ScanMalformed(ScanError):
 
 
 class ScanRefused(ScanError):
-    """The scanner refuses our requests, usually because of a wrong token. An operator must act."""
+    """The scanner refuses our requests. An operator must act. `is_about_us`: because of the token, not the request."""
 
     policy_case = "refused"
     label = FailureLabel.REFUSED
     client_reply = (451, "4.3.5", "The scanner is not set up, try again later")
+
+    def __init__(self, text: str = "", is_about_us: bool = False) -> None:
+        super().__init__(text)
+        self.is_about_us = is_about_us
 
 
 class MessageTooLarge(ScanError):

@@ -29,6 +29,7 @@ import uvloop
 from bridge.config.model import Config
 from bridge.daemon.daemon import Daemon
 from bridge.runtime import yaml_file
+from bridge.scanner.probe_mail import SUBJECT
 
 T = TypeVar("T")
 
@@ -109,17 +110,22 @@ class _Listener:
         raise NotImplementedError
 
 
+_Reply = bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
+
+
 class FakeScanner(_Listener):
     """A scanning service on loopback; `reply` is its answer to every submission.
 
     `reply` is either bytes (the complete HTTP response) or a coroutine function that gets reader and
-    writer and may do anything: drip, hang, close. Requests for the status path get `status`.
+    writer and may do anything: drip, hang, close. A mail that contains a key of `reply_to` gets that reply
+    instead. Requests for the status path get `status`.
     """
 
     def __init__(self) -> None:
         self.submissions: list[Submission] = []
-        self.reply: bytes | Callable[[asyncio.StreamReader, asyncio.StreamWriter], Coroutine[Any, Any, None]]
-        self.reply = answer(200, result())
+        self.probes: list[Submission] = []  # mails of the bridge's own, after a failure
+        self.reply: _Reply = answer(200, result())
+        self.reply_to: dict[bytes, _Reply] = {}
         self.status: bytes | None = answer(200, b'{"messageQueueStatus": "GREEN"}')
         self.in_flight = self.max_in_flight = 0
         self.arrived = threading.Semaphore(0)  # released once per submission
@@ -139,18 +145,23 @@ class FakeScanner(_Listener):
                         break
                     writer.write(self.status)
                     continue
-                self.submissions.append(_submission(fields, body))
-                self.arrived.release()
-                await self._answer(reader, writer)
+                found = _submission(fields, body)
+                if SUBJECT.encode() in found.email:
+                    self.probes.append(found)
+                else:
+                    self.submissions.append(found)
+                    self.arrived.release()
+                replies = (reply for mark, reply in self.reply_to.items() if mark in found.email)
+                await self._answer(next(replies, self.reply), reader, writer)
 
-    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _answer(self, reply: _Reply, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.in_flight += 1
         self.max_in_flight = max(self.max_in_flight, self.in_flight)
         try:
-            if isinstance(self.reply, bytes):
-                writer.write(self.reply)
+            if isinstance(reply, bytes):
+                writer.write(reply)
             else:
-                await self.reply(reader, writer)
+                await reply(reader, writer)
         finally:
             self.in_flight -= 1
 

@@ -55,10 +55,10 @@ class Policy(Section):
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
         description="No answer from the service, for whatever reason. Each of the next four keys overrides it for one "
-        "reason.",
+        "reason. It does not apply to a mail that is itself the reason: see `failed`.",
     )
     unreachable: PolicyEntry | None = Field(
-        None, description=f"The scanner cannot be reached, fails (5xx) or hangs up. {_LIKE_UNAVAILABLE}"
+        None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"
     )
     deadline: PolicyEntry | None = Field(None, description=f"The scan took too long. {_LIKE_UNAVAILABLE}")
     refused: PolicyEntry | None = Field(
@@ -66,6 +66,12 @@ class Policy(Section):
     )
     nonsense: PolicyEntry | None = Field(
         None, description=f"The scanner's answer cannot be understood. {_LIKE_UNAVAILABLE}"
+    )
+    failed: PolicyEntry = Field(
+        PolicyEntry(action=Action.TEMPFAIL),
+        description="The scanner fails on this mail but not on others (5xx, a lost connection, an unreadable answer), "
+        "or, unless `deadline` is set, takes too long for it while it answers others. `unavailable` does not apply: a "
+        "sender could otherwise write a mail that is delivered because it cannot be scanned.",
     )
     saturated: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
@@ -83,7 +89,7 @@ class Policy(Section):
             raise ValueError("the content of a mail over the size limit is not kept: use reject or tempfail")
         return entry
 
-    @field_validator("unreachable", "deadline", "refused", "nonsense", "saturated")
+    @field_validator("unreachable", "deadline", "refused", "nonsense", "failed", "saturated")
     @classmethod
     def _not_lost(cls, entry: PolicyEntry | None) -> PolicyEntry | None:
         if entry is not None and entry.action is Action.DISCARD:
@@ -96,5 +102,7 @@ class Policy(Section):
 
     def entry_for(self, case: str) -> PolicyEntry:
         """The entry of one key; `unavailable` for a reason that is not set."""
+        if case == "slow":
+            return self.deadline or self.failed
         found = getattr(self, case)
         return found if isinstance(found, PolicyEntry) else self.unavailable

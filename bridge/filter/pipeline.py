@@ -226,14 +226,16 @@ class Filter:
                 return outcome
         policy = self._settings.tenant_policies.get(record.tenant or "", self._settings.policy)
         # A scan that continues after the deadline is useful only if the client will send the mail again.
-        is_sent_again = not is_shadow and policy[Case.DEADLINE].action is Action.TEMPFAIL
+        is_sent_again = not is_shadow and Action.TEMPFAIL in (policy[Case.DEADLINE].action, policy[Case.SLOW].action)
         result: AnalysisResult | None = None
         try:
-            result = await self._decision(record, self._late if is_sent_again else None)
+            result = await self._decision(record, policy, self._late if is_sent_again else None)
             why = case_of_decision(result.decision)
         except (ScanError, Saturated) as exc:
             why = _no_decision(record, exc)
         rule = policy[why]
+        if why is Case.SLOW:  # an operator knows one deadline
+            why = Case.DEADLINE
         if is_shadow:
             record.would, rule = _would_be(record, rule), _SHADOW
         return await self._actions.carry_out(record, why, rule, result)
@@ -314,26 +316,29 @@ class Filter:
             case _:
                 assert_never(found.action)
 
-    def _decision(self, record: Record, late: LateDecisions | None) -> Coroutine[Any, Any, AnalysisResult]:
+    def _decision(
+        self, record: Record, policy: Policy, late: LateDecisions | None
+    ) -> Coroutine[Any, Any, AnalysisResult]:
         """The decision on this mail. Raises ScanError, Saturated.
 
         Not a coroutine itself: thousands of mails may wait for the scanner, and each would keep one more frame.
         """
         if late is None or late.is_empty():
-            return self._scan(record, late)
-        return self._late_decision_or_scan(record, late)
+            return self._scan(record, policy, late)
+        return self._late_decision_or_scan(record, policy, late)
 
-    async def _late_decision_or_scan(self, record: Record, late: LateDecisions) -> AnalysisResult:
+    async def _late_decision_or_scan(self, record: Record, policy: Policy, late: LateDecisions) -> AnalysisResult:
         found = await late.look_up(record.tenant, record.tx.envelope, record.tx.message)
         if found is None:
-            return await self._scan(record, late)
+            return await self._scan(record, policy, late)
         if isinstance(found, AnalysisResult):
             record.late = LateStatus.HIT
             return found
         record.late = found
-        raise ScanTimeout("the scan of this mail is still running")
+        # While it runs, the mail is deferred even where other mail may pass after the deadline.
+        raise ScanTimeout("the scan of this mail is still running", policy[Case.DEADLINE].action is not Action.TEMPFAIL)
 
-    async def _scan(self, record: Record, late: LateDecisions | None) -> AnalysisResult:
+    async def _scan(self, record: Record, policy: Policy, late: LateDecisions | None) -> AnalysisResult:
         tx = record.tx
         deadline = tx.deadline - self._reserve_s
         trace_header = b"" if record.trace is None else record.trace.header
@@ -344,6 +349,10 @@ class Filter:
                 )
         except ScanGoesOn as exc:
             assert late is not None
+            if policy[case_of_error(exc)].action is not Action.TEMPFAIL:  # the client will not send the mail again
+                exc.scan.abandon()
+                self._slots.leave()
+                raise
             record.late = LateStatus.AWAITED
             await late.follow(record.tenant, tx.envelope, tx.message, exc.scan, self._slots.leave)
             raise

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bridge.api.scanning import Decision
-from bridge.errors import BridgeError, Saturated, SpoolFull
+from bridge.errors import BridgeError, Saturated, ScanTimeout, SpoolFull
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 
@@ -27,7 +27,9 @@ class Case(StrEnum):
     UNDECIDED = "undecided"
     UNAVAILABLE = "unavailable"  # an error without its own case
     UNREACHABLE = "unreachable"
+    FAILED = "failed"  # the scanner failed on this mail only
     DEADLINE = "deadline"
+    SLOW = "slow"  # the deadline passed, but other mail was answered: `deadline` if that is set, otherwise `failed`
     REFUSED = "refused"
     NONSENSE = "nonsense"
     SATURATED = "saturated"
@@ -52,6 +54,8 @@ def case_of_decision(decision: Decision) -> Case:
 
 
 def case_of_error(error: BaseException) -> Case:
+    if isinstance(error, ScanTimeout) and error.is_slow:
+        return Case.SLOW
     return Case(_class_of(error).policy_case)
 
 

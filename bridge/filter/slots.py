@@ -69,8 +69,8 @@ class Slots:
             return
         if error is None:
             self._limit.sample(scan_s, began_among)
-        elif isinstance(error, (ScanTimeout, Saturated)):
-            self._limit.overload()
+        elif isinstance(error, Saturated) or (isinstance(error, ScanTimeout) and not error.is_slow):
+            self._limit.overload()  # a mail that is slow by itself says nothing about the load
 
 
 class Slot:

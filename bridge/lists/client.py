@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 import ssl
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
@@ -30,6 +31,7 @@ from bridge.api.lists import (
     ListEntry,
     ListFileInfo,
 )
+from bridge.api.request_id import REQUEST_ID
 from bridge.lists import batches
 from bridge.lists.batches import BatchResult, Progress, Tally
 from bridge.lists.errors import EntryRefused, ListsMalformed, ListsRefused, ListsUnavailable, clean, refusal
@@ -57,6 +59,7 @@ class ListClient:
     def __init__(self, settings: ListSettings) -> None:
         self._settings = settings
         self._url = settings.url.rstrip("/")
+        self._echoes = False  # the service repeats our request id
         self._not_before = 0.0  # no request is sent earlier, because the service asked us to wait
         self._http = httpx2.AsyncClient(
             headers={
@@ -198,8 +201,13 @@ class ListClient:
     @asynccontextmanager
     async def _open(self, path: str, body: bytes) -> AsyncIterator[httpx2.Response]:
         """The answer with status 200, its body not read yet; any other status raises ListsError."""
+        request_id = secrets.token_hex(16)
+        headers = {REQUEST_ID: request_id}
+        if not self._echoes:  # such a service gets one request per connection, so that no answer can be another's
+            headers["Connection"] = "close"
         with _translated(self._settings):
-            async with self._http.stream("POST", self._url + path, content=body) as answer:
+            async with self._http.stream("POST", self._url + path, content=body, headers=headers) as answer:
+                self._check_id(answer, request_id)
                 if answer.headers.get("content-encoding", "identity").lower() != "identity":
                     raise ListsMalformed("the answer is compressed, although we asked for uncompressed")
                 if answer.status_code != 200:
@@ -207,6 +215,14 @@ class ListClient:
                     wait = parse_retry_after(answer.headers.get("retry-after"))
                     raise refusal(answer.status_code, failure, wait, self._settings.api_key)
                 yield answer
+
+    def _check_id(self, answer: httpx2.Response, request_id: str) -> None:
+        """An answer with another request's id, or entries without one where there used to be one, is not ours."""
+        given = answer.headers.get(REQUEST_ID)
+        if given != request_id and (given is not None or (self._echoes and answer.status_code == 200)):
+            self._echoes = False
+            raise ListsUnavailable("the answer belongs to another request")
+        self._echoes = given is not None
 
     async def _wait(self) -> None:
         while (left := self._not_before - time.monotonic()) > 0:  # noqa: ASYNC110 (a time, not an event)

@@ -1,7 +1,8 @@
 """One connection to the next hop: bytes out, replies in, every wait with a time limit.
 
 It counts the commands that await a reply. A reply that no command awaits ends the connection: if an early
-"250" were read as the answer to the final dot, the mail would be lost.
+"250" were read as the answer to the final dot, the mail would be lost. So a command counts from the moment it is
+written, and while bytes are waiting that nobody asked for, nothing is written.
 
 Nothing here raises. A wait returns the replies that came, fewer than asked for if the connection ended, and
 `ended` says how; the caller knows at which step, and so what it means. If a caller is cancelled while it
@@ -20,6 +21,7 @@ from bridge.errors import ProtocolError
 from bridge.mail.reply import Reply
 from bridge.relay.commands import Capabilities
 from bridge.relay.replies import ReplyReader
+from bridge.runtime.unread import transport_has_unread
 
 _WRITE_AT = 64 * 1024  # more than this is written immediately, not at the end of the event loop's turn
 
@@ -51,6 +53,7 @@ class NextHopConnection(asyncio.Protocol):
         self._paused = False
         self._unsent: list[bytes] = []
         self._unsent_bytes = 0
+        self._unsent_replies = 0  # that the unsent commands will expect
         self._expects_tls = False
         self.certificate: bytes | None = None  # the peer's, as DER, if TLS is used
         self.ended: End | None = None
@@ -65,7 +68,7 @@ class NextHopConnection(asyncio.Protocol):
 
     def send(self, data: bytes, replies: int) -> None:
         """Write at the end of this event loop turn, and expect this many replies."""
-        self._awaited += replies
+        self._unsent_replies += replies
         if not self._unsent:
             # Not `bridge.runtime.write_batch`: pool and handshake would have to pass one around, to save
             # 0.07 us per write at 20 connections (uvloop, Python 3.11); with one connection it is slower.
@@ -77,9 +80,17 @@ class NextHopConnection(asyncio.Protocol):
 
     def _write(self) -> None:
         if self._unsent and self._transport is not None and self.ended is None:
+            if self._unsent_replies and not self._awaited and self._has_unasked(self._transport):
+                self._loop.call_soon(self._write)  # let the event loop read them first; most likely they end all
+                return
             self._transport.write(b"".join(self._unsent) if len(self._unsent) > 1 else self._unsent[0])
+        self._awaited += self._unsent_replies
         self._unsent.clear()
-        self._unsent_bytes = 0
+        self._unsent_bytes = self._unsent_replies = 0
+
+    @staticmethod
+    def _has_unasked(transport: asyncio.Transport) -> bool:
+        return not transport.is_closing() and transport_has_unread(transport)
 
     async def replies(self, count: int, timeout_s: float, until: float = math.inf) -> list[Reply]:
         """The next replies: each within `timeout_s`, all of them before `until`."""
@@ -109,6 +120,11 @@ class NextHopConnection(asyncio.Protocol):
         self._transport = transport
         self.certificate = transport.get_extra_info("ssl_object").getpeercert(binary_form=True)
         self._expects_tls = False
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether every reply has come and was taken: only then may the connection carry another mail."""
+        return not (self._awaited or self._unsent or self._replies or self._reader.has_rest)
 
     def become_idle(self) -> None:
         """The mail is done; the connection waits for the next one."""
@@ -149,6 +165,9 @@ class NextHopConnection(asyncio.Protocol):
                     break
         except ProtocolError:
             self.abort(End.BROKEN)
+            return
+        if not self._awaited and self._reader.has_rest:
+            self.abort(End.BROKEN)  # the start of a reply to no command
             return
         if self._wanted and len(self._replies) >= self._wanted:
             self._wake()

@@ -62,6 +62,8 @@ class Pool:
 
     def give_back(self, conn: NextHopConnection) -> None:
         """The mail is done. A connection that has ended only frees its slot."""
+        if conn.ended is None and not conn.is_in_step:
+            conn.abort()
         if conn.ended is None and (self._closed or conn.errors >= MAX_ERRORS):
             conn.quit()
         if conn.ended is not None:

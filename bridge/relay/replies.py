@@ -49,6 +49,11 @@ class ReplyReader:
         self._lines: list[str] = []
         self._size = 0
 
+    @property
+    def has_rest(self) -> bool:
+        """Whether part of a reply has come."""
+        return bool(self._rest or self._lines)
+
     def feed(self, data: bytes) -> Iterator[Reply]:
         """The replies that `data` completes. Raises ProtocolError at the first malformed line."""
         lines = (self._rest + data).split(b"\n")

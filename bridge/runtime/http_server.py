@@ -4,7 +4,7 @@ uvicorn expects to own the process: it handles the signals, and exits when a por
 does neither: `HttpServer` runs any ASGI application on sockets that the caller has bound. It also
 limits what uvicorn leaves unlimited: the size and duration of a request's head, and the number of
 connections. Knows neither the scanning service nor the admin endpoint. If this is wrong, a client
-that sends half a request holds a connection forever.
+that sends half a request holds a connection forever, or the body of one request is read as the next one.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
 
+import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -140,7 +141,12 @@ class _Server(uvicorn.Server):
 
 
 class _Protocol(HttpToolsProtocol):
-    """Limits a request's head in size and time, and answers bad requests in the API's format."""
+    """Limits a request's head in size and time, ignores upgrades, and answers bad requests in the API's format.
+
+    RFC 9110 7.8: a server may ignore an Upgrade field. The parser cannot: it stops behind the head and leaves the body
+    unread, which would then be the next request (https://github.com/Kludex/uvicorn/issues/2722). So the head is read
+    a second time without the field. Java's HTTP client and `curl --http2` send it by default.
+    """
 
     def __init__(self, *args: Any, limits: HttpLimits, timer: ConnectionTimer, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -149,6 +155,8 @@ class _Protocol(HttpToolsProtocol):
         self._timer = timer
         self._head_bytes = 0
         self._head_until: float | None = None  # None: no head is awaited
+        self._head_to_read_again: bytes | None = None  # without the request to upgrade
+        self._bytes_without_body = 0  # received since a head or a byte of a body: chunk sizes, trailers
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -166,10 +174,38 @@ class _Protocol(HttpToolsProtocol):
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
-                return self._refuse(431, "head_too_large", "the header of the request is too large")
+                self._refuse(431, "head_too_large", "the header of the request is too large")
+                return
         if self.transport.is_closing():
-            return None
-        return super().data_received(data)
+            return
+        self._unset_keepalive_if_required()
+        self._bytes_without_body += len(data)
+        self._feed(memoryview(data))
+        if self._head_until is None and self._bytes_without_body > self._limits.max_head_bytes + len(data):
+            self._refuse(431, "trailer_too_large", "the request's trailer is too large")
+
+    def _feed(self, data: memoryview) -> None:
+        """Have everything parsed; each request to upgrade makes the parser stop once."""
+        try:
+            while (rest := self._parse(data)) is not None:
+                data = rest
+        except httptools.HttpParserError:
+            self.send_400_response("Invalid HTTP request received.")
+
+    def _parse(self, data: memoryview) -> memoryview | None:
+        """What is left after a head that has to be read again; None when everything is parsed."""
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserUpgrade as exc:
+            head, self._head_to_read_again = self._head_to_read_again, None
+            if head is None:
+                self._refuse(405, "method_not_allowed", "CONNECT is not supported")
+                return None
+            self.parser = httptools.HttpRequestParser(self)
+            self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn does
+            self.parser.feed_data(head)
+            return data[exc.args[0] :]
+        return None
 
     def _ends_within(self, data: bytes) -> bool:
         """Whether a head under the limit ends in `data`: a fast client sends the body right behind it."""
@@ -181,9 +217,28 @@ class _Protocol(HttpToolsProtocol):
         if self._head_until is None:
             self._await_head()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_until is not None:  # a trailer is no header field: it must not authorize anything
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            method = self.parser.get_method()
+            if method != b"CONNECT":
+                version = self.parser.get_http_version().encode("ascii")
+                self._head_to_read_again = _plain_head(method, self.url, version, self.headers)
+            return
         self._head_until = None
+        self._bytes_without_body = 0
         super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._bytes_without_body = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "bad_request", msg)
@@ -207,6 +262,18 @@ class _Protocol(HttpToolsProtocol):
             b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
         )
         self.transport.close()
+
+
+def _plain_head(method: bytes, url: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    """A parsed head without its wish to upgrade (RFC 9110 7.8, RFC 7540 3.2.1)."""
+    lines = [b"%b %b HTTP/%b" % (method, url, version)]
+    for name, value in headers:
+        if name == b"connection":
+            tokens = [token.strip() for token in value.split(b",")]
+            value = b", ".join(token for token in tokens if token.lower() not in (b"upgrade", b"http2-settings"))
+        if name not in (b"upgrade", b"http2-settings") and (value or name != b"connection"):
+            lines.append(name + b": " + value)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
 
 
 # uvicorn warns once per bad request, so any client could fill the log; our own errors are still logged.

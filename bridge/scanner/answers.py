@@ -13,6 +13,10 @@ from bridge.scanner.http import Answer
 MAX_RETRY_AFTER_S = 60.0
 
 
+class BadGateway(ScanUnavailable):
+    """502 or 504: the service behind a proxy went away, or did not answer, while it had the mail."""
+
+
 def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     """The decision in an answer. Raises ScanError or Saturated; the token is masked in their text."""
     if answer.status == 200:
@@ -31,12 +35,12 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     if answer.status == 413:
         raise MessageTooLarge(text)
     if answer.status in (401, 403):
-        raise ScanRefused(text)
+        raise ScanRefused(text, is_about_us=True)
     retry_after = _retry_after(answer)
     if answer.status == 429 or (answer.status == 503 and retry_after is not None):
         raise Saturated(text, min(retry_after or 0.0, MAX_RETRY_AFTER_S))
     if answer.status >= 500:
-        raise ScanUnavailable(text)
+        raise BadGateway(text) if answer.status in (502, 504) else ScanUnavailable(text)
     if answer.status >= 400:
         raise ScanRefused(text)
     raise ScanMalformed(text)
@@ -45,7 +49,7 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
 def read_status(url: str, answer: Answer) -> QueueStatus:
     """The status that the service reports. Raises ScanError."""
     if answer.status in (401, 403):
-        raise ScanRefused(f"{url}: the token is refused ({answer.status})")
+        raise ScanRefused(f"{url}: the token is refused ({answer.status})", is_about_us=True)
     if answer.status != 200:
         raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}")
     try:

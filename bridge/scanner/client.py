@@ -5,6 +5,12 @@ deadline. If a host cannot be reached, the next one is tried; a request that was
 not sent to another host (unless the operator allows it), because the mail may have been scanned. What
 the service reports about its load (status, 429, 503) is stored here, so that admission can refuse mail
 before its content is sent; a circuit per host records failures.
+
+A failure after a host got some of a mail may be the mail's own doing, and whoever sent it can send more. So
+such a failure alone says nothing about the host: whether it works is decided by a mail of our own
+(`probe_mail.py`), or by other mail that it answered meanwhile. If it works, the mail is a case of its own
+(`ScanFailed`). If this is wrong, one sender can close the scanner for everybody, or have a mail delivered that
+breaks it.
 """
 
 from __future__ import annotations
@@ -19,11 +25,13 @@ from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Never, Protocol
 
+from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
 from bridge.errors import (
     MessageTooLarge,
     Saturated,
     ScanError,
+    ScanFailed,
     ScanMalformed,
     ScanRefused,
     ScanTimeout,
@@ -31,10 +39,19 @@ from bridge.errors import (
 )
 from bridge.mail.message import Message
 from bridge.runtime.value import value
-from bridge.scanner.answers import read_result, read_status
+from bridge.scanner.answers import BadGateway, read_result, read_status
 from bridge.scanner.circuit import Event, State
 from bridge.scanner.host import Host, ScannerSettings
-from bridge.scanner.http import Answer, AnswerTooLarge, ConnectionLost, DeadlinePassed, LateAnswer, ScannerConnection
+from bridge.scanner.http import (
+    Answer,
+    AnswerTooLarge,
+    ConnectionLost,
+    DeadlinePassed,
+    LateAnswer,
+    ScannerConnection,
+    WrongAnswer,
+)
+from bridge.scanner.probe_mail import probe_mail
 
 __all__ = ["Host", "LateScan", "ScanGoesOn", "Scanner", "ScannerSettings"]
 
@@ -50,8 +67,8 @@ _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 class Request(Protocol):
     """An HTTP request, not yet bound to a host."""
 
-    def to(self, host: Host) -> Iterable[bytes]:
-        """Its bytes, created again for each attempt."""
+    def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
+        """Its bytes, created again for each attempt; the id is random."""
 
 
 class Scanner:
@@ -101,31 +118,105 @@ class Scanner:
         scan: its catcher must await or abandon the scan.
         """
         problem: ScanError | Saturated | None = None
+        doubts: list[_Doubt] = []  # hosts that got some of the mail and gave no decision
         loop = self._loop
         submission = _Submission(request, message, header)
         for host in self._by_preference():
             is_probe = host.begin()
-            began = loop.time()
+            began, was_broken = loop.time(), host.is_broken
+            may_go_on = True
             try:
                 answer = await self._exchange(host, submission, deadline)
                 now = loop.time()
                 host.took(now - began, now)
-                return _learn(host, answer, now)
+                return _learn(host, answer, now, began)
             except _NotReached as exc:
                 host.learn(Event.UNREACHABLE, loop.time())
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
+                if exc.was_sent:
+                    doubts.append(_Doubt(host, _Lost(str(problem), sent_whole=True), began, was_broken))
             except DeadlinePassed as exc:
-                _give_up(host, exc.late, keep_late)
-            except (ScanUnavailable, ScanMalformed, Saturated) as exc:
-                if not isinstance(exc, Saturated):
-                    host.learn(Event.FAILURE, loop.time())
-                if not self._settings.resubmit:
-                    raise
-                problem = exc
+                _give_up(host, exc.late, keep_late, bool(doubts) or host.decided_since > began)
+            except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
+                problem, may_go_on = exc, self._may_go_on_after(exc)
+                doubts.append(_Doubt(host, exc, began, was_broken))
+                if not _is_about_us(exc) and host.decided_since <= began:
+                    self._start_check(host, request.tenant_uid)
+            except Saturated as exc:
+                problem, may_go_on = exc, self._settings.resubmit
             finally:
                 host.end(is_probe)
+            if not may_go_on:
+                break
+            if len(doubts) > 1:  # a mail on which two hosts fail is not sent to a third
+                failed = [doubt for doubt in doubts if isinstance(await self._blame(doubt, deadline), ScanFailed)]
+                if len(failed) > 1:
+                    break
+                doubts = failed
+        for doubt in doubts:
+            error = await self._blame(doubt, deadline)
+            if isinstance(error, ScanFailed):
+                log.warning("scanner %s failed on one mail: %s", doubt.host.url, error)
+                raise error
         raise problem or ScanUnavailable("every scanner host failed recently")
+
+    def _may_go_on_after(self, error: ScanError) -> bool:
+        """Whether another host may get the mail: it was not sent completely, or the operator allows it."""
+        if isinstance(error, ScanRefused):
+            return False
+        return self._settings.resubmit or (isinstance(error, _Lost) and not error.sent_whole)
+
+    async def _blame(self, doubt: _Doubt, deadline: float) -> ScanError:
+        """The host's error if it fails on all mail, ScanFailed if the mail may be the cause."""
+        host, error = doubt.host, doubt.error
+        if _is_about_us(error):
+            return error
+        works = True if host.decided_since > doubt.began else await self._works(host, deadline)
+        if isinstance(error, _Lost | BadGateway):
+            # A mail that ends the scanner's process leaves a host behind that does not work, but did before.
+            return error if doubt.was_broken and works is not True else ScanFailed(str(error))
+        return error if works is False else ScanFailed(str(error))
+
+    async def _works(self, host: Host, deadline: float) -> bool | None:
+        """Whether the host decides on a mail of our own; None if that is not known in time."""
+        check = host.check
+        if check is None:
+            return None
+        await asyncio.wait({check}, timeout=max(0.0, deadline - self._loop.time()))
+        return check.result() if check.done() and not check.cancelled() else None
+
+    def _start_check(self, host: Host, tenant: str | None) -> None:
+        """Send the host a mail of our own; one at a time."""
+        if host.check is None or host.check.done():
+            host.probe_tenant = tenant
+            host.check = asyncio.create_task(self._check(host, tenant))
+
+    async def _check(self, host: Host, tenant: str | None) -> bool | None:
+        loop = self._loop
+        began = loop.time()
+        request, message = probe_mail(tenant)
+        try:
+            answer = await self._exchange(
+                host, _Submission(request, message, b""), began + self._settings.connect_timeout_s
+            )
+            _learn(host, answer, loop.time(), began)
+        except DeadlinePassed as exc:
+            if exc.late is not None:
+                exc.late.abandon()
+            return None
+        except Saturated:
+            return None
+        except (ScanRefused, MessageTooLarge):
+            host.is_broken = True
+            return False
+        except (_NotReached, ScanError) as exc:
+            host.is_broken = True
+            host.learn(Event.UNREACHABLE if isinstance(exc, _NotReached) else Event.FAILURE, loop.time())
+            return False
+        finally:
+            message.close()
+        return True
 
     def _by_preference(self) -> list[Host]:
         """Hosts whose circuit admits a mail: with room first, then probes, then the least busy, then the fastest."""
@@ -147,7 +238,10 @@ class Scanner:
         return hosts
 
     async def _exchange(self, host: Host, request: Request, deadline: float, fresh: bool = False) -> Answer:
-        """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError."""
+        """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError.
+
+        A new connection has no earlier request whose answer could be taken for this one's.
+        """
         loop = self._loop
         now = loop.time()
         if now >= deadline:
@@ -156,12 +250,17 @@ class Scanner:
         reused = connection is not None
         if connection is None:
             connection = await self._connect(host, deadline)
-        waiting = connection.ask(request.to(host), deadline)
+        request_id = next(_ids)
+        waiting = connection.ask(request.to(host, request_id), deadline, request_id)
         try:
             answer = await waiting
+        except WrongAnswer:
+            log.warning("scanner %s gave the answer to another request; connection closed", host.url)
+            if not reused:
+                raise ScanMalformed(f"{host.url}: the answer belongs to another request") from None
         except ConnectionLost as exc:
             if not reused or exc.answered:
-                raise _lost(host, exc) from exc
+                raise _Lost(f"{host.url}: {exc}", exc.sent_whole) from exc
         except AnswerTooLarge as exc:
             raise ScanMalformed(f"{host.url}: the answer is too large") from exc
         except DeadlinePassed:
@@ -170,13 +269,21 @@ class Scanner:
             connection.close()
             raise
         else:
-            host.give_back(connection, loop.time())
-            return answer
+            if answer.is_tied or not reused or not host.echoes:
+                host.give_back(connection, loop.time())
+                return answer
+            log.warning("scanner %s gave an answer without our request id; connection closed", host.url)
+            connection.close()
         finally:
             connection.forget(waiting)
             del waiting  # breaks a reference cycle: it holds the error, whose traceback holds this frame
-        # Most likely the server closed the idle connection before it read the request: try once more.
-        return await self._exchange(host, request, deadline, fresh=True)
+        # Most likely the server closed the idle connection before it read the request, or has lost count of its
+        # answers: try once more.
+        try:
+            return await self._exchange(host, request, deadline, fresh=True)
+        except _NotReached as exc:
+            exc.was_sent = True  # or else the request was its end
+            raise
 
     async def _connect(self, host: Host, deadline: float) -> ScannerConnection:
         loop = self._loop
@@ -207,6 +314,7 @@ class Scanner:
             host.unanswered += 1
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
+        host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
         host.answered()
         host.date = answer.headers.get(b"date", b"")
         status = read_status(host.url, answer)
@@ -227,6 +335,8 @@ class Scanner:
             except (ScanError, Saturated) as exc:
                 host.status, trouble = None, str(exc)
                 self._free_slots_of(host)
+            if host.is_broken:
+                self._start_check(host, host.probe_tenant)
             problem = trouble
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
@@ -266,12 +376,13 @@ class LateScan:
         try:
             answer = await late.answer()
             host.give_back(late.connection, loop.time())
-            return _learn(host, answer, loop.time())
+            return _learn(host, answer, loop.time(), began=0.0)
         except ConnectionLost as exc:
-            host.learn(Event.FAILURE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         except AnswerTooLarge as exc:
             raise ScanMalformed(f"{host.url}: the answer is too large") from exc
+        except WrongAnswer as exc:
+            raise ScanMalformed(f"{host.url}: the answer belongs to another request") from exc
         finally:
             self._end()
 
@@ -291,34 +402,55 @@ class LateScan:
 class ScanGoesOn(ScanTimeout):
     """The deadline passed, but the scanner has the whole mail: `scan` must be awaited or abandoned."""
 
-    def __init__(self, text: str, scan: LateScan) -> None:
-        super().__init__(text)
+    def __init__(self, text: str, is_slow: bool, scan: LateScan) -> None:
+        super().__init__(text, is_slow)
         self.scan = scan
 
 
 class _NotReached(Exception):
-    """The request did not reach this host: another one may be tried."""
+    """No connection to this host: another one may be tried. `was_sent`: an earlier one was lost with the mail."""
+
+    was_sent = False
 
 
-def _lost(host: Host, exc: ConnectionLost) -> _NotReached | ScanUnavailable:
-    """What a lost connection means: another host may be tried only if this one has not read the request."""
-    if not exc.sent_whole and not exc.answered:
-        return _NotReached(str(exc))
-    return ScanUnavailable(f"{host.url}: {exc}")
+class _Lost(ScanUnavailable):
+    """The connection was lost while the mail was sent, or after that."""
+
+    def __init__(self, text: str, sent_whole: bool) -> None:
+        super().__init__(text)
+        self.sent_whole = sent_whole
 
 
-def _give_up(host: Host, late: LateAnswer | None, keep_late: bool) -> Never:
+@value
+class _Doubt:
+    """A host that failed on a mail: is it the host, or the mail?"""
+
+    host: Host
+    error: ScanError
+    began: float  # when the mail was sent
+    was_broken: bool  # the host was known not to work before that
+
+
+def _is_about_us(error: ScanError) -> bool:
+    return isinstance(error, ScanRefused) and error.is_about_us
+
+
+def _give_up(host: Host, late: LateAnswer | None, keep_late: bool, is_slow: bool) -> Never:
     """The deadline has passed: keep waiting in the background if the caller wants that and it is possible."""
     text = "no answer before the deadline"
     if late is not None and keep_late:
-        raise ScanGoesOn(text, LateScan(host, late)) from None
+        raise ScanGoesOn(text, is_slow, LateScan(host, late)) from None
     if late is not None:
         late.abandon()
-    raise ScanTimeout(text) from None
+    raise ScanTimeout(text, is_slow) from None
 
 
-def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
+def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResult:
     """The decision in an answer, or the error it means. Tells the circuit about everything but failures."""
+    if answer.is_tied:
+        host.echoes = True
+    elif host.echoes and answer.status == 200:
+        raise ScanMalformed(f"{host.url}: the decision does not carry our request id, as earlier ones did")
     try:
         result = read_result(host.url, answer, host.token)
     except (MessageTooLarge, ScanRefused):
@@ -329,6 +461,9 @@ def _learn(host: Host, answer: Answer, now: float) -> AnalysisResult:
         host.saturated_until = now + (exc.retry_after_s or 0.0)
         raise
     host.learn(Event.SUCCESS, now)
+    host.is_broken = False
+    if began > host.decided_since:
+        host.decided_since = began
     return result
 
 
@@ -340,34 +475,38 @@ class _Submission:
     message: Message
     header: bytes  # the caller's: traceparent
 
-    def to(self, host: Host) -> Iterator[bytes]:
-        boundary = next(_boundaries)
+    def to(self, host: Host, request_id: bytes | None = None) -> Iterator[bytes]:
+        request_id = request_id or next(_ids)
+        boundary = request_id  # no sender can know it
         head = (
             b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
             b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
             b"Content-Type: message/rfc822\r\n\r\n"
         ) % (boundary, _parameters(self.request), boundary)
         tail = b"\r\n--%b--\r\n" % boundary
-        lines = b"Content-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
-        lines %= (boundary, len(head) + self.message.size + len(tail))
+        lines = b"%b%b\r\nContent-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
+        lines %= (_ID_FIELD, request_id, boundary, len(head) + self.message.size + len(tail))
         yield b"".join((host.submit_head, self.header, lines, head))
         yield from self.message.chunks()
         yield tail
 
 
+_ID_FIELD = REQUEST_ID.encode("ascii") + b": "
+
+
 def _draw() -> Iterator[bytes]:
-    """Random boundaries, which no sender can put into a mail. Drawn by the hundred, because each is a system call."""
+    """Random request ids, also boundaries. Drawn by the hundred, because each draw is a system call."""
     while True:
         drawn = os.urandom(100 * 18).hex().encode("ascii")
         yield from (drawn[start : start + 36] for start in range(0, len(drawn), 36))
 
 
-_boundaries = _draw()
+_ids = _draw()
 
 
 class _Status:
-    def to(self, host: Host) -> Iterable[bytes]:
-        return (host.status_head,)
+    def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
+        return (host.status_head, _ID_FIELD, request_id, b"\r\n\r\n")
 
 
 _STATUS = _Status()

@@ -55,6 +55,11 @@ class Host:
         self.certificate: bytes | None = None  # of the last connection, as DER
         self.date = b""  # the Date field of its last status answer
         self.circuit = Circuit(settings.status_interval_s)
+        self.decided_since = 0.0  # when the mail was sent that was sent last of those it has decided on
+        self.echoes = False  # its answers carry our request id
+        self.is_broken = False  # it failed on a mail of our own, and has decided on none since
+        self.check: asyncio.Task[bool | None] | None = None  # whether it decides on a mail of our own
+        self.probe_tenant: str | None = None
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []
@@ -63,9 +68,7 @@ class Host:
         host = f"[{self.name}]" if ":" in self.name else self.name
         common = f"Host: {host}:{self.port}\r\nAuthorization: Bearer {settings.token}\r\nAccept: application/json\r\n"
         self.submit_head = f"POST {parts.path}{SUBMIT_PATH} HTTP/1.1\r\n{common}".encode("latin-1")
-        self.status_head = f"POST {parts.path}{STATUS_PATH} HTTP/1.1\r\n{common}Content-Length: 0\r\n\r\n".encode(
-            "latin-1"
-        )
+        self.status_head = f"POST {parts.path}{STATUS_PATH} HTTP/1.1\r\n{common}Content-Length: 0\r\n".encode("latin-1")
 
     def begin(self) -> bool:
         """A mail is about to be sent; returns whether it is the circuit's probe. The caller must call `end`."""
@@ -150,6 +153,8 @@ class Host:
     def close(self) -> None:
         """Close idle connections. Mail in progress may finish; its connection is closed afterwards."""
         self._closed = True
+        if self.check is not None:
+            self.check.cancel()
         while self._idle:
             self._idle.pop().close()
 

@@ -8,7 +8,10 @@ nothing is read beyond the limit.
 
 The connection enforces the deadline. If the deadline passes after the request was sent completely,
 the caller is released, but the connection keeps waiting, and the answer can still be collected later.
-If this is wrong, a mail gets another mail's decision.
+
+An answer must belong to its request: if this is wrong, a mail gets another mail's decision. Bytes that have
+arrived before the request is written end the connection, and so do bytes behind an answer. An answer that
+carries a request id (`bridge/api/request_id.py`) must carry ours.
 """
 
 from __future__ import annotations
@@ -20,7 +23,9 @@ from typing import Any, cast
 
 import httptools
 
+from bridge.api.request_id import REQUEST_ID_KEY
 from bridge.runtime.connection_timer import ConnectionTimer
+from bridge.runtime.unread import transport_has_unread
 from bridge.runtime.value import value
 from bridge.runtime.write_batch import WriteBatch
 
@@ -32,6 +37,10 @@ _JOIN_BELOW = 64 * 1024  # head and body of a small mail are sent in one write
 
 class AnswerTooLarge(Exception):
     """The answer is above the limit; the rest was not read."""
+
+
+class WrongAnswer(Exception):
+    """The answer belongs to another request."""
 
 
 class ConnectionLost(Exception):
@@ -57,6 +66,7 @@ class Answer:
     headers: dict[bytes, bytes]  # names in lower case; of repeated fields the last
     body: bytes
     early: bool = False  # it arrived before the request was sent completely
+    is_tied: bool = False  # it carries our request id
 
 
 class SharedByConnections:
@@ -80,8 +90,8 @@ class ScannerConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_answer", "_body", "_body_bytes", "_deadline", "_head_complete", "_headers", "_is_paused", "_loop", "_lost"),
-        *("_max_answer", "_parser", "_received", "_sent_whole", "_shared", "_timer", "_transport", "_unsent"),
-        *("idle_since", "reusable"),
+        *("_max_answer", "_may_be_read", "_parser", "_received", "_request_id", "_sent_whole", "_shared", "_timer"),
+        *("_transport", "_unsent", "idle_since", "reusable"),
     )
 
     def __init__(self, max_answer: int, shared: SharedByConnections | None = None) -> None:
@@ -98,6 +108,8 @@ class ScannerConnection(asyncio.Protocol):
         self.idle_since = 0.0
         self._lost = False
         self._sent_whole = False
+        self._may_be_read = False  # some of the request has been written: an answer may arrive
+        self._request_id = b""
         self._begin()
 
     def _begin(self) -> None:
@@ -108,18 +120,19 @@ class ScannerConnection(asyncio.Protocol):
         self._received = 0
         self._body_bytes = 0
 
-    def ask(self, request: Iterable[bytes], deadline: float) -> asyncio.Future[Answer]:
+    def ask(self, request: Iterable[bytes], deadline: float, request_id: bytes = b"") -> asyncio.Future[Answer]:
         """Send the chunks of `request`. `deadline` is on the event loop's clock. The caller must `forget` the future.
 
-        The future's result is the answer; its exception ConnectionLost, AnswerTooLarge, DeadlinePassed, or whatever
-        `request` raised.
+        The future's result is the answer; its exception ConnectionLost, AnswerTooLarge, WrongAnswer, DeadlinePassed,
+        or whatever `request` raised.
         """
         answer: asyncio.Future[Answer] = self._loop.create_future()
         if self._lost:
             answer.set_exception(ConnectionLost("closed while idle", sent_whole=False, answered=False))
             return answer
         self._begin()
-        self._sent_whole = False
+        self._sent_whole = self._may_be_read = False
+        self._request_id = request_id
         self.reusable = False
         self._answer = answer
         self._deadline = deadline
@@ -141,6 +154,10 @@ class ScannerConnection(asyncio.Protocol):
         if self._unsent is None or self._answer is None or self._answer.done():  # cancelled since it was scheduled
             return
         assert self._transport is not None
+        if not self._may_be_read:
+            if self._has_unasked(self._transport):
+                return self._fail(self._lost_error("data arrived that no request had asked for"))
+            self._may_be_read = True
         pending: list[bytes] = []
         size = 0
         try:
@@ -158,6 +175,12 @@ class ScannerConnection(asyncio.Protocol):
         self._transport.write(b"".join(pending))
         self._unsent = None  # releases the message while the scanner works
         self._sent_whole = True
+
+    def _has_unasked(self, transport: asyncio.Transport) -> bool:
+        """Whether bytes have arrived before the request is written. A new TLS connection may have its own."""
+        if self.idle_since == 0.0 and transport.get_extra_info("ssl_object") is not None:
+            return False
+        return transport_has_unread(transport)
 
     def check_deadlines(self) -> None:
         """Start a timer if the deadline lies before the shared timer's next check."""
@@ -230,6 +253,9 @@ class ScannerConnection(asyncio.Protocol):
         if self._answer is None:  # there was no request
             self.close()
             return
+        if not self._may_be_read:  # it is not written yet
+            self._fail(self._lost_error("data arrived that no request had asked for"))
+            return
         self._received += len(data)
         if self._received > self._max_answer + _MAX_HEAD:
             self._fail(AnswerTooLarge())
@@ -283,13 +309,19 @@ class ScannerConnection(asyncio.Protocol):
             self._headers = {}
             self._head_complete = False
             return
+        if self._answer is None or self._answer.done():  # the end of a second answer
+            return
         self.reusable = self._sent_whole and self._parser.should_keep_alive()
         self._complete()
 
     def _complete(self) -> None:
         if self._answer is not None and not self._answer.done():
+            given = self._headers.get(REQUEST_ID_KEY)
+            if given is not None and self._request_id and given != self._request_id:
+                self._fail(WrongAnswer())
+                return
             status, body = self._parser.get_status_code(), b"".join(self._body)
-            self._answer.set_result(Answer(status, self._headers, body, early=not self._sent_whole))
+            self._answer.set_result(Answer(status, self._headers, body, not self._sent_whole, given is not None))
 
 
 class LateAnswer:

@@ -10,6 +10,7 @@ from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
@@ -30,6 +31,7 @@ from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import ListStore
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.queue import AnalysisBackend, AnalysisQueue
+from bridge.service.request_id import EchoRequestId
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.endpoint import StatusEndpoint, SubmitEmailEndpoint, queue_status
 from bridge.service.scanning.records import RecordWriter
@@ -84,6 +86,7 @@ def create_app(config: ServiceConfig, timings: Timings) -> Starlette:
             *_health_routes(Health(tokens, follower, metrics, status)),
             *_document_routes(),
         ],
+        middleware=[Middleware(EchoRequestId)],
         lifespan=_lifespan(store, [follower, records, backend]),
         exception_handlers={HTTPException: _http_error, Exception: _internal_error},
     )

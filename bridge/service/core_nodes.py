@@ -1,9 +1,12 @@
 """Core nodes: scans forwarded to other instances of the service (`serviceProviders.core.hosts`).
 
 The API process keeps tokens, limits and the upload; the analysis happens on a node. The least busy
-node is asked first. A node that fails or cannot be reached is excluded and probed every few seconds
+node is asked first. A node that cannot be reached is excluded and probed every few seconds
 until it answers again; its mail goes to the next node. That is safe, because an analysis changes
 nothing. All nodes share one published configuration, tokens included.
+
+A node that fails after it got a mail may fail because of that mail. So it is excluded only if it also fails to
+answer a status request, and a mail on which two nodes failed is undecided: it is not sent to a third.
 """
 
 from __future__ import annotations
@@ -17,8 +20,10 @@ from dataclasses import dataclass
 
 import httpx2
 
+from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import STATUS_PATH, SUBMIT_PATH, AnalysisResult, QueueStatus, queue_status_from_json
 from bridge.errors import ConfigError
+from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import RETRY_AFTER_S
@@ -28,6 +33,7 @@ STATUS_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 60.0
 MAX_ANSWER = 1024 * 1024
+MAX_FAILURES = 2  # nodes that fail on one mail
 
 log = logging.getLogger("bridge.service")
 
@@ -37,10 +43,15 @@ class CoreNode:
     url: str
     busy: int = 0
     alive: bool = True
+    echoes: bool = False  # its answers carry our request id
 
 
 class NodeFailed(Exception):
     """This node gave no usable answer; another node may."""
+
+
+class NodeUnreachable(NodeFailed):
+    """The node did not get the mail, or does not accept us."""
 
 
 class CoreNodes:
@@ -90,12 +101,20 @@ class CoreNodes:
 
     async def _submit(self, job: AnalysisJob) -> AnalysisResult:
         full = False
+        failures = 0
         for node in by_preference(self.nodes):
+            if failures == MAX_FAILURES:
+                break
             node.busy += 1
             try:
                 answer = await self._ask(node, job)
-            except NodeFailed as exc:
+            except NodeUnreachable as exc:
                 _mark(node, alive=False, why=str(exc))
+                continue
+            except NodeFailed as exc:
+                log.warning("ggrid=%s core=%s failed on this mail: %s", job.ggrid, node.url, exc)
+                failures += 1
+                await self._status(node)  # excludes the node if it does not answer that either
                 continue
             finally:
                 node.busy -= 1
@@ -103,6 +122,8 @@ class CoreNodes:
             if answer is not None:
                 return answer
             full = True
+        if failures:
+            return unfinished(job, "failed:core")
         if full:
             raise Refused(503, "saturated", "all core nodes are at their limit", retry_after_s=RETRY_AFTER_S)
         raise Refused(502, "core_unavailable", "no core node answered")
@@ -112,43 +133,56 @@ class CoreNodes:
         boundary = secrets.token_hex(16)
         head, tail = _frame(job, boundary)
         headers = {
-            "Authorization": self._authorization,
             "Content-Type": f"multipart/form-data; boundary={boundary}",
             "Content-Length": str(len(head) + job.mail.size + len(tail)),
         }
-        status, body = await self._post(node.url + SUBMIT_PATH, headers, _stream(head, job, tail))
+        status, body = await self._post(node, SUBMIT_PATH, headers, _stream(head, job, tail))
         if status == 503:
             return None
+        if status in (401, 403):
+            raise NodeUnreachable(f"HTTP status {status}")
         if status != 200:
             raise NodeFailed(f"HTTP status {status}")
         try:
             return AnalysisResult.from_json(body)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise NodeFailed("malformed answer") from None
 
     async def _post(
-        self, url: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes
+        self, node: CoreNode, path: str, headers: dict[str, str], content: AsyncIterator[bytes] | bytes
     ) -> tuple[int, bytes]:
+        """The answer to this very request: a node that does not repeat our request id gets no second one."""
+        request_id = secrets.token_hex(16)
+        headers = {**headers, "Authorization": self._authorization, REQUEST_ID: request_id}
+        if not node.echoes:
+            headers["Connection"] = "close"
         try:
-            async with self._client.stream("POST", url, headers=headers, content=content) as response:
+            async with self._client.stream("POST", node.url + path, headers=headers, content=content) as response:
+                given = response.headers.get(REQUEST_ID)
+                if given != request_id and (given is not None or (node.echoes and response.status_code == 200)):
+                    node.echoes = False
+                    raise NodeFailed("the answer belongs to another request")
+                node.echoes = given is not None
                 body = bytearray()
                 async for piece in response.aiter_bytes():
                     body += piece
                     if len(body) > MAX_ANSWER:
                         raise NodeFailed(f"answer larger than {MAX_ANSWER} bytes")
                 return response.status_code, bytes(body)
-        except (httpx2.HTTPError, httpx2.InvalidURL) as exc:
+        except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.InvalidURL) as exc:
+            raise NodeUnreachable(type(exc).__name__) from exc
+        except httpx2.HTTPError as exc:
             raise NodeFailed(type(exc).__name__) from exc
 
     async def _status(self, node: CoreNode) -> QueueStatus | None:
         """The node's own status; None if it does not answer, and the node is then excluded."""
         try:
             async with asyncio.timeout(STATUS_TIMEOUT_S):
-                status, body = await self._post(node.url + STATUS_PATH, {"Authorization": self._authorization}, b"")
+                status, body = await self._post(node, STATUS_PATH, {}, b"")
             if status != 200:
                 raise NodeFailed(f"HTTP status {status}")
             found = queue_status_from_json(body)
-        except (NodeFailed, TimeoutError, ValueError) as exc:
+        except (NodeFailed, TimeoutError, ValueError, RecursionError) as exc:
             _mark(node, alive=False, why=str(exc) or "no answer")
             return None
         _mark(node, alive=True)

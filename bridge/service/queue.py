@@ -8,15 +8,12 @@ cancelled.
 from __future__ import annotations
 
 import asyncio
-import logging
 from contextlib import suppress
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisResult, QueueStatus
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.analysis.pipeline import Pipeline
-
-log = logging.getLogger("bridge.service")
 
 
 class AnalysisBackend(Protocol):
@@ -102,7 +99,6 @@ class AnalysisQueue:
         if task.cancelled():
             future.cancel()
         elif (error := task.exception()) is not None:
-            log.error("ggrid=%s analysis failed", job.ggrid, exc_info=error)
             future.set_exception(error)
         else:
             future.set_result(task.result())

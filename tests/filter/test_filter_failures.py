@@ -38,6 +38,8 @@ def rules(general: str = "", listener: str = "", tenant: str = "") -> tuple[dict
     return first, second
 
 
+BAD = b"Subject: bad\r\n\r\nbad\r\n"
+
 REASONS = ("unreachable", "deadline", "refused", "nonsense")
 
 
@@ -148,3 +150,69 @@ def test_every_case_has_a_rule() -> None:
     policy, _ = rules()
     assert set(policy) == {case.value for case in Case}
     assert set(policy.values()) <= {action.value for action in Action}
+
+
+async def close(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    writer.close()
+
+
+FAILURES: dict[str, Any] = {
+    "500": answer(500),
+    "502": answer(502),
+    "504": answer(504),
+    "400": answer(400),
+    "nonsense": answer(200, b"<html>"),
+    "closed": close,
+}
+
+
+@pytest.mark.parametrize("name", FAILURES)
+def test_a_mail_that_breaks_the_scanner_was_delivered_unscanned(tmp_path: Path, name: str) -> None:
+    """`unavailable: relay` is for outages: the mail is deferred each time, and other mail is still scanned."""
+    policy = {"unavailable": "relay"}
+    with running_bridge(tmp_path, {"policy": policy}) as bridge, mail_lines() as lines:
+        bridge.scanner.reply_to[b"Subject: bad"] = FAILURES[name]
+        for _ in range(5):
+            assert send(bridge, BAD).startswith("451 4.3.0 The scanner failed on this mail")
+            assert lines[-1]["error"] == "failed"
+        assert send(bridge).startswith("250 ")
+        assert [b"X-Scan-Unscanned" in mail.content for mail in bridge.next_hop.mails] == [False]
+
+
+def test_a_mail_that_breaks_the_scanner_has_its_own_policy(tmp_path: Path) -> None:
+    """An operator may keep such mail."""
+    with running_bridge(tmp_path, {"policy": {"failed": "quarantine", "unavailable": "relay"}}) as bridge:
+        bridge.scanner.reply_to[b"Subject: bad"] = answer(500)
+        assert send(bridge, BAD).startswith("250 ")
+        assert b"X-Scan-Unscanned: failed" in bridge.quarantined[0].read_bytes()
+        assert not bridge.next_hop.mails
+
+
+def test_unavailable_says_nothing_about_mail_that_is_itself_the_reason() -> None:
+    """`failed` is a key of its own; a mail that is slow by itself follows `deadline` if that is set."""
+    policy, _ = rules("unavailable: relay")
+    assert (policy["failed"], policy["slow"], policy["deadline"]) == ("tempfail", "tempfail", "relay")
+    policy, of_tenant = rules("deadline: relay", "", "failed: reject")
+    assert (policy["slow"], of_tenant["slow"], of_tenant["failed"]) == ("relay", "relay", "reject")
+    policy, _ = rules("failed: quarantine")
+    assert policy["slow"] == "quarantine"
+
+
+@pytest.mark.parametrize(("policy", "reply"), [({}, "451 4.4.7 "), ({"deadline": "relay"}, "250 ")])
+def test_a_mail_that_is_slow_by_itself_was_delivered_unscanned(
+    tmp_path: Path, policy: dict[str, str], reply: str
+) -> None:
+    """Other mail is answered meanwhile, so this is no outage; unless `deadline` says otherwise, it is deferred."""
+    policy = {"unavailable": "relay", **policy}
+    with running_bridge(tmp_path, {"policy": policy}, deadline="2s") as bridge:
+        bridge.scanner.reply_to[b"Subject: bad"] = hang
+        with Client(bridge) as slow:
+            slow.begin()
+            slow.say("DATA")
+            slow.content(BAD)
+            bridge.scanner.arrived.acquire(timeout=10)
+            assert send(bridge).startswith("250 ")
+            assert slow.read().startswith(reply)
+            assert len(bridge.next_hop.mails) == 1 + (reply == "250 ")
+            if reply == "250 ":
+                assert b"X-Scan-Unscanned: deadline\r\n" in bridge.next_hop.mails[-1].content

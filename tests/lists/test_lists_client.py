@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 
 import pytest
 import trustme
@@ -335,3 +335,31 @@ def test_every_error_is_a_lists_error():
     """A caller needs only one `except ListsError`."""
     for kind in (EntryRefused, ListFull, ListNotFound, ListsForbidden, ListsMalformed, ListsRefused, ListsUnavailable):
         assert issubclass(kind, ListsError)
+
+
+@pytest.mark.parametrize("with_id", [True, False])
+async def test_a_service_that_answers_twice_does_not_answer_the_next_request(with_id: bool) -> None:
+    """Another list's entries must not become this one's."""
+    served: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while True:
+                head = await reader.readuntil(b"\r\n\r\n")
+                fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:] if b": " in line)
+                await reader.readexactly(int(fields.get(b"content-length", b"0")))
+                served.append(head)
+                body = b'{"listFileInfos": [%b]}' % (b"" if len(served) == 1 else b"1")
+                own = b"X-Scan-Request-Id: %b\r\n" % fields[b"x-scan-request-id"] if with_id else b""
+                one = b"HTTP/1.1 200 OK\r\n%bContent-Length: %d\r\n\r\n%b" % (own, len(body), body)
+                writer.write(one + one)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    async with ListClient(ListSettings(url, "k" * 54)) as client:
+        assert await client.lists() == []
+        for _ in range(2):
+            with pytest.raises(ListsError):  # its own answer, which is no list
+                await client.lists()
+    server.close()

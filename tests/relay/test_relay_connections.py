@@ -410,3 +410,45 @@ async def test_each_wait_has_its_own_time(first_s: float, second_s: float, limit
     assert conn.ended is (End.SILENT if limit == "each reply" else End.LATE)
     server.close()
     await server.wait_closed()
+
+
+@pytest.mark.parametrize("extra", ["250 2.0.0 Ok", "250-2.0.0 O", "2", "421 4.3.2 Bye"])
+async def test_a_reply_that_arrived_before_the_command_is_not_the_answer_to_it(extra: str) -> None:
+    """It waits in the kernel when the next mail is sent: that mail goes over a new connection, or is deferred."""
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings())
+        await relay.deliver(make_tx(), HEAD, soon())
+        hop.connections[0].writer.write(extra.encode() + (b"\r\n" if len(extra) > 11 else b""))
+        try:
+            await relay.deliver(make_tx(), HEAD, soon())
+        except NextHopError as exc:
+            assert exc.reply == replies.LOST
+        assert not any(command.startswith("MAIL") for command in hop.connections[0].commands[-1:])
+        assert len(hop.connections[0].contents) == 1
+        await relay.deliver(make_tx(), HEAD, soon())
+        await relay.close()
+
+
+async def test_a_reply_between_two_writes_is_not_the_answer_to_the_second() -> None:
+    """A command counts from the moment it is written, not from the moment it is queued."""
+    async with ScriptedHop() as hop:
+        conn = (
+            await asyncio.get_running_loop().create_connection(
+                NextHopConnection, "127.0.0.1", hop.settings().next_hop.address.port
+            )
+        )[1]
+        assert [reply.code for reply in await conn.replies(1, SOON)] == [220]
+        conn.send(b"NOOP\r\n", 1)
+        conn.data_received(b"250 2.0.0 Ok\r\n")  # in the same turn of the event loop
+        assert conn.ended is End.BROKEN and await conn.replies(1, SOON) == []
+
+
+async def test_a_connection_that_is_out_of_step_carries_no_other_mail() -> None:
+    """An untaken reply would be the answer to the next mail's first command."""
+    async with ScriptedHop() as hop:
+        relay = SmtpRelay(hop.settings())
+        conn = await relay.pool.take(soon())
+        conn.send(b"NOOP\r\n", 1)
+        relay.pool.give_back(conn)
+        assert conn.ended is End.CLOSED and relay.pool.connections == (0, 0)
+        await relay.close()

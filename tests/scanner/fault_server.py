@@ -15,6 +15,7 @@ from typing import Any
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
 from bridge.mail.message import Message, Spool
 from bridge.scanner.client import Scanner, ScannerSettings
+from bridge.scanner.probe_mail import SUBJECT
 
 TOKEN = "0123456789abcdef" * 4
 REQUEST = AnalysisRequest(BorderMtaData("a@example.org", ("b@example.org",), "192.0.2.1", "client.example"))
@@ -98,6 +99,7 @@ class FaultServer:
     script: bytes | Answering = field(default_factory=answer)
     before: Callable[[Call], Awaitable[bool]] | None = None
     requests: list[Request] = field(default_factory=list)
+    probes: list[Request] = field(default_factory=list)  # mails of the bridge's own, after a failure
     connections: int = 0
     bytes_seen: int = 0
     gone: asyncio.Event = field(default_factory=asyncio.Event)
@@ -139,8 +141,11 @@ class FaultServer:
                     break
                 length = int(call.request.fields.get("content-length", "0"))
                 call.request.body = await reader.readexactly(length)
-                self.requests.append(call.request)
-                self.arrived.set()
+                if SUBJECT.encode() in call.request.body:
+                    self.probes.append(call.request)
+                else:
+                    self.requests.append(call.request)
+                    self.arrived.set()
                 if isinstance(self.script, bytes):
                     writer.write(self.script)
                 else:

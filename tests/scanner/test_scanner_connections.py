@@ -10,7 +10,7 @@ from contextlib import suppress
 import pytest
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData, Decision
-from bridge.errors import MessageTooLarge, ScanMalformed, ScanTimeout, ScanUnavailable
+from bridge.errors import MessageTooLarge, ScanFailed, ScanTimeout, ScanUnavailable
 from bridge.scanner import host
 from bridge.testing import eventually
 from tests.scanner.fault_server import (
@@ -151,7 +151,7 @@ async def test_a_decision_on_half_a_mail_is_none() -> None:
         return True
 
     async with faults(before=rash) as server, scanner_of(server) as scanner:
-        with pytest.raises(ScanMalformed):
+        with pytest.raises(ScanFailed, match="before the mail was sent completely"):
             await submit(scanner, LARGE, memory_per_mail=0)
 
 

@@ -11,8 +11,9 @@ import re
 from dataclasses import dataclass
 from fnmatch import translate
 
-from bridge.api.scanning import Decision
+from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mime import ambiguity
+from bridge.service.analysis.job import AnalysisJob, utc_now
 from bridge.service.settings import Decisions
 
 INCOMPLETE = "incomplete"
@@ -86,3 +87,15 @@ class DecisionTable:
     @staticmethod
     def _unsafe(decision: Decision, tags: set[str]) -> bool:
         return decision is Decision.DELIVER and INCOMPLETE in tags
+
+
+def unfinished(job: AnalysisJob, tag: str) -> AnalysisResult:
+    """The result of an analysis that could not be carried out; the mail is never delivered because of it."""
+    return AnalysisResult(
+        decision=Decision.UNDECIDED,
+        ggrid=job.ggrid,
+        verdict=INCOMPLETE,
+        tags=(tag, INCOMPLETE),
+        created=job.created,
+        completed=utc_now(),
+    )

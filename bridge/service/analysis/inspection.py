@@ -19,7 +19,7 @@ from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import MESSAGES, Bounds, Part, TooMuch, walk
 from bridge.service.analysis import archives, file_types, headers
 from bridge.service.analysis.archives import BadArchive, Budget
-from bridge.service.analysis.links import Links
+from bridge.service.analysis.links import Links, NeedsProcess
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -33,12 +33,7 @@ OVERLAP = 4096  # so that a link that starts in one window is complete in it
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
-
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html")
-
-
-class NeedsProcess(Exception):
-    """The mail contains an archive or is ambiguous, and must be inspected in a separate process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +48,7 @@ class Limits:
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
-    archives: bool = True  # False: raise NeedsProcess at the first archive
+    archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
     keep_objects: bool = False  # True: the objects of an ambiguous mail are part of the result
 
     def to_dict(self) -> dict[str, Any]:
@@ -111,7 +106,7 @@ class _MailInspector:
         self.limits = limits
         self.see = see
         self.found = Inspection()
-        self.links = Links()
+        self.links = Links(limits.urls, is_inline=not limits.archives)
         self.reading = readings.Budget(size)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
 

@@ -1,6 +1,8 @@
 """Links in the text of a mail: which hosts they point to, and which of them are deceptive.
 
-All repetition in the patterns is bounded, so the time is linear in the length of any text.
+All repetition in the patterns is bounded, so the time is linear in the length of any text. Linear is not
+enough where a step is slow: a name that is not ASCII may take half a millisecond, so only a few such names
+are converted in the event loop, and a limited number of them in a process.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ import re
 from urllib.parse import unquote
 
 from bridge.mail.address import comparable_domain
+from bridge.mime.structure import TooMuch
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
@@ -23,19 +26,38 @@ _MAX_TAG = 2000
 _NUMBER = r"(?:0x[0-9a-f]{1,8}|[0-9]{1,12})"
 _NUMBERS = re.compile(rf"0x[0-9a-f]{{1,8}}|[0-9]{{8,12}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
 
+_LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
+_LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
+
+MAX_HOSTS = 1000
+INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
+INLINE_MARKS = 2000  # places in a text where a link, an anchor or a character reference may begin: a few milliseconds
+
+
+class NeedsProcess(Exception):
+    """The rest must be inspected in a separate process: it would block the event loop."""
+
 
 class Links:
-    """Collects hosts and tags from any number of texts."""
+    """Collects hosts and tags from any number of texts.
 
-    def __init__(self) -> None:
+    `scan` raises TooMuch beyond `max_hosts`, and NeedsProcess where `is_inline` and the names take too long.
+    """
+
+    def __init__(self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False) -> None:
         self.hosts: set[str] = set()
         self.tags: set[str] = set()
         self._seen: set[str] = set()
+        self._max_hosts = max_hosts
+        self._converted = 0  # names that are not ASCII
+        self._characters_left = INLINE_CHARACTERS if is_inline else None
 
     def scan(self, text: str, *, is_html: bool) -> None:
-        text = text.lower()
+        if self._characters_left is not None and sum(map(text.count, ("&", "//", "www.", "<a"))) > INLINE_MARKS:
+            raise NeedsProcess
         if is_html and "&" in text:
-            text = html.unescape(text)
+            text = _unescaped(text)
+        text = text.lower()
         if "\\\\" in text:
             text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
         for match in _LINK.finditer(text):
@@ -65,7 +87,7 @@ class Links:
         userinfo, at, rest = raw.rpartition("@")
         if at and userinfo:
             self.tags.add("url:userinfo")
-        host = host_of(rest)
+        host = self._host(rest)
         if not host:
             return
         if _is_address(host):
@@ -73,11 +95,32 @@ class Links:
         elif "xn--" in host:
             self.tags.add("url:punycode")
         self.hosts.add(host)
+        if len(self.hosts) > self._max_hosts:
+            raise TooMuch("urls")
+
+    def _host(self, raw: str) -> str:
+        """`host_of`, within the bounds of this mail."""
+        if not raw.isascii() or "%" in raw:
+            self._converted += 1
+            if self._converted > self._max_hosts:
+                raise TooMuch("urls")
+            if self._characters_left is not None:
+                self._characters_left -= len(raw)
+                if self._characters_left < 0:
+                    raise NeedsProcess
+        return host_of(raw)
 
     def _compare(self, target: str, shown: str) -> None:
-        real, displayed = host_of(target.rpartition("@")[2]), host_of(shown)
+        real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
+
+
+def _unescaped(text: str) -> str:
+    """HTML's character references replaced. Numbers may have any length: browsers ignore leading zeros."""
+    if "&#" in text:  # Python refuses to read a number of more than 4300 digits
+        text = _LONG_NUMBER.sub("\ufffd", _LEADING_ZEROS.sub(r"&#\1", text))
+    return html.unescape(text)
 
 
 def host_of(raw: str) -> str:

@@ -4,23 +4,30 @@ Inspection of the bytes runs in the event loop if that is cheaper than handing i
 without archives), else in a separate process. Engines run concurrently with it, each with its own
 deadline. An analyzer that fails, times out or reaches its own limit never fails the request; if it is
 required, the mail gets the tag `incomplete`. Tags say what happened: `failed:NAME`, `limit:NAME`.
+
+An error in our own code is such a failure too, whatever raises it: the mail that triggers it is `incomplete`.
+If an error escaped from here, one sender could make the service answer 500 at will, and a client that
+counts failures would take the whole service for broken.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import PurePath
 
-from bridge.api.scanning import AnalysisResult
+from bridge.api.scanning import AnalysisResult, Decision
 from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds
-from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
+from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
 from bridge.service.analysis.engine import BytesContent, Engine, Findings, LimitReached, Mail
-from bridge.service.analysis.inspection import Inspection, Limits, NeedsProcess, inspect
+from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
+from bridge.service.analysis.links import NeedsProcess
 from bridge.service.analysis.plugin import PluginFailed
 from bridge.service.analysis.worker_pool import WorkerFailed
 from bridge.service.lists.follow import ListFollower
@@ -30,6 +37,7 @@ from bridge.service.scanning.records import RecordWriter
 from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
 
 INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event loop for more than 1-2 ms
+MAX_SCORE = 1e9
 
 log = logging.getLogger("bridge.service")
 
@@ -40,6 +48,10 @@ class _Answer:
 
     findings: Findings = field(default_factory=Findings)
     incomplete: bool = False
+
+
+_NOTHING = _Answer()
+_UNDECIDED = Assessment("incomplete", Decision.UNDECIDED, 0.0)
 
 
 class Pipeline:
@@ -82,8 +94,8 @@ class Pipeline:
         """The result if the whole analysis takes only microseconds, else None."""
         if self._engines:
             return None
-        inspection = self._inspect_now(job)
-        return None if inspection is None else self._conclude(job, inspection, [])
+        inspected = self._inspect_now(job)
+        return None if inspected is None else self._conclude(job, inspected[0], [inspected[1]])
 
     async def analyze(self, job: AnalysisJob) -> AnalysisResult:
         mail = Mail(job.ggrid, job.request, job.mail)
@@ -103,22 +115,30 @@ class Pipeline:
         engines = [engine for engine in self._engines if engine.scans_objects]
         return list(await asyncio.gather(*(self._ask(engine, rendition) for engine in engines)))
 
-    def _inspect_now(self, job: AnalysisJob) -> Inspection | None:
+    def _inspect_now(self, job: AnalysisJob) -> tuple[Inspection, _Answer] | None:
         if job.mail.size > INLINE_BYTES:
             return None
         try:
-            return inspect(job.mail.content(), self._inline)
+            return inspect(job.mail.content(), self._inline), _NOTHING
         except NeedsProcess:
             return None
+        except Exception as exc:  # also RecursionError and MemoryError
+            return self._crashed(job, exc)
 
     async def _inspect(self, job: AnalysisJob) -> tuple[Inspection, _Answer]:
-        inspection = self._inspect_now(job)
-        if inspection is not None:
-            return inspection, _Answer()
+        inspected = self._inspect_now(job)
+        if inspected is not None:
+            return inspected
         try:
-            return await self._inspector.inspect(job.mail, self._limits, self._mime.timeout), _Answer()
+            return await self._inspector.inspect(job.mail, self._limits, self._mime.timeout), _NOTHING
         except WorkerFailed as exc:
             return Inspection(), self._failure(job.ggrid, "mime", f"failed:mime-{exc}", self._mime.required)
+        except Exception as exc:
+            return self._crashed(job, exc)
+
+    def _crashed(self, job: AnalysisJob, exc: Exception) -> tuple[Inspection, _Answer]:
+        log.error("ggrid=%s inspection failed: %s", job.ggrid, _place(exc))
+        return Inspection(), self._failure(job.ggrid, "mime", "failed:mime-crash", self._mime.required)
 
     async def _ask(self, engine: Engine, mail: Mail) -> _Answer:
         try:
@@ -126,7 +146,9 @@ class Pipeline:
                 return _Answer(await engine.analyzer.analyze(mail))
         except LimitReached:
             return self._failure(mail.ggrid, engine.name, f"limit:{engine.name}", engine.required)
-        except Exception as exc:  # whatever goes wrong in an engine counts as its answer
+        except (Exception, SystemExit, asyncio.CancelledError) as exc:  # whatever goes wrong counts as its answer
+            if _is_cancelled(exc):
+                raise
             why = str(exc) if isinstance(exc, WorkerFailed | PluginFailed) else type(exc).__name__
             log.warning("ggrid=%s engine=%s no answer: %s", mail.ggrid, engine.name, why)
             return self._failure(mail.ggrid, engine.name, f"failed:{engine.name}", engine.required)
@@ -137,8 +159,12 @@ class Pipeline:
         return _Answer(Findings(frozenset({tag})), incomplete=required)
 
     def _conclude(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> AnalysisResult:
-        tags = self._tags(job, inspection, answers)
-        assessment = self._table.decide(tags, sum(answer.findings.score for answer in answers))
+        try:
+            tags = self._tags(job, inspection, answers)
+            assessment = self._table.decide(tags, _finite(sum(answer.findings.score for answer in answers)))
+        except Exception as exc:
+            log.error("ggrid=%s no conclusion: %s", job.ggrid, _place(exc))
+            tags, assessment = {"failed:conclusion", INCOMPLETE}, _UNDECIDED
         result = AnalysisResult(
             decision=assessment.decision,
             ggrid=job.ggrid,
@@ -147,7 +173,10 @@ class Pipeline:
             created=job.created,
             completed=utc_now(),
         )
-        self._report(job, result, assessment.score)
+        try:
+            self._report(job, result, assessment.score)
+        except Exception as exc:  # the result stands without its record
+            log.error("ggrid=%s could not be recorded: %s", job.ggrid, _place(exc))
         return result
 
     def _tags(self, job: AnalysisJob, inspection: Inspection, answers: Sequence[_Answer]) -> set[str]:
@@ -170,10 +199,34 @@ class Pipeline:
 
     def _list_tags(self, job: AnalysisJob, inspection: Inspection) -> set[str]:
         border = job.request.border
-        traits = traits_of(
-            border.envelope_from, inspection.senders, border.remote_address, inspection.hosts, inspection.digests
-        )
-        return {f"list:{name}" for name in self._follower.index.match(job.request.tenant_uid, traits)}
+        try:
+            traits = traits_of(
+                border.envelope_from, inspection.senders, border.remote_address, inspection.hosts, inspection.digests
+            )
+            return {f"list:{name}" for name in self._follower.index.match(job.request.tenant_uid, traits)}
+        except Exception as exc:
+            log.error("ggrid=%s lists could not be matched: %s", job.ggrid, _place(exc))
+            return {"failed:lists", INCOMPLETE}
+
+
+def _is_cancelled(exc: BaseException) -> bool:
+    """Whether we cancelled this analysis; an analyzer that cancels itself has merely failed."""
+    task = asyncio.current_task()
+    return isinstance(exc, asyncio.CancelledError) and task is not None and task.cancelling() > 0
+
+
+def _place(exc: Exception) -> str:
+    """The type of an exception and where it was raised, never its text, which may quote the mail."""
+    trace = exc.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    where = f" in {PurePath(trace.tb_frame.f_code.co_filename).name}:{trace.tb_lineno}" if trace is not None else ""
+    return type(exc).__name__ + where
+
+
+def _finite(score: float) -> float:
+    """Scores of several engines may add up to infinity, which no database column holds."""
+    return 0.0 if math.isnan(score) else max(-MAX_SCORE, min(score, MAX_SCORE))
 
 
 def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False) -> Limits:

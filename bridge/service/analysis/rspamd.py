@@ -1,4 +1,8 @@
-"""rspamd over HTTP (`/checkv2`): its action becomes a tag, its score is added to ours."""
+"""rspamd over HTTP (`/checkv2`): its action becomes a tag, its score is added to ours.
+
+Each mail has its own connection: rspamd does not say to which request an answer belongs, and the HTTP library
+would take a second answer to one mail for the answer to the next.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +27,7 @@ class RspamdAnalyzer:
     def __init__(self, settings: Rspamd) -> None:
         self._url = f"{settings.url}/checkv2"
         self._max_size = settings.max_size
-        limits = httpx2.Limits(max_connections=100, max_keepalive_connections=20)
+        limits = httpx2.Limits(max_connections=100, max_keepalive_connections=0)
         # The timeout applies to each step of a request; the pipeline limits the total.
         self._client = httpx2.AsyncClient(trust_env=False, timeout=settings.timeout, limits=limits)
 

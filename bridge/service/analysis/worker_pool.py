@@ -20,6 +20,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
+from bridge.runtime.unread import has_unread
 from bridge.service.analysis.job import StoredMail
 
 START_S = 30.0  # to start Python and import on a busy machine; not part of any mail's time
@@ -87,10 +88,13 @@ class WorkerPool:
         await asyncio.gather(*self._ending)
 
     async def _take(self) -> _Process:
-        """An idle process that is still alive (the kernel may have killed one for its memory), else a new one."""
+        """An idle process that is still alive (the kernel may have killed one for its memory), else a new one.
+
+        One that has said something since its last answer is replaced: the next mail would get that as its answer.
+        """
         while self._idle:
             process = self._idle.pop()
-            if process.is_alive():
+            if process.is_alive() and not process.has_unread():
                 return process
             await self._end(process)
         return await self._new()
@@ -150,6 +154,9 @@ class _Process:
 
     def is_alive(self) -> bool:
         return self._process.poll() is None
+
+    def has_unread(self) -> bool:
+        return has_unread(self._socket.fileno())
 
     def kill(self) -> None:
         self._socket.close()

@@ -2,6 +2,9 @@
 
 A scan passes through five steps: token, slot, upload, queue, answer. The slot is taken as soon as
 the head of the request is known, so a refused request costs no upload. The slot is always given back.
+
+A mail that was received completely gets a result, whatever goes wrong while it is analysed: a 500 would
+look like a failure of the service, and any sender could cause one.
 """
 
 from __future__ import annotations
@@ -14,8 +17,9 @@ from typing import Any
 
 from starlette.types import Receive, Scope, Send
 
-from bridge.api.scanning import AnalysisResult, QueueStatus
+from bridge.api.scanning import AnalysisResult, Decision, QueueStatus
 from bridge.mail.message import Spool
+from bridge.service.analysis.decision import unfinished
 from bridge.service.analysis.job import AnalysisJob
 from bridge.service.auth import StaticTokens
 from bridge.service.metrics import ServiceMetrics
@@ -92,7 +96,14 @@ class SubmitEmailEndpoint:
         try:
             request = await upload.read(receive, header(scope, b"content-type"))
             job = AnalysisJob.new(request, upload.mail)
-            return self._backend.try_now(job) or await self._wait_for_result(job, receive)
+            try:
+                return self._backend.try_now(job) or await self._wait_for_result(job, receive)
+            except (Refused, Disconnected):
+                raise
+            except Exception:
+                log.exception("ggrid=%s analysis failed", job.ggrid)
+                self._metrics.decided(Decision.UNDECIDED)
+                return unfinished(job, "failed:analysis")
         finally:
             upload.close()
 

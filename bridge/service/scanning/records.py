@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import delete, insert
+from sqlalchemy.exc import DataError, IntegrityError
 
 from bridge.api.scanning import AnalysisResult
 from bridge.service.store import STORAGE_ERRORS, Store, analysis
@@ -87,13 +88,21 @@ class RecordWriter:
             left -= BATCH
             try:
                 await asyncio.to_thread(self._write, batch)
+            except (DataError, IntegrityError) as exc:  # the records themselves: another attempt would fail too
+                self._lose(batch, exc)
             except STORAGE_ERRORS as exc:
                 self._waiting.extendleft(reversed(batch))
                 if not self._failing:
                     log.error("records: cannot write to the database: %s", type(exc).__name__)
                 self._failing = True
                 return
+            except Exception as exc:  # without this, one record would end the writing of all
+                self._lose(batch, exc)
             self._failing = False
+
+    def _lose(self, batch: list[dict[str, Any]], exc: Exception) -> None:
+        log.error("records: lost %d that cannot be stored: %s", len(batch), type(exc).__name__)
+        self.dropped += len(batch)
 
     def _write(self, batch: list[dict[str, Any]]) -> None:
         with self._store.writing() as connection:

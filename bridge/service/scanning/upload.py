@@ -31,6 +31,7 @@ MAX_PARTS = 16
 IDLE_S = 60.0  # longest pause within an upload
 MIN_RATE = 1024  # bytes per second, averaged over the whole upload, once IDLE_S has passed
 
+log = logging.getLogger("bridge.service")
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every malformed body
 
 
@@ -62,6 +63,13 @@ class Upload:
             raise Refused(503, "saturated", "too much mail is being processed", retry_after_s=1) from None
         except OSError:
             raise Refused(507, "storage_full", "the mail cannot be stored at the moment") from None
+        except (Refused, Disconnected):
+            raise
+        except MemoryError:
+            raise Refused(503, "saturated", "too much mail is being processed", retry_after_s=1) from None
+        except Exception as exc:  # a fault of ours or of the parser, which only this request triggers
+            log.error("request could not be read: %s", type(exc).__name__)
+            raise Refused(400, "invalid_multipart", "the body cannot be read") from exc
         return self._complete()
 
     async def _pump(self, receive: Receive, parser: MultipartParser) -> None:

@@ -1,0 +1,24 @@
+"""Whether a socket has bytes that nobody has read yet.
+
+The event loop reports bytes one turn after they have arrived. Who is about to send a request must know at
+once: what has arrived before the request is no answer to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import select
+
+
+def transport_has_unread(transport: asyncio.BaseTransport) -> bool:
+    """The same for a transport; false if it has no open socket."""
+    sock = transport.get_extra_info("socket")
+    descriptor = -1 if sock is None else sock.fileno()
+    return descriptor >= 0 and has_unread(descriptor)
+
+
+def has_unread(descriptor: int) -> bool:
+    """Also true if the peer has closed its side."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(0))

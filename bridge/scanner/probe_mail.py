@@ -1,0 +1,30 @@
+"""A mail of our own that shows whether a scanner works.
+
+When a mail fails, nobody can tell from the failure whether the mail or the scanner is the cause, and the
+sender may have made the mail for that purpose. A mail that no sender can change answers the question. It
+goes to the scanner only, after a failure, and never to a recipient.
+"""
+
+from __future__ import annotations
+
+from email.utils import formatdate, make_msgid
+
+from bridge.api.scanning import AnalysisRequest, BorderMtaData
+from bridge.mail.message import Message, Spool
+
+ADDRESS = "postmaster@localhost"
+SUBJECT = "scanbridge: does the scanner work?"
+
+_BORDER = BorderMtaData(ADDRESS, (ADDRESS,), "127.0.0.1", "localhost")
+_SPOOL = Spool(1024 * 1024)  # apart from the mail in processing, which may have used up its own
+
+
+def probe_mail(tenant: str | None) -> tuple[AnalysisRequest, Message]:
+    """A new mail, of the tenant whose mail failed: a scanner may refuse others. The caller closes it."""
+    message = Message(_SPOOL)
+    head = (
+        f"From: <{ADDRESS}>\r\nTo: <{ADDRESS}>\r\nSubject: {SUBJECT}\r\n"
+        f"Date: {formatdate()}\r\nMessage-ID: {make_msgid(domain='localhost')}\r\n"
+    )
+    message.write(head.encode("ascii") + b"\r\nThis mail only asks whether the scanner works.\r\n")
+    return AnalysisRequest(_BORDER, tenant), message

@@ -1,0 +1,285 @@
+"""A mail on which the scanner fails: it harms no other mail, and is not delivered because of that."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from bridge.api.scanning import Decision
+from bridge.errors import ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
+from bridge.scanner.circuit import State
+from bridge.testing import eventually
+from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, scanner_of, submit
+
+BAD = b"Subject: bad\r\n\r\nbad\r\n"
+LARGE = BAD + b"x" * 40 * 1024 * 1024
+
+
+def fails_on_bad(ending: bytes | Callable[[Call], Awaitable[None]]) -> Callable[[Call], Awaitable[None]]:
+    """A scanner that decides on every mail but one."""
+
+    async def script(call: Call) -> None:
+        assert call.request is not None
+        if b"Subject: bad" not in call.request.body:
+            call.say(answer())
+        elif isinstance(ending, bytes):
+            call.say(ending)
+        else:
+            await ending(call)
+
+    return script
+
+
+async def reset(call: Call) -> None:
+    call.reset()
+
+
+ENDINGS = {
+    "500": answer(500, b""),
+    "502": answer(502, b""),
+    "503": answer(503, b""),
+    "504": answer(504, b""),
+    "507": answer(507, b""),
+    "400": answer(400, b""),
+    "422": answer(422, b""),
+    "nonsense": answer(200, b"<html>"),
+    "redirect": answer(307, b""),
+    "not HTTP": b"220 smtp.example ESMTP\r\n",
+    "too large": answer(200, b" " * 1_100_000),
+    "reset": reset,
+    "cut": answer()[:70],
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+async def test_three_mails_of_one_sender_opened_the_circuit_for_everybody(name: str) -> None:
+    """They fail as often as they are sent, and the host still gets all other mail."""
+    ending = ENDINGS[name]
+    if name == "cut":
+
+        async def cut(call: Call) -> None:
+            call.say(answer()[:70])
+            call.writer.close()
+
+        ending = cut
+    async with faults(fails_on_bad(ending)) as server, scanner_of(server) as scanner:
+        for number in range(6):
+            with pytest.raises(ScanFailed):
+                await submit(scanner, BAD + b"%d" % number)
+            assert scanner.hosts[0].circuit.state is State.CLOSED
+        assert (await submit(scanner)).decision is Decision.DELIVER
+
+
+@pytest.mark.parametrize("name", ["500", "nonsense", "400"])
+async def test_a_host_that_fails_on_every_mail_is_at_fault_itself(name: str) -> None:
+    """A real outage keeps its own case."""
+    async with faults(ENDINGS[name]) as server, scanner_of(server) as scanner:
+        with pytest.raises((ScanUnavailable, ScanRefused, Exception)) as caught:
+            await submit(scanner)
+        assert not isinstance(caught.value, ScanFailed)
+
+
+async def test_a_mail_that_ends_the_scanner_is_a_case_of_its_own() -> None:
+    """The host is down afterwards, and was not before: the mail may be the reason."""
+    dead = False
+
+    async def die(call: Call) -> None:
+        nonlocal dead
+        dead = dead or b"Subject: bad" in call.request.body
+        if dead:
+            call.reset()
+        else:
+            call.say(answer())
+
+    async with faults(die) as server, scanner_of(server, status_interval_s=0.05) as scanner:
+        await submit(scanner)
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+        with pytest.raises(ScanUnavailable) as caught:  # now it is known to be down
+            await submit(scanner)
+        assert not isinstance(caught.value, ScanFailed)
+        watch = asyncio.create_task(scanner.watch())
+        dead = False
+        await eventually(lambda: not scanner.hosts[0].is_broken, "the host to be known as working again")
+        watch.cancel()
+        await asyncio.gather(watch, return_exceptions=True)
+        with pytest.raises(ScanFailed):  # the same mail again
+            await submit(scanner, BAD)
+
+
+async def test_two_mails_that_end_the_scanner_together_are_both_suspects() -> None:
+    """The second one fails when the host is known to be down, but it was sent before that."""
+    first_down = asyncio.Event()
+
+    async def die(call: Call) -> None:
+        if b"Subject: bad 2" in call.request.body:
+            await first_down.wait()
+        call.reset()
+
+    async with faults(die) as server, scanner_of(server) as scanner:
+        second = asyncio.create_task(submit(scanner, b"Subject: bad 2\r\n\r\nx\r\n"))
+        await eventually(lambda: len(server.requests) == 1, "the second mail")
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+        assert scanner.hosts[0].is_broken
+        first_down.set()
+        with pytest.raises(ScanFailed):
+            await second
+
+
+async def test_a_mail_that_ends_the_scanner_over_an_idle_connection_is_a_case_of_its_own() -> None:
+    """The second attempt finds nobody listening: that is not an unreachable scanner."""
+    server_ends = asyncio.Event()
+
+    async def end(call: Call) -> None:
+        if b"Subject: bad" in call.request.body:
+            listening.close()
+            server_ends.set()
+            call.reset()
+        else:
+            call.say(answer())
+
+    from tests.scanner.fault_server import FaultServer
+
+    server = FaultServer(end)
+    listening = await asyncio.start_server(server.accept, "127.0.0.1", 0)
+    server.port = listening.sockets[0].getsockname()[1]
+    async with scanner_of(server) as scanner:
+        await submit(scanner)
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+    await server.stop()
+
+
+@pytest.mark.parametrize("resubmit", [False, True])
+@pytest.mark.parametrize("name", ["500", "502", "nonsense", "reset"])
+async def test_a_mail_that_fails_is_not_sent_to_every_host_in_turn(resubmit: bool, name: str) -> None:
+    """One host, or two where the operator allows a second attempt; then it stops."""
+    script = fails_on_bad(ENDINGS[name])
+    async with (
+        faults(script) as a,
+        faults(script) as b,
+        faults(script) as c,
+        faults(script) as d,
+        scanner_of(a, b, c, d, resubmit=resubmit) as scanner,
+    ):
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+        assert sum(len(server.requests) for server in (a, b, c, d)) == 1 + resubmit
+        assert all(host.circuit.state is State.CLOSED for host in scanner.hosts)
+
+
+async def test_a_mail_that_resets_its_upload_is_not_sent_to_every_host_in_turn() -> None:
+    """Before, each reset counted as an unreachable host and closed it for everybody."""
+    seen = 0
+
+    async def lose(call: Call) -> bool:
+        nonlocal seen
+        if int(call.request.fields.get("content-length", "0")) < 1_000_000:
+            return False
+        seen += 1
+        await call.reader.read(1_000_000)
+        call.reset()
+        return True
+
+    async with (
+        faults(before=lose) as a,
+        faults(before=lose) as b,
+        faults(before=lose) as c,
+        scanner_of(a, b, c) as scanner,
+    ):
+        with pytest.raises(ScanFailed):
+            await submit(scanner, LARGE, memory_per_mail=0)
+        assert seen == 2
+        assert all(host.circuit.state is State.CLOSED for host in scanner.hosts)
+        assert (await submit(scanner)).decision is Decision.DELIVER
+
+
+async def test_a_mail_that_failed_is_not_unreachable_because_the_next_host_is() -> None:
+    """One host fails on it, the other is down: it is still the mail's own failure."""
+    dead = f"http://127.0.0.1:{closed_port()}"
+    async with faults(fails_on_bad(ENDINGS["500"])) as a, scanner_of(a, dead, resubmit=True) as scanner:
+        scanner.hosts[1].in_flight = 5
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+
+
+async def test_a_mail_that_is_slow_by_itself_is_known_as_such() -> None:
+    """Mail that was sent after it was answered; without such mail, nobody can tell."""
+    async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout) as alone:
+            await submit(scanner, BAD, deadline_s=0.1)
+        slow = asyncio.create_task(submit(scanner, BAD, deadline_s=0.5))
+        await eventually(lambda: len(server.requests) == 2, "the slow mail")
+        await submit(scanner)
+        with pytest.raises(ScanTimeout) as beside_others:
+            await slow
+    assert (alone.value.is_slow, beside_others.value.is_slow) == (False, True)
+
+
+async def test_a_bad_mail_as_the_probe_of_an_open_circuit_does_not_keep_it_open() -> None:
+    """The host works again: the first mail it gets is a bad one, and the others still get through."""
+    async with faults(fails_on_bad(ENDINGS["500"])) as server, scanner_of(server) as scanner:
+        from bridge.scanner.circuit import Event
+
+        now = asyncio.get_running_loop().time()
+        scanner.hosts[0].learn(Event.UNREACHABLE, now)
+        scanner.hosts[0].learn(Event.STATUS, now)
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD)
+        assert scanner.hosts[0].circuit.state is State.CLOSED
+        assert (await submit(scanner)).decision is Decision.DELIVER
+
+
+async def test_a_host_that_is_busy_when_it_is_asked_is_not_blamed() -> None:
+    """The mail fails, and our own mail is not answered in time: nothing is known about the host."""
+
+    async def script(call: Call) -> None:
+        call.say(answer(500, b"")) if b"Subject: bad" in call.request.body else await call.until_gone()
+
+    async with faults(script) as server, scanner_of(server, connect_timeout_s=0.1) as scanner:
+        for _ in range(4):
+            with pytest.raises(ScanFailed):
+                await submit(scanner, BAD)
+        assert scanner.hosts[0].circuit.state is State.CLOSED
+
+
+async def test_many_failing_mails_cost_one_question() -> None:
+    """A hundred bad mails at once do not become two hundred scans."""
+    async with faults(fails_on_bad(ENDINGS["500"])) as server, scanner_of(server) as scanner:
+        outcomes = await asyncio.gather(*(submit(scanner, BAD) for _ in range(100)), return_exceptions=True)
+        assert all(isinstance(outcome, ScanFailed) for outcome in outcomes)
+        assert 1 <= len(server.probes) < 20
+
+
+async def test_other_mail_answers_the_question_without_a_mail_of_our_own() -> None:
+    """Where mail flows, a failing mail costs nothing more."""
+    gate = asyncio.Event()
+
+    async def late_500(call: Call) -> None:
+        await gate.wait()
+        call.say(answer(500, b""))
+
+    async with faults(fails_on_bad(late_500)) as server, scanner_of(server) as scanner:
+        bad = asyncio.create_task(submit(scanner, BAD))
+        await eventually(lambda: len(server.requests) == 1, "the bad mail")
+        await submit(scanner, MAIL)
+        gate.set()
+        with pytest.raises(ScanFailed):
+            await bad
+        assert not server.probes
+
+
+async def test_our_own_mail_is_harmless_and_of_the_same_tenant() -> None:
+    """It names nobody who could receive it."""
+    from bridge.api.scanning import AnalysisRequest, BorderMtaData
+
+    tenant = "123e4567-e89b-12d3-a456-426614174000"
+    request = AnalysisRequest(BorderMtaData("a@example.org", ("b@example.org",)), tenant)
+    async with faults(fails_on_bad(ENDINGS["500"])) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanFailed):
+            await submit(scanner, BAD, request=request)
+        (probe,) = server.probes
+        assert tenant.encode() in probe.body and b"example.org" not in probe.body
