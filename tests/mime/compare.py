@@ -1,0 +1,124 @@
+"""Compares our reader with the others: whatever one of them extracts from a mail and ours does not is a finding.
+
+What counts: the longest beginning of the payload that stands in one extracted object, in steps of 48 bytes (less
+than 48 is chance or a fragment). It is measured twice: anywhere in an object, and in objects that begin with it,
+because a file whose first bytes are something else is another kind of file. Ours must reach at least as far as any
+other reader, both times. A mail that reaches a limit of ours is never delivered, so it is no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from tests.mime import ours
+from tests.mime.grammar import Case, shrink, simplest
+from tests.mime.readers import Clamav, Found, Reader
+
+STEP = 48
+
+
+@dataclass(frozen=True, order=True)
+class Extent:
+    """How many bytes of the payload were extracted: anywhere in an object, and as the beginning of one."""
+
+    inside: int = 0
+    first: int = 0
+
+    def covers(self, other: Extent) -> bool:
+        return self.inside >= other.inside and self.first >= other.first
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A reader that extracts more than ours. `detail` says what."""
+
+    case: Case
+    reader: str
+    detail: str
+
+    def __str__(self) -> str:
+        text = self.case.mail.decode("latin-1")
+        return f"seed {self.case.seed}: {self.reader} {self.detail}\n  mutations: {self.case.mutations}\n{text!r}"
+
+
+def extent(found: Iterable[Found], payload: bytes) -> Extent:
+    inside = first = 0
+    for item in found:
+        inside = max(inside, _longest(item.content, payload))
+        first = max(first, _common(item.content, 0, payload))
+    return Extent(inside, first)
+
+
+def _longest(content: bytes, payload: bytes) -> int:
+    if payload in content:
+        return len(payload)
+    best, at = 0, content.find(payload[:STEP])
+    while at >= 0:
+        best = max(best, _common(content, at, payload))
+        at = content.find(payload[:STEP], at + 1)
+    return best
+
+
+def _common(content: bytes, at: int, payload: bytes) -> int:
+    """How many bytes are equal from there on, in whole steps."""
+    if content.startswith(payload, at):
+        return len(payload)
+    size = 0
+    while size + STEP <= len(payload) and content.startswith(payload[size : size + STEP], at + size):
+        size += STEP
+    return size
+
+
+def check(case: Case, reader: Reader) -> Finding | None:
+    """What this reader extracts and ours does not."""
+    if isinstance(reader, Clamav):
+        return _check_detection(case, reader)
+    theirs = extent(reader.read(case.mail), case.payload)
+    if theirs == Extent():
+        return None
+    found = ours.read(case.mail)
+    if found is None:
+        return None
+    mine = extent(found, case.payload)
+    if not mine.covers(theirs):
+        return Finding(case, reader.name, f"extracts {theirs}, ours {mine}, payload {len(case.payload)}")
+    if _is_zip(case) and theirs.inside == len(case.payload) and not _detected(case.mail):
+        return Finding(case, reader.name, "extracts the whole archive, ours too, but the inspection does not report it")
+    return None
+
+
+def _check_detection(case: Case, reader: Reader) -> Finding | None:
+    if not _is_zip(case) or not reader.read(case.mail) or _detected(case.mail):
+        return None
+    return Finding(case, reader.name, "finds EICAR in the archive, ours does not")
+
+
+def _is_zip(case: Case) -> bool:
+    return case.payload.startswith(b"PK")
+
+
+def _detected(mail: bytes) -> bool:
+    result = ours.inspected(mail)
+    return bool(result.limits) or any(tag.startswith("malware:") for tag in result.tags)
+
+
+def check_all(cases: Sequence[Case], readers: Sequence[Reader]) -> list[Finding]:
+    """Each reader in a thread of its own: most of them wait for another process."""
+
+    def one(reader: Reader) -> list[Finding]:
+        return [finding for case in cases if (finding := check(case, reader)) is not None]
+
+    with ThreadPoolExecutor(max(1, len(readers))) as pool:
+        return [finding for found in pool.map(one, readers) for finding in found]
+
+
+def smaller(finding: Finding, reader: Reader, *, lines: bool = True) -> Finding:
+    """The same reader's finding, with fewer mutations and (if `lines`) fewer lines."""
+
+    def fails(case: Case) -> bool:
+        return check(case, reader) is not None
+
+    case = (shrink if lines else simplest)(finding.case, fails)
+    return check(case, reader) or finding
