@@ -206,7 +206,9 @@ def yenc(content: bytes, dice: Random) -> list[bytes]:
     lines, line = [], bytearray()
     for byte in content:
         code = (byte + 42) & 255
-        line += bytes([61, (code + 64) & 255]) if code in (0, 10, 13, 61) or (code == 46 and not line) else bytes([code])
+        line += (
+            bytes([61, (code + 64) & 255]) if code in (0, 10, 13, 61) or (code == 46 and not line) else bytes([code])
+        )
         if len(line) >= 128:
             lines.append(bytes(line))
             line.clear()
@@ -244,7 +246,9 @@ def tnef(content: bytes) -> bytes:
         return struct.pack("<BII", level, code, len(data)) + data + struct.pack("<H", sum(data) & 0xFFFF)
 
     stream = struct.pack("<IH", 0x223E9F78, 1)
-    stream += attribute(1, 0x00089006, struct.pack("<I", 0x00010000)) + attribute(1, 0x00069007, struct.pack("<II", 1252, 0))
+    stream += attribute(1, 0x00089006, struct.pack("<I", 0x00010000)) + attribute(
+        1, 0x00069007, struct.pack("<II", 1252, 0)
+    )
     stream += attribute(2, 0x00069002, struct.pack("<HIHHII", 1, 0, 32, 32, 0, 0)[:14])
     stream += attribute(2, 0x00018010, b"file.bin\0")
     return stream + attribute(2, 0x0006800F, content)

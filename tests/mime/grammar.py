@@ -7,14 +7,16 @@ cause: the set of mutations. The same seed always gives the same mail. `shrink` 
 
 from __future__ import annotations
 
+import base64
 import io
+import re
 import string
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from random import Random
 
-from tests.mime.encodings import ENCODERS, lines_of
+from tests.mime.encodings import ENCODERS
 from tests.mime.readers import EICAR
 
 Lines = list[bytes]
@@ -29,10 +31,17 @@ class Case:
     recipe: tuple[tuple[str, str], ...]
     payload: bytes
     mail: bytes
+    edits: tuple[str, ...] = ()
 
     @property
     def mutations(self) -> str:
         return " ".join(f"{slot}={choice}" for slot, choice in self.recipe) or "none"
+
+    @property
+    def cause(self) -> str:
+        """The mutations without those that only vary what is hidden; random edits are named by what they did."""
+        kept = (f"{slot}={choice}" for slot, choice in self.recipe if slot not in ("payload", "edit", "second-edit"))
+        return " ".join((*kept, *self.edits)) or "none"
 
 
 def generate(seed: int) -> Case:
@@ -43,11 +52,20 @@ def generate(seed: int) -> Case:
     return build(seed, recipe)
 
 
+def singles() -> Iterator[Case]:
+    """Each mutation alone."""
+    every = [(slot, choice) for slot, choices in SLOTS.items() for choice in choices]
+    for number, (slot, choice) in enumerate(every):
+        payload = tuple(PAYLOADS)[number % 3]
+        yield build(number, {"payload": payload, slot: choice})
+
+
 def build(seed: int, recipe: dict[str, str]) -> Case:
     mutated = {slot: choice for slot, choice in recipe.items() if choice != SLOTS[slot][0]}
     payload = PAYLOADS[recipe.get("payload", "binary")](Random(f"{seed} payload"))
-    mail = Builder(seed, mutated, payload).mail()
-    return Case(seed, tuple(sorted(mutated.items())), payload, mail)
+    builder = Builder(seed, mutated, payload)
+    mail = builder.mail()
+    return Case(seed, tuple(sorted(mutated.items())), payload, mail, tuple(builder.edits))
 
 
 def _binary(dice: Random) -> bytes:
@@ -217,8 +235,10 @@ BOUNDARIES: dict[str, bytes] = {
 }
 OTHER = b"b0undary"
 DECOY = b"decoy"
+FILE, DECOY_FILE = b"file.exe", b"decoy.png"  # what a mutated file name hides, and what it shows
 
-# How the parameter is written: % is the boundary, * the decoy, ~ the boundary's first half, ^ its second, $ percent-encoded.
+# How the parameter is written: % is the value, * the decoy, ~ the first half of the value, ^ the second; $ is the value
+# percent-encoded, # the same in UTF-16, ! in base64. For file names, `boundary` is replaced with `filename` or `name`.
 PARAMS: dict[str, bytes] = {
     "quoted": b'; boundary="%"',
     "bare": b"; boundary=%",
@@ -267,7 +287,7 @@ PARAMS: dict[str, bytes] = {
     "two-quoted": b'; boundary="~""^"',
     "two-quoted-space": b'; boundary="~" "^"',
     "escaped-char": b'; boundary="~\\^"',
-    "escaped-all": b'; boundary="\\b0undary"',
+    "escaped-all": b'; boundary="\\%"',
     "escaped-quote": b'; boundary=\\"%\\"',
     "escaped-name": b'; bound\\ary="%"',
     "escape-at-end": b'; boundary="%\\"',
@@ -292,7 +312,7 @@ PARAMS: dict[str, bytes] = {
     "extended-no-charset": b"; boundary*=''$",
     "extended-one-quote": b"; boundary*='$",
     "extended-unknown-charset": b"; boundary*=foo'en'$",
-    "extended-utf16": b"; boundary*=utf-16be''%00b%000%00u%00n%00d%00a%00r%00y",
+    "extended-utf16": b"; boundary*=utf-16be''#",
     "extended-utf7": b"; boundary*=utf-7''$",
     "extended-lower": b"; BOUNDARY*=us-ascii''$",
     "pieces": b'; boundary*0="~"; boundary*1="^"',
@@ -321,7 +341,7 @@ PARAMS: dict[str, bytes] = {
     "extended-and-pieces": b"; boundary*=utf-8''*; boundary*0=~; boundary*1=^",
     "encoded-word": b'; boundary="=?utf-8?q?%?="',
     "encoded-word-bare": b"; boundary==?utf-8?q?%?=",
-    "encoded-word-base64": b'; boundary="=?utf-8?b?YjB1bmRhcnk=?="',
+    "encoded-word-base64": b'; boundary="=?utf-8?b?!?="',
     "encoded-words": b'; boundary="=?utf-8?q?~?= =?utf-8?q?^?="',
     "nul-after": b'; boundary="%\0"',
     "nul-bare": b"; boundary=%\0x",
@@ -338,18 +358,21 @@ PARAMS: dict[str, bytes] = {
 }
 
 
-def write_param(how: str, boundary: bytes) -> bytes:
-    half = len(boundary) // 2
-    encoded = b"".join(b"%%%02x" % byte for byte in boundary)
-    text = PARAMS[how]
-    for mark, value in ((b"*", None), (b"~", boundary[:half]), (b"^", boundary[half:]), (b"$", encoded)):
-        if value is None:  # the star of RFC 2231 is no mark
-            text = text.replace(b'"*"', b'"' + DECOY + b'"').replace(b"=*", b"=" + DECOY).replace(b"''*", b"''" + DECOY)
-        else:
-            text = text.replace(mark, value)
-    if b"%00b" in text:
-        return text
-    return text.replace(b"%", boundary, 1) if b"%" in PARAMS[how] else text
+def write_param(how: str, value: bytes, name: bytes = b"boundary", decoy: bytes = DECOY) -> bytes:
+    half, utf16 = len(value) // 2, value.decode("latin-1").encode("utf-16be")
+    text = PARAMS[how].replace(b"boundary", name)
+    for before in (b'"', b"=", b"''"):  # elsewhere it is the star of RFC 2231
+        text = text.replace(before + b"*", before + b"\1")
+    marks = {
+        b"\1": decoy,
+        b"~": value[:half],
+        b"^": value[half:],
+        b"$": b"".join(b"%%%02x" % byte for byte in value),
+        b"#": b"".join(b"%%%02x" % byte for byte in utf16),
+        b"!": base64.b64encode(value),
+        b"%": value,
+    }
+    return re.sub(rb"[\1~^$#!%]", lambda mark: marks[mark.group()], text)
 
 
 # --- delimiters, heads, lines --------------------------------------------------------------------
@@ -566,7 +589,7 @@ LAYOUTS = (
 EOLS = ("crlf", "lf", "cr", "mixed-crlf-lf", "mixed-all", "lfcr", "crcrlf", "head-lf", "body-lf", "head-crlf-body-cr")
 OUTER = ("plain", "no-mime-version", "from-line", "space-first", "blank-first", "no-fields", "junk-first", "lower-case")
 ENDS = ("plain", "truncated", "no-newline", "nul", "ctrl-z", "blank-lines", "dot")
-NOISES = ("none", *(f"noise-{n}" for n in range(40)))
+EDITS = ("none", *(str(number) for number in range(60)))
 
 SLOTS: dict[str, tuple[str, ...]] = {
     "payload": tuple(PAYLOADS),
@@ -589,7 +612,10 @@ SLOTS: dict[str, tuple[str, ...]] = {
     "outer": OUTER,
     "eol": EOLS,
     "end": ENDS,
-    "noise": NOISES,
+    "file-name": ("none", *PARAMS),
+    "type-name": ("none", *PARAMS),
+    "edit": EDITS,
+    "second-edit": EDITS,
 }
 
 
@@ -598,6 +624,7 @@ class Builder:
 
     def __init__(self, seed: int, recipe: dict[str, str], payload: bytes) -> None:
         self.seed, self.recipe, self.payload = seed, recipe, payload
+        self.edits: list[str] = []
         self.boundary = BOUNDARIES[self.choice("boundary")]
 
     def choice(self, slot: str) -> str:
@@ -611,14 +638,17 @@ class Builder:
         head, body = self.layout()
         outer = self.outer_fields()
         if self.choice("outer") == "lower-case":
-            head = [line.lower() if line.lower().startswith(b"content-") and b"oundary" not in line else line for line in head]
+            head = [
+                line.lower() if line.lower().startswith(b"content-") and b"oundary" not in line else line
+                for line in head
+            ]
         lines = [*outer, *head, *HEAD_ENDS[self.choice("outer-head-end")].split(b"\n")]
         match self.choice("outer"):
             case "blank-first":
                 lines = [b"", *lines]
             case "no-fields":
                 lines = [*head, *lines[len(outer) + len(head) :]]
-        return self.noise(self.ended(self.joined(lines, body)))
+        return self.edit(self.ended(self.joined(lines, body)))
 
     def outer_fields(self) -> Lines:
         fields = [
@@ -651,7 +681,7 @@ class Builder:
         fields = {
             "type": self.part_type(),
             "encoding": self.encoding(declared),
-            "disposition": _some(DISPOSITIONS[self.choice("disposition")].split(b"\n")),
+            "disposition": self.disposition(),
         }
         first = self.choice("order").partition("-")[0]
         head = [line for name in sorted(fields, key=lambda name: name != first) for line in fields[name]]
@@ -661,7 +691,18 @@ class Builder:
         first, *rest = PART_TYPES[self.choice("part-type")].split(b"\n")
         if not first:
             return []
-        return [*write_field(self.choice("part-type-field"), b"Content-Type", first.partition(b":")[2].strip()), *rest]
+        value = first.partition(b":")[2].strip()
+        if self.choice("type-name") != "none":
+            value = value.partition(b";")[0] + write_param(self.choice("type-name"), FILE, b"name", DECOY_FILE)
+        return [*write_field(self.choice("part-type-field"), b"Content-Type", value), *rest]
+
+    def disposition(self) -> Lines:
+        value = DISPOSITIONS[self.choice("disposition")]
+        if self.choice("file-name") != "none":
+            value = b"Content-Disposition: attachment" + write_param(
+                self.choice("file-name"), FILE, b"filename", DECOY_FILE
+            )
+        return _some(value.split(b"\n"))
 
     def encoding(self, declared: bytes) -> Lines:
         how = self.choice("encoding-value")
@@ -713,55 +754,56 @@ class Builder:
         return [b"From: c@example.com", b"Subject: inner", b"MIME-Version: 1.0", *head, b"", *body]
 
     def layout(self) -> tuple[Lines, Lines]:
-        match self.choice("layout"):
+        how = self.choice("layout")
+        match how:
             case "multipart":
                 return self.multipart()
             case "single":
                 return self.part_head()
             case "text-embedded":
                 return [b"Content-Type: text/plain"], [b"Hello,", b"", *self.part_head()[1], b"", b"bye"]
-            case "nested":
-                head, body = self.multipart()
-                return around("out", [*head, b"", *body])
-            case "nested-outer":
-                head, body = self.multipart()
-                return around("b0undary-2", [*head, b"", *body])
-            case "deep":
-                head, body = self.multipart()
-                for level in range(12):
-                    head, body = around(f"level{level}", [*head, b"", *body])
-                return head, body
-            case "mbox":
-                return [b"Content-Type: application/mbox"], [b"From x Mon Nov 16 01:02:03 2026", *self.inner_mail(), b""]
-            case "second-head":
-                return [b"Content-Type: text/plain"], self.inner_mail()
-            case "double-head":
-                head, body = self.multipart()
-                return [], [*head, b"", *body]
-            case "mail-in-preamble":
-                return [b"Content-Type: multipart/mixed; boundary=out"], [*self.inner_mail(), b"--out", b"", b"x", b"--out--"]
-            case "bounce":
-                lines = [b"The mail could not be delivered.", b"", b"--- Below this line is a copy of the message.", b""]
-                return [], lines + self.inner_mail()
             case "digest":
                 head = [b"Content-Type: multipart/digest; boundary=out"]
                 return head, [b"", b"--out", b"", *self.inner_mail(), b"--out--", b""]
-            case "multipart-base64" | "multipart-qp" as how:
-                head, body = self.multipart()
-                name, lines = self.recoded(how.rpartition("-")[2], body)
-                return [*head, b"Content-Transfer-Encoding: " + name], lines
-            case "inner-multipart-base64" | "inner-multipart-qp" as how:
-                head, body = self.multipart()
-                name, lines = self.recoded(how.rpartition("-")[2], body)
-                return around("out", [*head, b"Content-Transfer-Encoding: " + name, b"", *lines])
             case "external":
                 head = [b'Content-Type: message/external-body; access-type=anon-ftp; site=x; name="y"']
                 return around("out", [*head, b"", *self.part()])
-            case "partial-one" | "partial-two" as how:
+            case "partial-one" | "partial-two":
                 total = b"1" if how == "partial-one" else b"2"
                 return [b'Content-Type: message/partial; id="x@y"; number=1; total=' + total], self.inner_mail()
-            case how:
-                return self.enclosed(how)
+            case "nested" | "nested-outer" | "deep" | "double-head":
+                return self.nested(how)
+            case "mbox" | "second-head" | "mail-in-preamble" | "bounce":
+                return self.stray(how)
+        return self.recoded_multipart(how) if "multipart" in how else self.enclosed(how)
+
+    def nested(self, how: str) -> tuple[Lines, Lines]:
+        """The mutated multipart in others."""
+        head, body = self.multipart()
+        if how == "double-head":
+            return [], [*head, b"", *body]
+        names = {"nested": ["out"], "nested-outer": ["b0undary-2"]}.get(how, [f"level{level}" for level in range(12)])
+        for name in names:
+            head, body = around(name, [*head, b"", *body])
+        return head, body
+
+    def stray(self, how: str) -> tuple[Lines, Lines]:
+        """A mail where a text should be."""
+        text, mail = [b"Content-Type: text/plain"], self.inner_mail()
+        if how == "mbox":
+            return [b"Content-Type: application/mbox"], [b"From x Mon Nov 16 01:02:03 2026", *mail, b""]
+        if how == "mail-in-preamble":
+            return [b"Content-Type: multipart/mixed; boundary=out"], [*mail, b"--out", b"", b"x", b"--out--"]
+        if how == "bounce":
+            return [], [b"Not delivered.", b"", b"--- Below this line is a copy of the message.", b"", *mail]
+        return text, mail
+
+    def recoded_multipart(self, how: str) -> tuple[Lines, Lines]:
+        """A container with a transfer encoding, which RFC 2045 forbids."""
+        head, body = self.multipart()
+        name, lines = self.recoded(how.rpartition("-")[2], body)
+        head = [*head, b"Content-Transfer-Encoding: " + name]
+        return around("out", [*head, b"", *lines]) if how.startswith("inner") else (head, lines)
 
     def enclosed(self, how: str) -> tuple[Lines, Lines]:
         """A mail in a mail."""
@@ -813,13 +855,12 @@ class Builder:
                 return mail + b"\r\n.\r\n"
         return mail
 
-    def noise(self, mail: bytes) -> bytes:
+    def edit(self, mail: bytes) -> bytes:
         """Small random edits, mostly outside of the long lines of the payload."""
-        if self.choice("noise") == "none":
-            return mail
-        dice = Random(f"{self.seed} {self.choice('noise')}")
-        for _ in range(dice.choice((1, 1, 2, 3))):
-            mail = edited(mail, dice)
+        for slot in ("edit", "second-edit"):
+            if self.choice(slot) != "none":
+                mail, what = edited(mail, Random(f"{self.seed} {slot} {self.choice(slot)}"))
+                self.edits.append(what)
         return mail
 
 
@@ -828,9 +869,8 @@ MORE_MARKS = (b"'", b"*", b"%", b"=?", b"?=", b"<", b">", b"\x0b", b"\x0c", b"\x
 WORDS = (b"boundary", b"multipart/mixed", b"base64", b"content-type:", b"--b0undary", b"--b0undary--", b"begin 644 x")
 
 
-def edited(mail: bytes, dice: Random) -> bytes:
-    if not mail:
-        return mail
+def edited(mail: bytes, dice: Random) -> tuple[bytes, str]:
+    """The mail with one small change, and what was changed."""
     lines = mail.split(b"\n")
     number = dice.randrange(len(lines))
     for _ in range(4):
@@ -842,21 +882,41 @@ def edited(mail: bytes, dice: Random) -> bytes:
     match dice.randrange(8):
         case 0:
             lines[number : number + 1] = []
+            what = "delete"
         case 1:
             lines.insert(number, line)
+            what = "repeat"
         case 2:
             other = dice.randrange(len(lines))
             lines[number], lines[other] = lines[other], lines[number]
+            what = f"swap-with({_kind(lines[number])})"
         case 3:
-            lines[number] = line[:at] + line[at + dice.choice((1, 1, 2, 5)) :]
+            size = dice.choice((1, 1, 2, 5))
+            lines[number] = line[:at] + line[at + size :]
+            what = f"cut({line[at : at + size]!r})"
         case 4:
-            lines[number] = line[:at] + dice.choice(WORDS) + line[at:]
+            word = dice.choice(WORDS)
+            lines[number] = line[:at] + word + line[at:]
+            what = f"insert({word!r})"
         case 5 if line:
             at = dice.randrange(len(line))
             lines[number] = line[:at] + bytes([line[at] ^ 0x20]) + line[at + 1 :]
+            what = f"flip({line[at : at + 1]!r})"
         case _:
-            lines[number] = line[:at] + dice.choice(MARKS + MORE_MARKS) + line[at:]
-    return b"\n".join(lines)
+            mark = dice.choice(MARKS + MORE_MARKS)
+            lines[number] = line[:at] + mark + line[at:]
+            what = f"insert({mark!r})"
+    return b"\n".join(lines), f"{what}@{_kind(line)}"
+
+
+def _kind(line: bytes) -> str:
+    """What kind of line it is, for the name of a class."""
+    field = re.match(rb"[A-Za-z-]+:", line)
+    if field:
+        return field.group().decode().lower()
+    if line.startswith(b"--"):
+        return "delimiter"
+    return "blank" if not line.strip() else "text"
 
 
 def around(boundary: str, part: Lines) -> tuple[Lines, Lines]:

@@ -212,17 +212,51 @@ def _perl(module: str, package: str, script: str) -> list[str]:
     return [perl, str(WORKERS / script)]
 
 
+class EmailMime(Worker):
+    """Perl's Email::MIME."""
+
+    name = "email-mime"
+
+    def command(self) -> list[str]:
+        return _perl("Email::MIME", "libemail-mime-perl", "email_mime.pl")
+
+
+class RubyMail(Worker):
+    """Ruby's mail library, which Rails uses."""
+
+    name = "ruby-mail"
+
+    def command(self) -> list[str]:
+        ruby = _program("ruby", "ruby-mail")
+        if subprocess.run([ruby, "-e", 'require "mail"'], capture_output=True, check=False).returncode:
+            raise Missing("Ruby's mail not installed (Debian: ruby-mail)")
+        return [ruby, str(WORKERS / "ruby_mail.rb")]
+
+
 class Gmime(Worker):
     """The library of notmuch, Balsa and Pan, through its introspection data."""
 
     name = "gmime"
 
     def command(self) -> list[str]:
-        python = "/usr/bin/python3"  # Debian's, which sees Debian's modules
-        check = "import gi; gi.require_version('GMime', '3.0'); from gi.repository import GMime"
-        if not Path(python).exists() or subprocess.run([python, "-c", check], capture_output=True).returncode:
-            raise Missing("GMime not installed (Debian: python3-gi gir1.2-gmime-3.0)")
-        return [python, str(WORKERS / "gmime_reader.py")]
+        return _introspected("GMime", "3.0", "gir1.2-gmime-3.0", "gmime_reader.py")
+
+
+class Camel(Worker):
+    """The library of Evolution."""
+
+    name = "camel"
+
+    def command(self) -> list[str]:
+        return _introspected("Camel", "1.2", "gir1.2-camel-1.2", "camel_reader.py")
+
+
+def _introspected(library: str, version: str, package: str, script: str) -> list[str]:
+    python = "/usr/bin/python3"  # Debian's, which sees Debian's modules
+    check = f"import gi; gi.require_version('{library}', '{version}'); from gi.repository import {library}"
+    if not Path(python).exists() or subprocess.run([python, "-c", check], capture_output=True, check=False).returncode:
+        raise Missing(f"{library} not installed (Debian: python3-gi {package})")
+    return [python, str(WORKERS / script)]
 
 
 class PostalMime(Worker):
@@ -274,7 +308,7 @@ class Unpacker(Reader):
 
     def __init__(self) -> None:
         self._program = _program(self.program, self.package)
-        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-", dir=_fast_directory()))
+        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-"))
 
     def arguments(self, mail: Path, target: Path) -> list[str]:
         raise NotImplementedError
@@ -284,11 +318,16 @@ class Unpacker(Reader):
         source.write_bytes(mail)
         shutil.rmtree(target, ignore_errors=True)
         target.mkdir()
-        environment = {"PATH": os.environ.get("PATH", ""), "HOME": str(self._home), "TMPDIR": str(target), "LC_ALL": "C"}
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        environment = {
+            "PATH": os.environ.get("PATH", ""),
+            "HOME": str(self._home),
+            "TMPDIR": str(target),
+            "LC_ALL": "C",
+        }
+        with contextlib.suppress(subprocess.TimeoutExpired), source.open("rb") as opened:
             subprocess.run(
                 [self._program, *self.arguments(source, target)],
-                stdin=subprocess.DEVNULL,
+                stdin=opened,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
                 cwd=target,
@@ -307,10 +346,6 @@ def _files(directory: Path) -> list[Path]:
     for path, _, names in os.walk(directory):
         found += [Path(path, name) for name in names]
     return [path for path in found[:MAX_OBJECTS] if path.is_file() and not path.is_symlink()]
-
-
-def _fast_directory() -> str | None:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 
 
 class Ripmime(Unpacker):
@@ -341,8 +376,58 @@ class Uudeview(Unpacker):
         return ["-i", "-o", "-q", "-n", "-p", str(target), str(mail)]
 
 
+class Mhstore(Unpacker):
+    """mhstore, of the MH mail system."""
+
+    name = program = "mhstore"
+    package = "nmh"
+
+    def arguments(self, mail: Path, target: Path) -> list[str]:
+        return ["-file", str(mail), "-noauto", "-clobber", "suffix"]
+
+    def __init__(self) -> None:
+        super().__init__()
+        (self._home / "Mail").mkdir()
+        (self._home / ".mh_profile").write_text(f"Path: {self._home}/Mail\n")
+
+
+class Saved(Unpacker):
+    """Two steps: Python's reader saves the files and texts, and the user opens them with this program."""
+
+    wanted: re.Pattern[bytes]
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._first = PythonCompat32()
+
+    def read_one(self, mail: bytes) -> list[Found]:
+        saved = [item.content for item in self._first.read_one(mail) if self.wanted.search(item.content)]
+        return [found for content in saved for found in super(Saved, self).read_one(content)]
+
+
+class Tnef(Saved):
+    """The files in an attached winmail.dat."""
+
+    name = program = package = "tnef"
+    wanted = re.compile(rb"\A\x78\x9f\x3e\x22", re.DOTALL)
+
+    def arguments(self, mail: Path, target: Path) -> list[str]:
+        return ["--overwrite", "-C", str(target), "-f", str(mail)]
+
+
+class UudeviewOfParts(Saved):
+    """The files that uudeview finds in the decoded text of a part."""
+
+    name = "uudeview-of-parts"
+    program = package = "uudeview"
+    wanted = re.compile(rb"(?m)^ ?begin[- ]|=ybegin |BinHex")
+
+    def arguments(self, mail: Path, target: Path) -> list[str]:
+        return ["-i", "-o", "-q", "-n", "-p", str(target), str(mail)]
+
+
 def _program(name: str, package: str) -> str:
-    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin")
+    found = shutil.which(name, path=os.environ.get("PATH", "") + ":/usr/sbin:/sbin:/usr/bin/mh")
     if found is None:
         raise Missing(f"{name} not installed (Debian: {package})")
     return found
@@ -361,7 +446,7 @@ class Dovecot(Reader):
         doveconf = _program("doveconf", "dovecot-core")
         if not Path(self._imap).exists():
             raise Missing("imap not installed (Debian: dovecot-imapd)")
-        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-", dir=_fast_directory()))
+        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-"))
         self._uid, self._gid = (65534, 65534) if os.geteuid() == 0 else (os.getuid(), os.getgid())  # root may not
         os.chown(self._home, self._uid, self._gid)
         config = self._home / "dovecot.conf"
@@ -567,7 +652,7 @@ class Clamav(Reader):
 
     def __init__(self) -> None:
         clamd = _program("clamd", "clamav-daemon")
-        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-", dir=_fast_directory()))
+        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-"))
         (self._home / "db").mkdir()
         (self._home / "db" / "eicar.ndb").write_text(f"Eicar-Test:0:*:{EICAR.hex()}\n")
         self._socket = self._home / "socket"
@@ -603,8 +688,8 @@ class Clamav(Reader):
 
 
 READERS: tuple[type[Reader], ...] = (
-    *(PythonCompat32, PythonDefault, PostalMime, Mailparser, MimeTools, Gmime),
-    *(Ripmime, Munpack, Uudeview, Dovecot, Clamav),
+    *(PythonCompat32, PythonDefault, PostalMime, Mailparser, MimeTools, EmailMime, RubyMail, Gmime, Camel),
+    *(Ripmime, Munpack, Uudeview, Mhstore, Tnef, UudeviewOfParts, Dovecot, Clamav),
 )
 
 
