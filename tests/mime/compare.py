@@ -16,7 +16,8 @@ from functools import lru_cache
 
 from tests.mime import ours
 from tests.mime.grammar import FILE, Case, shrink, simplest
-from tests.mime.readers import Clamav, Found, Reader
+from tests.mime.reader import Found, Reader
+from tests.mime.servers import Clamav
 
 STEP = 48
 FILE_END = FILE.decode()[-4:]

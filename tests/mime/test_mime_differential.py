@@ -14,10 +14,12 @@ import pytest
 
 from tests.mime.compare import Extent, check, extent, smaller
 from tests.mime.grammar import SLOTS, Case, build, generate, shrink, singles
-from tests.mime.readers import READERS, Clamav, Found, Missing, Reader
+from tests.mime.reader import Found, Missing, Reader
+from tests.mime.readers import READERS
+from tests.mime.servers import Clamav
 from tests.requirements import unavailable
 
-RANDOM_MAILS = 700
+RANDOM_MAILS = 400
 SHOWN = 3  # findings in one failure, each minimised
 
 
