@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator
 from email.message import Message
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from tests.mime.reader import MAX_OBJECTS, TIMEOUT_S, Found, Hung, Missing, Reader, end_process, find_program
 from tests.mime.servers import Clamav, Dovecot
@@ -213,6 +213,18 @@ class Mailparser(PostalMime):
     name = "mailparser"
 
 
+class Jsmime(PostalMime):
+    """Thunderbird's parser in JavaScript, in Proton's version."""
+
+    name = "jsmime"
+
+
+class Emailjs(PostalMime):
+    """The reader of several webmail programs."""
+
+    name = "emailjs"
+
+
 def node_modules() -> tuple[str, Path]:
     """Node, and the directory with our readers: installed once per version, into the virtual environment."""
     try:
@@ -347,6 +359,7 @@ class Tnef(Saved):
     """The files in an attached winmail.dat."""
 
     name = program = package = "tnef"
+    honest: ClassVar = {"encoding": "tnef-base64"}
     wanted = re.compile(rb"\A\x78\x9f\x3e\x22", re.DOTALL)
 
     def arguments(self, mail: Path, target: Path) -> list[str]:
@@ -358,6 +371,7 @@ class UudeviewOfParts(Saved):
 
     name = "uudeview-of-parts"
     program = package = "uudeview"
+    honest: ClassVar = {"encoding": "uuencoded", "encoding-value": "is-7bit"}
     wanted = re.compile(rb"(?m)^ ?begin[- ]|=ybegin |BinHex")
 
     def arguments(self, mail: Path, target: Path) -> list[str]:
@@ -365,7 +379,19 @@ class UudeviewOfParts(Saved):
 
 
 READERS: tuple[type[Reader], ...] = (
-    *(PythonCompat32, PythonDefault, PostalMime, Mailparser, MimeTools, EmailMime, RubyMail, Gmime, Camel),
+    *(
+        PythonCompat32,
+        PythonDefault,
+        PostalMime,
+        Mailparser,
+        Jsmime,
+        Emailjs,
+        MimeTools,
+        EmailMime,
+        RubyMail,
+        Gmime,
+        Camel,
+    ),
     *(Ripmime, Munpack, Uudeview, Mhstore, Tnef, UudeviewOfParts, Dovecot, Clamav),
 )
 
