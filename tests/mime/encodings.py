@@ -262,6 +262,17 @@ def gzip_base64(content: bytes, dice: Random) -> list[bytes]:
     return base64_plain(gzip.compress(content, mtime=0), dice)
 
 
+def layered_base64(content: bytes, dice: Random) -> list[bytes]:
+    """One of the older formats in a text that is itself encoded."""
+    inner = dice.choice((uuencoded, uu_text_around, uu_base64, xxencoded, yenc, binhex))
+    return base64_plain(b"\r\n".join(inner(content, dice)), dice)
+
+
+def layered_qp(content: bytes, dice: Random) -> list[bytes]:
+    inner = dice.choice((uuencoded, uu_text_around, uu_base64, xxencoded, yenc, binhex))
+    return qp_all(b"\r\n".join(inner(content, dice)), dice)
+
+
 def identity(content: bytes, _dice: Random) -> list[bytes]:
     return [content]
 
@@ -275,12 +286,20 @@ ENCODERS: dict[str, tuple[Encoder, bytes]] = {
             *(base64_one_line, base64_odd_lines, base64_mixed_lines, base64_padded_pieces, base64_padding_between),
             *(base64_no_padding, base64_extra_padding, base64_junk, base64_junk_lines, base64_indented),
             *(base64_trailing_space, base64_url_safe, base64_blank_first, base64_text_after, base64_text_before),
-            *(base64_twice, tnef_base64, gzip_base64),
+            *(base64_twice, tnef_base64, gzip_base64, layered_base64),
         )
     },
     **{
         encoder.__name__.replace("_", "-"): (encoder, b"quoted-printable")
-        for encoder in (qp_all, qp_plain, qp_lower_case, qp_space_after_break, qp_long_lines, qp_broken_escape)
+        for encoder in (
+            qp_all,
+            qp_plain,
+            qp_lower_case,
+            qp_space_after_break,
+            qp_long_lines,
+            qp_broken_escape,
+            layered_qp,
+        )
     },
     **{
         encoder.__name__.replace("_", "-"): (encoder, b"x-uuencode")

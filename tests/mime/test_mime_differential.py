@@ -19,7 +19,7 @@ from tests.mime.readers import READERS
 from tests.mime.servers import Clamav
 from tests.requirements import unavailable
 
-RANDOM_MAILS = 400
+RANDOM_MAILS = 300
 SHOWN = 3  # findings in one failure, each minimised
 
 
@@ -63,7 +63,7 @@ def test_the_same_seed_gives_the_same_mail() -> None:
     """A finding can be repeated, and most mutations change something."""
     assert [generate(seed) for seed in range(50)] == [generate(seed) for seed in range(50)]
     assert len({generate(seed).mail for seed in range(500)}) == 500
-    assert {slot for case in singles() for slot, _ in case.recipe} == set(SLOTS)
+    assert {slot for case in singles() for slot, _ in case.recipe} == set(SLOTS) - {"second-edit"}
 
 
 def test_a_finding_is_shrunk_to_what_it_needs() -> None:
