@@ -4,7 +4,7 @@ What counts: the longest beginning of the payload that stands in one extracted o
 than 48 is chance or a fragment). It is measured twice: anywhere in an object, and in objects that begin with it,
 because a file whose first bytes are something else is another kind of file. Ours must reach at least as far as any
 other reader, both times. If a reader shows a file name that ends in .exe, the inspection must report a program. A
-mail that reaches a limit of ours is never delivered, so it is no finding.
+mail that ours cannot read completely is held, so it is no finding.
 """
 
 from __future__ import annotations
@@ -113,23 +113,20 @@ def _is_zip(case: Case) -> bool:
 
 @lru_cache(maxsize=4096)
 def _ours(mail: bytes, payload: bytes) -> Extent | None:
-    """None: the mail reached a limit."""
+    """None: the mail is held."""
     found = ours.read(mail)
     return None if found is None else extent(found, payload)
 
 
 def _detected(mail: bytes) -> bool:
-    return any(tag.startswith(("malware:", "limit:")) for tag in _tags(mail))
+    return any(tag.startswith(("malware:", "held")) for tag in _tags(mail))
 
 
 def _seen_as_program(mail: bytes) -> bool:
-    return any(tag.startswith(("mime:executable", "limit:")) for tag in _tags(mail))
+    return any(tag.startswith(("mime:executable", "held")) for tag in _tags(mail))
 
 
-@lru_cache(maxsize=4096)
-def _tags(mail: bytes) -> frozenset[str]:
-    result = ours.inspected(mail)
-    return frozenset(result.tags | {f"limit:{name}" for name in result.limits})
+_tags = lru_cache(maxsize=4096)(ours.tags)
 
 
 def check_all(cases: Sequence[Case], readers: Sequence[Reader]) -> list[Finding]:

@@ -4,17 +4,26 @@ from __future__ import annotations
 
 import inspect as introspection
 
+from bridge.api.scanning import Decision
+from bridge.service.analysis.decision import DecisionTable
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.settings import Decisions
 from tests.mime.reader import Found
 
 
 def read(mail: bytes) -> list[Found] | None:
-    """Every object found; None if the mail reached a limit and is therefore never delivered."""
+    """Every object found; None if the mail is held because it cannot be read completely."""
     if "see" not in introspection.signature(inspect).parameters:
         return _walked(mail)
     seen: list[bytes] = []
     result = inspect(mail, Limits(), seen.append)
-    return None if result.limits else [Found(content) for content in seen]
+    return None if _is_held(result) else [Found(content) for content in seen]
+
+
+def _is_held(result: Inspection) -> bool:
+    """A limit was reached, or the content is elsewhere and the default decision on that is not to deliver."""
+    elsewhere = result.tags & {"mime:partial", "mime:external-body"}
+    return bool(result.limits) or DecisionTable(Decisions()).decide(elsewhere).decision is not Decision.DELIVER
 
 
 def _walked(mail: bytes) -> list[Found] | None:
@@ -28,6 +37,7 @@ def _walked(mail: bytes) -> list[Found] | None:
     return [Found(structure.decoded(mail, part), part.filename) for part in parts]
 
 
-def inspected(mail: bytes) -> Inspection:
-    """What the service concludes from the bytes alone."""
-    return inspect(mail, Limits())
+def tags(mail: bytes) -> frozenset[str]:
+    """What the service concludes from the bytes alone; `held` if it cannot read the mail completely."""
+    result = inspect(mail, Limits())
+    return frozenset(result.tags | ({"held"} if _is_held(result) else set()))
