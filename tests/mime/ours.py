@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect as introspection
+from collections.abc import Collection
 
 from bridge.api.scanning import Decision
 from bridge.service.analysis.decision import DecisionTable
@@ -15,9 +16,13 @@ def read(mail: bytes) -> list[Found] | None:
     """Every object found; None if the mail is held because it cannot be read completely."""
     if "see" not in introspection.signature(inspect).parameters:
         return _walked(mail)
-    seen: list[bytes] = []
-    result = inspect(mail, Limits(), seen.append)
-    return None if _is_held(result) else [Found(content) for content in seen]
+    seen: list[Found] = []
+
+    def see(content: bytes, names: Collection[str] = ()) -> None:
+        seen.extend(Found(bytes(content), name) for name in (*names, "")[: len(names) or 1])
+
+    result = inspect(mail, Limits(), see)
+    return None if _is_held(result) else seen
 
 
 def _is_held(result: Inspection) -> bool:
