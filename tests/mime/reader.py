@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import shutil
 import subprocess
+import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import ClassVar
 
 TIMEOUT_S = 20.0  # for one mail; the readers need milliseconds
@@ -69,6 +72,13 @@ def find_program(name: str, package: str) -> str:
     if found is None:
         raise Missing(f"{name} not installed (Debian: {package})")
     return found
+
+
+def new_directory() -> Path:
+    """A directory for one reader; removed at the exit at the latest."""
+    home = tempfile.mkdtemp(prefix="mime-reader-")
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    return Path(home)
 
 
 def end_process(process: subprocess.Popen[bytes]) -> None:

@@ -29,7 +29,17 @@ from email.message import Message
 from pathlib import Path
 from typing import Any, ClassVar
 
-from tests.mime.reader import MAX_OBJECTS, TIMEOUT_S, Found, Hung, Missing, Reader, end_process, find_program
+from tests.mime.reader import (
+    MAX_OBJECTS,
+    TIMEOUT_S,
+    Found,
+    Hung,
+    Missing,
+    Reader,
+    end_process,
+    find_program,
+    new_directory,
+)
 from tests.mime.servers import Clamav, Dovecot
 
 HERE = Path(__file__).parent
@@ -258,7 +268,7 @@ class Unpacker(Reader):
 
     def __init__(self) -> None:
         self._program = find_program(self.program, self.package)
-        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-"))
+        self._home = new_directory()
 
     def arguments(self, mail: Path, target: Path) -> list[str]:
         raise NotImplementedError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import binascii
 import contextlib
 import os
@@ -11,13 +12,12 @@ import shutil
 import socket
 import struct
 import subprocess
-import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.mime.reader import EICAR, TIMEOUT_S, Found, Hung, Missing, Reader, end_process, find_program
+from tests.mime.reader import EICAR, TIMEOUT_S, Found, Hung, Missing, Reader, end_process, find_program, new_directory
 
 
 class Dovecot(Reader):
@@ -30,7 +30,7 @@ class Dovecot(Reader):
         doveconf = find_program("doveconf", "dovecot-core")
         if not Path(self._imap).exists():
             raise Missing("imap not installed (Debian: dovecot-imapd)")
-        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-"))
+        self._home = new_directory()
         self._uid, self._gid = (65534, 65534) if os.geteuid() == 0 else (os.getuid(), os.getgid())  # root may not
         os.chown(self._home, self._uid, self._gid)
         config = self._home / "dovecot.conf"
@@ -236,7 +236,7 @@ class Clamav(Reader):
 
     def __init__(self) -> None:
         clamd = find_program("clamd", "clamav-daemon")
-        self._home = Path(tempfile.mkdtemp(prefix="mime-reader-"))
+        self._home = new_directory()
         (self._home / "db").mkdir()
         (self._home / "db" / "eicar.ndb").write_text(f"Eicar-Test:0:*:{EICAR.hex()}\n")
         self._socket = self._home / "socket"
@@ -250,6 +250,7 @@ class Clamav(Reader):
         self._process = subprocess.Popen(
             [clamd, "-c", str(config)], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
+        atexit.register(self._process.kill)
         end = time.monotonic() + 60
         while not self._socket.exists():
             if self._process.poll() is not None or time.monotonic() > end:
