@@ -8,7 +8,7 @@
 set -u
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin
 
-# A program that proves the package is installed, and the package.
+# A program or file that proves the package is installed, and the package.
 needed='
 postfix      postfix
 smtp-source  postfix
@@ -35,12 +35,28 @@ mandoc       mandoc
 rpm          rpm
 zsh          zsh
 fish         fish
+ripmime      ripmime
+munpack      mpack
+uudeview     uudeview
+tnef         tnef
+ruby         ruby
+/usr/bin/mh/mhstore nmh
+/usr/lib/dovecot/imap dovecot-imapd
+/usr/share/perl5/MIME/Parser.pm libmime-tools-perl
+/usr/share/perl5/Email/MIME.pm libemail-mime-perl
+/usr/share/rubygems-integration/all/specifications/mail-*.gemspec ruby-mail
+/usr/lib/*/girepository-1.0/GMime-3.0.typelib gir1.2-gmime-3.0
+/usr/lib/*/girepository-1.0/Camel-1.2.typelib gir1.2-camel-1.2
+/usr/lib/python3/dist-packages/gi python3-gi
 '
 
 say() { echo "test-servers: $*"; }
 
 has() {
-    command -v "$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null
+    case $1 in
+    /*) compgen -G "$1" >/dev/null ;;
+    *) command -v "$1" >/dev/null || compgen -G "/usr/lib/postgresql/*/bin/$1" >/dev/null ;;
+    esac
 }
 
 missing() {  # packages whose programs are not installed

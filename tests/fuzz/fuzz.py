@@ -32,6 +32,7 @@ MODELS = {
     "config": "tests/fuzz/test_fuzz_config.py",
     "inspection": "tests/service/test_service_inspection.py::test_no_bytes_whatever_break_the_inspection",
 }
+COMPARISONS = ("mime_readers",)  # with other programs: tests/mime
 
 
 def main() -> int:
@@ -42,18 +43,20 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=random.randrange(1 << 31))
     parser.add_argument("--own", action="store_true", help="use our own runner even if atheris is installed")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
-    parser.add_argument("only", nargs="*", help=f"of {', '.join([*TARGETS, *MODELS])}")
+    parser.add_argument("only", nargs="*", help=f"of {', '.join([*TARGETS, *MODELS, *COMPARISONS])}")
     options = parser.parse_args()
     if options.worker:
         under_atheris(options.worker, options.seconds, options.seed)
-    unknown = set(options.only) - {*TARGETS, *MODELS}
+    unknown = set(options.only) - {*TARGETS, *MODELS, *COMPARISONS}
     if unknown:
         parser.error(f"no such target: {', '.join(sorted(unknown))}")
     own = options.own or importlib.util.find_spec("atheris") is None
     print(f"seed {options.seed}, {'our own runner' if own else 'atheris'}, {options.seconds:g} s for each target")
     broken = 0
-    for name in options.only or [*TARGETS, *MODELS]:
-        if name in MODELS:
+    for name in options.only or [*TARGETS, *MODELS, *COMPARISONS]:
+        if name in COMPARISONS:
+            good = run_readers(name, options.seconds, options.seed)
+        elif name in MODELS:
             good = run_model(name, options.seconds, options.seed)
         else:
             good = (run_own if own else run_atheris)(name, options.seconds, options.seed)
@@ -147,6 +150,31 @@ def run_model(name: str, seconds: float, seed: int) -> bool:
             print(done.stdout[-6000:], done.stderr[-2000:])
             return report(name, f"{examples} examples, {rounds} rounds", False)
     return report(name, f"{examples} examples, {rounds} rounds", True)
+
+
+def run_readers(name: str, seconds: float, seed: int) -> bool:
+    """Malformed mails through our reader and all others that are installed; each new class of finding once."""
+    from tests.mime.compare import Survey
+    from tests.mime.grammar import generate
+    from tests.mime.readers import installed
+
+    readers, missing = installed()
+    print(f"{name}: {', '.join(reader.name for reader in readers)}")
+    for reader, reason in missing.items():
+        print(f"{name}: without {reader}: {reason}")
+    survey, end, first = Survey(readers), time.monotonic() + seconds, seed * 10_000_000
+    try:
+        while survey.mails == 0 or time.monotonic() < end:
+            for finding in survey.run([generate(first + survey.mails + number) for number in range(100)]):
+                path = FINDINGS / name / hashlib.sha256(finding.case.mail).hexdigest()[:16]
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(finding.case.mail)
+                print(f"  {path.relative_to(ROOT)} seed {finding.case.seed}: {finding.reader} {finding.detail}")
+                print(f"    {finding.case.mutations}", flush=True)
+    finally:
+        for reader in readers:
+            reader.close()
+    return report(name, f"{survey.mails} mails, {len(survey.classes)} classes", not survey.classes)
 
 
 if __name__ == "__main__":

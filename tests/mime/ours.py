@@ -1,0 +1,48 @@
+"""Our own reader, as the comparison calls it: everything that the inspection looks at in a mail, in one list."""
+
+from __future__ import annotations
+
+import inspect as introspection
+from collections.abc import Collection
+
+from bridge.api.scanning import Decision
+from bridge.service.analysis.decision import DecisionTable
+from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.settings import Decisions
+from tests.mime.reader import Found
+
+
+def read(mail: bytes) -> list[Found] | None:
+    """Every object found; None if the mail is held because it cannot be read completely."""
+    if "see" not in introspection.signature(inspect).parameters:
+        return _walked(mail)
+    seen: list[Found] = []
+
+    def see(content: bytes, names: Collection[str] = ()) -> None:
+        seen.extend(Found(bytes(content), name) for name in (*names, "")[: len(names) or 1])
+
+    result = inspect(mail, Limits(), see)
+    return None if _is_held(result) else seen
+
+
+def _is_held(result: Inspection) -> bool:
+    """A limit was reached, or the content is elsewhere and the default decision on that is not to deliver."""
+    elsewhere = result.tags & {"mime:partial", "mime:external-body"}
+    return bool(result.limits) or DecisionTable(Decisions()).decide(elsewhere).decision is not Decision.DELIVER
+
+
+def _walked(mail: bytes) -> list[Found] | None:
+    """The reader as it was before it told what it sees."""
+    from bridge.service.analysis import structure
+
+    try:
+        parts = list(structure.walk(mail, structure.Bounds()))
+    except structure.TooMuch:
+        return None
+    return [Found(structure.decoded(mail, part), part.filename) for part in parts]
+
+
+def tags(mail: bytes) -> frozenset[str]:
+    """What the service concludes from the bytes alone; `held` if it cannot read the mail completely."""
+    result = inspect(mail, Limits())
+    return frozenset(result.tags | ({"held"} if _is_held(result) else set()))
