@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect as introspection
 from collections.abc import Collection
 
 from bridge.api.scanning import Decision
@@ -14,12 +13,10 @@ from tests.mime.reader import Found
 
 def read(mail: bytes) -> list[Found] | None:
     """Every object found; None if the mail is held because it cannot be read completely."""
-    if "see" not in introspection.signature(inspect).parameters:
-        return _walked(mail)
     seen: list[Found] = []
 
-    def see(content: bytes, names: Collection[str] = ()) -> None:
-        seen.extend(Found(bytes(content), name) for name in (*names, "")[: len(names) or 1])
+    def see(content: bytes, names: Collection[str]) -> None:
+        seen.extend(Found(content, name) for name in names or [""])
 
     result = inspect(mail, Limits(), see)
     return None if _is_held(result) else seen
@@ -29,17 +26,6 @@ def _is_held(result: Inspection) -> bool:
     """A limit was reached, or the content is elsewhere and the default decision on that is not to deliver."""
     elsewhere = result.tags & {"mime:partial", "mime:external-body"}
     return bool(result.limits) or DecisionTable(Decisions()).decide(elsewhere).decision is not Decision.DELIVER
-
-
-def _walked(mail: bytes) -> list[Found] | None:
-    """The reader as it was before it told what it sees."""
-    from bridge.service.analysis import structure
-
-    try:
-        parts = list(structure.walk(mail, structure.Bounds()))
-    except structure.TooMuch:
-        return None
-    return [Found(structure.decoded(mail, part), part.filename) for part in parts]
 
 
 def tags(mail: bytes) -> frozenset[str]:
