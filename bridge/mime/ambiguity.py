@@ -31,6 +31,13 @@ _SPACES = re.compile(r"[ \t]+")
 _QUOTED = re.compile(r'"[^"]*"')
 _BOUNDARY = re.compile(r"[A-Za-z0-9_=.:+/,-]{1,70}")
 
+CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
+_HIDDEN = re.compile(  # a field, a format that marks its own beginning, or lines of Base64
+    rb"[\r\n](?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be "
+    rb"|(?:[A-Za-z0-9+/]{32,}={0,2}[\r\n]{1,2}){2})" % CONTENT_FIELD
+)
+_MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
+_DESCRIBING = frozenset({"content-type", "content-transfer-encoding", "content-disposition"})
 _NOT_CRLF = re.compile(rb"\r(?!\n)|(?<!\r)\n")
 
 
@@ -44,6 +51,11 @@ def in_lines(data: Buffer) -> set[str]:
     if data.find(b"\0") >= 0:
         found.add("nul")
     return found
+
+
+def in_text(data: Buffer, start: int, end: int) -> set[str]:
+    """Some programs find parts or files in a text that declares none."""
+    return {"undeclared-parts"} if _HIDDEN.search(data, max(0, start - 1), end) else set()
 
 
 def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
@@ -62,6 +74,8 @@ def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
         found |= _in_type(_SPACES.sub(" ", value))
     for value in dispositions[:3]:
         found |= _in_disposition(_SPACES.sub(" ", value))
+    if any(_MISSPELT.match(name) and name not in _DESCRIBING for name, _ in fields):
+        found.add("header-line")
     if encodings and encodings[0].strip(" \t").lower() not in STANDARD:
         found.add("encoding")
     return found

@@ -142,7 +142,9 @@ def _byte(match: re.Match[bytes]) -> bytes:
 def embedded(raw: bytes) -> Iterator[bytes]:
     """Files within text: uuencode, yEnc and BinHex are recognised without any header field."""
     if b"begin" in raw:
-        yield from map(_uuencoded, _blocks(raw, _UU_BEGIN, b"\nend"))
+        for block in _blocks(raw, _UU_BEGIN, b"\nend"):
+            yield _uuencoded(block, is_certain=True)
+            yield _xxencoded(block)
         yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
     if b"=ybegin" in raw:
         yield from map(_yenc, _blocks(raw, _YENC_BEGIN, b"\n=yend"))
@@ -166,19 +168,39 @@ _YENC_BEGIN = re.compile(rb"=ybegin [^\r\n]*[\r\n]+(?:=ypart [^\r\n]*[\r\n]+)?")
 _BINHEX_BEGIN = re.compile(rb"(?:^|[\r\n])[ \t]*:(?=[!-z]{20})")
 
 
-def _uuencoded(raw: bytes) -> bytes:
+def may_embed(raw: bytes) -> bool:
+    """A quick test for `embedded`."""
+    return b"begin" in raw or b"=ybegin" in raw or b"BinHex" in raw
+
+
+def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
+    """If it is certain that these are such lines, spaces at their ends may be missing."""
     out = []
     for line in raw.splitlines():
         if not line or line.startswith(b"begin ") or line == b"end":
             continue
         length = (line[0] - 32) & 63
         needed = -(-length // 3) * 4
-        if line[0] < 32 or line[0] > 96 or len(line) < needed:
+        if line[0] < 32 or line[0] > 96 or (len(line) < needed and not is_certain):
             continue  # not such a line
         try:
-            out.append(binascii.a2b_uu(line[: 1 + needed]))
+            out.append(binascii.a2b_uu(line[: 1 + needed].ljust(1 + needed)))
         except binascii.Error:
             continue
+    return b"".join(out)
+
+
+_XX = b"+-0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_FROM_XX = bytes.maketrans(_XX, _ALPHABET)
+
+
+def _xxencoded(raw: bytes) -> bytes:
+    """Like uuencode, with other characters."""
+    out = []
+    for line in raw.split():
+        length = _XX.find(line[:1])
+        if length > 0:
+            out.append(_base64(line[1:].translate(_FROM_XX))[:length])
     return b"".join(out)
 
 

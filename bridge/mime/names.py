@@ -2,53 +2,82 @@
 
 Whether a file is dangerous depends on its name, because mail programs open a file by its name. A part may
 have several: in two fields, in one field twice, in pieces, encoded in two standards, with quotes and
-comments in odd places. `candidates` does not decide between them.
+comments in odd places. Nothing here decides between them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime.words import as_text, decode_words
 
-MAX_FIELD = 2000
-MAX_FIELDS = 500
-_VALUE = re.compile(r"""name[^=;]{0,20}=\s{0,50}("(?:[^"\\]|\\.)*"?|[^;]*)""", re.IGNORECASE | re.DOTALL)
+MAX_TEXT = 64 * 1024  # characters of all fields that may contain a name
+_VALUE = re.compile(
+    r"""name([^=;]{0,20})=\s{0,50}("(?:[^"\\]|\\.){0,1000}"?|[^;]{0,1000})""", re.IGNORECASE | re.DOTALL
+)
 _TOKEN = re.compile(r"""[^\s"';=/\\<>()]{1,100}\.[A-Za-z0-9]{1,5}(?![A-Za-z0-9])""")
+_NUMBER = re.compile(r"\*\s{0,9}(\d{1,4})")
 _COMMENT = re.compile(r"\([^()]{0,200}\)")
-_FIELD = re.compile(rb"content[-_ ]{0,3}[td][^\r\n]{0,2000}(?:\r?\n[ \t][^\r\n]{0,2000}){0,20}", re.IGNORECASE)
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'[A-Za-z0-9-]{0,20}'")
+_FIELD = re.compile(
+    rb"content[-_ ]{0,3}[td][^\r\n]{0,9000}(?:\r?\n[ \t][^\r\n]{0,2000}){0,50}|name[^=\r\n;]{0,20}=[^\r\n]{0,300}",
+    re.IGNORECASE,
+)
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")
 
 
 def candidates(field: str) -> set[str]:
     """All names that a `Content-Type` or `Content-Disposition` field may give."""
-    values = _VALUE.findall(field[:MAX_FIELD])
-    pieces = [_LANGUAGE.sub("", value.strip().strip("\"'"), count=1) for value in values]
-    texts = {*values, *pieces, "".join(pieces), "".join(reversed(pieces)), field[:MAX_FIELD]}
+    field = field[:MAX_TEXT]
+    pieces = [(number, _bare(value)) for number, value in _VALUE.findall(field)]
+    texts = {field, *(value for _, value in pieces), *_joined(pieces)}
     found: set[str] = set()
-    for text in list(texts):
+    for text in texts:
         for form in _forms(text):
             found.add(form.strip().strip("\"'"))
             found |= set(_TOKEN.findall(form))
-    return {name[:255] for name in found if "." in name}
+    return {name[-255:] for name in found if "." in name}
 
 
 def everywhere(data: bytes) -> set[str]:
     """All names in everything that looks like such a field, wherever it is in the mail."""
     found: set[str] = set()
-    for number, match in enumerate(_FIELD.finditer(data)):
-        if number >= MAX_FIELDS:
+    left = MAX_TEXT
+    for match in _FIELD.finditer(data):
+        text = re.sub(r"\r?\n[ \t]+", " ", match.group().decode("utf-8", "replace"))
+        found |= candidates(text)
+        left -= len(text)
+        if left < 0:
             break
-        found |= candidates(re.sub(r"\r?\n[ \t]+", " ", match.group().decode("utf-8", "replace")))
     return found
+
+
+def _bare(value: str) -> str:
+    return value.strip().strip("\"'")
+
+
+def _joined(pieces: Iterable[tuple[str, str]]) -> Iterator[str]:
+    """The pieces put together: in their order, backwards, and by their numbers, of which some may occur twice."""
+    values = [_LANGUAGE.sub("", value, count=1) for _, value in pieces]
+    yield "".join(values)
+    yield "".join(reversed(values))
+    first: dict[int, str] = {}
+    last: dict[int, str] = {}
+    for (number, _), value in zip(pieces, values, strict=True):
+        match = _NUMBER.search(number)
+        if match is not None:
+            first.setdefault(int(match.group(1)), value)
+            last[int(match.group(1))] = value
+    for numbered in (first, last):
+        yield "".join(numbered[number] for number in sorted(numbered))
 
 
 def _forms(text: str) -> Iterator[str]:
     yield text
     yield text.replace("\\", "").replace('"', "").replace("\0", "")
     yield _COMMENT.sub("", text)
+    yield _LANGUAGE.sub("", text, count=1)
     if "%" in text:
         decoded = unquote_to_bytes(text)
         yield as_text(decoded, "utf-8")

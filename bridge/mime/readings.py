@@ -14,13 +14,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 from itertools import islice, pairwise
 
-from bridge.mime.ambiguity import Buffer
+from bridge.mime.ambiguity import CONTENT_FIELD
 from bridge.mime.encodings import quoted_readings
 from bridge.mime.encodings import readings as decoded_readings
 from bridge.mime.structure import TooMuch
 
 MAX_REGIONS = 20_000
 MAX_NAMES = 300  # different delimiter lines
+MAX_HEADS = 200
 MAX_BLANK = 8  # empty lines in one part that could end its header section
 HEAD = 64 * 1024  # bytes in which a header section is expected to end
 
@@ -31,14 +32,12 @@ _FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, or the
 _BLANK = re.compile(rb"[\r\n][ \t\v\f\x00]*(?=[\r\n])[\r\n]+")
 _ODD_LINE = re.compile(rb"(?:^|[\r\n])(?![^\r\n:]{1,99}:|[ \t\r\n])[^\r\n]+")
 _HEADER_LINE = re.compile(rb"(?:^|[\r\n])[ \t]*[!-9;-~]{1,80}[ \t]*:")
+_MAIL_START = re.compile(rb"\s{0,99}(?:>?From |[!-9;-~]{2,76}[ \t]*:)")
 _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
-_CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
+_HEAD_START = re.compile(rb"(?<![^\r\n])%b" % CONTENT_FIELD)
 _CLAIM = re.compile(rb"64|=\?|[Uu][Uu]|[Yy]-?[Ee][Nn]|[Hh][Ee][Xx]")
 _LOOKS_ENCODED = re.compile(
     rb"[\r\n ][A-Za-z0-9+/]{19,}=*[\r\n]|[\r\n]begin[ -]|=ybegin |BinHex|[\r\n]M[ -`]{60}[\r\n]"
-)
-_HIDDEN = re.compile(
-    rb"[\r\n](?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be )" % _CONTENT_FIELD
 )
 
 
@@ -54,14 +53,14 @@ class Budget:
             raise TooMuch("readings")
 
 
-def may_hide_parts(data: Buffer, start: int, end: int) -> bool:
-    """Whether some programs find parts or files in a text that declares none."""
-    return _HIDDEN.search(data, max(0, start - 1), end) is not None
-
-
 def may_be_mail(content: bytes) -> bool:
     """Whether decoded content is worth reading as a mail: an encoded message or multipart."""
     return b"content-" in content[:HEAD].lower()
+
+
+def begins_like_mail(content: bytes) -> bool:
+    """Whether a file is a mail, or several, whatever its type and name say."""
+    return _MAIL_START.match(content) is not None and may_be_mail(content)
 
 
 def objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
@@ -128,8 +127,17 @@ def _bodies(data: bytes, start: int, end: int) -> Iterator[int]:
 
 
 def _spans(data: bytes) -> Iterator[tuple[int, int]]:
-    """Everything between two delimiter lines, for every boundary that the mail may have."""
+    """Everything between two delimiter lines, for every boundary that the mail may have.
+
+    Also everything from a line that may begin a header section, because what stands before it may be a delimiter.
+    """
     yield 0, len(data)
+    end_of_head = 0
+    for match in islice(_HEAD_START.finditer(data), MAX_HEADS):
+        if match.start() >= end_of_head:  # else in the header section of the match before
+            yield match.start(), len(data)
+            blank = _BLANK.search(data, match.end())
+            end_of_head = blank.end() if blank else len(data)
     lines = [
         (match.start(), match.end(), match.group(2), match.group(1) == b"\r") for match in _DELIMITER.finditer(data)
     ]

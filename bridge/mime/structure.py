@@ -171,7 +171,7 @@ def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
 
 
 # A message within a message: its parts are parts of the mail.
-MESSAGES = frozenset({"message/rfc822", "message/global", "message/news"})
+MESSAGES = frozenset({"message/rfc822", "message/global", "message/news", "message/external-body"})
 
 
 def _children(data: Buffer, part: Part, span: _Span, room: int) -> list[_Span]:
@@ -200,6 +200,7 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
         at = data.find(mark, part.body, part.end)
     if data.find(b"\n--", part.body, at if at >= 0 else part.end) >= 0:
         part.doubts.add("preamble")
+    part.doubts |= ambiguity.in_text(data, part.body, at if at >= 0 else part.end)
     while at >= 0:
         lines += 1
         if lines > 2 * room + 100:  # lines that only begin like a delimiter take time too
@@ -216,6 +217,7 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
             if closing:
                 if data.find(b"\n--", after, part.end) >= 0:
                     part.doubts.add("epilogue")
+                part.doubts |= ambiguity.in_text(data, after, part.end)
                 return found
             begin = line_end + 1 if line_end >= 0 else part.end
         at = data.find(mark, max(after - 1, begin - 1), part.end)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bridge.mime import encodings, readings
+from bridge.mime import ambiguity, encodings, readings
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import MESSAGES, Bounds, Part, TooMuch, walk
@@ -154,6 +154,14 @@ class _MailInspector:
             else:
                 self.guess(content, is_decoded, nesting)
 
+    def embedded(self, content: bytes, nesting: int) -> None:
+        """Files that some programs find in a text."""
+        for found in encodings.embedded(content):
+            self.signatures(found)
+            if self.see:
+                self.see(found, ())
+            self.guess(found, True, nesting)
+
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
         if is_decoded and not file_types.is_noise(content):
@@ -169,14 +177,14 @@ class _MailInspector:
             self.found.senders += headers.addresses(value)[:MAX_SENDERS]
 
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
+        if part.content_type in _INCOMPLETE:
+            self.found.tags.add(_INCOMPLETE[part.content_type])
         plain = part.encoding in encodings.PLAIN
         if plain and part.content_type in MESSAGES:
             return  # `walk` yields its parts next
-        if part.content_type in _INCOMPLETE:
-            self.found.tags.add(_INCOMPLETE[part.content_type])
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
-        if plain and is_text and readings.may_hide_parts(data, part.body, part.end):
-            part.doubts.add("undeclared-parts")
+        if plain and is_text:
+            part.doubts |= ambiguity.in_text(data, part.body, part.end)
         if plain and is_text and not _is_file(data[part.body : min(part.end, part.body + 512)]):
             # The search for signatures in the whole mail has covered its bytes.
             self.text(data, part.body, part.end, part)
@@ -190,6 +198,8 @@ class _MailInspector:
             self.see(content, part.names)
         if not plain:
             self.signatures(content)
+        if self.limits.look_at_mime and encodings.may_embed(content):
+            self.embedded(content, nesting)
         if is_text:
             self.text(content, 0, len(content), part)
         if self.limits.look_at_mime and (not is_text or _is_file(content)):
@@ -210,7 +220,7 @@ class _MailInspector:
             self.found.tags |= file_types.tags_of(name, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
-        if part.content_type == "message/rfc822":  # encoded, which RFC 2046 forbids: inspect it anyway
+        if part.content_type in MESSAGES or readings.begins_like_mail(content):
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
 
@@ -254,8 +264,10 @@ class _MailInspector:
         if archives.kind_of(member.content) and kind not in archives.COMPRESSORS:
             self.found.tags.add("mime:nested-archive")
         self.signatures(member.content)
+        if kind == "tnef" and self.see:  # engines may not open it
+            self.see(member.content, {member.name})
         self.found.tags |= file_types.tags_of(member.name, "", member.content)
-        if member.name.lower().endswith(".eml"):
+        if member.name.lower().endswith(".eml") or readings.begins_like_mail(member.content):
             self.enclosed(member.content, nesting)
         self.file(member.content, member.name, nesting + 1)
 
