@@ -28,6 +28,7 @@ _DISPOSITION = re.compile(rf" ?[A-Za-z-]+{_PARAMETERS}")
 _NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*)(?: ?=|\*0?\*? ?=)")
 _BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
 _SPACES = re.compile(r"[ \t]+")
+_NAME_IN_QUOTES = re.compile(r'"[^"]*name[^"=]{0,20}=', re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 _BOUNDARY = re.compile(r"[A-Za-z0-9_=.:+/,-]{1,70}")
 
@@ -90,7 +91,7 @@ def in_container(content_type: str, encoding: str) -> set[str]:
 
 def _in_type(value: str) -> set[str]:
     found: set[str] = set()
-    if _TYPE.fullmatch(value) is None:
+    if _TYPE.fullmatch(value) is None or _NAME_IN_QUOTES.search(value):
         found.add("content-type")
     names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
     if len(set(names)) != len(names):
@@ -104,7 +105,7 @@ def _in_type(value: str) -> set[str]:
 
 def _in_disposition(value: str) -> set[str]:
     found: set[str] = set()
-    if _DISPOSITION.fullmatch(value) is None:
+    if _DISPOSITION.fullmatch(value) is None or _NAME_IN_QUOTES.search(value):
         found.add("disposition")
     names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
     if len(set(names)) != len(names):
