@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from pathlib import Path
 from typing import NoReturn
 
@@ -46,6 +47,15 @@ def need(*programs: str, root: bool = False) -> None:
         unavailable(f"{', '.join(missing)} not installed (Debian: apt-get install {packages})")
     if root and os.geteuid() != 0:
         unavailable("this test must run as root")
+
+
+def need_ipv6() -> None:
+    """Skip or fail unless this machine has the IPv6 loopback address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        unavailable(f"no IPv6 on the loopback interface: {error.strerror}")
 
 
 def unavailable(reason: str) -> NoReturn:

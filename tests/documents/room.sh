@@ -60,7 +60,7 @@ journalctl() {  # there is no journal here: search the log of the embedded defau
         [ "$1" != -g ] || pattern=$2
         shift
     done
-    for _ in $(seq 100); do  # the daemon writes a mail's line shortly after its reply
+    for _ in $(seq 1000); do  # the daemon writes a mail's line shortly after its reply
         ! grep -e "$pattern" "$HOME/scanbridge.log" || return 0
         sleep 0.02
     done
