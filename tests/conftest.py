@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -53,6 +54,9 @@ SWEEPER = pytest.StashKey[Sweeper]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # A shell that runs us in the background has SIGINT ignored, and every program that a test starts inherits that.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if not hasattr(config, "workerinput"):  # not in the worker processes of pytest-xdist
         config.stash[SWEEPER] = Sweeper()
 

@@ -10,6 +10,10 @@ from __future__ import annotations
 import os
 import shutil
 import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -19,6 +23,7 @@ import pytest
 PACKAGES = {
     "clamd": "clamav-daemon",
     "initdb": "postgresql",
+    "ip": "iproute2",
     "man": "man-db",
     "nsenter": "util-linux",
     "pg_ctl": "postgresql",
@@ -56,6 +61,21 @@ def need_ipv6() -> None:
             probe.bind(("::1", 0))
     except OSError as error:
         unavailable(f"no IPv6 on the loopback interface: {error.strerror}")
+
+
+def need_package_index() -> None:
+    """Skip or fail unless uv can fetch packages; it does not read the settings of pip."""
+    if error := _error_of_package_index():
+        unavailable(f"uv cannot fetch packages from its index: {error}")
+
+
+@cache
+def _error_of_package_index() -> str:
+    uv = Path(sys.executable).with_name("uv")
+    with tempfile.TemporaryDirectory() as empty:
+        command = [uv, "pip", "install", "--dry-run", "--quiet", "--refresh", "--target", empty, "hatchling"]
+        done = subprocess.run(command, cwd=empty, capture_output=True, text=True, timeout=120)
+    return done.stderr.strip()[-400:] if done.returncode else ""
 
 
 def unavailable(reason: str) -> NoReturn:
