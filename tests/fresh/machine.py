@@ -24,7 +24,7 @@ from pathlib import Path
 from tests.systemd.machine import PAGE, PROJECT, SOURCES, mount_alone, need_root, run
 
 HERE = Path(__file__).parent
-PACKAGES = "ca-certificates,make,python3,python3-venv"
+PACKAGES = "ca-certificates,make,mount,python3,python3-venv"
 CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
 LIMIT_S = 3 * 3600.0
 # How this machine reaches its package indexes; the fresh one is in the same network.
