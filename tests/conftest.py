@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bridge.testing import RunningBridge, running_bridge
+from tests.surroundings import forget_the_surroundings
 from tests.sweeper import Sweeper
 
 # How long an example takes means nothing while other processes run tests, too.
@@ -54,9 +54,7 @@ SWEEPER = pytest.StashKey[Sweeper]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    # A shell that runs us in the background has SIGINT ignored, and every program that a test starts inherits that.
-    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
+    forget_the_surroundings()
     if not hasattr(config, "workerinput"):  # not in the worker processes of pytest-xdist
         config.stash[SWEEPER] = Sweeper()
 
