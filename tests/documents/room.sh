@@ -4,6 +4,7 @@
 # checkout has a complete virtual environment. $ROOM is an empty directory, $SOURCE the repository, $PYTHON the interpreter of the tests, $WARM a
 # program that answers calls of scanbridge.
 set -eu
+ulimit -n 65536 || ulimit -Sn "$(ulimit -Hn)"  # as in our unit; with the usual 1024 `scanbridge check` has a warning
 ip link set lo up
 mount -t tmpfs tmpfs "$ROOM"
 over() {  # overlay a directory: writes go to memory
