@@ -6,6 +6,7 @@ Programs that tests start inherit the environment and the ignored signals. `test
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 # They change what our own programs do: where they look for files, whom they notify, how wide and colourful they write.
@@ -42,5 +43,7 @@ def forget_the_surroundings() -> None:
         os.environ.pop(name, None)
     for name in ("NO_PROXY", "no_proxy"):  # a proxy is for package indexes; our servers are on this machine
         os.environ[name] = ",".join(filter(None, [os.environ.get(name), "127.0.0.1", "localhost"]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)  # a shell's 1024 makes `scanbridge check` print a warning
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, min(hard, 65536)), hard))
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell does this to programs in the background
         signal.signal(signal.SIGINT, signal.default_int_handler)
