@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-lists bench-overload bench-memory fuzz clean
+.PHONY: help run test test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-lists bench-overload bench-memory fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -34,6 +34,10 @@ fuzz: $(DEV_READY)              ## fuzz the parsers, SECONDS=60 for each target;
 	@$(BIN)/python -c 'import atheris' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
 	  --editable '.[fuzz]' 2>/dev/null || echo "atheris cannot be built here (it needs clang): using our own runner instead"
 	$(BIN)/python -m tests.fuzz.fuzz --seconds $(or $(SECONDS),60) $(if $(SEED),--seed $(SEED)) $(ONLY)
+
+test-fresh: $(DEV_READY)        ## run all tests on empty machines, as a user and as root; the result goes into docs/evidence/trials.md
+	deploy/test-servers.sh
+	$(BIN)/python -m tests.fresh.machine $(ONLY)
 
 test-systemd: $(DEV_READY)      ## test the units under a real systemd; the result goes into docs/evidence/trials.md
 	deploy/test-servers.sh

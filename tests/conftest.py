@@ -13,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from bridge.testing import RunningBridge, running_bridge
+from tests.surroundings import forget_the_surroundings
 from tests.sweeper import Sweeper
 
 # How long an example takes means nothing while other processes run tests, too.
@@ -53,6 +54,7 @@ SWEEPER = pytest.StashKey[Sweeper]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    forget_the_surroundings()
     if not hasattr(config, "workerinput"):  # not in the worker processes of pytest-xdist
         config.stash[SWEEPER] = Sweeper()
 

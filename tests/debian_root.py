@@ -99,7 +99,7 @@ class Room:
 
     def _command(self, script: str) -> list[str]:
         root = self._root
-        mounts = [f"mount --bind /dev {root}/dev", f"mount -t proc proc {root}/proc"]
+        mounts = [f"mount --rbind /dev {root}/dev", f"mount -t proc proc {root}/proc"]
         mounts += [f"mkdir -p {root}{path}; mount -t tmpfs -o mode=755 tmpfs {root}{path}" for path in self._temporary]
         mounts += [f"mount --bind {self.directory} {root}/mnt"]
         lines = ["set -e", *mounts, f"chroot {root} sh -c '{script}'", "exit $?"]  # the shell stays to reap children

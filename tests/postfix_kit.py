@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from bridge.testing import until
-from tests.requirements import find
+from tests.requirements import find, need
 
 
 class Postfix:
@@ -20,6 +20,7 @@ class Postfix:
 
     def __init__(self, services: str, destination: int, settings: str = "") -> None:
         """`services` are lines for master.cf, `settings` for main.cf, in addition to the defaults."""
+        need("postfix", root=True)  # only root can start it
         directory = self.directory = Path(tempfile.mkdtemp(prefix="postfix-"))
         directory.chmod(0o755)  # Postfix's own user must have access; pytest's directories are private
         self._config = directory / "etc"

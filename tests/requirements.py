@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import NoReturn
 
@@ -18,6 +23,7 @@ import pytest
 PACKAGES = {
     "clamd": "clamav-daemon",
     "initdb": "postgresql",
+    "ip": "iproute2",
     "man": "man-db",
     "nsenter": "util-linux",
     "pg_ctl": "postgresql",
@@ -46,6 +52,30 @@ def need(*programs: str, root: bool = False) -> None:
         unavailable(f"{', '.join(missing)} not installed (Debian: apt-get install {packages})")
     if root and os.geteuid() != 0:
         unavailable("this test must run as root")
+
+
+def need_ipv6() -> None:
+    """Skip or fail unless this machine has the IPv6 loopback address."""
+    try:
+        with socket.socket(socket.AF_INET6) as probe:
+            probe.bind(("::1", 0))
+    except OSError as error:
+        unavailable(f"no IPv6 on the loopback interface: {error.strerror}")
+
+
+def need_package_index() -> None:
+    """Skip or fail unless uv can fetch packages; it does not read the settings of pip."""
+    if error := _error_of_package_index():
+        unavailable(f"uv cannot fetch packages from its index: {error}")
+
+
+@cache
+def _error_of_package_index() -> str:
+    uv = Path(sys.executable).with_name("uv")
+    with tempfile.TemporaryDirectory() as empty:
+        command = [uv, "pip", "install", "--dry-run", "--quiet", "--refresh", "--target", empty, "hatchling"]
+        done = subprocess.run(command, cwd=empty, capture_output=True, text=True, timeout=120)
+    return done.stderr.strip()[-400:] if done.returncode else ""
 
 
 def unavailable(reason: str) -> NoReturn:

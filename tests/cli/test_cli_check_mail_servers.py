@@ -101,6 +101,13 @@ def test_chrooted_smtpd_and_unix_sockets(tmp_path: Path, path: str, named: str, 
     assert [problem in finding.problem for finding in found] == ([True] if problem else [])
 
 
+def test_an_ordinary_user_has_no_postconf_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is in /usr/sbin; the check said that the configuration was not there."""
+    directory = postfix(tmp_path)
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    assert problems(check_postfix(config(tmp_path), directory)) == []
+
+
 def test_postfix_that_cannot_be_read_is_a_problem(tmp_path: Path) -> None:
     """The directory contains no Postfix configuration."""
     need("postconf")

@@ -4,6 +4,7 @@
 # checkout has a complete virtual environment. $ROOM is an empty directory, $SOURCE the repository, $PYTHON the interpreter of the tests, $WARM a
 # program that answers calls of scanbridge.
 set -eu
+ulimit -n 65536 || ulimit -Sn "$(ulimit -Hn)"  # as in our unit; with the usual 1024 `scanbridge check` has a warning
 ip link set lo up
 mount -t tmpfs tmpfs "$ROOM"
 over() {  # overlay a directory: writes go to memory
@@ -60,7 +61,7 @@ journalctl() {  # there is no journal here: search the log of the embedded defau
         [ "$1" != -g ] || pattern=$2
         shift
     done
-    for _ in $(seq 100); do  # the daemon writes a mail's line shortly after its reply
+    for _ in $(seq 1000); do  # the daemon writes a mail's line shortly after its reply
         ! grep -e "$pattern" "$HOME/scanbridge.log" || return 0
         sleep 0.02
     done

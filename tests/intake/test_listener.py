@@ -10,6 +10,7 @@ import pytest
 
 from bridge.intake.listener import Listener, ListenerSettings, Refusal, TrustedClients, peer_address
 from bridge.testing import SmtpClient, free_port, running_bridge
+from tests.requirements import need_ipv6
 
 
 class Unix(SmtpClient):
@@ -44,6 +45,7 @@ def test_unix_socket_is_guarded_by_its_permissions(tmp_path: Path) -> None:
 
 def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
     """The default of trusted_clients is this machine, in both families."""
+    need_ipv6()
     port = free_port()
     with running_bridge(tmp_path, address=f"[::1]:{port}") as bridge, V6(port) as client:
         client.open()

@@ -259,6 +259,8 @@ async def test_an_unfinished_answer_ends_at_the_timeout(tmp_path):
 async def test_an_environment_proxy_never_sees_the_key(tmp_path, monkeypatch):
     """HTTP_PROXY in the environment must not send our key elsewhere."""
     with misbehaving(tmp_path, lambda _: ADDED) as proxy, misbehaving(tmp_path, lambda _: ADDED) as server:
+        for name in ("NO_PROXY", "no_proxy"):
+            monkeypatch.delenv(name, raising=False)
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         monkeypatch.setenv("ALL_PROXY", proxy.url)
         await use(server.settings(), lambda client: client.add("a", some(1)))

@@ -14,6 +14,7 @@ from types import ModuleType
 import pytest
 
 from tests.debian_root import cached_root
+from tests.requirements import need_package_index
 
 PROJECT = Path(__file__).parents[2]
 OLD, NEW = "0.0.9", "0.2.0"
@@ -48,6 +49,7 @@ def _build(place: Path) -> None:
     build = builder()
     if build.PYTHON != "3.11":
         pytest.skip(f"a package for Python {build.PYTHON} does not fit Debian 12, which this test uses")
+    need_package_index()
     out, real, light = place / "out", place / "real", place / "light"
     for directory in (out, real, light):
         directory.mkdir()

@@ -16,7 +16,7 @@ import pytest
 from bridge import __version__
 from bridge.config.model import EMBEDDED
 from bridge.testing import SmtpClient, free_port, until
-from tests.requirements import need
+from tests.requirements import need, need_package_index
 
 ROOT = Path(__file__).parents[2]
 BIN = Path(sys.executable).parent
@@ -38,6 +38,7 @@ def run(*words: str | Path, **variables: str | Path) -> str:
 @pytest.fixture(scope="module")
 def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Runs the recipe of `make dist` with a temporary output directory."""
+    need_package_index()
     place = tmp_path_factory.mktemp("dist")
     run("uv", "build", "--quiet", "--out-dir", place, ROOT)
     return place

@@ -116,6 +116,7 @@ async def test_a_full_disk(tmp_path: Path) -> None:
 
 async def test_a_disk_that_fills_up_with_the_index_on_it(tmp_path: Path) -> None:
     """Every mail that got a 250 is complete and found again; the others left nothing behind."""
+    large = make_tx([b"x" * 1000] * 300)  # its own temporary file is not on the small disk
     with small_disk(tmp_path / "disk", size=256 * 1024) as disk:
         quarantine = Quarantine(QuarantineSettings(disk / "q", Database.file(disk / "state.sqlite")))
         quarantine.clean()
@@ -125,7 +126,7 @@ async def test_a_disk_that_fills_up_with_the_index_on_it(tmp_path: Path) -> None
                 tx = make_tx([b"Subject: x\r\n\r\n", b"x" * 4000])
                 await quarantine.keep(tx, HEAD, {})
                 promised.append(tx.id)
-            await quarantine.keep(make_tx([b"x" * 1000] * 300), HEAD, {})
+            await quarantine.keep(large, HEAD, {})
         assert promised
         assert files(disk / "q") == sorted(f"{mail_id}.{kind}" for mail_id in promised for kind in ("eml", "json"))
         assert sorted(mail.id for mail in quarantine.search(Query())) == sorted(promised)

@@ -20,7 +20,7 @@ def send(port: int, *recipients: str) -> None:
 
 def test_postfix_learns_the_result_for_each_recipient_over_lmtp(tmp_path: Path) -> None:
     """One is delivered, one deferred, one bounced; they belong to three tenants in one transaction."""
-    need("postfix")
+    need("postfix", root=True)
     tenants = [
         {"uid": ONE, "recipient_domains": ["one.example"]},
         {"uid": TWO, "recipient_domains": ["two.example"]},

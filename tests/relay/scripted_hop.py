@@ -108,12 +108,12 @@ class ScriptedHop:
 
     async def __aexit__(self, *_: object) -> None:
         self._server.close()
-        await self._server.wait_closed()
         for task in list(self._tasks):
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         for conn in self.connections:
             conn.writer.transport.abort()
+        await self._server.wait_closed()  # Python 3.12 and later: also waits until the connections are closed
 
     def settings(self, **changes: object) -> RelaySettings:
         if self.path:

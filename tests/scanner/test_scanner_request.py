@@ -137,6 +137,8 @@ async def test_base_url_may_have_a_path() -> None:
 
 async def test_environment_proxies_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     """The mail and its token go to the scanner, whatever HTTP_PROXY says."""
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
     for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
     assert (await sent()).line.startswith("POST /v1/")

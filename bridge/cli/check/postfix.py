@@ -7,7 +7,9 @@ twice. The settings come from `postconf`, which knows Postfix's defaults and ove
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -219,9 +221,15 @@ def _postconf(directory: Path, *options: str) -> dict[str, str]:
 
 
 def _run_postconf(directory: Path, *options: str) -> str:
-    command = ["postconf", "-c", str(directory), *options]
+    command = [_program(), "-c", str(directory), *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)  # noqa: S603
     return done.stdout
+
+
+def _program() -> str:
+    """On Debian it is in /usr/sbin, which only root has on the PATH."""
+    places = [os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"]
+    return shutil.which("postconf", path=os.pathsep.join(places)) or "postconf"
 
 
 def _why(exc: Exception) -> str:

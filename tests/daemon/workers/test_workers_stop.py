@@ -64,7 +64,8 @@ def test_the_supervisor_notifies_systemd_and_replaces_a_hung_worker(tmp_path: Pa
         notices.settimeout(15)
         url = f"http://127.0.0.1:{free_port()}"
         config, port, admin = write_config(tmp_path, url, next_hop.url, workers=2, embedded_service=True)
-        env = environment(PYTHONPATH=str(ROOT), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="2500000")
+        # long enough for a worker to start on a machine with little CPU time left
+        env = environment(PYTHONPATH=str(ROOT), NOTIFY_SOCKET=str(tmp_path / "notify"), WATCHDOG_USEC="6000000")
         bridge = start(config, port, admin, env)
         try:
             heard: list[str] = []

@@ -179,19 +179,20 @@ async def test_a_scan_of_a_dead_process_is_not_awaited(tmp_path: Path) -> None:
 
     key = await fingerprint(None, ENVELOPE, message())
     entry = Entry(key, envelope_hash(None, ENVELOPE), time.time(), f"{os.uname().nodename}/{dead.pid}/12345")
+    elsewhere = f"not-{os.uname().nodename}/1/2"
     store = SqlStore.in_file(tmp_path / "late.sqlite")
     store.open()
     for owner, expected in [
         (entry.owner, None),
         (f"{os.uname().nodename}/{os.getpid()}/12345", None),  # another process has its pid now
         (_this_process(), LateStatus.RUNNING),
-        ("elsewhere/1/2", LateStatus.RUNNING),
+        (elsewhere, LateStatus.RUNNING),
         ("damaged", None),
     ]:
         store.put(replace(entry, owner=owner))
         async with running(SqlStore.in_file(tmp_path / "late.sqlite")) as case:
             assert await case.look() is expected
-    store.put(replace(entry, owner="elsewhere/1/2", changed_at=time.time() - 200))
+    store.put(replace(entry, owner=elsewhere, changed_at=time.time() - 200))
     async with running(SqlStore.in_file(tmp_path / "late.sqlite")) as case:
         assert await case.look() is None  # that machine has not updated its entry for three minutes
     store.close()

@@ -1,0 +1,192 @@
+"""`make test` and `make run` on machines that have never seen the project: `make test-fresh`. Needs root; two hours.
+
+Each machine is an empty Debian in namespaces of its own: another hostname and time zone, no locale, no journal, no
+systemd, the usual limit of 1024 open files. It gets a clone of the last commit and runs the tests twice, because the
+second run finds what the first one left. The root is built once and kept in the user's cache; a run works on a
+throw-away layer above it. What came of it is written into docs/evidence/trials.md, and the exit code is 0 only if
+everything passed. ONLY="user": that machine alone.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.systemd.machine import PAGE, PROJECT, SOURCES, mount_alone, need_root, run
+
+HERE = Path(__file__).parent
+PACKAGES = "ca-certificates,make,mount,python3,python3-venv"
+CERTIFICATES = "etc/ssl/certs/ca-certificates.crt"
+LIMIT_S = 3 * 3600.0
+# How this machine reaches its package indexes; the fresh one is in the same network.
+NETWORK = re.compile(r"(pip|uv|npm_config)_\w+|\w+_proxy|ssl_cert_file|node_extra_ca_certs", re.IGNORECASE)
+MAIL = 'import smtplib; smtplib.SMTP("127.0.0.1", 10025).sendmail("a@example.org", "b@example.org", "Subject: x")'
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    command: str
+    user: str = "wanda"
+    has_network: bool = True
+    mask: str = "022"
+
+
+@dataclass(frozen=True)
+class Result:
+    machine: str
+    step: str
+    passed: bool
+    seen: str
+    seconds: float
+
+
+RUN = f"""
+make run >~/output 2>&1 &
+for _ in $(seq 600); do ! grep -q 'is running' ~/output || break; sleep 0.1; done
+python3 -c '{MAIL}' && find ~/.local/state/scanbridge/Maildir/new -type f | grep -q . && echo the mail is in the Maildir
+"""
+TEST = "make test"
+MACHINES = {
+    "user": (
+        "a user, with Python and make only",
+        [
+            Step("make test", TEST),
+            Step("make test again, without network and IPv6", TEST, has_network=False),
+            Step("make run, and a mail", RUN, has_network=False),
+        ],
+    ),
+    "servers": (
+        "a user, with all servers; files are private (umask 077)",
+        [
+            Step("deploy/test-servers.sh as root", "deploy/test-servers.sh", "root"),
+            Step("make test", TEST, mask="077"),
+            Step("make test again", TEST, mask="077"),
+        ],
+    ),
+    "root": (
+        "root, with CI=true: nothing may be skipped",
+        [Step("make test", f"CI=true {TEST}", "root"), Step("make test again", f"CI=true {TEST}", "root")],
+    ),
+}
+
+
+def main() -> int:
+    need_root()
+    mount_alone()
+    only = sys.argv[1:] or list(MACHINES)
+    root = cached_root()
+    results = [result for name in only for result in run_machine(root, name)]
+    if only == list(MACHINES):
+        write_page(results)
+    failed = [result for result in results if not result.passed]
+    print(f"{len(results) - len(failed)} passed, {len(failed)} failed")
+    return 1 if failed else 0
+
+
+def run_machine(root: Path, name: str) -> Iterator[Result]:
+    title, steps = MACHINES[name]
+    with layer(root) as place:
+        checkout = install(place / "root", next(step.user for step in steps if step.name == "make test"))
+        for number, step in enumerate(steps):
+            began, log = time.monotonic(), place / f"output-{number}"
+            code = enter(place / "root", checkout, step, log)
+            output = log.read_text(errors="replace")
+            result = Result(title, step.name, code == 0, summary(output), time.monotonic() - began)
+            print(f"{'passes' if result.passed else 'FAILS '} {title}: {step.name}: {result.seen}", flush=True)
+            if not result.passed:
+                print(output[-8000:])
+            yield result
+
+
+def cached_root() -> Path:
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "scanbridge-tests"
+    root = cache / "fresh-bookworm"
+    if not root.exists():
+        cache.mkdir(parents=True, exist_ok=True)
+        building = Path(tempfile.mkdtemp(dir=cache, prefix="building-"))
+        building.chmod(0o755)
+        try:
+            command = ["mmdebstrap", "--mode=root", "--variant=apt", f"--include={PACKAGES}", "bookworm", str(building)]
+            run([*command, *([str(SOURCES)] if SOURCES.exists() else [])])
+            run(["chroot", str(building), "useradd", "--create-home", "--shell", "/bin/bash", "wanda"])
+            building.rename(root)
+        finally:
+            shutil.rmtree(building, ignore_errors=True)
+    return root
+
+
+@contextmanager
+def layer(root: Path) -> Iterator[Path]:
+    """A directory with `root`, an overlay whose changes are discarded with it. Not in /tmp: some GB are written."""
+    with tempfile.TemporaryDirectory(prefix="machine-", dir=root.parent) as name:
+        place = Path(name)
+        for directory in ("upper", "work", "root"):
+            (place / directory).mkdir()
+        (place / "upper").chmod(0o755)
+        options = f"lowerdir={root},upperdir={place}/upper,workdir={place}/work"
+        run(["mount", "-t", "overlay", "overlay", "-o", options, f"{place}/root"])
+        try:
+            yield place
+        finally:
+            run(["umount", f"{place}/root"])
+
+
+def install(root: Path, user: str) -> str:
+    """A clone in the user's home, and what this network needs: names and certificates."""
+    shutil.copy("/etc/resolv.conf", root / "etc/resolv.conf")
+    shutil.copy(f"/{CERTIFICATES}", root / CERTIFICATES)
+    (root / "etc/hosts").write_text("127.0.0.1 localhost\n")
+    home = "/root" if user == "root" else f"/home/{user}"
+    run(["git", "clone", "--quiet", str(PROJECT), f"{root}{home}/project"])
+    run(["chroot", str(root), "chown", "-R", f"{user}:{user}", f"{home}/project"])
+    return f"{home}/project"
+
+
+def enter(root: Path, directory: str, step: Step, log: Path) -> int:
+    """Run the step's command in the machine; its exit code."""
+    spaces = ["--mount", "--pid", "--uts", "--ipc", "--fork", "--kill-child=KILL"]
+    spaces += [] if step.has_network else ["--net"]
+    command = ["unshare", *spaces, str(HERE / "enter.sh"), str(root), step.user, directory, step.command]
+    environment = {name: value for name, value in os.environ.items() if NETWORK.fullmatch(name)}
+    environment |= {"PATH": os.environ["PATH"], "MASK": step.mask, "NETWORK": "yes" if step.has_network else ""}
+    if processes := os.environ.get("TEST_PROCESSES"):
+        environment["TEST_PROCESSES"] = processes
+    with log.open("wb") as output:
+        done = subprocess.run(command, env=environment, stdout=output, stderr=output, check=False, timeout=LIMIT_S)
+    return done.returncode
+
+
+def summary(output: str) -> str:
+    """The last line of pytest, without its time, or the last line."""
+    counts = re.findall(r"^(?:=+ )?(\d+ (?:passed|failed).*?) in [\d.]+s", output, re.MULTILINE)
+    last = output.strip().splitlines()[-1:]
+    return str(counts[-1]) if counts else "".join(last)
+
+
+def write_page(results: list[Result]) -> None:
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=PROJECT, capture_output=True, text=True)
+    lines = [
+        f"The last run, {time.strftime('%Y-%m-%d')}, of commit {commit.stdout.strip()}:",
+        "",
+        "| machine | what was run | | what was seen | minutes |",
+        "|---|---|---|---|---|",
+    ]
+    for result in results:
+        words = [result.machine, result.step, "passes" if result.passed else "**fails**", result.seen]
+        lines.append(f"| {' | '.join(words)} | {result.seconds / 60:.0f} |")
+    pattern, text = r"(<!-- fresh -->\n).*?(<!-- fresh: end -->)", PAGE.read_text()
+    PAGE.write_text(re.sub(pattern, lambda found: found[1] + "\n".join(lines) + "\n" + found[2], text, flags=re.S))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
