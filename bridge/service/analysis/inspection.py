@@ -145,14 +145,24 @@ class _MailInspector:
             self.found.tags |= file_types.tags_of(name, "", b"")
         for text in (whole, *encodings.quoted_readings(whole)):
             self.text(text, 0, len(text), _ANY_TEXT)
+        mails: list[bytes] = []
         for content, is_decoded in readings.objects(whole, self.reading):
             self.signatures(content)
             if self.see:
                 self.see(content, names)
             if is_decoded and readings.may_be_mail(content):
-                self.enclosed(content, nesting)
+                mails.append(content)
             else:
                 self.guess(content, is_decoded, nesting)
+        self.enclosed_once(mails, nesting)
+
+    def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
+        """Most of these are beginnings of each other: the same encoded message, read to different ends."""
+        done: list[bytes] = []
+        for content in sorted(mails, key=len, reverse=True):
+            if not any(content in other for other in done):
+                done.append(content)
+                self.enclosed(content, nesting)
 
     def embedded(self, content: bytes, nesting: int) -> None:
         """Files that some programs find in a text."""
