@@ -82,7 +82,7 @@ def test_a_mark_survives_what_servers_do(change) -> None:  # type: ignore[no-unt
         marked()[:-3],
         marked(key=KEY[::-1]),
         marked(time.time() - VALID_S - 10),
-        marked(time.time() + 1000),
+        marked(time.time() + 86_400),
         re.sub(rb" t=\d+", b" t=%d" % time.time(), marked(time.time() - 100)),
         re.sub(rb"size=(\d+)", lambda found: b"size=%d" % (int(found[1]) + 2), marked()),
         re.sub(rb"hash=.", b"hash=_", marked()),

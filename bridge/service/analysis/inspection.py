@@ -160,6 +160,7 @@ class _MailInspector:
         """Most of these are beginnings of each other: the same encoded message, read to different ends."""
         done: list[bytes] = []
         for content in sorted(mails, key=len, reverse=True):
+            self.reading.take(sum(map(len, done)))
             if not any(content in other for other in done):
                 done.append(content)
                 self.enclosed(content, nesting)
