@@ -262,7 +262,6 @@ class Filter:
         reasons = await asyncio.to_thread(_rare_doubts, message) if message.is_in_file else _rare_doubts(message)
         if not reasons:
             return None
-        record.limit = "ambiguous_mime"
         log.info("mail %s: its structure is ambiguous (%s)", record.tx.id, ", ".join(reasons))
         return Outcome(Action.REJECT, with_id(AMBIGUOUS, record.tx.id))
 

@@ -35,7 +35,7 @@ REFUSED_CONNECTIONS = ("limit", "client_limit", "untrusted")
 STAGES = ("mail", "data")
 LIMITS = (  # docs/reference/limits.md explains each
     *("line", "command", "frame", "header", "max_message_size", "max_bytes_in_processing"),
-    *("max_recipients", "max_received", "ambiguous_mime"),
+    *("max_recipients", "max_received"),
     *("max_mails_per_connection", "max_errors", "idle_commands"),
     *("command_timeout", "data_timeout", "mail_timeout", "min_data_rate"),
 )
