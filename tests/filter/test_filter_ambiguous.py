@@ -27,7 +27,7 @@ def test_ambiguous_mail_is_refused_without_a_scan(tmp_path: Path, caplog: pytest
         for content in (TWO_BOUNDARIES, TWO_TYPES, LARGE):
             assert client.mail(content).startswith(b"554 5.6.0 The MIME structure of this mail is ambiguous (id=")
         assert len(bridge.scanner.submissions) == scanned == 2
-        assert "its structure is ambiguous (boundaries)" in caplog.text
+        assert "its structure is ambiguous (boundaries, boundary)" in caplog.text
 
 
 @pytest.mark.parametrize("listener", [{}, {"refuse_ambiguous_mime": True, "mode": "shadow"}], ids=["default", "shadow"])
