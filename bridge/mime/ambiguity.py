@@ -11,14 +11,14 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from bridge.mime.encodings import PLAIN, STANDARD
 
 Buffer = bytes | mmap.mmap
 
-CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type", "nul"})
-RARE = frozenset({"boundary", "delimiter", "header-end", "long-field", "nested-boundary", "preamble"})
+CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type"})
+RARE = frozenset({"boundary", "delimiter", "header-end", "long-field", "nested-boundary", "nul", "preamble"})
 
 # After `_SPACES`, so that no repetition of white space can be split in two ways.
 _PARAMETER = r'[A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]{0,3}\*?)? ?= ?(?:"[^"\\]*"|[^ "()<>@,;\\\[\]?=]+)'
@@ -33,30 +33,54 @@ _QUOTED = re.compile(r'"[^"]*"')
 _BOUNDARY = re.compile(r"[A-Za-z0-9_=.:+/,-]{1,70}")
 
 CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
-_HIDDEN = re.compile(  # a field, a format that marks its own beginning, or lines of Base64
-    rb"[\r\n](?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be "
-    rb"|(?:[A-Za-z0-9+/]{32,}={0,2}[\r\n]{1,2}){2})" % CONTENT_FIELD
+# A field, a format that marks its own beginning, or lines of Base64. Patterns that begin with one literal byte are
+# searched about ten times as fast as others (Python 3.11).
+_HIDDEN = (
+    re.compile(rb"\n(?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be )" % CONTENT_FIELD),
+    re.compile(rb"\n[A-Za-z0-9+/]{32,}={0,2}\r?\n[A-Za-z0-9+/]{16,}={0,2}\r?\n"),
 )
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
 _DESCRIBING = frozenset({"content-type", "content-transfer-encoding", "content-disposition"})
-_NOT_CRLF = re.compile(rb"\r(?!\n)|(?<!\r)\n")
+_WINDOW = 1024 * 1024
+_NOT_LINE_ENDS = bytes(set(range(256)) - set(b"\r\n"))
 
 
 def in_lines(data: Buffer) -> set[str]:
     """Reasons in the bytes of the whole mail: line ends that some programs see and others do not."""
     found: set[str] = set()
-    first = data.find(b"\n")
-    crlf = first > 0 and data[first - 1 : first] == b"\r"
-    if (crlf and _NOT_CRLF.search(data)) or (not crlf and data.find(b"\r") >= 0):
+    kinds = {_line_ends(window) for window in _windows(data)} - {None}
+    if len(kinds) > 1 or "mixed" in kinds:
         found.add("line-ends")
     if data.find(b"\0") >= 0:
         found.add("nul")
     return found
 
 
+def _line_ends(window: bytes) -> str | None:
+    """In two passes over the bytes, which is half of what counting CR, LF and CRLF would take (Python 3.11)."""
+    ends = window.translate(None, _NOT_LINE_ENDS)
+    if not ends:
+        return None
+    if b"\r" not in ends:
+        return "lf"
+    pairs = len(ends) // 2
+    return "crlf" if ends == b"\r\n" * pairs and window.count(b"\r\n") == pairs else "mixed"
+
+
+def _windows(data: Buffer) -> Iterator[bytes]:
+    """All bytes, in pieces that do not separate CR from LF."""
+    start = 0
+    while start < len(data):
+        end = start + _WINDOW
+        end += data[end - 1 : end] == b"\r"
+        yield data[start:end]
+        start = end
+
+
 def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
-    return {"undeclared-parts"} if _HIDDEN.search(data, max(0, start - 1), end) else set()
+    start = max(0, start - 1)
+    return {"undeclared-parts"} if any(pattern.search(data, start, end) for pattern in _HIDDEN) else set()
 
 
 def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:

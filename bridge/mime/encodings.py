@@ -15,7 +15,6 @@ _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _EVERY = bytes(range(256))
 _NOT_BASE64 = bytes(set(_EVERY) - set(_ALPHABET))
 _NOT_BASE64_OR_PAD = bytes(set(_NOT_BASE64) - {ord("=")})
-_BASE64_LINES = _ALPHABET + b"\r\n"
 _WORTH_READING = 12  # decoded bytes; the smallest file that can do harm is longer
 
 PLAIN = frozenset({"7bit", "8bit", "binary"})
@@ -27,7 +26,8 @@ def decode(raw: bytes, encoding: str) -> tuple[bytes, bool]:
     """The content, and whether every mail program decodes it to the same bytes."""
     match encoding:
         case "base64":
-            return _base64(raw), _is_plain_base64(raw)
+            is_plain = _is_plain_base64(raw)
+            return (binascii.a2b_base64(raw) if is_plain else _base64(raw)), is_plain
         case "quoted-printable":
             return binascii.a2b_qp(raw), _ODD_QUOTED.search(raw) is None
         case _ if encoding in UUENCODE:
@@ -63,11 +63,22 @@ def _base64(raw: bytes) -> bytes:
 
 def _is_plain_base64(raw: bytes) -> bool:
     """Nothing but whole groups in each line, and padding at the end: no two programs read that differently."""
-    rest = raw.translate(None, _BASE64_LINES)
-    if rest and (rest not in (b"=", b"==") or not raw.rstrip(b"\r\n").endswith(rest)):
+    raw = raw.rstrip(b"\r\n")
+    others = raw.translate(None, _ALPHABET)
+    padding = others.translate(None, b"\r\n")
+    if padding and (padding not in (b"=", b"==") or not raw.endswith(padding)):
         return False
-    lengths = {len(line) % 4 for line in raw.split()}
-    return lengths <= {0}
+    return _has_equal_lines(raw, others.count(b"\n")) or all(len(line) % 4 == 0 for line in raw.split())
+
+
+def _has_equal_lines(raw: bytes, line_feeds: int) -> bool:
+    """A quick test for what nearly all mail programs write: lines of one length, of which the last may be shorter."""
+    step = raw.find(b"\n") + 1
+    if step < 2:
+        return False
+    width = step - 1 - raw.startswith(b"\r", step - 2)
+    last = len(raw) - raw.rfind(b"\n") - 1
+    return width % 4 == last % 4 == 0 and raw[step - 1 :: step] == b"\n" * line_feeds
 
 
 def _base64_readings(raw: bytes) -> Iterator[bytes]:
@@ -170,7 +181,7 @@ _BINHEX_BEGIN = re.compile(rb"(?:^|[\r\n])[ \t]*:(?=[!-z]{20})")
 
 def may_embed(raw: bytes) -> bool:
     """A quick test for `embedded`."""
-    return b"begin" in raw or b"=ybegin" in raw or b"BinHex" in raw
+    return b"begin" in raw or b"BinHex" in raw
 
 
 def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
