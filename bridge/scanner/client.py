@@ -139,8 +139,9 @@ class Scanner:
             except DeadlinePassed as exc:
                 _give_up(host, exc.late, keep_late, bool(doubts) or host.decided_since > began)
             except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
-                problem, may_go_on = exc, self._may_go_on_after(exc)
-                doubts.append(_Doubt(host, exc, began, was_broken))
+                # Its traceback holds this frame, which holds the error: a reference cycle.
+                problem, may_go_on = exc.with_traceback(None), self._may_go_on_after(exc)
+                doubts.append(_Doubt(host, problem, began, was_broken))
                 if not _is_about_us(exc) and host.decided_since <= began:
                     self._start_check(host, request.tenant_uid)
             except Saturated as exc:

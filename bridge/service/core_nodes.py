@@ -113,8 +113,10 @@ class CoreNodes:
                 continue
             except NodeFailed as exc:
                 log.warning("ggrid=%s core=%s failed on this mail: %s", job.ggrid, node.url, exc)
-                failures += 1
-                await self._status(node)  # excludes the node if it does not answer that either
+                if await self._status(node) is QueueStatus.RED:  # it refused the mail and closed the connection
+                    full = True
+                else:  # excluded by now, if it did not answer that either
+                    failures += 1
                 continue
             finally:
                 node.busy -= 1
