@@ -121,7 +121,7 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
-    if part.doubts:
+    if part.doubts or any("*" in value for name, value in fields if name in _NAMING):
         part.names = part.names.union(*(candidates(value) for name, value in fields if name in _NAMING))
 
 

@@ -99,17 +99,65 @@ _BROKEN = (
 )  # fmt: skip
 
 
+def has_zip_member(content: bytes) -> bool:
+    """Whether a zip file's member is somewhere in it: some programs find it without the file's directory."""
+    at = content.find(_MEMBER)
+    return at >= 0 and _local_header(content, at) is not None
+
+
 def _zip(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
-    _check_directory(content, budget)
-    with zipfile.ZipFile(io.BytesIO(content)) as archive:
-        for info in archive.infolist():
+    listed: set[int] = set()
+    try:
+        _check_directory(content, budget)
+        with zipfile.ZipFile(io.BytesIO(content)) as archive:
+            for info in archive.infolist():
+                budget.take_member()
+                listed.add(info.header_offset)
+                if info.is_dir():
+                    continue
+                if info.flag_bits & 1:
+                    yield Member(info.filename, None, encrypted=True)
+                    continue
+                yield Member(info.filename, _read_zip_member(archive, info, budget))
+    except _BROKEN as exc:
+        found = list(_unlisted_members(content, listed, budget))
+        yield from found
+        raise BadArchive from exc
+    yield from _unlisted_members(content, listed, budget)
+
+
+_MEMBER = b"PK\x03\x04"
+_LOCAL = struct.Struct("<4xHHH8xIIHH")  # version, flags, method, sizes, lengths of name and extra field
+
+
+def _unlisted_members(content: bytes, listed: set[int], budget: Budget) -> Iterator[Member]:
+    """Members that the directory does not list, or all if there is none: some programs look for them one by one."""
+    at = content.find(_MEMBER)
+    while at >= 0:
+        header = _local_header(content, at)
+        if at not in listed and header is not None:
             budget.take_member()
-            if info.is_dir():
-                continue
-            if info.flag_bits & 1:
-                yield Member(info.filename, None, encrypted=True)
-                continue
-            yield Member(info.filename, _read_zip_member(archive, info, budget))
+            start, method, size, name = header
+            yield Member(name, _inflated(content[start:], budget) if method == 8 else content[start : start + size])
+        at = content.find(_MEMBER, at + 4)
+
+
+def _local_header(content: bytes, at: int) -> tuple[int, int, int, str] | None:
+    """Where the member's bytes start, its compression (stored or deflated), its stored size, and its name."""
+    if at + 30 > len(content):
+        return None
+    version, flags, method, size, _, name_length, extra_length = _LOCAL.unpack_from(content, at)
+    if version & 0xFF > 63 or flags & 1 or method not in (0, 8) or not 0 < name_length < 1000:
+        return None
+    start = at + 30 + name_length + extra_length
+    return start, method, size, content[at + 30 : at + 30 + name_length].decode("utf-8", "replace")
+
+
+def _inflated(content: bytes, budget: Budget) -> bytes | None:
+    try:
+        return _inflate(zlib.decompressobj(-15), content, budget)
+    except zlib.error:
+        return None
 
 
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> bytes | None:

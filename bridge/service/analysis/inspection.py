@@ -194,7 +194,7 @@ class _MailInspector:
         if plain and part.content_type in MESSAGES:
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
-        if plain and is_text:
+        if plain:
             part.doubts |= ambiguity.in_text(data, part.body, part.end)
         if plain and is_text and not _is_file(data[part.body : min(part.end, part.body + 512)]):
             # The search for signatures in the whole mail has covered its bytes.
@@ -243,7 +243,7 @@ class _MailInspector:
     def file(self, content: bytes, name: str, nesting: int) -> None:
         """A file, attached or unpacked."""
         self.found.digests.add(hashlib.sha256(content).hexdigest())
-        kind = archives.kind_of(content)
+        kind = archives.kind_of(content) or ("zip" if archives.has_zip_member(content) else "")
         if kind:
             self.archive(content, kind, name, nesting)
 
@@ -288,7 +288,7 @@ def _is_file(content: bytes) -> bool:
     kind = archives.kind_of(content)
     if kind == "gzip":  # whose first two bytes alone could be an accident
         return content[2:3] == b"\x08"
-    return bool(kind) or file_types.is_program(content)
+    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content)
 
 
 def _text(content: bytes, charset: str) -> str:
