@@ -21,14 +21,16 @@ CRAFTED = frozenset({"boundaries", "duplicate-encoding", "duplicate-type"})
 RARE = frozenset({"boundary", "delimiter", "header-end", "long-field", "nested-boundary", "nul", "preamble"})
 
 # After `_SPACES`, so that no repetition of white space can be split in two ways.
-_PARAMETER = r'[A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]{0,3}\*?)? ?= ?(?:"[^"\\]*"|[^ "()<>@,;\\\[\]?=]+)'
+_UNQUOTED = r"[A-Za-z0-9!#$%&'*+.^_`{|}~/:-]+"
+_PARAMETER = rf"""[A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]{{0,3}}\*?)? ?= ?(?:"[^"\\\x00-\x1f\x7f-\x9f]*"|{_UNQUOTED})"""
 _PARAMETERS = rf"(?: ?; ?{_PARAMETER})* ?;? ?"
 _TYPE = re.compile(rf" ?[A-Za-z0-9.+_-]+/[A-Za-z0-9.+_-]+{_PARAMETERS}")
 _DISPOSITION = re.compile(rf" ?[A-Za-z-]+{_PARAMETERS}")
-_NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*)(?: ?=|\*0?\*? ?=)")
+_NAME = re.compile(r"; ?([A-Za-z][A-Za-z0-9_-]*(?:\*[0-9]*\*?)?) ?=")
 _BOUNDARY_VALUE = re.compile(r"""boundary ?= ?(?:"[^"]*"|[^ ";]*)""", re.IGNORECASE)
+_ENCODED_BOUNDARY = re.compile(r"boundary ?\*", re.IGNORECASE)
 _SPACES = re.compile(r"[ \t]+")
-_NAME_IN_QUOTES = re.compile(r'"[^"]*name[^"=]{0,20}=', re.IGNORECASE)
+_NAMING = re.compile(r"name[^=]{0,20}=", re.IGNORECASE)
 _QUOTED = re.compile(r'"[^"]*"')
 _BOUNDARY = re.compile(r"[A-Za-z0-9_=.:+/,-]{1,70}")
 
@@ -115,7 +117,7 @@ def in_container(content_type: str, encoding: str) -> set[str]:
 
 def _in_type(value: str) -> set[str]:
     found: set[str] = set()
-    if _TYPE.fullmatch(value) is None or _NAME_IN_QUOTES.search(value):
+    if _TYPE.fullmatch(value) is None or _has_name_in_quotes(value):
         found.add("content-type")
     names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
     if len(set(names)) != len(names):
@@ -124,17 +126,23 @@ def _in_type(value: str) -> set[str]:
     named = len(re.findall("boundary", _BOUNDARY_VALUE.sub("boundary", value), re.IGNORECASE))
     if named != is_multipart:
         found.add("boundary")
+    if _ENCODED_BOUNDARY.search(value):
+        found.add("boundary-characters")
     return found
 
 
 def _in_disposition(value: str) -> set[str]:
     found: set[str] = set()
-    if _DISPOSITION.fullmatch(value) is None or _NAME_IN_QUOTES.search(value):
+    if _DISPOSITION.fullmatch(value) is None or _has_name_in_quotes(value):
         found.add("disposition")
     names = [name.lower() for name in _NAME.findall(_QUOTED.sub('""', value))]
     if len(set(names)) != len(names):
         found.add("duplicate-parameter")
     return found
+
+
+def _has_name_in_quotes(value: str) -> bool:
+    return any(_NAMING.search(quoted) for quoted in _QUOTED.findall(value))
 
 
 def in_boundary(boundary: str, outer: Sequence[str]) -> set[str]:

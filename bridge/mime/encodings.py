@@ -100,6 +100,14 @@ def _base64_readings(raw: bytes) -> Iterator[bytes]:
     yield _base64(_JUNK_TO_LINE_END.sub(b"", raw))  # or their beginning does
 
 
+def unbroken_readings(raw: bytes) -> Iterator[bytes]:
+    """Base64 with anything in between, read to the end."""
+    yield _base64(raw)
+    yield _by_lines(raw)
+    if b"=" in raw:
+        yield b"".join(map(_base64, _PADDING.split(raw.translate(None, _NOT_BASE64_OR_PAD))))
+
+
 _PADDING = re.compile(rb"=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")

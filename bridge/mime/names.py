@@ -14,16 +14,17 @@ from urllib.parse import unquote_to_bytes
 from bridge.mime.words import as_text, decode_words
 
 MAX_TEXT = 64 * 1024  # characters of all fields that may contain a name
-_VALUE = re.compile(
-    r"""name([^=;]{0,20})=\s{0,50}("(?:[^"\\]|\\.){0,1000}"?|[^;]{0,1000})""", re.IGNORECASE | re.DOTALL
-)
+_VALUE = re.compile(r"""name([^=;]{0,20})=\s{0,50}("(?:[^"\\]|\\.){0,1000}"?|[^;]{0,1000})""", re.I | re.DOTALL)
+_TO_SEMICOLON = re.compile(r"name[^=;]{0,20}=([^;]{0,1000})", re.I)
 _TOKEN = re.compile(r"""[^\s"';=/\\<>()]{1,100}\.[A-Za-z0-9]{1,5}(?![A-Za-z0-9])""")
 _NUMBER = re.compile(r"\*\s{0,9}(\d{1,4})")
 _COMMENT = re.compile(r"\([^()]{0,200}\)")
-_FIELD = re.compile(
-    rb"content[-_ ]{0,3}[td][^\r\n]{0,9000}(?:\r?\n[ \t][^\r\n]{0,2000}){0,50}|name[^=\r\n;]{0,20}=[^\r\n]{0,300}",
+_FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
+    rb"(?:(?<=[\r\n])|\A)[ \t]*content[-_ ]{0,3}[td][^\r\n]{0,9000}"
+    rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]{0,2000}){0,50}",
     re.IGNORECASE,
 )
+_SPACES = re.compile(r"\s+")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")
 
 
@@ -31,13 +32,13 @@ def candidates(field: str) -> set[str]:
     """All names that a `Content-Type` or `Content-Disposition` field may give."""
     field = field[:MAX_TEXT]
     pieces = [(number, _bare(value)) for number, value in _VALUE.findall(field)]
-    texts = {field, *(value for _, value in pieces), *_joined(pieces)}
+    texts = {*(value for _, value in pieces), *_joined(pieces), *_TO_SEMICOLON.findall(field)}
     found: set[str] = set()
     for text in texts:
         for form in _forms(text):
             found.add(form.strip().strip("\"'"))
             found |= set(_TOKEN.findall(form))
-    return {name[-255:] for name in found if "." in name}
+    return {_SPACES.sub(" ", name[-255:]) for name in found if "." in name}
 
 
 def everywhere(data: bytes) -> set[str]:

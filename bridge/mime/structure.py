@@ -116,13 +116,14 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             kind, part.params = parse_value(value)
             part.content_type = kind if "/" in kind else "text/plain"
         elif name == "content-transfer-encoding":
-            part.encoding = value.strip().lower()[:40]
+            part.encoding = value.strip(" \t").lower()[:40]
         elif name == "content-disposition":
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
-    if part.doubts or any("*" in value for name, value in fields if name in _NAMING):
-        part.names = part.names.union(*(candidates(value) for name, value in fields if name in _NAMING))
+    for name, value in fields:
+        if name in _NAMING and "name" in value.lower():
+            part.names |= candidates(value)
 
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int, set[str]]:
@@ -170,15 +171,16 @@ def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
     return found
 
 
-# A message within a message: its parts are parts of the mail.
-MESSAGES = frozenset({"message/rfc822", "message/global", "message/news", "message/external-body"})
+def is_message(content_type: str) -> bool:
+    """A message within a message, whatever its kind: its parts are parts of the mail."""
+    return content_type.startswith("message/")
 
 
 def _children(data: Buffer, part: Part, span: _Span, room: int) -> list[_Span]:
     depth = part.depth + 1
-    if part.content_type in MESSAGES and part.encoding in ("7bit", "8bit", "binary"):
+    if is_message(part.content_type) and part.encoding in ("7bit", "8bit", "binary"):
         return [_Span(part.body, part.end, depth, span.outer)]
-    boundary = part.params.get("boundary", "").rstrip()
+    boundary = part.params.get("boundary", "").rstrip(" \t")
     if not part.content_type.startswith("multipart/"):
         return []
     part.doubts |= ambiguity.in_boundary(boundary, span.outer)
@@ -234,25 +236,30 @@ def _before_newline(data: Buffer, at: int, floor: int) -> int:
     return max(at, floor)
 
 
-_PARAM = re.compile(r';\s*([^\s=;"]+)\s*=\s*("(?:[^"\\]|\\.)*"|[^;]*)', re.DOTALL)
+_PARAM = re.compile(r';[ \t]*([^ \t=;"]+)[ \t]*=[ \t]*("(?:[^"\\]|\\.)*"|[^;]*)', re.DOTALL)
 
 
 def parse_value(value: str) -> tuple[str, dict[str, str]]:
-    """Split `text/plain; charset="x"` into type and parameters; RFC 2231 and RFC 2047 encodings are decoded."""
-    main = value.partition(";")[0].strip().lower()
+    """Split `text/plain; charset="x"` into type and parameters; RFC 2231 and RFC 2047 encodings are decoded.
+
+    Except a boundary in RFC 2047: what looks like an encoded word there is meant literally.
+    """
+    main = value.partition(";")[0].strip(" \t").lower()
     plain: dict[str, str] = {}
-    pieces: dict[str, dict[int, str]] = {}
+    pieces: dict[str, dict[int, tuple[str, bool]]] = {}
     for name, raw in _PARAM.findall(value[len(value.partition(";")[0]) :]):
-        text = _unquoted(raw.strip())
+        text = _unquoted(raw.strip(" \t"))
         key, star, rest = name.lower().partition("*")
         if not star:
-            plain.setdefault(key, decode_words(text))
-        elif re.fullmatch(r"\d{1,3}\*?", rest):
-            pieces.setdefault(key, {})[int(rest.rstrip("*"))] = text
+            plain.setdefault(key, text if key == "boundary" else decode_words(text))
+        elif re.fullmatch(r"[0-9]{1,3}\*?", rest):
+            pieces.setdefault(key, {})[int(rest.rstrip("*"))] = (text, rest.endswith("*"))
         else:
             plain[key] = _extended(text)
     for key, numbered in pieces.items():
-        plain.setdefault(key, _extended("".join(numbered[i] for i in sorted(numbered))))
+        ordered = [numbered[number] for number in sorted(numbered)]
+        joined = "".join(text for text, _ in ordered)
+        plain.setdefault(key, _extended(joined) if ordered[0][1] else joined)
     return main, plain
 
 

@@ -83,13 +83,18 @@ def is_noise(content: bytes) -> bool:
     """Whether this is no file that anything opens: not of a known type, and no text that could be a script."""
     if family_of(content) or content[257:262] == b"ustar" or content[0x8001:0x8006] == b"CD001":
         return False
+    return not is_text(content)
+
+
+def is_text(content: bytes) -> bool:
+    """Whether it may be text, in any charset: nearly all of its first bytes can be printed."""
     start = content[:1024].replace(b"\0", b"")
-    return len(start.translate(None, _PRINTABLE)) * 8 > len(start)
+    return len(start.translate(None, _PRINTABLE)) * 8 <= len(start)
 
 
 def extension_of(name: str) -> str:
-    stem, dot, extension = name.rstrip(". \t").rpartition(".")
-    return extension.strip().lower() if dot and stem and len(extension) <= 12 else ""
+    _, dot, extension = name.rstrip(". \t").rpartition(".")
+    return extension.strip().lower() if dot and len(extension) <= 12 else ""
 
 
 def named_family(name: str) -> str:

@@ -16,7 +16,7 @@ from typing import Any
 from bridge.mime import ambiguity, encodings, readings
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
-from bridge.mime.structure import MESSAGES, Bounds, Part, TooMuch, walk
+from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.service.analysis import archives, file_types, headers
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.links import Links, NeedsProcess
@@ -175,7 +175,7 @@ class _MailInspector:
 
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
-        if is_decoded and not file_types.is_noise(content):
+        if is_decoded and file_types.is_text(content):
             self.text(content, 0, len(content), _ANY_TEXT)
         if _is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
@@ -191,7 +191,7 @@ class _MailInspector:
         if part.content_type in _INCOMPLETE:
             self.found.tags.add(_INCOMPLETE[part.content_type])
         plain = part.encoding in encodings.PLAIN
-        if plain and part.content_type in MESSAGES:
+        if plain and is_message(part.content_type):
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain:
@@ -231,7 +231,8 @@ class _MailInspector:
             self.found.tags |= file_types.tags_of(name, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
-        if part.content_type in MESSAGES or readings.begins_like_mail(content):
+        is_mail = is_message(part.content_type) or any(name.lower().endswith(".eml") for name in part.names)
+        if is_mail or readings.begins_like_mail(content):
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
 

@@ -7,12 +7,11 @@ import resource
 from collections.abc import Collection
 from typing import Any
 
-from bridge.mime.structure import TooMuch
 from bridge.service.analysis import archives, file_types
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.worker import Handler, serve
 
-MAX_OBJECTS = 16 * 1024 * 1024  # bytes; they are part of the answer
+MAX_OBJECTS = 32 * 1024 * 1024  # bytes; they are part of the answer
 
 
 def begin(_setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
@@ -29,6 +28,8 @@ def _inspect(limits: Limits, mail: int) -> Inspection:
         return Inspection(limits={"memory"})
     if any(tag.startswith("mime:ambiguous:") for tag in found.tags):
         found.objects = objects.kept
+        if objects.is_full:
+            found.limits.add("objects")
     return found
 
 
@@ -38,13 +39,14 @@ class _Objects:
     def __init__(self) -> None:
         self.kept: list[bytes] = []
         self._size = 0
+        self.is_full = False
 
     def add(self, content: bytes, _names: Collection[str]) -> None:
         if archives.kind_of(content) or not file_types.is_noise(content):
             self._size += len(content)
-            if self._size > MAX_OBJECTS:
-                raise TooMuch("objects")
-            self.kept.append(content)
+            self.is_full = self._size > MAX_OBJECTS
+            if not self.is_full:
+                self.kept.append(content)
 
 
 if __name__ == "__main__":
