@@ -95,6 +95,8 @@ def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     if _QUOTED_CLAIM.search(data):
         texts += encodings.quoted_readings(data)
     for number, text in enumerate(dict.fromkeys(texts)):
+        for content in encodings.embedded(text):
+            yield content, True
         for region in regions(text):
             raw = text[region.body : region.end]
             yield raw, False

@@ -121,9 +121,9 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
-    for name, value in fields:
-        if name in _NAMING and "name" in value.lower():
-            part.names |= candidates(value)
+    naming = [value for name, value in fields if name in _NAMING and "name" in value.lower()]
+    for value in naming[:4]:  # all of them, if there are more: the mail is then ambiguous
+        part.names |= candidates(value)
 
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int, set[str]]:

@@ -59,11 +59,23 @@ def kind_of(content: bytes) -> str:
     for magic, kind in _MAGIC:
         if content.startswith(magic):
             return kind
-    if content[257:262] == b"ustar":
+    if content[257:262] == b"ustar" or _has_tar_checksum(content):
         return "tar"
     if content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
+
+
+def _has_tar_checksum(content: bytes) -> bool:
+    """The only sign of the oldest tar format: the sum of its header, with spaces instead of the sum itself."""
+    digits = content[148:156].strip(b" \0")
+    if len(content) < 512 or not digits.isdigit() or len(digits) > 7:
+        return False
+    return (
+        int(digits, 8) == sum(content[:148]) + 8 * 32 + sum(content[156:512])
+        if digits.translate(None, b"89") == digits
+        else False
+    )
 
 
 _MAGIC = [
@@ -113,12 +125,12 @@ def _zip(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
             for info in archive.infolist():
                 budget.take_member()
                 listed.add(info.header_offset)
-                if info.is_dir():
+                if info.is_dir() and not info.file_size:
                     continue
                 if info.flag_bits & 1:
                     yield Member(info.filename, None, encrypted=True)
                     continue
-                yield Member(info.filename, _read_zip_member(archive, info, budget))
+                yield Member(info.filename, _read_zip_member(archive, info, budget, content))
     except _BROKEN as exc:
         found = list(_unlisted_members(content, listed, budget))
         yield from found
@@ -137,9 +149,13 @@ def _unlisted_members(content: bytes, listed: set[int], budget: Budget) -> Itera
         header = _local_header(content, at)
         if at not in listed and header is not None:
             budget.take_member()
-            start, method, size, name = header
-            yield Member(name, _inflated(content[start:], budget) if method == 8 else content[start : start + size])
+            yield Member(header[3], _local_content(content, header, budget))
         at = content.find(_MEMBER, at + 4)
+
+
+def _local_content(content: bytes, header: tuple[int, int, int, str], budget: Budget) -> bytes | None:
+    start, method, size, _ = header
+    return _inflated(content[start:], budget) if method == 8 else content[start : start + size]
 
 
 def _local_header(content: bytes, at: int) -> tuple[int, int, int, str] | None:
@@ -160,12 +176,13 @@ def _inflated(content: bytes, budget: Budget) -> bytes | None:
         return None
 
 
-def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget) -> bytes | None:
+def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, content: bytes) -> bytes | None:
     try:
         with archive.open(info) as stream:
             return _read(stream.read, budget)
-    except _BROKEN:
-        return None
+    except _BROKEN:  # other programs write the file in spite of a wrong checksum
+        header = _local_header(content, info.header_offset)
+        return _local_content(content, header, budget) if header is not None else None
 
 
 def _check_directory(content: bytes, budget: Budget) -> None:
@@ -193,10 +210,31 @@ def _gzip(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
     out = []
     while content.startswith(b"\x1f\x8b"):  # concatenated streams form one file
-        decoder = zlib.decompressobj(31)
-        out.append(_inflate(decoder, content, budget))
-        content = decoder.unused_data
+        decoder = zlib.decompressobj(-15)  # without its header and checksum, which other programs do not insist on
+        out.append(_inflate(decoder, content[_gzip_header(content) :], budget))
+        content = decoder.unused_data[8:]
     yield Member(_stem(name, ".gz"), b"".join(out))
+    if not decoder.eof:  # what there was of it has been inspected
+        raise EOFError
+
+
+def _gzip_header(content: bytes) -> int:
+    """Its length: ten bytes, and what its flags announce (RFC 1952)."""
+    flags, at = content[3] if len(content) > 3 else 0, 10
+    if flags & 4:
+        at += 2 + int.from_bytes(content[at : at + 2], "little")
+    for flag in (8, 16):  # a name, a comment
+        if flags & flag:
+            at = content.find(b"\0", at) + 1 or len(content)
+    return at + (2 if flags & 2 else 0)
+
+
+def inflated(content: bytes, budget: Budget) -> bytes | None:
+    """zlib data; None if it is none."""
+    try:
+        return _inflate(zlib.decompressobj(), content, budget)
+    except zlib.error:
+        return None
 
 
 def _bzip2(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
@@ -215,7 +253,7 @@ def _xz(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
             budget.take(len(block))
             out.append(block)
             block = b"" if decoder.eof else decoder.decompress(b"", _CHUNK)
-        content = decoder.unused_data
+        content = decoder.unused_data.lstrip(b"\0")  # between streams there may be padding
     yield Member(_stem(name, ".xz"), b"".join(out))
 
 

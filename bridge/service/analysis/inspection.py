@@ -17,7 +17,7 @@ from bridge.mime import ambiguity, encodings, readings
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
-from bridge.service.analysis import archives, file_types, headers
+from bridge.service.analysis import archives, file_types, headers, smime
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.links import Links, NeedsProcess
 
@@ -131,16 +131,19 @@ class _MailInspector:
             if not part.content_type.startswith("multipart/"):
                 self.leaf(data, part, nesting)
             doubts |= part.doubts
+            if doubts and not self.limits.archives:
+                raise NeedsProcess
         if doubts and self.limits.look_at_mime:
             self.readings(data, doubts, nesting)
 
     def readings(self, data: Buffer, doubts: set[str], nesting: int) -> None:
         """Programs may disagree on this mail: look at everything that any of them finds."""
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
-        if not self.limits.archives:
-            raise NeedsProcess
         whole = data[:]
-        names = file_names.everywhere(whole)
+        try:
+            names = file_names.everywhere(whole)
+        except file_names.TooManyNames:
+            raise TooMuch("names") from None
         for name in names:
             self.found.tags |= file_types.tags_of(name, "", b"")
         for text in (whole, *encodings.quoted_readings(whole)):
@@ -165,13 +168,13 @@ class _MailInspector:
                 done.append(content)
                 self.enclosed(content, nesting)
 
-    def embedded(self, content: bytes, nesting: int) -> None:
-        """Files that some programs find in a text."""
-        for found in encodings.embedded(content):
-            self.signatures(found)
-            if self.see:
-                self.see(found, ())
-            self.guess(found, True, nesting)
+    def hidden(self, content: bytes, nesting: int) -> None:
+        """An encoded text in which some programs find parts or files."""
+        doubts = ambiguity.in_text(content, 0, len(content)) | ambiguity.in_text(b"\n" + content[:200], 0, 201)
+        if doubts and not self.limits.archives:
+            raise NeedsProcess
+        if doubts:
+            self.readings(content, doubts, nesting)
 
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
@@ -186,6 +189,8 @@ class _MailInspector:
             self.found.tags |= headers.check(part.fields)
         for value in part.values("from") + part.values("sender"):
             self.found.senders += headers.addresses(value)[:MAX_SENDERS]
+            if len(self.found.senders) > 10 * MAX_SENDERS:
+                raise TooMuch("senders")
 
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
         if part.content_type in _INCOMPLETE:
@@ -209,8 +214,8 @@ class _MailInspector:
             self.see(content, part.names)
         if not plain:
             self.signatures(content)
-        if self.limits.look_at_mime and encodings.may_embed(content):
-            self.embedded(content, nesting)
+        if self.limits.look_at_mime and not plain and file_types.is_text(content):
+            self.hidden(content, nesting)
         if is_text:
             self.text(content, 0, len(content), part)
         if self.limits.look_at_mime and (not is_text or _is_file(content)):
@@ -231,10 +236,20 @@ class _MailInspector:
             self.found.tags |= file_types.tags_of(name, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
+        if "pkcs7-mime" in part.content_type or any(name.lower().endswith((".p7m", ".p7z")) for name in part.names):
+            self.signed(content, nesting)
         is_mail = is_message(part.content_type) or any(name.lower().endswith(".eml") for name in part.names)
         if is_mail or readings.begins_like_mail(content):
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
+
+    def signed(self, content: bytes, nesting: int) -> None:
+        """S/MIME: mail programs show the message in it, whoever signed it."""
+        inner = smime.content(content)
+        if inner[:1] == b"\x78":  # compressed
+            inner = archives.inflated(inner, self.budget) or inner
+        if inner:
+            self.enclosed(inner, nesting)
 
     def enclosed(self, content: bytes, nesting: int) -> None:
         if nesting >= self.budget.depth:
@@ -272,6 +287,7 @@ class _MailInspector:
             self.found.tags.add("mime:macro")
         if member.content is None:
             self.found.tags.add("mime:broken-archive")
+            self.found.tags |= file_types.tags_of(member.name, "", b"")
             return
         if archives.kind_of(member.content) and kind not in archives.COMPRESSORS:
             self.found.tags.add("mime:nested-archive")
