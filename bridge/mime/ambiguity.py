@@ -39,7 +39,7 @@ CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
 # searched about ten times as fast as others (Python 3.11).
 _HIDDEN = (
     re.compile(rb"\n(?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be )" % CONTENT_FIELD),
-    re.compile(rb"\n[A-Za-z0-9+/]{32,}={0,2}\r?\n[A-Za-z0-9+/]{16,}={0,2}\r?\n"),
+    re.compile(rb"\n[A-Za-z0-9+/]{32,}={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n"),
 )
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
 _DESCRIBING = frozenset({"content-type", "content-transfer-encoding", "content-disposition"})

@@ -134,7 +134,7 @@ def _padded_groups(groups: bytes) -> bytes:
 _ODD_QUOTED = re.compile(rb"=(?!\r?\n|[0-9A-F]{2})")
 _QUOTED = re.compile(rb"=([0-9A-F]{2})")
 _QUOTED_ANY_CASE = re.compile(rb"=([0-9A-Fa-f]{2})")
-_SOFT_BREAK = re.compile(rb"=[ \t]*\r?\n")
+_SOFT_BREAK = re.compile(rb"=[ \t\v\f\x00]*\r*\n")
 
 
 def quoted_readings(raw: bytes) -> Iterator[bytes]:

@@ -27,8 +27,10 @@ MAX_HEAD = 256 * 1024  # bytes in which a header section must end
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
 _SPACE = rb"[ \t\v\f\x00\r]*"
 _DELIMITER = re.compile(rb"\n%b--[^\n]*" % _SPACE)
-_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, or the end
-    rb"\n(?:%b:?%b\n|[!-9;-~]{1,200}[ \t]*:|[^\n]{0,200}content-|\Z)|\Z" % (_SPACE, _SPACE), re.IGNORECASE
+_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, encoded content, or the end
+    rb"\n(?:%b:?%b\n|[!-9;-~]{1,200}[ \t]*:|[^\n]{0,200}content-|[A-Za-z0-9+/]{19}|=[0-9A-F]{2}|begin |\Z)|\Z"
+    % (_SPACE, _SPACE),
+    re.IGNORECASE,
 )
 _HEAD_START = re.compile(rb"\n" + CONTENT_FIELD)
 _BLANK = re.compile(rb"\n%b\n" % _SPACE)
@@ -46,6 +48,7 @@ _OTHER_ENCODING = re.compile(rb"uu|y-?en|hex|gzip", re.IGNORECASE)
 _LOOKS_ENCODED = re.compile(rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|begin[ -]|=ybegin |M[ -`]{60}\r?\n)")
 _QUOTED_CLAIM = re.compile(rb"quot|print|qp|=\?", re.IGNORECASE)
 _BARE_CR = re.compile(rb"\r(?!\n)")
+_CRS_LF = re.compile(rb"\r+\n?|\n\r")
 
 
 class Budget:
@@ -102,16 +105,26 @@ def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
                     yield content, True
 
 
+def texts(data: bytes) -> list[bytes]:
+    """The mail as it is, and with other ideas of where its lines end."""
+    found = [data]
+    if _BARE_CR.search(data):
+        found += [_BARE_CR.sub(b"\n", data), _CRS_LF.sub(b"\n", data), _BARE_CR.sub(b"", data)]
+    return list(dict.fromkeys(found))
+
+
 def _texts(data: bytes) -> Iterator[tuple[bytes, bool]]:
-    """The mail as it is, and with quoted-printable removed; each also with single CRs as line ends.
+    """All texts, also with quoted-printable removed. Each begins with a line end.
 
     The second value is false for unusual readings of quoted-printable, in which no Base64 is expected.
     """
-    texts = [data, *encodings.quoted_readings(data)] if _QUOTED_CLAIM.search(data) else [data]
-    for number, text in enumerate(dict.fromkeys(texts)):
-        yield b"\n" + text, number < 2
-        if number < 2 and _BARE_CR.search(text):
-            yield b"\n" + _BARE_CR.sub(b"\n", text), True
+    seen: set[bytes] = set()
+    has_quoted = _QUOTED_CLAIM.search(data) is not None
+    for text in texts(data):
+        for number, reading in enumerate((text, *(encodings.quoted_readings(text) if has_quoted else ()))):
+            if reading not in seen:
+                seen.add(reading)
+                yield b"\n" + reading, number < 2
 
 
 def _decoded(text: bytes, region: Region, raw: bytes, budget: Budget) -> Iterator[bytes]:

@@ -141,7 +141,7 @@ class _MailInspector:
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
         whole = data[:]
         try:
-            names = file_names.everywhere(whole)
+            names = set().union(*map(file_names.everywhere, readings.texts(whole)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
         for name in names:
@@ -180,6 +180,8 @@ class _MailInspector:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
         if is_decoded and file_types.is_text(content):
             self.text(content, 0, len(content), _ANY_TEXT)
+            if nesting < self.budget.depth:
+                self.hidden(content, nesting + 1)
         if _is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, "", nesting)
