@@ -144,7 +144,8 @@ def test_a_release_to_one_recipient_ended_the_mail_for_the_others(here: Desk) ->
     assert here.call("release", mail_id).exit_code == 0
     assert recipients(here.bridge.next_hop.mails[-1]) == [b"B@example.org", b"c@example.org"]
     assert [mail["state"] for mail in here.listed()] == ["released"]
-    assert here.call("release", mail_id).exit_code == here.call("release", mail_id, "--to", "x@x.example").exit_code == 4
+    assert here.call("release", mail_id).exit_code == 4
+    assert here.call("release", mail_id, "--to", "x@x.example").exit_code == 4
     assert here.call("release", mail_id, "--again").exit_code == 0
     assert len(recipients(here.bridge.next_hop.mails[-1])) == 3
 

@@ -138,6 +138,7 @@ def test_a_taken_port_is_a_readable_error(tmp_path):
 
 def test_defaults_follow_the_documented_shape(tmp_path):
     """Limits default to mainWorkerCount, or 20 without it; the timeout is one hour."""
+
     def load(text: str) -> settings.ServiceConfig:
         return yaml_file.load(tmp_path / "service.yml", settings.ServiceConfig, text)
 
