@@ -29,6 +29,8 @@ The bridge's own HTTP pages (`/metrics`, `/livez`, `/readyz`, `/status`) are on 
 
 An answer other than 200 is an `Error`: a stable word and a sentence for people.
 A 503 says in `Retry-After` when to try again.
+Every request may have the header `X-Scan-Request-Id`, a random id of up to 64 letters, digits and hyphens.
+The answer repeats it, so that a client can tell which request an answer belongs to; any other value is ignored.
 """
 
 

@@ -22,6 +22,7 @@ from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
 from bridge.errors import BridgeError, ConfigError
 from bridge.observe.log_format import VisibleFormatter
 from bridge.service import settings
+from bridge.service.analysis.decision import delivered_anyway
 from bridge.service.keys import KeyRing
 from bridge.service.server import ServiceServer
 from bridge.service.store import Store
@@ -162,6 +163,12 @@ async def _run(config: settings.ServiceConfig) -> None:
             )
     if not config.abby.staticApiTokens:
         say("no token is configured, so every scan is refused: create one with `scanbridge service token`", err=True)
+    for tag in delivered_anyway(config.decisions):
+        say(
+            f"decisions: mail with the tag {tag} is delivered; rules replaces all default rules, "
+            f"so add one for {tag}, or set only scores",
+            err=True,
+        )
     feeding = asyncio.create_task(feed_watchdog())
     notify("READY=1")
     await stop.wait()

@@ -127,8 +127,9 @@ class Listener(Section):
     )
     refuse_ambiguous_mime: bool = Field(
         False,
-        description="Refuse mail whose MIME structure mail programs may read differently, and which ordinary programs "
-        "do not write, with 554 5.6.0 and without a scan: see [security](../understand/security.md).",
+        description="Refuse mail whose MIME structure mail programs may read differently, with 554 5.6.0 and without a "
+        "scan, for [reasons](../operate/service.md#ambiguous-mail) that score 8 or 2. Some real mail has them; "
+        "`mode: shadow` shows what would be refused.",
     )
     hide_extensions: list[Literal["8BITMIME", "DSN", "PRDR", "SMTPUTF8"]] = Field(
         [],
@@ -232,8 +233,8 @@ class Tenant(Section):
     uid: TenantUid = Field(description="The tenantUid of the service.")
     recipient_domains: list[DomainField] = Field(
         min_length=1,
-        description="Mail to recipients in these domains belongs to the tenant. A domain may be written in any "
-        "spelling: with capitals, a final dot, in Unicode or as `xn--`.",
+        description="Mail to recipients in these domains, without their subdomains, belongs to the tenant. A domain "
+        "may be written in any spelling: with capitals, a final dot, in Unicode or as `xn--`.",
     )
     policy: Policy = Field(Policy(), description="Overrides of the listener's `policy` for this tenant.")
     relay: TenantRelay | None = Field(

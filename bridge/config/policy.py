@@ -54,8 +54,8 @@ class Policy(Section):
     undecided: PolicyEntry = Field(PolicyEntry(action=Action.TEMPFAIL), description="The service reaches no decision.")
     unavailable: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
-        description="No answer from the service, for whatever reason. Each of the next four keys overrides it for one "
-        "reason. It does not apply to a mail that is itself the reason: see `failed`.",
+        description="The service answers no mail, for any reason. Each of the next four keys overrides it for one "
+        "reason. A mail that is itself the reason, while other mail is answered, is a case of `failed`.",
     )
     unreachable: PolicyEntry | None = Field(
         None, description=f"The scanner cannot be reached, or fails (5xx) on every mail. {_LIKE_UNAVAILABLE}"

@@ -51,3 +51,11 @@ class Record:
     listed: ListMatch | None = None  # the envelope list that the mail is on
     limit: str | None = None  # the limit that the mail exceeded and was refused for
     at: Literal["", "mail", "rcpt"] = ""  # refused before the content: the whole mail, or one recipient
+    note: str = ""  # why the mail was refused or passed without a decision, where no error and no list is the reason
+
+    @property
+    def why(self) -> str:
+        """For the log: the note and the error."""
+        if self.error is None:
+            return self.note
+        return f"{self.note}; {self.error}" if self.note else str(self.error)

@@ -216,10 +216,9 @@ class Filter:
         if token is not None:
             return await self._hand_on_released(record, token)
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
-        if self._settings.refuse_ambiguous_mime and not is_shadow:
-            outcome = await self._refuse_ambiguous(record)
-            if outcome is not None:
-                return outcome
+        is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
+        if is_refused and not is_shadow:
+            return Outcome(Action.REJECT, with_id(AMBIGUOUS, tx.id))
         if self.envelope_lists is not None:
             outcome = await self._apply_lists(self.envelope_lists, record, is_shadow)
             if outcome is not None:
@@ -237,7 +236,7 @@ class Filter:
         if why is Case.SLOW:  # an operator knows one deadline
             why = Case.DEADLINE
         if is_shadow:
-            record.would, rule = _would_be(record, rule), _SHADOW
+            record.would, rule = Action.REJECT if is_refused else _would_be(record, rule), _SHADOW
         return await self._actions.carry_out(record, why, rule, result)
 
     # The steps.
@@ -256,14 +255,13 @@ class Filter:
             return Outcome(Action.REJECT, with_id(LONG_HEAD, record.tx.id))
         return None
 
-    async def _refuse_ambiguous(self, record: Record) -> Outcome | None:
-        """Refuses a mail that mail programs may read differently, and that no program is likely to have written."""
+    async def _is_ambiguous(self, record: Record) -> bool:
+        """Whether mail programs may read the mail differently, in a way that programs seldom or never write."""
         message = record.tx.message
         reasons = await asyncio.to_thread(_rare_doubts, message) if message.is_in_file else _rare_doubts(message)
-        if not reasons:
-            return None
-        log.info("mail %s: its structure is ambiguous (%s)", record.tx.id, ", ".join(reasons))
-        return Outcome(Action.REJECT, with_id(AMBIGUOUS, record.tx.id))
+        if reasons:
+            record.note = f"ambiguous: {', '.join(reasons)}"
+        return bool(reasons)
 
     async def _strip_our_fields(self, tx: Transaction, head: bytes) -> Token | None:
         """Removes our fields, which are forged, except a valid release token, which is returned: it is used now."""
@@ -275,7 +273,7 @@ class Filter:
 
     async def _hand_on_released(self, record: Record, token: Token) -> Outcome:
         assert self._released_mail is not None
-        log.info("mail %s: released from the quarantine; not scanned again", record.tx.id)
+        record.note = "released from the quarantine, not scanned again"
         outcome = None
         try:
             outcome = await self._actions.hand_on(record, None, "released")

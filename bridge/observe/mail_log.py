@@ -169,7 +169,7 @@ _FIELDS = (  # in reading order
     _Field("login", "tx.session.client.login", _WORD, redact=Redaction.address),
     _Field("tls", "tx.session.tls"),
     _Field("error", "error", show=reason_of),
-    _Field("why", "error", _TEXT, show=str, redact=_redact_words),
+    _Field("why", "why", _TEXT, absent="", redact=_redact_words),
 )
 
 

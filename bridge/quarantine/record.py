@@ -16,6 +16,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.header_fields import FOLDED
 from bridge.mail.session import Client
@@ -50,7 +51,7 @@ class ReleaseAttempt:
     by: str
     to: tuple[str, ...]
     reply: str = ""  # the next hop's
-    delivered: tuple[str, ...] = ()  # who has the mail, from this attempt or an earlier one, if not all of `to` have it
+    delivered: tuple[str, ...] = ()  # who has the mail, from this attempt or an earlier one; old records: if not all
 
     @property
     def is_done(self) -> bool:
@@ -86,12 +87,28 @@ class MailRecord:
 
     @property
     def delivered(self) -> frozenset[str]:
-        """Recipients who have the mail although no release succeeded for all."""
-        return frozenset(address for attempt in self.releases for address in attempt.delivered)
+        """Everyone to whom the mail was released, original recipient or not."""
+        return frozenset(
+            address
+            for attempt in self.releases
+            for address in (*attempt.delivered, *(attempt.to if attempt.is_done else ()))
+        )
+
+    def lacking(self, recipients: tuple[Recipient, ...]) -> tuple[Recipient, ...]:
+        """Those who do not have the mail. A local part may depend on letter case, a domain does not."""
+        if not self.releases:
+            return recipients
+        have = set(map(_person, self.delivered))
+        return tuple(recipient for recipient in recipients if _person(recipient.address) not in have)
 
     @property
     def state(self) -> str:
-        if any(attempt.is_done for attempt in self.releases):
+        """Released only when every original recipient has the mail; if they are unknown, after any release."""
+        if self.envelope.recipients:
+            is_released = not self.lacking(self.envelope.recipients)
+        else:
+            is_released = any(attempt.is_done for attempt in self.releases)
+        if is_released:
             return RELEASED
         return INTERRUPTED if self.releases and not self.releases[-1].reply else KEPT
 
@@ -115,6 +132,11 @@ class MailRecord:
             "releases": [asdict(attempt) for attempt in self.releases],
             "damaged": self.is_damaged,
         }
+
+
+def _person(address: str) -> tuple[str, str]:
+    local, _, domain = address.rpartition("@")
+    return local, domain_of(address) or domain
 
 
 def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | None) -> bytes:

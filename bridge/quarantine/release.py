@@ -6,9 +6,10 @@ that came in, preceded by the header fields it was stored with and the token. Se
 parameters and the client's address are the original ones, unless other recipients are named; but the sender gets no
 report on a released mail, because a report returns the header section, and with it the token.
 
-A mail is released only once. The releasing process locks it, and records the attempt before the first
-byte is sent and the answer afterwards, for each recipient separately: if some were refused, another release
-goes to those only. A released mail is released again only with `again`. A crash in between leaves an attempt
+A mail is released to each recipient only once. The releasing process locks it, and records the attempt before the
+first byte is sent and the answer afterwards, for each recipient separately: if some were refused or not named,
+another release goes to those only, and until every original recipient has the mail it stays `kept`. Afterwards, or to
+somebody who has it, it is released only with `again`. A crash in between leaves an attempt
 without an answer, shown as `interrupted`: the mail may or may not have arrived, and can be released again.
 That can cause a duplicate but never a loss, because the mail stays in the quarantine until it expires.
 
@@ -44,10 +45,11 @@ log = logging.getLogger("scanbridge.quarantine")
 
 MAX_ATTEMPTS = 100  # recorded per mail
 _ACTIONS = "actions.log"
+_NAMED = 10  # recipients named in one message
 
 
 class AlreadyReleased(StoreError):
-    """The mail was released before; the text says by whom and when."""
+    """The mail was released before; the text says to whom, by whom and when."""
 
 
 class Delivery(Protocol):
@@ -80,8 +82,7 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
     with quarantine.lock(mail_id):
         mail = quarantine.read(mail_id)
         if mail.state == RELEASED and not request.again:
-            last = next(attempt for attempt in reversed(mail.releases) if attempt.is_done)
-            raise AlreadyReleased(f"{last.by} released it at {last.at}")
+            raise AlreadyReleased(_earlier_release(mail))
         envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
             _fetch(quarantine, mail_id, message)
@@ -122,16 +123,18 @@ async def _send(
     try:
         delivery = await next_hop.deliver(tx, head, tx.deadline)
     except NextHopError as exc:
-        delivered = sorted(mail.delivered | _delivered(envelope, exc))
-        quarantine.write_releases(
-            mail.id, (*earlier, replace(attempt, reply=str(exc.reply), delivered=tuple(delivered)))
-        )
+        quarantine.write_releases(mail.id, (*earlier, _answered(attempt, exc.reply, mail, _delivered(envelope, exc))))
         raise
     try:
-        quarantine.write_releases(mail.id, (*earlier, replace(attempt, reply=str(delivery.reply))))
+        done = _answered(attempt, delivery.reply, mail, set(envelope.addresses))
+        quarantine.write_releases(mail.id, (*earlier, done))
     except StoreError as exc:
         raise StoreError(f"it was delivered ({delivery.reply}), but that could not be recorded: {exc}") from exc
     return delivery
+
+
+def _answered(attempt: ReleaseAttempt, reply: Reply, mail: MailRecord, delivered: set[str]) -> ReleaseAttempt:
+    return replace(attempt, reply=str(reply), delivered=tuple(sorted(mail.delivered | delivered)))
 
 
 def _delivered(envelope: Envelope, exc: NextHopError) -> set[str]:
@@ -161,13 +164,23 @@ def _envelope(mail: MailRecord, request: ReleaseRequest) -> Envelope:
     if not envelope.recipients:
         raise StoreError("its recipients are unknown; specify one with --to")
     if not request.again:
-        remaining = tuple(recipient for recipient in envelope.recipients if recipient.address not in mail.delivered)
+        remaining = mail.lacking(envelope.recipients)
         if not remaining:
-            raise AlreadyReleased("an earlier release was delivered to these recipients")
+            raise AlreadyReleased(_earlier_release(mail))
         envelope = replace(envelope, recipients=remaining)
     if not "".join(envelope.addresses).isascii() and not envelope.smtputf8:
         envelope = replace(envelope, params=(*envelope.params, "SMTPUTF8"))
     return envelope
+
+
+def _earlier_release(mail: MailRecord) -> str:
+    last = next(attempt for attempt in reversed(mail.releases) if attempt.is_done or attempt.delivered)
+    delivered = sorted(mail.delivered)
+    more = f" and {len(delivered) - _NAMED} more" if len(delivered) > _NAMED else ""
+    return (
+        f"it was released to {', '.join(delivered[:_NAMED])}{more}, last by {last.by} at {last.at}; "
+        "to send it again, or to others, add --again"
+    )
 
 
 def log_action(directory: Path, action: str, mail_id: str, by: str, **facts: object) -> None:

@@ -13,6 +13,7 @@ from html import escape
 from typing import Any
 
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH, MAX_ENTRIES_PER_REQUEST, NDJSON
+from bridge.api.request_id import REQUEST_ID
 from bridge.api.scanning import MAX_MESSAGE_BYTES, STATUS_PATH, SUBMIT_PATH, Decision, QueueStatus
 from bridge.matching.spelling import MAX_COMMENT, MAX_ENTRY
 
@@ -53,6 +54,19 @@ ERRORS: dict[str, tuple[int, str]] = {
 
 
 def document() -> Json:
+    described = _document()
+    for methods in described["paths"].values():
+        for operation in methods.values():
+            operation["parameters"] = [{"$ref": "#/components/parameters/RequestId"}]
+            for response in operation["responses"].values():
+                response["headers"] = {**response.get("headers", {}), REQUEST_ID: {"$ref": _REPEATED}}
+    return described
+
+
+_REPEATED = "#/components/headers/RequestId"
+
+
+def _document() -> Json:
     return {
         "openapi": "3.1.0",
         "info": {
@@ -84,6 +98,15 @@ def document() -> Json:
                     "description": "`apikey <API_KEY>`, with a key from `scanbridge service apikey create`.",
                 },
             },
+            "parameters": {
+                "RequestId": {
+                    "name": REQUEST_ID,
+                    "in": "header",
+                    "description": "A random id: up to 64 letters, digits and hyphens. Any other value is ignored.",
+                    "schema": _TEXT,
+                }
+            },
+            "headers": {"RequestId": {"description": "The id of the request, if it had one.", "schema": _TEXT}},
             "schemas": _schemas(),
         },
     }

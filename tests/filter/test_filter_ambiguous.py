@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bridge.testing import running_bridge
+from bridge.testing import answer, result, running_bridge
+from tests.filter.smtp_kit import mail_lines
 
 BODY = b"\r\n--b\r\n\r\nx\r\n--b--\r\n"
 ORDINARY = b"Subject: x\r\nContent-Type: multipart/mixed; boundary=b\r\n" + BODY
@@ -16,24 +17,40 @@ TWO_TYPES = b"Content-Type: text/plain\r\n" + ORDINARY
 LARGE = TWO_TYPES + b"\r\n" + b"x" * 70 * 1024 * 5 + b"\r\n"
 
 
-def test_ambiguous_mail_is_refused_without_a_scan(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Ordinary and sloppy mail passes; a crafted one is refused, in memory or in the spool, and the log says why."""
-    caplog.set_level("INFO", "bridge")
+def test_ambiguous_mail_is_refused_without_a_scan(tmp_path: Path) -> None:
+    """Ordinary and sloppy mail passes; a crafted one is refused, in memory or in the spool, and its line says why."""
     with running_bridge(tmp_path, refuse_ambiguous_mime=True) as bridge, bridge.client() as client:
         client.open()
-        assert client.mail(ORDINARY).startswith(b"250 ")
-        assert client.mail(SLOPPY).startswith(b"250 ")
-        scanned = len(bridge.scanner.submissions)
-        for content in (TWO_BOUNDARIES, TWO_TYPES, LARGE):
-            assert client.mail(content).startswith(b"554 5.6.0 The MIME structure of this mail is ambiguous (id=")
-        assert len(bridge.scanner.submissions) == scanned == 2
-        assert "its structure is ambiguous (boundaries, boundary)" in caplog.text
+        with mail_lines() as lines:
+            assert client.mail(ORDINARY).startswith(b"250 ")
+            assert client.mail(SLOPPY).startswith(b"250 ")
+            scanned = len(bridge.scanner.submissions)
+            for content in (TWO_BOUNDARIES, TWO_TYPES, LARGE):
+                assert client.mail(content).startswith(b"554 5.6.0 The MIME structure of this mail is ambiguous (id=")
+            assert len(bridge.scanner.submissions) == scanned == 2
+        types = "ambiguous: duplicate-type"
+        assert [line.get("why") for line in lines] == [None, None, "ambiguous: boundaries, boundary", types, types]
 
 
-@pytest.mark.parametrize("listener", [{}, {"refuse_ambiguous_mime": True, "mode": "shadow"}], ids=["default", "shadow"])
-def test_ambiguous_mail_is_scanned_by_default(tmp_path: Path, listener: dict[str, object]) -> None:
-    """The option is off by default, and has no effect in shadow mode."""
-    with running_bridge(tmp_path, **listener) as bridge, bridge.client() as client:
+def test_ambiguous_mail_is_scanned_by_default(tmp_path: Path) -> None:
+    with running_bridge(tmp_path) as bridge, bridge.client() as client, mail_lines() as lines:
         client.open()
         assert client.mail(TWO_TYPES).startswith(b"250 ")
-        assert len(bridge.scanner.submissions) == 1
+        assert len(bridge.scanner.submissions) == 1 and "why" not in lines[-1]
+
+
+@pytest.mark.parametrize("code", [200, 500], ids=["decision", "no decision"])
+def test_shadow_mode_did_not_show_that_ambiguous_mail_would_be_refused(tmp_path: Path, code: int) -> None:
+    """The mail is scanned and relayed; its line says that it would be refused, and why."""
+    with (
+        running_bridge(tmp_path, refuse_ambiguous_mime=True, mode="shadow") as bridge,
+        bridge.client() as client,
+        mail_lines() as lines,
+    ):
+        client.open()
+        assert client.mail(ORDINARY).startswith(b"250 ") and lines[-1]["would"] == "relay"
+        bridge.scanner.reply = answer(code, result("deliver") if code == 200 else b"")
+        scanned = len(bridge.scanner.submissions)
+        assert client.mail(TWO_TYPES).startswith(b"250 ") and len(bridge.scanner.submissions) > scanned
+        assert (lines[-1]["action"], lines[-1]["would"]) == ("relay", "reject")
+        assert lines[-1]["why"].startswith("ambiguous: duplicate-type") and ("; " in lines[-1]["why"]) == (code == 500)

@@ -136,7 +136,8 @@ async def test_the_index_follows_what_others_do_with_the_files(tmp_path: Path) -
     quarantine = Quarantine(where)
     first, second, third = await keep(quarantine, "1"), await keep(quarantine, "2"), await keep(quarantine, "3")
     (where.directory / f"{first}.json").unlink()
-    releases = [{"at": "2026-01-01", "by": "me", "to": [], "reply": "250 2.0.0 Ok"}]
+    to = quarantine.read(second).envelope.addresses
+    releases = [{"at": "2026-01-01", "by": "me", "to": to, "reply": "250 2.0.0 Ok"}]
     (where.directory / f"{second}.releases").write_text(json.dumps(releases))
     (where.directory / f"{third}.json").rename(where.directory / f"{third}X.json")
     assert found(quarantine) == ["3", "2"]

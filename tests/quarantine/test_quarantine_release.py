@@ -8,11 +8,13 @@ import pwd
 import re
 import subprocess
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from bridge import testing
+from bridge.mail.envelope import Envelope, Recipient
 from bridge.quarantine import record
 from bridge.testing import free_port
 from tests.quarantine.quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
@@ -125,6 +127,39 @@ def test_a_mail_goes_to_others_and_again_on_request(here: Desk) -> None:
     ]
 
 
+def recipients(mail: testing.Received) -> list[bytes]:
+    return sorted(line.partition(b"<")[2].partition(b">")[0] for line in mail.commands if line.startswith(b"RCPT"))
+
+
+def test_a_release_to_one_recipient_ended_the_mail_for_the_others(here: Desk) -> None:
+    """It stays `kept` until everyone has it; the next release goes to those who do not."""
+    mail_id = here.send(CONTENT, b"b@example.org", b"B@example.org", b"c@example.org")
+    assert here.call("release", mail_id, "--to", "audit@other.example").exit_code == 0
+    assert here.call("release", mail_id, "--to", "b@EXAMPLE.org.").exit_code == 0
+    (kept,) = here.listed("--state", "kept")
+    assert kept["releases"][-1]["delivered"] == ["audit@other.example", "b@EXAMPLE.org."]
+    again = here.call("release", mail_id, "--to", "b@example.org")
+    assert again.exit_code == 4 and "released to audit@other.example, b@EXAMPLE.org., last by " in again.stderr
+    assert again.stderr.endswith("; to send it again, or to others, add --again\n")
+    assert here.call("release", mail_id).exit_code == 0
+    assert recipients(here.bridge.next_hop.mails[-1]) == [b"B@example.org", b"c@example.org"]
+    assert [mail["state"] for mail in here.listed()] == ["released"]
+    assert here.call("release", mail_id).exit_code == 4
+    assert here.call("release", mail_id, "--to", "x@x.example").exit_code == 4
+    assert here.call("release", mail_id, "--again").exit_code == 0
+    assert len(recipients(here.bridge.next_hop.mails[-1])) == 3
+
+
+def test_a_release_to_some_of_several_can_be_completed_by_others_that_fail(here: Desk) -> None:
+    """Everyone has the mail, although no release succeeded for all whom it named."""
+    mail_id = here.send()
+    here.bridge.next_hop.replies[b"RCPT <x@example.org>"] = b"550 5.1.1 Unknown"
+    done = here.call("release", mail_id, "--to", "b@example.org", "--to", "x@example.org")
+    assert done.exit_code == 1 and "released to some only: 1 of 2 recipients have it" in done.stderr
+    assert [mail["state"] for mail in here.listed()] == ["released"]
+    assert "released to b@example.org, last by " in here.call("release", mail_id).stderr
+
+
 @pytest.mark.parametrize(
     ("says", "code"), [(b"451 4.3.0 Later", 75), (b"550 5.7.1 Never", 1), (b"", 75)], ids=["4xx", "5xx", "dropped"]
 )
@@ -198,9 +233,15 @@ def test_a_next_hop_that_answers_for_some_recipients_only_is_remembered(here: De
 
 
 def test_a_record_of_an_earlier_version_can_be_read() -> None:
-    """It does not say who has the mail."""
+    """It says who has the mail only by whom a successful release was for."""
     (attempt,) = record.read_releases(b'[{"at": "2026-01-01", "by": "me", "to": ["b@example.org"], "reply": "450 x"}]')
     assert attempt == record.ReleaseAttempt("2026-01-01", "me", ("b@example.org",), "450 x")
+    for to, state in (("b@example.org", "released"), ("audit@example.org", "kept")):
+        done = record.ReleaseAttempt("2026-01-01", "me", (to,), "250 x")
+        envelope = Envelope("", (Recipient("b@example.org"),))
+        mail = record.MailRecord("1", datetime.now(UTC), envelope, releases=(done,))
+        assert (mail.state, mail.delivered) == (state, {to})
+    assert record.MailRecord("1", datetime.now(UTC), releases=(done,), is_damaged=True).state == "released"
 
 
 def test_a_stored_mail_that_begins_with_white_space_is_not_put_below_our_field(here: Desk) -> None:

@@ -17,6 +17,7 @@ from bridge.quarantine.release_token import VALID_S, ReleaseTokens
 from bridge.quarantine.used_tokens import UsedTokens
 from bridge.runtime.database import Database
 from bridge.testing import free_port, until
+from tests.filter.smtp_kit import mail_lines
 from tests.postfix_kit import Postfix
 from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made
 from tests.requirements import need
@@ -270,7 +271,9 @@ def test_a_released_mail_that_comes_back_is_not_scanned_again(here: Desk) -> Non
     assert not submit(here, content.replace(b"body", b"b0dy"))
     assert not submit(here, content, b"d@example.org")
     assert not submit(here, content, sender=b"evil@client.example")
-    assert submit(here, b"Received: from somewhere\r\n" + content)
+    with mail_lines() as lines:
+        assert submit(here, b"Received: from somewhere\r\n" + content)
+    assert lines[-1]["why"] == "released from the quarantine, not scanned again"
     again = here.bridge.next_hop.mails[-1].content
     assert b"X-Scan-Unscanned: released\r\n" in again and again.endswith(MAIL)
 

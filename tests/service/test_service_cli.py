@@ -8,11 +8,15 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
+import pytest
 from click.testing import CliRunner
 
 from bridge.cli import main
+from bridge.runtime import yaml_file
 from bridge.service import settings
+from bridge.service.analysis.decision import delivered_anyway
 from tests.service.service_kit import CONFIG, DEADLINE_S, command
 
 
@@ -87,6 +91,40 @@ def test_it_prints_its_address_and_exits_on_sigterm(tmp_path):
         assert process.wait(DEADLINE_S) == 0
 
 
+AMBIGUOUS = '{tags: ["mime:ambiguous:*"], verdict: ambiguous, decision: quarantine}'
+MALWARE = '{tags: ["malware:*"], verdict: malware, decision: quarantine}'
+UNFINISHED = "{tags: [incomplete], verdict: clean, decision: deliver}"
+
+
+@pytest.mark.parametrize(
+    ("decisions", "warned"),
+    [
+        ("{}", []),
+        ('{scores: {"mime:ambiguous:delimiter": 8}}', []),
+        (f"{{rules: [{AMBIGUOUS}]}}", ["malware:*"]),
+        (f"{{rules: [{AMBIGUOUS}], otherwise: quarantine}}", []),
+        (f"{{rules: [{MALWARE.replace('*', 'eicar')}]}}", ["malware:*"]),
+        (f"{{rules: [{MALWARE.replace('quarantine', 'deliver')}]}}", ["malware:*"]),
+        (f"{{rules: [{MALWARE}, {AMBIGUOUS}]}}", []),
+        (f"{{rules: [{MALWARE}, {UNFINISHED}]}}", ["incomplete"]),
+    ],
+)
+def test_a_rule_for_ambiguous_mail_switched_malware_protection_off(decisions, warned):
+    """`rules` replaces all default rules, so a lone rule leaves malware to `otherwise`."""
+    config = yaml_file.load(Path("service.yml"), settings.ServiceConfig, f"decisions: {decisions}")
+    assert delivered_anyway(config.decisions) == warned
+
+
+def test_a_service_that_delivers_malware_says_so_at_start(tmp_path):
+    (tmp_path / "service.yml").write_text(f"{CONFIG}decisions: {{rules: [{AMBIGUOUS}]}}\n")
+    whole = [sys.executable, "-m", "bridge", "service", "-c", "service.yml"]
+    with subprocess.Popen(whole, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as process:
+        assert any("mail with the tag malware:* is delivered" in line for line in process.stderr)
+        process.send_signal(signal.SIGTERM)
+        process.stderr.read()
+        assert process.wait(DEADLINE_S) == 0
+
+
 def test_a_taken_port_is_a_readable_error(tmp_path):
     """There is no traceback, and the exit code is 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -100,7 +138,6 @@ def test_a_taken_port_is_a_readable_error(tmp_path):
 
 def test_defaults_follow_the_documented_shape(tmp_path):
     """Limits default to mainWorkerCount, or 20 without it; the timeout is one hour."""
-    from bridge.runtime import yaml_file
 
     def load(text: str) -> settings.ServiceConfig:
         return yaml_file.load(tmp_path / "service.yml", settings.ServiceConfig, text)

@@ -39,7 +39,7 @@ from bridge.quarantine.index import Query
 from bridge.quarantine.quarantine import MailNotFound
 from bridge.quarantine.record import STATES
 from bridge.quarantine.release import ReleaseRequest, release
-from bridge.relay.relay import Relay
+from bridge.relay.relay import Mixed, Relay
 from bridge.runtime import units
 
 _WIDE = 200  # columns, when the output is not a terminal
@@ -160,11 +160,11 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     metavar="ADDRESS",
     help="Send to this address instead of the original recipients; repeatable.",
 )
-@click.option("--again", is_flag=True, help="Release it even if it was released before.")
+@click.option("--again", is_flag=True, help="Release it even to those who have it, and after everyone has it.")
 def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], again: bool) -> None:
     """Send mail to the next hop, for its original recipients or others, without scanning it again.
 
-    A mail is released only once, even if two people try at the same time.
+    A mail is released to each recipient only once, even if two people try at the same time.
     """
     session = Session.open(path)
     try:
@@ -186,7 +186,8 @@ async def _release_all(session: Session, ids: Iterable[str], relay: Relay, order
                 delivered = await release(session.quarantine, mail_id, relay, order)
             except BridgeError as exc:
                 codes.append(exit_code(exc))
-                say(f"{mail_id}: not released: {exc}", err=True)
+                is_partial = isinstance(exc, Mixed) and exc.accepted > 0
+                say(f"{mail_id}: {'released to some only' if is_partial else 'not released'}: {exc}", err=True)
                 if isinstance(exc, NextHopError):
                     session.note("release failed", mail_id, to=list(order.to), reply=str(exc.reply))
             else:

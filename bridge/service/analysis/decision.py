@@ -89,6 +89,13 @@ class DecisionTable:
         return decision is Decision.DELIVER and INCOMPLETE in tags
 
 
+def delivered_anyway(settings: Decisions) -> list[str]:
+    """Tags of mail that should not be delivered, but is delivered with these settings if nothing else is found."""
+    table = DecisionTable(settings)
+    found = {"malware:*": table.decide({"malware:any"}), INCOMPLETE: table.decide({INCOMPLETE})}
+    return [tag for tag, assessment in found.items() if assessment.decision is Decision.DELIVER]
+
+
 def unfinished(job: AnalysisJob, tag: str) -> AnalysisResult:
     """The result of an analysis that could not be carried out; the mail is never delivered because of it."""
     return AnalysisResult(
