@@ -18,11 +18,11 @@ from bridge.mime.words import as_text, decode_words
 MAX_FIELD = 2000  # characters of one field
 MAX_VALUES = 30  # values in one field
 MAX_FIELDS = 2000  # fields in one mail
-_VALUE = re.compile(r"""name([^=;]{0,20})=[ \t]{0,50}("(?:[^"\\]|\\.){0,500}"?|[^;]{0,500})""", re.IGNORECASE)
-_TO_SEMICOLON = re.compile(r"name[^=;]{0,20}=([^;]{0,500})", re.IGNORECASE)
+_VALUE = re.compile(r"""name([^=;]{0,20})=[ \t]{0,50}("(?:[^"\\]|\\.){0,2000}"?|[^;]{0,2000})""", re.IGNORECASE)
+_TO_SEMICOLON = re.compile(r"name[^=;]{0,20}=([^;]{0,2000})", re.IGNORECASE)
 _NUMBER = re.compile(r"\*[ \t]{0,9}([0-9]{1,4})")
 _COMMENT = re.compile(r"\([^()]{0,200}\)")
-_SEPARATORS = re.compile(r"""[\s"';,=<>]+""")
+_SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")
 _FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did

@@ -46,7 +46,7 @@ _ENCODED = re.compile(rb"ncod", re.IGNORECASE)
 _BASE64 = re.compile(rb"64|=\?")
 _OTHER_ENCODING = re.compile(rb"uu|y-?en|hex|gzip", re.IGNORECASE)
 _LOOKS_ENCODED = re.compile(rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|begin[ -]|=ybegin |M[ -`]{60}\r?\n)")
-_QUOTED_CLAIM = re.compile(rb"quot|print|qp|=\?", re.IGNORECASE)
+_QUOTED_CLAIM = re.compile(rb"quoted|printab|=\?", re.IGNORECASE)
 _BARE_CR = re.compile(rb"\r(?!\n)")
 _CRS_LF = re.compile(rb"\r+\n?|\n\r")
 
@@ -55,7 +55,7 @@ class Budget:
     """The work that may still be done: bytes read and decoded."""
 
     def __init__(self, size: int) -> None:
-        self._left = 16 * 1024 * 1024 + 100 * size
+        self._left = 16 * 1024 * 1024 + 200 * size
 
     def take(self, count: int) -> None:
         self._left -= count
@@ -93,14 +93,17 @@ def objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
 
 def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     done: set[bytes] = set()
-    for text, is_usual in _texts(data):
+    cores: set[bytes] = set()  # Base64 that quoted-printable leaves as it is
+    for number, (text, is_usual) in enumerate(_texts(data)):
         for content in encodings.embedded(text):
             yield content, True
         for region in regions(text):
             raw = text[region.body : region.end]
             yield raw, False
-            if is_usual and raw not in done:
+            core = raw.translate(None, b"= \t\r\n")
+            if is_usual and raw not in done and not (number and core in cores):
                 done.add(raw)
+                cores.add(core)
                 for content in _decoded(text, region, raw, budget):
                     yield content, True
 

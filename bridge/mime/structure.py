@@ -200,7 +200,8 @@ def _between(data: Buffer, part: Part, boundary: str, room: int) -> list[tuple[i
     at = part.body - 1 if data[part.body : part.body + len(mark) - 1] == mark[1:] else -2
     if at == -2:
         at = data.find(mark, part.body, part.end)
-    if data.find(b"\n--", part.body, at if at >= 0 else part.end) >= 0:
+    before = at if at >= 0 else part.end
+    if data.find(b"\n--", part.body, before) >= 0 or data[part.body : min(part.body + 2, before)] == b"--":
         part.doubts.add("preamble")
     part.doubts |= ambiguity.in_text(data, part.body, at if at >= 0 else part.end)
     while at >= 0:

@@ -11,7 +11,7 @@ def decode_words(text: str) -> str:
     if "=?" not in text:
         return text
     try:
-        found = decode_header(text[:1000])
+        found = decode_header(text[:2000])
     except (HeaderParseError, ValueError):
         return text
     return "".join(p if isinstance(p, str) else as_text(p, c or "ascii") for p, c in found)

@@ -244,3 +244,104 @@ def test_a_rendition_is_a_plain_mail():
         (ZIP, True),
         (EICAR, True),
     ]
+
+
+TEXT = b"Content-Type: text/plain\r\n\r\nHello"
+FIELDS = b"".join(b"X-%d: y\r\n" % number for number in range(12))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        multi(b'Content-Type: multipart/mixed; boundary="=?us-ascii?Q?b?="', PART, boundary=b"=?us-ascii?Q?b?="),
+        multi(b"Content-Type: multipart/mixed; boundary*0=us-ascii''b", PART, boundary=b"us-ascii''b"),
+        multi(b"Content-Type: multipart/mixed; boundary=\x1cb", PART, boundary=b"\x1cb"),
+        multi(TWO, TEXT) + b"--b\r\n" + FIELDS + PART + b"--b--\r\n",
+        multi(TWO, TEXT) + b"--b\r\nX-Pad: " + b"x" * 80_000 + b"\r\n" + PART + b"--b--\r\n",
+        multi(TWO, b"X" * 120 + b": y\r\n z\r\n" + PART.replace(b"base64\r\n\r\n", b"base64\r\n")),
+        multi(TWO, b"Content-Type: message/foo\r\n\r\n" + multi(TWO.replace(b"=b", b"=c"), PART, boundary=b"c")),
+        multi(TWO, b"Content-Type: text/x-foo; name=a.txt\r\n\r\n" + PART),
+    ],
+    ids=["encoded word", "piece", "control", "fields", "long head", "long name", "message", "any text"],
+)
+def test_an_auditor_found_a_reading_that_was_missing(data):
+    """Values are taken literally, and no bound ends the search in silence."""
+    found = inspect(data, Limits())
+    assert "malware:eicar" in found.tags or found.limits
+
+
+def pdf(size: int) -> bytes:
+    content = base64.encodebytes(b"%PDF-1.7" + bytes(range(256)) * (size // 256)).replace(b"\n", b"\r\n")
+    return b"Content-Type: application/pdf; name=a.pdf\r\nContent-Transfer-Encoding: base64\r\n\r\n" + content
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        multi(TWO, TEXT, pdf(1_000_000)) + b"-- \r\nlist footer of example.com\r\n",
+        multi(TWO, TEXT + b"\r\nContent-Type: text/html\r\nsee example.com\r\n", pdf(300_000)),
+        multi(TWO, TEXT, pdf(300_000))[:-9],
+        multi(TWO, TEXT, pdf(300_000).replace(b"name=a.pdf", b"name=a report of example.pdf")),
+        multi(TWO, TEXT, pdf(300_000).replace(b"\r\n", b" \r\n").replace(b" \r\n \r\n", b"\r\n\r\n")),
+        multi(b'Content-Type: multipart/mixed; boundary="example.com (b)"', TEXT, boundary=b"example.com (b)"),
+        HEAD + b"\r\n-----BEGIN PGP MESSAGE-----\r\n\r\n" + base64.encodebytes(bytes(range(256)) * 400),
+    ],
+    ids=["footer", "quoted field", "cut", "name", "spaces", "boundary", "pgp"],
+)  # fmt: skip
+def test_an_ordinary_mail_with_a_flaw_is_not_held(data):
+    """Sloppiness costs time, but the mail is read completely and nothing in it looks dangerous."""
+    found = inspect(data, Limits())
+    assert any(tag.startswith("mime:ambiguous:") for tag in found.tags)
+    assert not found.limits
+    tagged = {tag for tag in found.tags if TAG_SCORES.get(tag)} - {"header:missing-message-id"}
+    assert sum(TAG_SCORES[tag] for tag in tagged) < 8, tagged
+
+
+@pytest.mark.parametrize(
+    "field",
+    [
+        b'Content-Type: text/csv; charset="us-ascii"; name="data.csv"',
+        b"Content-Disposition: attachment; filename=a.pdf; filename*=utf-8''a%20b.pdf",
+        b'Content-Disposition: attachment; size=10; filename="a (1).pdf"',
+    ],
+)
+def test_what_common_programs_write_is_not_ambiguous(field):
+    """Gmail, Outlook, and everything that writes a name in two ways."""
+    assert doubts(HEAD + field + b"\r\n\r\nx\r\n", Bounds()) == set()
+
+
+def test_the_message_in_signed_data_is_inspected():
+    """S/MIME: mail programs show it, whoever signed it."""
+    message = multi(TWO, PART)
+    octets = b"\x04\x83" + len(message).to_bytes(3, "big") + message
+    der = b"\x30\x80" + bytes.fromhex("06092a864886f70d010702") + b"\xa0\x80\x30\x80"
+    der += bytes.fromhex("06092a864886f70d010701") + b"\xa0\x80\x24\x80" + octets + b"\0\0" * 6
+    data = b"Content-Type: application/pkcs7-mime; smime-type=signed-data; name=smime.p7m\r\n"
+    data += b"Content-Transfer-Encoding: base64\r\n\r\n" + base64.encodebytes(der)
+    assert "malware:eicar" in tags(HEAD + data)
+
+
+def test_names_and_contents_in_tnef_properties_count():
+    """The long name is what Outlook shows, and an attached message is there alone."""
+    name, title = "invoice.js".encode("utf-16-le") + b"\0\0", b"INVOICE.TXT\0"
+    properties = b"\x02\0\0\0" + b"\x1f\0\x07\x37" + struct.pack("<II", 1, len(name)) + name
+    properties += b"\x0d\0\x01\x37" + struct.pack("<II", 1, len(ZIP) + 16) + b"g" * 16 + ZIP
+    parts = [(0x00069002, b"x"), (0x00018010, title), (0x00069005, properties)]
+    content = tnef.MAGIC + b"\0\0" + b"".join(struct.pack("<BII", 2, k, len(v)) + v + b"\0\0" for k, v in parts)
+    assert {"malware:eicar", "mime:executable"} <= tags(attached(content, "winmail.dat"))
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        ZIP + zipped(("a.txt", b"harmless")),
+        ZIP + b"x" * 70_000,
+        ZIP[: ZIP.rfind(b"PK\x01\x02")],
+        ZIP.replace(ZIP[14:18], b"\0\0\0\0"),
+        gzip.compress(EICAR)[:-8] + b"\0" * 8,
+    ],
+    ids=["two archives", "a long tail", "no directory", "wrong checksum", "wrong checksum in gzip"],
+)
+def test_archives_that_other_programs_open_are_opened(content):
+    """In spite of a wrong checksum, a missing directory, or another archive behind them."""
+    assert "malware:eicar" in tags(attached(content, "a.bin"))

@@ -429,3 +429,13 @@ def test_a_link_is_compared_in_the_spelling_of_lists(entry: str, written: str) -
 @pytest.mark.parametrize("written", ["[fe80::1%25eth0]", "192.0.2.999", "1.2.3.256", "08.1", "a b", ""])
 def test_what_is_no_host_has_no_spelling(written: str) -> None:
     assert host_of(written) == ""
+
+
+@pytest.mark.parametrize(
+    "link", ["https:/evil.example", "https:evil.example", "https:////evil.example", "http:\\/evil.example"]
+)
+def test_a_link_that_browsers_repair_is_found(link):
+    """The number and kind of slashes behind the scheme do not matter to a browser."""
+    links = Links()
+    links.scan(f"see {link}/x", is_html=False)
+    assert links.hosts == {"evil.example"}

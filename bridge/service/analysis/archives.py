@@ -131,9 +131,8 @@ def _zip(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
                     yield Member(info.filename, None, encrypted=True)
                     continue
                 yield Member(info.filename, _read_zip_member(archive, info, budget, content))
-    except _BROKEN as exc:
-        found = list(_unlisted_members(content, listed, budget))
-        yield from found
+    except (BadArchive, *_BROKEN) as exc:
+        yield from _unlisted_members(content, listed, budget)
         raise BadArchive from exc
     yield from _unlisted_members(content, listed, budget)
 

@@ -28,6 +28,11 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"Rar!\x1a\x07", ARCHIVE),
     (b"7z\xbc\xaf\x27\x1c", ARCHIVE),
     (b"MSCF", ARCHIVE),
+    (b"\x60\xea", ARCHIVE),  # ARJ
+    (b"\x28\xb5\x2f\xfd", ARCHIVE),  # Zstandard
+    (b"\xce\xfa\xed\xfe", EXECUTABLE),
+    (b"\xfe\xed\xfa\xce", EXECUTABLE),
+    (b"\xfe\xed\xfa\xcf", EXECUTABLE),
     (b"ITSF", EXECUTABLE),  # compiled HTML help
     (b"\xe4\x52\x5c\x7b\x8c\xd8\xa7\x4d", DOCUMENT),  # OneNote
     (b"\x89PNG", IMAGE),
@@ -89,7 +94,9 @@ def is_noise(content: bytes) -> bool:
 def is_text(content: bytes) -> bool:
     """Whether it may be text, in any charset: nearly all of its first bytes can be printed."""
     start = content[:1024].replace(b"\0", b"")
-    return len(start.translate(None, _PRINTABLE)) * 8 <= len(start)
+    if len(start.translate(None, _PRINTABLE)) * 8 <= len(start):
+        return True
+    return "\ufffd" not in start[:1020].decode("utf-8", "replace")[:-3]
 
 
 def extension_of(name: str) -> str:

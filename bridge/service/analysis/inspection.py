@@ -240,8 +240,8 @@ class _MailInspector:
             self.text(content, 0, len(content), part)
         if "pkcs7-mime" in part.content_type or any(name.lower().endswith((".p7m", ".p7z")) for name in part.names):
             self.signed(content, nesting)
-        is_mail = is_message(part.content_type) or any(name.lower().endswith(".eml") for name in part.names)
-        if is_mail or readings.begins_like_mail(content):
+        is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
+        if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
 
@@ -297,9 +297,13 @@ class _MailInspector:
         if kind == "tnef" and self.see:  # engines may not open it
             self.see(member.content, {member.name})
         self.found.tags |= file_types.tags_of(member.name, "", member.content)
-        if member.name.lower().endswith(".eml") or readings.begins_like_mail(member.content):
+        if _is_mail_name(member.name):
             self.enclosed(member.content, nesting)
         self.file(member.content, member.name, nesting + 1)
+
+
+def _is_mail_name(name: str) -> bool:
+    return name.lower().rstrip(". ").endswith((".eml", ".mbox", ".mbx", ".mht", ".mhtml", ".nws"))
 
 
 def _is_file(content: bytes) -> bool:

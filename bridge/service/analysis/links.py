@@ -17,6 +17,8 @@ from bridge.mime.structure import TooMuch
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
 _LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
+# As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
+_ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]{0,20}(?=[a-z0-9\[])")
 _BEFORE = ("http:", "https:", "ftp:", "=", "='", '="')  # `//host` is a link only after one of these
 _BARE = re.compile(r"www\.([a-z0-9.-]{1,250})")
 _ANCHOR = re.compile(r"<a\s")
@@ -60,6 +62,8 @@ class Links:
         text = text.lower()
         if "\\\\" in text:
             text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
+        if _ODD_LINK.search(text):
+            text = _ODD_LINK.sub(r"\1://", text)
         for match in _LINK.finditer(text):
             raw = match.group(1)
             if raw not in self._seen and text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):

@@ -17,7 +17,7 @@ from typing import TypeVar
 from bridge.service.keys import KeyRing
 from bridge.service.lists.index import ListIndex
 from bridge.service.lists.store import REMOVALS_KEPT_S, Change, ListStore
-from bridge.service.store import STORAGE_ERRORS, Store, StoreUnavailable
+from bridge.service.store import Store, StoreUnavailable
 
 POLL_INTERVAL_S = 0.5
 EXPIRE_INTERVAL_S = 3600.0
@@ -76,7 +76,9 @@ class ListFollower:
                 if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
                     await self._load_all()
                 await self._apply(await self._in_thread(self._poll))
-            except STORAGE_ERRORS as exc:
+            except (
+                Exception
+            ) as exc:  # not only storage: a task that ends here would leave the lists as they are for ever
                 self._lost(exc)
             else:
                 if self._trouble:
