@@ -70,8 +70,8 @@ class Policy(Section):
     failed: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
         description="The scanner fails on this mail but not on others (5xx, a lost connection, an unreadable answer), "
-        "or, unless `deadline` is set, takes too long for it while it answers others. `unavailable` does not apply: a "
-        "sender could otherwise write a mail that is delivered because it cannot be scanned.",
+        "or, unless `deadline` is set, takes too long for it and is not known to be down. `unavailable` does not "
+        "apply: a sender could otherwise write a mail that is delivered because it cannot be scanned.",
     )
     saturated: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),

@@ -29,7 +29,7 @@ class Case(StrEnum):
     UNREACHABLE = "unreachable"
     FAILED = "failed"  # the scanner failed on this mail only
     DEADLINE = "deadline"
-    SLOW = "slow"  # the deadline passed, but other mail was answered: `deadline` if that is set, otherwise `failed`
+    SLOW = "slow"  # the deadline passed, maybe because of the mail: `deadline` if that is set, otherwise `failed`
     REFUSED = "refused"
     NONSENSE = "nonsense"
     SATURATED = "saturated"

@@ -59,6 +59,7 @@ class Host:
         self.echoes = False  # its answers carry our request id
         self.is_broken = False  # it failed on a mail of our own, and has decided on none since
         self.check: asyncio.Task[bool | None] | None = None  # whether it decides on a mail of our own
+        self.checked_at = 0.0  # when that mail was sent
         self.probe_tenant: str | None = None
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0

@@ -207,16 +207,75 @@ async def test_a_mail_that_failed_is_not_unreachable_because_the_next_host_is() 
 
 
 async def test_a_mail_that_is_slow_by_itself_is_known_as_such() -> None:
-    """Mail that was sent after it was answered; without such mail, nobody can tell."""
+    """Mail that was sent after it was answered: other mail, or one of our own."""
     async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
-        with pytest.raises(ScanTimeout) as alone:
-            await submit(scanner, BAD, deadline_s=0.1)
         slow = asyncio.create_task(submit(scanner, BAD, deadline_s=0.5))
-        await eventually(lambda: len(server.requests) == 2, "the slow mail")
+        await eventually(lambda: len(server.requests) == 1, "the slow mail")
         await submit(scanner)
         with pytest.raises(ScanTimeout) as beside_others:
             await slow
-    assert (alone.value.is_slow, beside_others.value.is_slow) == (False, True)
+        assert not server.probes
+        with pytest.raises(ScanTimeout) as alone:
+            await submit(scanner, BAD, deadline_s=0.5)
+        assert len(server.probes) == 1
+    for caught in (beside_others, alone):
+        assert (caught.value.is_slow, caught.value.others_pass) == (True, True)
+
+
+async def test_a_slow_mail_on_a_quiet_host_was_taken_for_an_outage() -> None:
+    """Nothing is known: no other mail, and ours waits behind the slow one. The mail may be the reason."""
+    async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
+        for deadline_s in (0.1, 0.4):
+            with pytest.raises(ScanTimeout) as caught:
+                await submit(scanner, BAD, deadline_s=deadline_s)
+            assert (caught.value.is_slow, caught.value.others_pass) == (True, False)
+
+
+async def test_many_slow_mails_at_once_cost_one_question() -> None:
+    """A sender takes all slots with them, so no other mail is decided on."""
+    async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
+        mails = (submit(scanner, BAD + b"%d" % number, deadline_s=0.6) for number in range(20))
+        outcomes = await asyncio.gather(*mails, return_exceptions=True)
+        assert all(isinstance(outcome, ScanTimeout) and outcome.others_pass for outcome in outcomes)
+        assert len(server.probes) == 1
+
+
+async def test_a_slow_upload_was_taken_for_an_outage() -> None:
+    """The scanner reads a large mail slowly, and decides on others."""
+
+    async def read_slowly(call: Call) -> bool:
+        if int(call.request.fields.get("content-length", "0")) < 1_000_000:
+            return False
+        await call.reader.read(1000)
+        await asyncio.sleep(5)
+        call.reset()
+        return True
+
+    async with faults(before=read_slowly) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, LARGE, memory_per_mail=0, deadline_s=0.6)
+        assert caught.value.is_slow and caught.value.others_pass
+
+
+async def test_a_host_that_hangs_on_a_mail_and_fails_on_ours_is_at_fault_itself() -> None:
+    """A real outage keeps its own case."""
+
+    async def script(call: Call) -> None:
+        await call.until_gone() if b"Subject: bad" in call.request.body else call.say(answer(500, b""))
+
+    async with faults(script) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, BAD, deadline_s=0.5)
+        assert not caught.value.is_slow
+
+
+async def test_a_host_that_was_silent_before_it_got_the_mail_is_at_fault_itself() -> None:
+    """It is frozen: it answers neither status requests nor our own mail."""
+    async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
+        scanner.hosts[0].unanswered = 1
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, BAD, deadline_s=0.3)
+        assert not caught.value.is_slow
 
 
 async def test_a_bad_mail_as_the_probe_of_an_open_circuit_does_not_keep_it_open() -> None:
