@@ -31,6 +31,7 @@ from bridge.filter.policy import (
     CONTINUES,
     LONG_HEAD,
     LOOP,
+    UNCERTAIN_DOMAIN,
     Case,
     Policy,
     Rule,
@@ -45,7 +46,7 @@ from bridge.filter.released import ReleasedMail
 from bridge.filter.slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
-from bridge.mail.address import domain_of
+from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
@@ -114,6 +115,7 @@ class Filter:
         self.envelope_lists = envelope_lists
         self._saturation_reply = self._early_refusal()
         self.deadline_s = settings.deadline_s
+        self.refuses = settings.shadow_percent < 100
         self.header_prefix = headers.prefix
         # The last part of the deadline is reserved for handing the mail on.
         self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
@@ -145,6 +147,8 @@ class Filter:
         if recipient is None:
             tenant, found = None, lists.match_at_mail(session, sender)
         else:
+            if lists.block_recipients and not has_certain_domain(recipient):
+                return UNCERTAIN_DOMAIN
             tenant = self._tenant_of(recipient)
             found = lists.match_at_rcpt(session, sender, recipient, tenant)
         if found is None:

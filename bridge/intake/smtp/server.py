@@ -21,7 +21,7 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
-from bridge.filter.policy import CONTINUES
+from bridge.filter.policy import CONTINUES, UNCERTAIN_DOMAIN
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient
 from bridge.intake.smtp.connection import SmtpConnection
@@ -29,7 +29,7 @@ from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.session import SmtpSession
-from bridge.mail.address import domain_of
+from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -223,6 +223,8 @@ class SmtpServer:
     ) -> Any:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         kinds = self.settings.kinds
+        if kinds.by_domain and self._filter.refuses and not has_certain_domain(address, kinds.by_domain):
+            return UNCERTAIN_DOMAIN
         if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
