@@ -89,7 +89,9 @@ class Policy(Section):
             raise ValueError("the content of a mail over the size limit is not kept: use reject or tempfail")
         return entry
 
-    @field_validator("unreachable", "deadline", "refused", "nonsense", "failed", "saturated")
+    @field_validator(
+        *("undecided", "unavailable", "unreachable", "deadline", "refused", "nonsense", "failed", "saturated")
+    )
     @classmethod
     def _not_lost(cls, entry: PolicyEntry | None) -> PolicyEntry | None:
         if entry is not None and entry.action is Action.DISCARD:

@@ -63,7 +63,7 @@ def test_a_reason_has_its_own_outcome_per_listener_and_tenant() -> None:
     assert policy["unreachable"] == of_tenant["nonsense"] == "tempfail"
 
 
-@pytest.mark.parametrize("reason", [*REASONS, "saturated"])
+@pytest.mark.parametrize("reason", [*REASONS, "saturated", "failed", "unavailable", "undecided"])
 def test_unscanned_mail_cannot_be_discarded(reason: str) -> None:
     """`discard` is allowed only for decisions of the service."""
     with pytest.raises(ConfigError, match="unscanned mail must not be discarded"):
