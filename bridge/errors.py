@@ -111,15 +111,11 @@ class ScanMalformed(ScanError):
 
 
 class ScanRefused(ScanError):
-    """The scanner refuses our requests. An operator must act. `is_about_us`: because of the token, not the request."""
+    """The scanner refuses our requests. An operator must act."""
 
     policy_case = "refused"
     label = FailureLabel.REFUSED
     client_reply = (451, "4.3.5", "The scanner is not set up, try again later")
-
-    def __init__(self, text: str = "", is_about_us: bool = False) -> None:
-        super().__init__(text)
-        self.is_about_us = is_about_us
 
 
 class MessageTooLarge(ScanError):

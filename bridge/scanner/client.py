@@ -147,7 +147,7 @@ class Scanner:
                 # Its traceback holds this frame, which holds the error: a reference cycle.
                 problem, may_go_on = exc.with_traceback(None), self._may_go_on_after(exc)
                 doubts.append(_Doubt(host, problem, began, was_broken))
-                if not _is_about_us(exc) and host.decided_since <= began:
+                if host.decided_since <= began:
                     self._start_check(host, request.tenant_uid)
             except Saturated as exc:
                 problem, may_go_on = exc, self._settings.resubmit
@@ -176,8 +176,6 @@ class Scanner:
     async def _blame(self, doubt: _Doubt, deadline: float) -> ScanError:
         """The host's error if it fails on all mail, ScanFailed if the mail may be the cause."""
         host, error = doubt.host, doubt.error
-        if _is_about_us(error):
-            return error
         works = True if host.decided_since > doubt.began else await self._works(host, deadline)
         if isinstance(error, _Lost | BadGateway):
             # A mail that ends the scanner's process leaves a host behind that does not work, but did before.
@@ -448,10 +446,6 @@ class _Doubt:
     error: ScanError
     began: float  # when the mail was sent
     was_broken: bool  # the host was known not to work before that
-
-
-def _is_about_us(error: ScanError) -> bool:
-    return isinstance(error, ScanRefused) and error.is_about_us
 
 
 def _is_down(host: Host, began: float, was_broken: bool, was_silent: bool) -> bool:

@@ -164,6 +164,8 @@ FAILURES: dict[str, Any] = {
     "502": answer(502),
     "504": answer(504),
     "400": answer(400),
+    "401": answer(401),
+    "403": answer(403),
     "nonsense": answer(200, b"<html>"),
     "closed": close,
 }

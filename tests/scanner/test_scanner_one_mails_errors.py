@@ -43,6 +43,8 @@ ENDINGS = {
     "504": answer(504, b""),
     "507": answer(507, b""),
     "400": answer(400, b""),
+    "401": answer(401, b""),  # by a proxy that does not like the content
+    "403": answer(403, b""),
     "422": answer(422, b""),
     "nonsense": answer(200, b"<html>"),
     "redirect": answer(307, b""),
@@ -72,7 +74,7 @@ async def test_three_mails_of_one_sender_opened_the_circuit_for_everybody(name: 
         assert (await submit(scanner)).decision is Decision.DELIVER
 
 
-@pytest.mark.parametrize("name", ["500", "nonsense", "400"])
+@pytest.mark.parametrize("name", ["500", "nonsense", "400", "401", "403"])
 async def test_a_host_that_fails_on_every_mail_is_at_fault_itself(name: str) -> None:
     """A real outage keeps its own case."""
     async with faults(ENDINGS[name]) as server, scanner_of(server) as scanner:
