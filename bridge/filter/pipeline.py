@@ -31,6 +31,7 @@ from bridge.filter.policy import (
     CONTINUES,
     LONG_HEAD,
     LOOP,
+    TENANTS_CHANGED,
     UNCERTAIN_DOMAIN,
     Case,
     Policy,
@@ -216,7 +217,9 @@ class Filter:
         if (head or next(tx.message.chunks(), b"")).startswith((b" ", b"\t")):  # it would continue our last field
             return Outcome(Action.REJECT, with_id(CONTINUES, tx.id))
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
-        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)  # all recipients have the same
+        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
+        if self._has_other_tenants(tx, record.tenant):
+            return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
         if token is not None:
             return await self._hand_on_released(record, token)
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
@@ -291,6 +294,12 @@ class Filter:
         if not self._settings.tenant_by_domain:
             return self._settings.default_tenant
         return self._settings.tenant_by_domain.get(domain_of(address), self._settings.default_tenant)
+
+    def _has_other_tenants(self, tx: Transaction, tenant: str | None) -> bool:
+        """The intake keeps tenants apart at RCPT, but a reload may have changed them since."""
+        if not self._settings.tenant_by_domain or len(tx.envelope.recipients) == 1:
+            return False
+        return any(self._tenant_of(address) != tenant for address in tx.envelope.addresses)
 
     def _is_shadow(self, session: Session, sender: str) -> bool:
         percent = self._settings.shadow_percent
