@@ -252,3 +252,12 @@ def test_twenty_slow_mails_that_took_all_slots_were_delivered_unscanned(tmp_path
             replies = list(pool.map(lambda number: send(bridge, BAD + b"%d\r\n" % number), range(20)))
         assert {reply[:10] for reply in replies} <= {"451 4.4.7 ", "451 4.3.2 "}
         assert not bridge.next_hop.mails
+
+
+def test_a_long_first_line_kept_a_forged_field(tmp_path: Path) -> None:
+    """No line ends in the first mebibyte: the header section we looked at was a single byte."""
+    with running_bridge(tmp_path) as bridge:
+        reply = send(bridge, b"X-Scan-Decision: forged " + b"a" * (3 << 19) + b"\r\nSubject: x\r\n\r\nx\r\n")
+        assert reply.startswith("554 5.6.0 ") and not bridge.next_hop.mails
+        reply = send(bridge, b"X-Other: " + b"a" * (3 << 19) + b"\r\nSubject: x\r\n\r\nx\r\n")
+        assert reply.startswith("250 ")
