@@ -151,6 +151,8 @@ class Scanner:
                     self._start_check(host, request.tenant_uid)
             except Saturated as exc:
                 problem, may_go_on = exc, self._settings.resubmit
+                if exc.retry_after_s and host.status not in _PRESSED:  # is it full, or was it this mail?
+                    self._start_check(host, request.tenant_uid)
             finally:
                 host.end(is_probe)
             if not may_go_on:
@@ -484,10 +486,12 @@ def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResu
         raise
     except Saturated as exc:
         host.learn(Event.ALIVE, now)
-        host.saturated_until = now + (exc.retry_after_s or 0.0)
+        host.saturated_at, host.saturated_until = now, now + (exc.retry_after_s or 0.0)
         raise
     host.learn(Event.SUCCESS, now)
     host.is_broken = False
+    if host.saturated_until and began >= host.saturated_at:
+        host.saturated_until = 0.0
     if began > host.decided_since:
         host.decided_since = began
     return result

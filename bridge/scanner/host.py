@@ -52,6 +52,7 @@ class Host:
         self._has_status = False  # it has answered a status request before
         self.awaited: set[ScannerConnection] = set()  # connections that a late answer is expected on
         self.saturated_until = 0.0
+        self.saturated_at = 0.0
         self.certificate: bytes | None = None  # of the last connection, as DER
         self.date = b""  # the Date field of its last status answer
         self.circuit = Circuit(settings.status_interval_s)

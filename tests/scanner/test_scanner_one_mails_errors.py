@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bridge.api.scanning import Decision
-from bridge.errors import ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
+from bridge.errors import Saturated, ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
 from bridge.testing import eventually
 from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, scanner_of, submit
@@ -344,3 +344,19 @@ async def test_our_own_mail_is_harmless_and_of_the_same_tenant() -> None:
             await submit(scanner, BAD, request=request)
         (probe,) = server.probes
         assert tenant.encode() in probe.body and b"example.org" not in probe.body
+
+
+async def test_one_mail_that_is_answered_with_retry_after_closed_the_scanner_for_everybody() -> None:
+    """The host decides on our own mail, so it has room; a host that is full says so to that as well."""
+    full = answer(503, b"", "Retry-After: 60")
+    async with faults(fails_on_bad(full)) as server, scanner_of(server) as scanner:
+        with pytest.raises(Saturated):
+            await submit(scanner, BAD)
+        await eventually(lambda: not scanner.is_saturated(), "the host to be known as free")
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        server.script = full
+        with pytest.raises(Saturated):
+            await submit(scanner, BAD)
+        await eventually(lambda: len(server.probes) == 2, "our own mail")
+        await asyncio.sleep(0.1)
+        assert scanner.is_saturated()
