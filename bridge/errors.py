@@ -87,15 +87,19 @@ class ScanFailed(ScanUnavailable):
 
 
 class ScanTimeout(ScanError):
-    """The deadline passed before the scanner answered. `is_slow`: it answered mail that was sent after this one."""
+    """The deadline passed before the scanner answered.
+
+    `is_slow`: the mail may be the reason. `others_pass`: it is, since mail that was sent after it was answered.
+    """
 
     policy_case = "deadline"
     label = FailureLabel.DEADLINE
     client_reply = (451, "4.4.7", "The scan took too long, try again later")
 
-    def __init__(self, text: str = "", is_slow: bool = False) -> None:
+    def __init__(self, text: str = "", is_slow: bool = False, others_pass: bool = False) -> None:
         super().__init__(text)
         self.is_slow = is_slow
+        self.others_pass = others_pass
 
 
 class ScanMalformed(ScanError):
@@ -107,15 +111,11 @@ class ScanMalformed(ScanError):
 
 
 class ScanRefused(ScanError):
-    """The scanner refuses our requests. An operator must act. `is_about_us`: because of the token, not the request."""
+    """The scanner refuses our requests. An operator must act."""
 
     policy_case = "refused"
     label = FailureLabel.REFUSED
     client_reply = (451, "4.3.5", "The scanner is not set up, try again later")
-
-    def __init__(self, text: str = "", is_about_us: bool = False) -> None:
-        super().__init__(text)
-        self.is_about_us = is_about_us
 
 
 class MessageTooLarge(ScanError):

@@ -33,8 +33,11 @@ def reload(path: Path | None, timeout_s: float) -> None:
     before = ask(conf.admin.address)
     if before is None:
         _fail(f"no daemon answers at {conf.admin.address}; is it running?")
+    pid = before["pid"]
+    if type(pid) is not int or pid <= 1:  # whoever answers there may not be our daemon; -1 would be every process
+        _fail(f"the program at {conf.admin.address} is not our daemon: its process id is {pid!r:.20}")
     try:
-        os.kill(before["pid"], signal.SIGHUP)
+        os.kill(pid, signal.SIGHUP)
     except PermissionError:
         _fail("the daemon runs as another user: run this command as that user or as root")
     except ProcessLookupError:

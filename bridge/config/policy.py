@@ -70,8 +70,8 @@ class Policy(Section):
     failed: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
         description="The scanner fails on this mail but not on others (5xx, a lost connection, an unreadable answer), "
-        "or, unless `deadline` is set, takes too long for it while it answers others. `unavailable` does not apply: a "
-        "sender could otherwise write a mail that is delivered because it cannot be scanned.",
+        "or, unless `deadline` is set, takes too long for it and is not known to be down. `unavailable` does not "
+        "apply: a sender could otherwise write a mail that is delivered because it cannot be scanned.",
     )
     saturated: PolicyEntry = Field(
         PolicyEntry(action=Action.TEMPFAIL),
@@ -89,7 +89,9 @@ class Policy(Section):
             raise ValueError("the content of a mail over the size limit is not kept: use reject or tempfail")
         return entry
 
-    @field_validator("unreachable", "deadline", "refused", "nonsense", "failed", "saturated")
+    @field_validator(
+        *("undecided", "unavailable", "unreachable", "deadline", "refused", "nonsense", "failed", "saturated")
+    )
     @classmethod
     def _not_lost(cls, entry: PolicyEntry | None) -> PolicyEntry | None:
         if entry is not None and entry.action is Action.DISCARD:

@@ -50,6 +50,7 @@ class EnvelopeLists:
     def __init__(self, settings: EnvelopeListsSettings, copies: Copies) -> None:
         self._settings = settings
         self._copies = copies
+        self.block_recipients = bool(settings.block_recipients)
         self.refusal = Reply(550, "5.7.1", settings.text)
 
     def match_at_mail(self, session: Session, sender: str) -> ListMatch | None:

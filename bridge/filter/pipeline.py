@@ -31,6 +31,8 @@ from bridge.filter.policy import (
     CONTINUES,
     LONG_HEAD,
     LOOP,
+    TENANTS_CHANGED,
+    UNCERTAIN_DOMAIN,
     Case,
     Policy,
     Rule,
@@ -45,7 +47,7 @@ from bridge.filter.released import ReleasedMail
 from bridge.filter.slots import Slots
 from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
-from bridge.mail.address import domain_of
+from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
@@ -114,6 +116,7 @@ class Filter:
         self.envelope_lists = envelope_lists
         self._saturation_reply = self._early_refusal()
         self.deadline_s = settings.deadline_s
+        self.refuses = settings.shadow_percent < 100
         self.header_prefix = headers.prefix
         # The last part of the deadline is reserved for handing the mail on.
         self._reserve_s = min(10.0, settings.deadline_s * 0.1) if relay is not None else 1.0
@@ -145,6 +148,8 @@ class Filter:
         if recipient is None:
             tenant, found = None, lists.match_at_mail(session, sender)
         else:
+            if lists.block_recipients and not has_certain_domain(recipient):
+                return UNCERTAIN_DOMAIN
             tenant = self._tenant_of(recipient)
             found = lists.match_at_rcpt(session, sender, recipient, tenant)
         if found is None:
@@ -212,7 +217,9 @@ class Filter:
         if (head or next(tx.message.chunks(), b"")).startswith((b" ", b"\t")):  # it would continue our last field
             return Outcome(Action.REJECT, with_id(CONTINUES, tx.id))
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
-        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)  # all recipients have the same
+        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
+        if self._has_other_tenants(tx, record.tenant):
+            return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
         if token is not None:
             return await self._hand_on_released(record, token)
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
@@ -285,6 +292,12 @@ class Filter:
         if not self._settings.tenant_by_domain:
             return self._settings.default_tenant
         return self._settings.tenant_by_domain.get(domain_of(address), self._settings.default_tenant)
+
+    def _has_other_tenants(self, tx: Transaction, tenant: str | None) -> bool:
+        """The intake keeps tenants apart at RCPT, but a reload may have changed them since."""
+        if not self._settings.tenant_by_domain or len(tx.envelope.recipients) == 1:
+            return False
+        return any(self._tenant_of(address) != tenant for address in tx.envelope.addresses)
 
     def _is_shadow(self, session: Session, sender: str) -> bool:
         percent = self._settings.shadow_percent

@@ -29,7 +29,7 @@ class Case(StrEnum):
     UNREACHABLE = "unreachable"
     FAILED = "failed"  # the scanner failed on this mail only
     DEADLINE = "deadline"
-    SLOW = "slow"  # the deadline passed, but other mail was answered: `deadline` if that is set, otherwise `failed`
+    SLOW = "slow"  # the deadline passed, maybe because of the mail: `deadline` if that is set, otherwise `failed`
     REFUSED = "refused"
     NONSENSE = "nonsense"
     SATURATED = "saturated"
@@ -78,6 +78,8 @@ NO_STORAGE = _reply_of(SpoolFull)
 AMBIGUOUS = Reply(554, "5.6.0", "The MIME structure of this mail is ambiguous")
 LONG_HEAD = Reply(554, "5.6.0", "The header section is too long")
 CONTINUES = Reply(550, "5.6.0", "The mail begins with white space: its first line would continue a header field")
+TENANTS_CHANGED = Reply(451, "4.3.5", "The configuration has changed, try again later")
+UNCERTAIN_DOMAIN = Reply(553, "5.1.3", "The domain of this recipient is not certain: write it as user@domain")
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
 
 _INTERNAL = _reply_of(BridgeError)

@@ -69,7 +69,7 @@ class Slots:
             return
         if error is None:
             self._limit.sample(scan_s, began_among)
-        elif isinstance(error, Saturated) or (isinstance(error, ScanTimeout) and not error.is_slow):
+        elif isinstance(error, Saturated) or (isinstance(error, ScanTimeout) and not error.others_pass):
             self._limit.overload()  # a mail that is slow by itself says nothing about the load
 
 

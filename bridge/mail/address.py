@@ -18,6 +18,7 @@ import ipaddress
 import re
 import unicodedata
 from bisect import bisect
+from collections.abc import Container
 from functools import lru_cache
 
 import idna
@@ -31,6 +32,10 @@ _SPACE = re.compile(rf"{_KEPT}|[ \t]+", re.DOTALL)
 _ODD = re.compile(r'["()<> \t]')  # in a domain: the @ before it may be part of a comment or of quoted text
 _MAX_COMMENT_DEPTH = 8
 _PLAIN_LOCAL = re.compile(r'[^\s@<>"(),:;\\\[\]]+')
+_PLAIN_ADDRESS = re.compile(r"[a-z0-9._+=~#$&'*/?^`{|}-]+@[a-z0-9_-]+(?:\.[a-z0-9_-]+)*\.?", re.IGNORECASE)
+_QUOTED_LOCAL = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_ROUTING = re.compile("[%!@:]")  # in a local part: mail servers read victim%example.org, example.org!victim, ...
+_NO_NAME = re.compile(r'[\s%!@:;,<>()"\\\[\]]')
 _JOINERS = "\u200c\u200d"
 
 
@@ -54,6 +59,30 @@ def comparable_address(address: str) -> str:
         plain = re.sub(r"\\(.)", r"\1", local[1:-1])
         local = plain if _PLAIN_LOCAL.fullmatch(plain) else local
     return f"{local.lower()}@{domain}" if domain else local.lower()
+
+
+def has_certain_domain(address: str, known: Container[str] = ()) -> bool:
+    """Whether all mail servers deliver this recipient by the domain that `domain_of` finds.
+
+    Many also take `%`, `!` and a quoted `@` in a local part for the real address, and complete one without a domain
+    with their own. `postmaster` alone is valid (RFC 5321 4.5.1). An address literal means whatever mail that host
+    takes, so it must be one of the `known` domains, except for `postmaster`.
+    """
+    if _PLAIN_ADDRESS.fullmatch(address) or address.lower() == "postmaster":
+        return True
+    if _without_comments(address).count("@") != 1:  # a source route, or one of them is in the local part
+        return False
+    local, written = split_address(address)
+    if _QUOTED_LOCAL.fullmatch(local):
+        local = local[1:-1]
+    elif not _PLAIN_LOCAL.fullmatch(local):
+        return False
+    if _ROUTING.search(local):
+        return False
+    domain = comparable_domain(written)
+    if domain in known or (domain[:1] == "[" and local.lower() == "postmaster"):
+        return True
+    return domain != "" and not _NO_NAME.search(domain)
 
 
 def split_address(address: str) -> tuple[str, str]:

@@ -171,7 +171,8 @@ class Message:
             if end >= 0:
                 return head[: end + 2]
             if len(head) > HEAD_LIMIT:
-                return head[: head.rfind(b"\r\n", 0, HEAD_LIMIT) + 2]
+                end = head.rfind(b"\r\n", 0, HEAD_LIMIT)
+                return head[: end + 2] if end >= 0 else b""  # not even the first line is complete
         return head
 
     def is_head_cut_in_field(self) -> bool:

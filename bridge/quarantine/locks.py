@@ -43,7 +43,7 @@ class FileLocks:
     @contextmanager
     def hold(self, name: str) -> Iterator[None]:
         try:
-            fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fd = durable_files.open_own(self._path, os.O_RDWR)
         except OSError as exc:
             raise StoreError(f"quarantine: {exc}") from exc
         try:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -117,6 +118,26 @@ def write(path: Path, chunks: Iterable[bytes], check: Callable[[], None]) -> Non
     except BaseException:
         remove(path)
         raise
+
+
+def open_own(path: Path, flags: int) -> int:
+    """Open a file in a directory of ours, or create it with mode 0600. Raises OSError.
+
+    Root runs our commands in a directory that belongs to the service's user: it must not follow a link from there, or
+    write to a file of somebody else.
+    """
+    fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EPERM, "is not an ordinary file", str(path))
+        is_ours = found.st_uid == os.geteuid() and found.st_nlink == 1  # and no second name for another file of ours
+        if not is_ours and found.st_uid != path.parent.stat().st_uid:
+            raise OSError(errno.EPERM, "belongs to another user", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
 
 
 def sync_directory(path: Path) -> None:

@@ -34,8 +34,6 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     text = f"{url}: {answer.status} {said}".strip()[:300]
     if answer.status == 413:
         raise MessageTooLarge(text)
-    if answer.status in (401, 403):
-        raise ScanRefused(text, is_about_us=True)
     retry_after = _retry_after(answer)
     if answer.status == 429 or (answer.status == 503 and retry_after is not None):
         raise Saturated(text, min(retry_after or 0.0, MAX_RETRY_AFTER_S))
@@ -49,7 +47,7 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
 def read_status(url: str, answer: Answer) -> QueueStatus:
     """The status that the service reports. Raises ScanError."""
     if answer.status in (401, 403):
-        raise ScanRefused(f"{url}: the token is refused ({answer.status})", is_about_us=True)
+        raise ScanRefused(f"{url}: the token is refused ({answer.status})")
     if answer.status != 200:
         raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}")
     try:

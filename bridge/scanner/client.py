@@ -8,7 +8,8 @@ before its content is sent; a circuit per host records failures.
 
 A failure after a host got some of a mail may be the mail's own doing, and whoever sent it can send more. So
 such a failure alone says nothing about the host: whether it works is decided by a mail of our own
-(`probe_mail.py`), or by other mail that it answered meanwhile. If it works, the mail is a case of its own
+(`probe_mail.py`), or by other mail that it answered meanwhile. A mail that comes close to its deadline is
+settled in the same way. If the host works, the mail is a case of its own
 (`ScanFailed`). If this is wrong, one sender can close the scanner for everybody, or have a mail delivered that
 breaks it.
 """
@@ -18,11 +19,12 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import math
 import os
 import random
 import ssl
 from collections.abc import Iterable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Never, Protocol
 
 from bridge.api.request_id import REQUEST_ID
@@ -61,6 +63,7 @@ log = logging.getLogger(__name__)
 _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 
+_CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
 
 
@@ -123,10 +126,10 @@ class Scanner:
         submission = _Submission(request, message, header)
         for host in self._by_preference():
             is_probe = host.begin()
-            began, was_broken = loop.time(), host.is_broken
+            began, was_broken, was_silent = loop.time(), host.is_broken, host.silent
             may_go_on = True
             try:
-                answer = await self._exchange(host, submission, deadline)
+                answer = await self._exchange(host, submission, deadline, is_mail=True)
                 now = loop.time()
                 host.took(now - began, now)
                 return _learn(host, answer, now, began)
@@ -137,15 +140,19 @@ class Scanner:
                 if exc.was_sent:
                     doubts.append(_Doubt(host, _Lost(str(problem), sent_whole=True), began, was_broken))
             except DeadlinePassed as exc:
-                _give_up(host, exc.late, keep_late, bool(doubts) or host.decided_since > began)
+                others_pass = bool(doubts) or host.decided_since > began
+                is_slow = others_pass or not _is_down(host, began, was_broken, was_silent)
+                _give_up(host, exc.late, keep_late, is_slow, others_pass)
             except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
                 # Its traceback holds this frame, which holds the error: a reference cycle.
                 problem, may_go_on = exc.with_traceback(None), self._may_go_on_after(exc)
                 doubts.append(_Doubt(host, problem, began, was_broken))
-                if not _is_about_us(exc) and host.decided_since <= began:
+                if host.decided_since <= began:
                     self._start_check(host, request.tenant_uid)
             except Saturated as exc:
                 problem, may_go_on = exc, self._settings.resubmit
+                if exc.retry_after_s and host.status not in _PRESSED:  # is it full, or was it this mail?
+                    self._start_check(host, request.tenant_uid)
             finally:
                 host.end(is_probe)
             if not may_go_on:
@@ -171,8 +178,6 @@ class Scanner:
     async def _blame(self, doubt: _Doubt, deadline: float) -> ScanError:
         """The host's error if it fails on all mail, ScanFailed if the mail may be the cause."""
         host, error = doubt.host, doubt.error
-        if _is_about_us(error):
-            return error
         works = True if host.decided_since > doubt.began else await self._works(host, deadline)
         if isinstance(error, _Lost | BadGateway):
             # A mail that ends the scanner's process leaves a host behind that does not work, but did before.
@@ -187,20 +192,25 @@ class Scanner:
         await asyncio.wait({check}, timeout=max(0.0, deadline - self._loop.time()))
         return check.result() if check.done() and not check.cancelled() else None
 
-    def _start_check(self, host: Host, tenant: str | None) -> None:
+    def _start_check(self, host: Host, tenant: str | None, limit_s: float = math.inf) -> None:
         """Send the host a mail of our own; one at a time."""
         if host.check is None or host.check.done():
             host.probe_tenant = tenant
-            host.check = asyncio.create_task(self._check(host, tenant))
+            host.checked_at = self._loop.time()
+            host.check = asyncio.create_task(self._check(host, tenant, limit_s))
 
-    async def _check(self, host: Host, tenant: str | None) -> bool | None:
+    def _check_if_slow(self, host: Host, since: float, tenant: str | None, limit_s: float) -> None:
+        """A mail comes close to its deadline: is the host slow, or the mail?"""
+        if host.decided_since <= since:
+            self._start_check(host, tenant, limit_s)
+
+    async def _check(self, host: Host, tenant: str | None, limit_s: float) -> bool | None:
         loop = self._loop
         began = loop.time()
         request, message = probe_mail(tenant)
         try:
-            answer = await self._exchange(
-                host, _Submission(request, message, b""), began + self._settings.connect_timeout_s
-            )
+            deadline = began + min(self._settings.connect_timeout_s, limit_s)
+            answer = await self._exchange(host, _Submission(request, message, b""), deadline)
             _learn(host, answer, loop.time(), began)
         except DeadlinePassed as exc:
             if exc.late is not None:
@@ -238,7 +248,9 @@ class Scanner:
             )
         return hosts
 
-    async def _exchange(self, host: Host, request: Request, deadline: float, fresh: bool = False) -> Answer:
+    async def _exchange(
+        self, host: Host, request: Request, deadline: float, fresh: bool = False, is_mail: bool = False
+    ) -> Answer:
         """One request over an idle connection if there is one. Raises _NotReached, DeadlinePassed, ScanError.
 
         A new connection has no earlier request whose answer could be taken for this one's.
@@ -252,7 +264,13 @@ class Scanner:
         if connection is None:
             connection = await self._connect(host, deadline)
         request_id = next(_ids)
-        waiting = connection.ask(request.to(host, request_id), deadline, request_id)
+        content = request.to(host, request_id)
+        if isinstance(request, _Submission) and is_mail:
+            check_s = min(self._settings.connect_timeout_s, (deadline - now) / 2)
+            on_slow = partial(self._check_if_slow, host, now, request.request.tenant_uid, check_s)
+            waiting = connection.ask(content, deadline, request_id, deadline - check_s * _CHECK_LEAD, on_slow)
+        else:
+            waiting = connection.ask(content, deadline, request_id)
         try:
             answer = await waiting
         except WrongAnswer:
@@ -281,7 +299,7 @@ class Scanner:
         # Most likely the server closed the idle connection before it read the request, or has lost count of its
         # answers: try once more.
         try:
-            return await self._exchange(host, request, deadline, fresh=True)
+            return await self._exchange(host, request, deadline, fresh=True, is_mail=is_mail)
         except _NotReached as exc:
             exc.was_sent = True  # or else the request was its end
             raise
@@ -403,8 +421,8 @@ class LateScan:
 class ScanGoesOn(ScanTimeout):
     """The deadline passed, but the scanner has the whole mail: `scan` must be awaited or abandoned."""
 
-    def __init__(self, text: str, is_slow: bool, scan: LateScan) -> None:
-        super().__init__(text, is_slow)
+    def __init__(self, text: str, is_slow: bool, others_pass: bool, scan: LateScan) -> None:
+        super().__init__(text, is_slow, others_pass)
         self.scan = scan
 
 
@@ -432,18 +450,27 @@ class _Doubt:
     was_broken: bool  # the host was known not to work before that
 
 
-def _is_about_us(error: ScanError) -> bool:
-    return isinstance(error, ScanRefused) and error.is_about_us
+def _is_down(host: Host, began: float, was_broken: bool, was_silent: bool) -> bool:
+    """Whether a host that did not answer a mail in time is known not to work, whatever the mail.
+
+    It failed on a mail of our own, or it was known to be down before it got the mail. If nothing is known, the mail
+    may be the reason: on a quiet host, or beside other slow mail of the same sender.
+    """
+    check = host.check
+    works = None
+    if check is not None and host.checked_at >= began and check.done() and not check.cancelled():
+        works = check.result()
+    return works is False or (works is None and (was_broken or (was_silent and host.silent)))
 
 
-def _give_up(host: Host, late: LateAnswer | None, keep_late: bool, is_slow: bool) -> Never:
+def _give_up(host: Host, late: LateAnswer | None, keep_late: bool, is_slow: bool, others_pass: bool) -> Never:
     """The deadline has passed: keep waiting in the background if the caller wants that and it is possible."""
     text = "no answer before the deadline"
     if late is not None and keep_late:
-        raise ScanGoesOn(text, is_slow, LateScan(host, late)) from None
+        raise ScanGoesOn(text, is_slow, others_pass, LateScan(host, late)) from None
     if late is not None:
         late.abandon()
-    raise ScanTimeout(text, is_slow) from None
+    raise ScanTimeout(text, is_slow, others_pass) from None
 
 
 def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResult:
@@ -459,10 +486,12 @@ def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResu
         raise
     except Saturated as exc:
         host.learn(Event.ALIVE, now)
-        host.saturated_until = now + (exc.retry_after_s or 0.0)
+        host.saturated_at, host.saturated_until = now, now + (exc.retry_after_s or 0.0)
         raise
     host.learn(Event.SUCCESS, now)
     host.is_broken = False
+    if host.saturated_until and began >= host.saturated_at:
+        host.saturated_until = 0.0
     if began > host.decided_since:
         host.decided_since = began
     return result

@@ -52,6 +52,7 @@ class Host:
         self._has_status = False  # it has answered a status request before
         self.awaited: set[ScannerConnection] = set()  # connections that a late answer is expected on
         self.saturated_until = 0.0
+        self.saturated_at = 0.0
         self.certificate: bytes | None = None  # of the last connection, as DER
         self.date = b""  # the Date field of its last status answer
         self.circuit = Circuit(settings.status_interval_s)
@@ -59,6 +60,7 @@ class Host:
         self.echoes = False  # its answers carry our request id
         self.is_broken = False  # it failed on a mail of our own, and has decided on none since
         self.check: asyncio.Task[bool | None] | None = None  # whether it decides on a mail of our own
+        self.checked_at = 0.0  # when that mail was sent
         self.probe_tenant: str | None = None
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, cast
 
 import httptools
@@ -90,8 +90,8 @@ class ScannerConnection(asyncio.Protocol):
 
     __slots__ = (
         *("_answer", "_body", "_body_bytes", "_deadline", "_head_complete", "_headers", "_is_paused", "_loop", "_lost"),
-        *("_max_answer", "_may_be_read", "_parser", "_received", "_request_id", "_sent_whole", "_shared", "_timer"),
-        *("_transport", "_unsent", "idle_since", "reusable"),
+        *("_max_answer", "_may_be_read", "_on_slow", "_parser", "_received", "_request_id", "_sent_whole", "_shared"),
+        *("_slow_at", "_timer", "_transport", "_unsent", "idle_since", "reusable"),
     )
 
     def __init__(self, max_answer: int, shared: SharedByConnections | None = None) -> None:
@@ -104,6 +104,8 @@ class ScannerConnection(asyncio.Protocol):
         self._answer: asyncio.Future[Answer] | None = None
         self._timer: asyncio.TimerHandle | None = None  # at the deadline or before it
         self._deadline = math.inf
+        self._slow_at = math.inf
+        self._on_slow: Callable[[], None] | None = None
         self.reusable = False
         self.idle_since = 0.0
         self._lost = False
@@ -120,9 +122,17 @@ class ScannerConnection(asyncio.Protocol):
         self._received = 0
         self._body_bytes = 0
 
-    def ask(self, request: Iterable[bytes], deadline: float, request_id: bytes = b"") -> asyncio.Future[Answer]:
+    def ask(
+        self,
+        request: Iterable[bytes],
+        deadline: float,
+        request_id: bytes = b"",
+        slow_at: float = math.inf,
+        on_slow: Callable[[], None] | None = None,
+    ) -> asyncio.Future[Answer]:
         """Send the chunks of `request`. `deadline` is on the event loop's clock. The caller must `forget` the future.
 
+        `on_slow` is called if there is no answer at `slow_at`.
         The future's result is the answer; its exception ConnectionLost, AnswerTooLarge, WrongAnswer, DeadlinePassed,
         or whatever `request` raised.
         """
@@ -136,6 +146,7 @@ class ScannerConnection(asyncio.Protocol):
         self.reusable = False
         self._answer = answer
         self._deadline = deadline
+        self._slow_at, self._on_slow = slow_at, on_slow
         self.check_deadlines()
         self._unsent = iter(request)
         self._shared.writes.add(self._send_on)
@@ -145,7 +156,8 @@ class ScannerConnection(asyncio.Protocol):
         """The caller no longer waits for this answer; data that arrives now closes the connection."""
         if self._answer is answer:
             self._answer = self._unsent = self._parser = self._headers = self._body = None
-            self._deadline = math.inf
+            self._deadline = self._slow_at = math.inf
+            self._on_slow = None
         if answer.done() and not answer.cancelled():
             answer.exception()  # mark it as retrieved: if the caller was cancelled, nothing else will
 
@@ -183,8 +195,8 @@ class ScannerConnection(asyncio.Protocol):
         return transport_has_unread(transport)
 
     def check_deadlines(self) -> None:
-        """Start a timer if the deadline lies before the shared timer's next check."""
-        deadline = self._deadline
+        """Start a timer if the deadline, or the time before it, lies before the shared timer's next check."""
+        deadline = self._slow_at if self._slow_at < self._deadline else self._deadline
         if deadline > self._shared.timer.next_tick_at:
             return
         if self._timer is not None and self._timer.when() > deadline:
@@ -196,11 +208,16 @@ class ScannerConnection(asyncio.Protocol):
     def _wake(self) -> None:
         self._timer = None
         if self._answer is None or self._answer.done():
-            return
-        if self._loop.time() < self._deadline - _TIMER_S:
-            self.check_deadlines()
-        else:
-            self._expire()
+            return None
+        now = self._loop.time()
+        if now >= self._deadline - _TIMER_S:
+            return self._expire()
+        if now >= self._slow_at - _TIMER_S:
+            self._slow_at = math.inf
+            if self._on_slow is not None:
+                self._on_slow()
+        self.check_deadlines()
+        return None
 
     def _expire(self) -> None:
         """Release the caller; if the request was sent completely, keep waiting for its answer."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from bridge.api.scanning import QueueStatus
+from bridge.api.scanning import Decision, QueueStatus
 from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.filter.policy import Case
@@ -60,7 +63,7 @@ def test_a_reason_has_its_own_outcome_per_listener_and_tenant() -> None:
     assert policy["unreachable"] == of_tenant["nonsense"] == "tempfail"
 
 
-@pytest.mark.parametrize("reason", [*REASONS, "saturated"])
+@pytest.mark.parametrize("reason", [*REASONS, "saturated", "failed", "unavailable", "undecided"])
 def test_unscanned_mail_cannot_be_discarded(reason: str) -> None:
     """`discard` is allowed only for decisions of the service."""
     with pytest.raises(ConfigError, match="unscanned mail must not be discarded"):
@@ -161,6 +164,8 @@ FAILURES: dict[str, Any] = {
     "502": answer(502),
     "504": answer(504),
     "400": answer(400),
+    "401": answer(401),
+    "403": answer(403),
     "nonsense": answer(200, b"<html>"),
     "closed": close,
 }
@@ -216,3 +221,43 @@ def test_a_mail_that_is_slow_by_itself_was_delivered_unscanned(
             assert len(bridge.next_hop.mails) == 1 + (reply == "250 ")
             if reply == "250 ":
                 assert b"X-Scan-Unscanned: deadline\r\n" in bridge.next_hop.mails[-1].content
+
+
+def test_a_slow_mail_that_nobody_followed_was_delivered_unscanned(tmp_path: Path) -> None:
+    """On a quiet host the bridge asks with a mail of its own; the late decision still counts."""
+    gate = threading.Event()
+
+    async def late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await asyncio.to_thread(gate.wait, 20)
+        writer.write(answer(200, result(Decision.BOUNCE)))
+
+    with running_bridge(tmp_path, {"policy": {"unavailable": "relay"}}, deadline="2s") as bridge:
+        bridge.scanner.reply_to[b"Subject: bad"] = late
+        assert send(bridge, BAD).startswith("451 4.4.7 ")
+        assert len(bridge.scanner.probes) == 1
+        assert send(bridge, BAD).startswith("451 4.4.7 ")  # the scan is still running
+        gate.set()
+        until = time.monotonic() + 20
+        while not (reply := send(bridge, BAD)).startswith("550 ") and time.monotonic() < until:
+            time.sleep(0.1)
+        assert reply.startswith("550 ")
+        assert not bridge.next_hop.mails
+
+
+def test_twenty_slow_mails_that_took_all_slots_were_delivered_unscanned(tmp_path: Path) -> None:
+    """Everybody else reads 451 at MAIL meanwhile, so no other mail shows that the scanner works."""
+    with running_bridge(tmp_path, {"policy": {"unavailable": "relay"}}, deadline="3s") as bridge:
+        bridge.scanner.reply_to[b"Subject: bad"] = hang
+        with ThreadPoolExecutor(20) as pool:
+            replies = list(pool.map(lambda number: send(bridge, BAD + b"%d\r\n" % number), range(20)))
+        assert {reply[:10] for reply in replies} <= {"451 4.4.7 ", "451 4.3.2 "}
+        assert not bridge.next_hop.mails
+
+
+def test_a_long_first_line_kept_a_forged_field(tmp_path: Path) -> None:
+    """No line ends in the first mebibyte: the header section we looked at was a single byte."""
+    with running_bridge(tmp_path) as bridge:
+        reply = send(bridge, b"X-Scan-Decision: forged " + b"a" * (3 << 19) + b"\r\nSubject: x\r\n\r\nx\r\n")
+        assert reply.startswith("554 5.6.0 ") and not bridge.next_hop.mails
+        reply = send(bridge, b"X-Other: " + b"a" * (3 << 19) + b"\r\nSubject: x\r\n\r\nx\r\n")
+        assert reply.startswith("250 ")

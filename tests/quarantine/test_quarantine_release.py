@@ -250,3 +250,40 @@ def test_a_stored_mail_that_begins_with_white_space_is_not_put_below_our_field(h
     (here.directory / f"{mail_id}.eml").write_bytes(b" x\r\nSubject: y\r\n\r\n")
     done = here.call("release", mail_id)
     assert done.exit_code != 0 and "begins with white space" in done.stderr and not here.bridge.next_hop.mails
+
+
+SMUGGLED = b"MAIL FROM:<ceo@example.org>%bRCPT TO:<b@example.org>%bDATA%bSubject: smuggled%b%bx%b.%b"
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        b"x\n.\n" + SMUGGLED.replace(b"%b", b"\n"),
+        b"x\r.\r\n",
+        b"x\n.\r\n",
+        b"x\r\r\n",
+        b"\0",
+        b"x\r",
+        b"x" * 300_000 + b"\n",
+    ],
+)
+def test_a_mail_with_bare_line_feeds_was_released_as_two(here: Desk, odd: bytes) -> None:
+    """SMTP refuses such content; a milter may have stored it as it was."""
+    mail_id = here.send()
+    stored = here.directory / f"{mail_id}.eml"
+    stored.write_bytes(stored.read_bytes() + odd)
+    done = here.run("release", mail_id)
+    assert done.returncode != 0 and b"export it" in done.stderr
+    assert not here.bridge.next_hop.mails
+
+
+@pytest.mark.parametrize("name", ["actions.log", "claims.lock"])
+def test_a_link_in_the_directory_of_the_service_led_root_elsewhere(here: Desk, tmp_path: Path, name: str) -> None:
+    """The service's user owns the directory, and operators run the command as root."""
+    mail_id = here.send()
+    target = tmp_path / "precious"
+    target.write_bytes(b"precious\n")
+    (here.directory / name).unlink(missing_ok=True)
+    (here.directory / name).symlink_to(target)
+    here.run("release", mail_id)
+    assert target.read_bytes() == b"precious\n"

@@ -52,3 +52,14 @@ def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Se
         odd = mail(Case.DELIVER, "X-Odd:  two").replace(b"Hello", b"odd" + b"x" * 100_000 + b"\r\n\xe4\xf6\r\n.")
         send(setting.front, odd, mail=["BODY=8BITMIME"])
         assert sent(setting.destination.arrived("X-Odd").content) == odd
+
+
+def test_a_refused_mail_came_back_unscanned_inside_a_bounce(tmp_path: Path, service: Service) -> None:
+    """Postfix has accepted the mail, so our refusal becomes a bounce, to whomever the sender named."""
+    need("postfix", root=True)
+    with Setting("postfix-content-filter", tmp_path, service) as setting, PostfixOf(setting) as postfix:
+        refused = mail(Case.DELIVER, "X-Odd: refused").replace(b"Hello", b"the content \0")
+        send(setting.front, refused)
+        bounce = setting.destination.arrived("Undelivered Mail").content
+        assert b"X-Odd: refused" in bounce and b"the content" not in bounce
+        postfix.flush()

@@ -19,7 +19,7 @@ from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import ConfigError
 from bridge.intake.milter.mail import Limits, Mail
-from bridge.mail.address import domain_of
+from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.message import Spool
 from bridge.matching import match, table
 from bridge.matching.table import Table, TableMaker
@@ -305,5 +305,108 @@ def test_a_milter_finds_the_tenant_and_its_policy(place: Place, written: str) ->
 def test_another_domain_has_none_of_it(place: Place) -> None:
     place.bridge.scanner.reply = answer(200, result("bounce"))
     assert over_smtp(place, "smtp", b"v@other.test").startswith(b"55")
-    assert asyncio.run(over_milter(place, b"victim.test")) in "ry"  # a local part without a domain
+    assert asyncio.run(over_milter(place, b"postmaster")) in "ry"  # a local part without a domain
     assert place.last_tenant() == "None"
+
+
+CERTAIN = [
+    "v@victim.test",
+    "V.w+tag@VICTIM.test.",
+    "SRS0=a1=b2=other.test=v@victim.test",
+    "prvs=1234=v@victim.test",
+    '"john doe"@victim.test',
+    "(c)v@victim.test (x@y)",
+    "jos\u00e9@b\u00fccher.test",
+    "v@[IPv6:2001:db8::1]",
+    "postmaster",
+    "PostMaster",
+    "postmaster@[127.0.0.1]",
+]
+UNCERTAIN = [
+    "v",
+    "v%victim.test",
+    "victim.test!v",
+    "v%victim.test@front.test",
+    "victim.test!v@front.test",
+    "v%victim.test@[127.0.0.1]",
+    "v@[127.0.0.1]",
+    '"v@victim.test"',
+    '"v%victim.test"',
+    '"v@victim.test"@',
+    '"v@victim.test"@front.test',
+    '"v\\@victim.test"@front.test',
+    "v\\@victim.test",
+    "v\\@victim.test@front.test",
+    "@victim.test:v@front.test",
+    "(c)@victim.test:v@front.test",
+    "Name: v@victim.test;",
+    "v@victim.test>x",
+    "v@victim.test,w@front.test",
+    "v@victim.test@",
+    "v@",
+    "postmaster%victim.test",
+    "",
+]
+
+
+@pytest.mark.parametrize("address", CERTAIN + UNCERTAIN)
+def test_the_domain_of_a_recipient_is_certain_or_not(address: str) -> None:
+    """Mail servers read a second address out of some local parts; ordinary mail has none of these."""
+    assert has_certain_domain(address, ("[2001:db8::1]",)) is (address in CERTAIN)
+
+
+SPELLINGS = [
+    b"v",
+    b"v%victim.test",
+    b"victim.test!v",
+    b"v%victim.test@front.test",
+    b'"v@victim.test"',
+    b"v@[127.0.0.1]",
+]
+
+
+def _replies(port: int, greeting: bytes = b"EHLO x") -> dict[bytes, bytes]:
+    with SmtpClient(port) as client:
+        client.open(greeting)
+        client.say(b"MAIL FROM:<a@example.org>")
+        recipients = (*SPELLINGS, b"postmaster")
+        return {recipient: client.say(b"RCPT TO:<%b>" % recipient)[0] for recipient in recipients}
+
+
+WAYS: dict[str, dict[str, Any]] = {
+    "tenant": {"tenants": [{"uid": ONE, "recipient_domains": ["victim.test"]}]},
+    "route": {
+        "relay": {
+            "next_hop": "smtp://127.0.0.1:26",
+            "routes": [{"recipient_domains": ["victim.test"], "next_hop": "smtp://127.0.0.1:27"}],
+        }
+    },
+}
+
+
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
+@pytest.mark.parametrize("way", WAYS)
+def test_a_sender_chose_the_tenant_by_the_spelling_of_the_recipient(tmp_path: Path, way: str, protocol: str) -> None:
+    """The mail server behind us delivers `v%victim.test` to v@victim.test; we saw no domain, and took the defaults."""
+    with running_bridge(tmp_path, WAYS[way], protocol=protocol) as bridge:
+        replies = _replies(bridge.port, b"LHLO x" if protocol == "lmtp" else b"EHLO x")
+    assert replies.pop(b"postmaster").startswith(b"250 ")
+    assert all(reply.startswith(b"553 5.1.3 ") for reply in replies.values()), replies
+
+
+@pytest.mark.parametrize("more", [{}, {"mode": "shadow"}])
+def test_where_nothing_depends_on_the_domain_every_spelling_is_accepted(tmp_path: Path, more: dict[str, Any]) -> None:
+    """`%` and `!` are legal in a local part; and shadow mode refuses nothing."""
+    with running_bridge(tmp_path, WAYS["tenant"] if more else {}, **more) as bridge:
+        replies = _replies(bridge.port)
+    assert not any(reply.startswith(b"5") for reply in replies.values()), replies
+
+
+def test_a_sender_chose_the_tenant_by_the_spelling_of_the_recipient_over_milter() -> None:
+    """The mail server passes on what its client wrote."""
+    limits = Limits(1000, 10, b"x-scan-", {"victim.test": ONE}, needs_domain=True)
+    for address in UNCERTAIN:
+        mail = Mail("a@example.org", (), Spool(1000), limits)
+        refusal = mail.add_recipient(f"<{address}>\0".encode())
+        assert refusal is not None and refusal.code == 553, address
+    assert Mail("a@example.org", (), Spool(1000), limits).add_recipient(b"<postmaster>\0") is None

@@ -11,9 +11,11 @@ from typing import Any
 
 import pytest
 
+from bridge.config.model import Config
 from bridge.mail.message import Message, Spool
 from bridge.quarantine.release_token import ReleaseTokens
-from bridge.testing import NextHop, answer, result, running_bridge
+from bridge.runtime import yaml_file
+from bridge.testing import NextHop, answer, configuration, result, running_bridge
 from tests.filter.smtp_kit import Gate, counted, mail_lines, until
 from tests.recipients.recipients_kit import CONTENT, ONE, TWO, arrived, bridge_before, converse, decide, next_hop, send
 
@@ -228,3 +230,23 @@ def test_a_released_mail_for_two_tenants_is_recognised_once_for_each_recipient(t
         assert all(b"X-Scan-Released" not in mail.content for mail in hop.mails)
         send(bridge, "lmtp", *people, content=released)
         assert len(bridge.scanner.submissions) == 2
+
+
+def test_a_reload_mixed_the_tenants_of_an_open_transaction(tmp_path: Path) -> None:
+    """Recipients that were accepted together under the old configuration were all decided by the first one's tenant."""
+    tenants = [
+        {"uid": "0b8e4567-e89b-12d3-a456-426614174001", "recipient_domains": ["one.example"]},
+        {"uid": "0b8e4567-e89b-12d3-a456-426614174002", "recipient_domains": ["two.example"]},
+    ]
+    with running_bridge(tmp_path) as bridge, bridge.client() as client:
+        client.open()
+        client.say(b"MAIL FROM:<a@x.example>", b"RCPT TO:<u@one.example>", b"RCPT TO:<v@two.example>")
+        data = configuration(tmp_path, bridge.scanner, bridge.next_hop, {"tenants": tenants})
+        data["listeners"][0]["address"] = f"127.0.0.1:{bridge.port}"
+        data["admin"]["address"] = f"127.0.0.1:{bridge.admin_port}"
+        conf = yaml_file.load(tmp_path / "bridge.yml", Config, yaml_file.dump(data))
+        bridge.background.run(bridge.daemon.reload(lambda: conf))
+        client.say(b"DATA")
+        assert client.say(b"Subject: x\r\n\r\nx\r\n.")[0].startswith(b"451 4.3.5 ")
+        assert not bridge.next_hop.mails and not bridge.scanner.submissions
+        assert client.mail().startswith(b"250 ")

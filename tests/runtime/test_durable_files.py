@@ -105,3 +105,31 @@ def _leaves_the_mode_to_the_umask(call: ast.Call) -> bool:
             "opener" not in keywords and "os.devnull" not in arguments
         )
     return False
+
+
+@pytest.mark.parametrize("kind", ["symlink", "fifo", "directory", "hard link"])
+def test_a_file_of_ours_is_an_ordinary_file(tmp_path: Path, kind: str) -> None:
+    """Anything else was put there by somebody else."""
+    target, path = tmp_path / "target", tmp_path / "there" / "file"
+    target.touch()
+    path.parent.mkdir()
+    match kind:
+        case "symlink":
+            path.symlink_to(target)
+        case "fifo":
+            os.mkfifo(path)
+        case "directory":
+            path.mkdir()
+        case _:
+            if os.geteuid() != 0:
+                pytest.skip("only root can own a file in the directory of another user")
+            path.hardlink_to(target)
+            os.chown(path.parent, 65534, 65534)
+    with pytest.raises(OSError):
+        durable_files.open_own(path, os.O_WRONLY | os.O_APPEND)
+
+
+def test_a_file_of_ours_is_created_and_opened_again(tmp_path: Path) -> None:
+    for _ in range(2):
+        os.close(durable_files.open_own(tmp_path / "file", os.O_RDWR))
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600

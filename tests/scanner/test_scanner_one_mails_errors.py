@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from bridge.api.scanning import Decision
-from bridge.errors import ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
+from bridge.errors import Saturated, ScanFailed, ScanRefused, ScanTimeout, ScanUnavailable
 from bridge.scanner.circuit import State
 from bridge.testing import eventually
 from tests.scanner.fault_server import MAIL, Call, answer, closed_port, faults, scanner_of, submit
@@ -43,6 +43,8 @@ ENDINGS = {
     "504": answer(504, b""),
     "507": answer(507, b""),
     "400": answer(400, b""),
+    "401": answer(401, b""),  # by a proxy that does not like the content
+    "403": answer(403, b""),
     "422": answer(422, b""),
     "nonsense": answer(200, b"<html>"),
     "redirect": answer(307, b""),
@@ -72,7 +74,7 @@ async def test_three_mails_of_one_sender_opened_the_circuit_for_everybody(name: 
         assert (await submit(scanner)).decision is Decision.DELIVER
 
 
-@pytest.mark.parametrize("name", ["500", "nonsense", "400"])
+@pytest.mark.parametrize("name", ["500", "nonsense", "400", "401", "403"])
 async def test_a_host_that_fails_on_every_mail_is_at_fault_itself(name: str) -> None:
     """A real outage keeps its own case."""
     async with faults(ENDINGS[name]) as server, scanner_of(server) as scanner:
@@ -207,16 +209,75 @@ async def test_a_mail_that_failed_is_not_unreachable_because_the_next_host_is() 
 
 
 async def test_a_mail_that_is_slow_by_itself_is_known_as_such() -> None:
-    """Mail that was sent after it was answered; without such mail, nobody can tell."""
+    """Mail that was sent after it was answered: other mail, or one of our own."""
     async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
-        with pytest.raises(ScanTimeout) as alone:
-            await submit(scanner, BAD, deadline_s=0.1)
         slow = asyncio.create_task(submit(scanner, BAD, deadline_s=0.5))
-        await eventually(lambda: len(server.requests) == 2, "the slow mail")
+        await eventually(lambda: len(server.requests) == 1, "the slow mail")
         await submit(scanner)
         with pytest.raises(ScanTimeout) as beside_others:
             await slow
-    assert (alone.value.is_slow, beside_others.value.is_slow) == (False, True)
+        assert not server.probes
+        with pytest.raises(ScanTimeout) as alone:
+            await submit(scanner, BAD, deadline_s=0.5)
+        assert len(server.probes) == 1
+    for caught in (beside_others, alone):
+        assert (caught.value.is_slow, caught.value.others_pass) == (True, True)
+
+
+async def test_a_slow_mail_on_a_quiet_host_was_taken_for_an_outage() -> None:
+    """Nothing is known: no other mail, and ours waits behind the slow one. The mail may be the reason."""
+    async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
+        for deadline_s in (0.1, 0.4):
+            with pytest.raises(ScanTimeout) as caught:
+                await submit(scanner, BAD, deadline_s=deadline_s)
+            assert (caught.value.is_slow, caught.value.others_pass) == (True, False)
+
+
+async def test_many_slow_mails_at_once_cost_one_question() -> None:
+    """A sender takes all slots with them, so no other mail is decided on."""
+    async with faults(fails_on_bad(Call.until_gone)) as server, scanner_of(server) as scanner:
+        mails = (submit(scanner, BAD + b"%d" % number, deadline_s=0.6) for number in range(20))
+        outcomes = await asyncio.gather(*mails, return_exceptions=True)
+        assert all(isinstance(outcome, ScanTimeout) and outcome.others_pass for outcome in outcomes)
+        assert len(server.probes) == 1
+
+
+async def test_a_slow_upload_was_taken_for_an_outage() -> None:
+    """The scanner reads a large mail slowly, and decides on others."""
+
+    async def read_slowly(call: Call) -> bool:
+        if int(call.request.fields.get("content-length", "0")) < 1_000_000:
+            return False
+        await call.reader.read(1000)
+        await asyncio.sleep(5)
+        call.reset()
+        return True
+
+    async with faults(before=read_slowly) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, LARGE, memory_per_mail=0, deadline_s=0.6)
+        assert caught.value.is_slow and caught.value.others_pass
+
+
+async def test_a_host_that_hangs_on_a_mail_and_fails_on_ours_is_at_fault_itself() -> None:
+    """A real outage keeps its own case."""
+
+    async def script(call: Call) -> None:
+        await call.until_gone() if b"Subject: bad" in call.request.body else call.say(answer(500, b""))
+
+    async with faults(script) as server, scanner_of(server) as scanner:
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, BAD, deadline_s=0.5)
+        assert not caught.value.is_slow
+
+
+async def test_a_host_that_was_silent_before_it_got_the_mail_is_at_fault_itself() -> None:
+    """It is frozen: it answers neither status requests nor our own mail."""
+    async with faults(Call.until_gone) as server, scanner_of(server) as scanner:
+        scanner.hosts[0].unanswered = 1
+        with pytest.raises(ScanTimeout) as caught:
+            await submit(scanner, BAD, deadline_s=0.3)
+        assert not caught.value.is_slow
 
 
 async def test_a_bad_mail_as_the_probe_of_an_open_circuit_does_not_keep_it_open() -> None:
@@ -283,3 +344,19 @@ async def test_our_own_mail_is_harmless_and_of_the_same_tenant() -> None:
             await submit(scanner, BAD, request=request)
         (probe,) = server.probes
         assert tenant.encode() in probe.body and b"example.org" not in probe.body
+
+
+async def test_one_mail_that_is_answered_with_retry_after_closed_the_scanner_for_everybody() -> None:
+    """The host decides on our own mail, so it has room; a host that is full says so to that as well."""
+    full = answer(503, b"", "Retry-After: 60")
+    async with faults(fails_on_bad(full)) as server, scanner_of(server) as scanner:
+        with pytest.raises(Saturated):
+            await submit(scanner, BAD)
+        await eventually(lambda: not scanner.is_saturated(), "the host to be known as free")
+        assert (await submit(scanner)).decision is Decision.DELIVER
+        server.script = full
+        with pytest.raises(Saturated):
+            await submit(scanner, BAD)
+        await eventually(lambda: len(server.probes) == 2, "our own mail")
+        await asyncio.sleep(0.1)
+        assert scanner.is_saturated()

@@ -39,7 +39,7 @@ from sqlalchemy.exc import DatabaseError, SQLAlchemyError
 
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import BridgeError
-from bridge.runtime import database
+from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database
 
 BUSY_S = 2.0  # longest wait for the lock, and for a statement
@@ -288,7 +288,7 @@ def _translated() -> Iterator[None]:
 
 
 def _open_stamp(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = durable_files.open_own(path, os.O_RDWR)
     try:
         os.ftruncate(fd, 8)
         return mmap.mmap(fd, 8)

@@ -114,6 +114,7 @@ class MilterContext:
             filter_.header_prefix.lower().encode("ascii"),
             settings.tenant_by_domain,
             self.on_limit,
+            needs_domain=bool(settings.tenant_by_domain) and filter_.refuses,
         )
 
     def admit(self, connection: OpenConnection, address: str | None) -> bool:

@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
-from bridge.filter.policy import NO_STORAGE, SATURATED, reply_to_error
+from bridge.filter.policy import NO_STORAGE, SATURATED, UNCERTAIN_DOMAIN, reply_to_error
 from bridge.intake.milter import codec
-from bridge.mail.address import domain_of
+from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
 from bridge.mail.reply import Reply
@@ -45,6 +45,7 @@ class Limits:
     prefix: bytes  # of our own header fields, in lower case
     tenant_by_domain: Mapping[str, str] = field(default_factory=dict)
     on_hit: Callable[[str], None] = lambda limit: None  # called with the limit that a mail exceeds
+    needs_domain: bool = False  # a recipient whose domain is not certain is refused
     our_fields: re.Pattern[bytes] = field(init=False)  # finds the names of fields with our prefix
 
     def __post_init__(self) -> None:
@@ -108,6 +109,8 @@ class Mail:
         if isinstance(parsed, Reply):
             return parsed
         address, params = parsed
+        if self._limits.needs_domain and not has_certain_domain(address, self._limits.tenant_by_domain):
+            return UNCERTAIN_DOMAIN
         if self.recipients and not self._has_same_tenant(address):
             return _OTHER_TENANT
         if refused is not None and (reply := refused(address)) is not None:

@@ -5,26 +5,35 @@ Stalwart's milter client sends the header fields first as fields, and then once 
 there twice, and an attachment that is a mail's only part would begin with text, so a scanner could
 not decode it.
 
-So the fields are held back until the beginning of the body is there. If the body begins with the
-same header section, it is the mail, byte for byte, and the held fields are dropped. If not,
-Stalwart has fixed this, and the mail is put together like any other.
+So the fields are held back until the beginning of the body is there. If their names are in its
+header section, the body is the mail, byte for byte, and the held fields are dropped. If not, nobody
+can tell what Stalwart delivers: its client wrote both, so nothing is guessed, and the mail is refused.
+A Stalwart that no longer repeats the fields would have all its mail deferred, and needs another profile.
+If this is wrong, the scanner reads another mail than the one that is delivered.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import Any
 
+from bridge.filter.policy import LONG_HEAD
 from bridge.intake.milter.mail import Mail
 from bridge.mail.message import HEAD_LIMIT
+from bridge.mail.reply import Reply
+
+log = logging.getLogger(__name__)
+
+
+UNCLEAR = Reply(451, "4.6.0", "The header section cannot be told from the body, try again later")
 
 _BLANK_LINE = re.compile(rb"\n\r?\n")
-_FIELD_NAME = re.compile(rb"^([^\s:][^:\r\n]*?)[ \t]*:", re.MULTILINE)
 _SLACK = 4096  # for white space that the fields lost
 
 
 class WholeMail(Mail):
-    """Decides at the first blank line of the body whether the body is the whole mail."""
+    """Checks at the first blank line of the body that the body is the whole mail."""
 
     __slots__ = ("_held", "_start")
 
@@ -34,12 +43,11 @@ class WholeMail(Mail):
         self._start = b""  # of the body
 
     def _write_head(self, block: bytes) -> None:
-        if self._held is None:
-            return self._write(block)
+        assert self._held is not None  # no field comes after the body
         self._held += block
         if len(self._held) > HEAD_LIMIT:  # no real header section is that long; bounds what is held
-            self._decide(is_whole=False)
-        return None
+            self._limits.on_hit("header")
+            self.refuse(LONG_HEAD)
 
     def add_body(self, chunk: bytes) -> None:
         if self._in_head:
@@ -49,27 +57,39 @@ class WholeMail(Mail):
         self._start += chunk
         blank = _BLANK_LINE.search(self._start)
         if blank is not None or len(self._start) > 2 * len(self._held) + _SLACK:
-            self._decide(_has_fields(self._start[: blank.start()] if blank else self._start, self._held))
+            self._decide(self._start[: blank.start()] if blank else self._start)
         return None
 
     def end(self, chunk: bytes) -> None:
         self.add_body(chunk)
         if self._held is not None and self.refusal is None:
-            self._decide(_has_fields(self._start, self._held))
+            self._decide(self._start)
         super().end(b"")
 
-    def _decide(self, is_whole: bool) -> None:
+    def refuse(self, reply: Reply) -> None:
+        super().refuse(reply)
+        self._held, self._start = None, b""
+
+    def _decide(self, head: bytes) -> None:
         held, self._held = self._held or b"", None
         start, self._start = self._start, b""
-        self._write(start if is_whole else held + start)
+        if _has_fields(head, held):
+            self._write(start)
+        else:
+            log.warning(
+                "a mail was deferred: its body does not repeat the header fields, as Stalwart's does; if all mail is "
+                "deferred, this Stalwart needs another profile"
+            )
+            self.refuse(UNCLEAR)
 
 
-def _has_fields(start: bytes, fields: bytes) -> bool:
-    """Whether the names of all these fields are in `start`, in order, each at the start of a line."""
-    names = _FIELD_NAME.findall(fields)
-    position, lines = 0, b"\n" + start
-    for name in names:
-        position = lines.find(b"\n" + name, position) + 1
-        if not position:
-            return False
-    return bool(names)
+def _has_fields(head: bytes, fields: bytes) -> bool:
+    """Whether all these fields are in `head`, by name and in order."""
+    names = [_name(line) for line in fields.split(b"\n") if line[:1] not in (b"", b" ", b"\t", b"\r")]
+    lines = map(_name, head.split(b"\n"))
+    return bool(names) and all(name in lines for name in names)  # each look-up goes on after the last one
+
+
+def _name(line: bytes) -> str:
+    """As Stalwart sends it: without the white space around it, of which Unicode has many kinds."""
+    return line.partition(b":")[0].decode("utf-8", "replace").strip().lower()

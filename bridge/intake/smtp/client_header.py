@@ -10,17 +10,22 @@ by.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from bridge.intake.smtp import xforward
 from bridge.mail.header_fields import field_named
 from bridge.mail.message import Message
 from bridge.mail.session import Client
 
 _NAMES = (*xforward.XFORWARD_NAMES, "LOGIN")
-_MAX_VALUE = 1024  # two XFORWARD commands
 
 
 class BadClient(ValueError):
-    """The field cannot be parsed; none of it is used."""
+    """Nothing in the field can be used."""
+
+
+class TwoClients(ValueError):
+    """The field names two addresses: one was smuggled into another attribute, such as a HELO of `x ADDR=192.0.2.1`."""
 
 
 class FoldedClient(ValueError):
@@ -38,7 +43,7 @@ class ClientHeader:
     def take_from(self, message: Message) -> Client | None:
         """The client that the topmost field names, None without one. Removes all such fields, or raises FoldedClient.
 
-        Raises BadClient if the topmost field cannot be read.
+        Raises BadClient if nothing in the topmost field can be read, TwoClients if it names two addresses.
         """
         head = message.head()
         if self._lower not in head.lower():
@@ -53,11 +58,21 @@ class ClientHeader:
 
 
 def _client(value: bytes) -> Client:
-    """Parse XFORWARD's attributes. A repeated one was smuggled into another's value: a HELO of `x ADDR=192.0.2.1`."""
-    names = [word.partition(b"=")[0].upper() for word in value.split()]
-    if len(value) > _MAX_VALUE or len(set(names)) != len(names):
+    """Parse XFORWARD's attributes. One that cannot be used, or is repeated, costs only itself: others are not the
+    sender's to lose. A sender chooses his HELO, and would otherwise choose to be judged by no address.
+    """
+    words = value.split()
+    names = Counter(word.partition(b"=")[0].upper() for word in words)
+    if names[b"ADDR"] > 1:
+        raise TwoClients
+    client, is_usable = Client(), False
+    for word in words:
+        if names[word.partition(b"=")[0].upper()] > 1:
+            continue
+        try:
+            client, is_usable = xforward.apply(client, word, _NAMES), True
+        except xforward.BadAttribute:
+            continue
+    if not is_usable:
         raise BadClient
-    try:
-        return xforward.apply(Client(), value, _NAMES)
-    except xforward.BadAttribute as exc:
-        raise BadClient from exc
+    return client

@@ -21,15 +21,15 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
-from bridge.filter.policy import CONTINUES
+from bridge.filter.policy import CONTINUES, UNCERTAIN_DOMAIN
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
-from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient
+from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.session import SmtpSession
-from bridge.mail.address import domain_of
+from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
@@ -46,6 +46,7 @@ _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server accepts mail only from trusted clients")
 _TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
 _TWO_WAYS = Reply(452, "4.5.3", "Recipients with another route: send to them in another transaction")
+_TWO_CLIENTS = Reply(550, "5.7.1", "The HELO of this mail's client contains another address")
 GOODBYE = Reply(421, "4.3.2", "Service shutting down")
 
 
@@ -223,6 +224,8 @@ class SmtpServer:
     ) -> Any:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         kinds = self.settings.kinds
+        if kinds.by_domain and self._filter.refuses and not has_certain_domain(address, kinds.by_domain):
+            return UNCERTAIN_DOMAIN
         if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
@@ -252,6 +255,8 @@ class SmtpServer:
                 transaction = self._read_client(self.settings.client_header, transaction)
             except FoldedClient:
                 return self._refuse(transaction, CONTINUES)
+            except TwoClients:
+                return self._refuse(transaction, _TWO_CLIENTS)
         return self._filter.process(transaction)
 
     async def _refuse(self, transaction: Transaction, reply: Reply) -> Outcome:
@@ -283,13 +288,16 @@ class SmtpServer:
     def _read_client(self, header: ClientHeader, transaction: Transaction) -> Transaction:
         """Remove the field in any case. XFORWARD and XCLIENT take precedence: no sender can forge those.
 
-        Raises FoldedClient.
+        Raises FoldedClient, TwoClients.
         """
         session, client, fault = transaction.session, None, "is missing"
         try:
             client = header.take_from(transaction.message)
         except BadClient:
             fault = "cannot be read"
+        except TwoClients:
+            if session.in_header:
+                raise
         if not session.in_header:
             return transaction
         if client is None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient
+from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.mail.message import Message, Spool
 from bridge.mail.session import Client
 from bridge.testing import RunningBridge, SmtpClient, running_bridge
@@ -79,21 +79,57 @@ def test_anything_but_the_field_is_left_alone(content: bytes) -> None:
         b"",
         b"192.0.2.7",
         b"ADDR=not-an-address",
-        b"ADDR=192.0.2.7 COLOUR=blue",
-        b"ADDR=192.0.2.7 HELO=x ADDR=127.0.0.1",
-        b"HELO=x ADDR=127.0.0.1 ADDR=192.0.2.7",
-        b"HELO=x addr=127.0.0.1 ADDR=192.0.2.7",
-        b"ADDR=192.0.2.7 HELO=" + b"x" * 256,
-        b"ADDR=192.0.2.7" + b" " * 1200,
+        b"COLOUR=blue",
+        b"HELO=" + b"x" * 256,
+        b"HELO=x HELO=y",
     ],
 )
 def test_a_malformed_field_is_ignored_entirely(value: bytes) -> None:
-    """Above all if a HELO contains an ADDR; the next field is not used instead."""
+    """The next field is not used instead."""
     made = message(b"X-Scanbridge-Client: " + value + b"\r\n" + OURS + MAIL)
     with pytest.raises(BadClient):
         ClientHeader(NAME).take_from(made)
     assert content_of(made) == MAIL
     made.close()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"ADDR=192.0.2.7 HELO=x ADDR=127.0.0.1",
+        b"HELO=x ADDR=127.0.0.1 ADDR=192.0.2.7",
+        b"HELO=x addr=127.0.0.1 ADDR=192.0.2.7",
+        b"ADDR=192.0.2.7 HELO=x ADDR=no-address",
+    ],
+)
+def test_a_helo_that_contains_an_address_names_two_clients(value: bytes) -> None:
+    """Which of them the mail server means depends on its order; the sender wants none of them to count."""
+    made = message(b"X-Scanbridge-Client: " + value + b"\r\n" + OURS + MAIL)
+    with pytest.raises(TwoClients):
+        ClientHeader(NAME).take_from(made)
+    assert content_of(made) == MAIL
+    made.close()
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        b"HELO=" + b"x" * 256,
+        b"HELO=" + b"x" * 60_000,
+        b"HELO=x y z",
+        b"HELO=x HELO=y",
+        b"HELO=x PORT=70000 COLOUR=blue",
+        b" " * 1200,
+    ],
+)
+def test_a_helo_that_cannot_be_used_cost_the_address_too(others: bytes) -> None:
+    """A sender chose by his HELO to be judged by no address."""
+    for value in (b"ADDR=192.0.2.7 " + others, others + b" ADDR=192.0.2.7"):
+        made = message(b"X-Scanbridge-Client: " + value + b"\r\n" + MAIL)
+        client = ClientHeader(NAME).take_from(made)
+        assert client is not None and client.address == "192.0.2.7"
+        assert client.helo in (None, "x")
+        made.close()
 
 
 @given(st.binary(max_size=300))
@@ -103,7 +139,7 @@ def test_any_value_is_a_client_or_an_error(value: bytes) -> None:
     made = message(b"X-Scanbridge-Client: " + line + b"\r\n" + MAIL)
     try:
         client = ClientHeader(NAME).take_from(made)
-    except (BadClient, FoldedClient):
+    except (BadClient, FoldedClient, TwoClients):
         client = Client()
     assert client is not None and all(str(value).encode() for value in asdict(client).values())
     made.close()
