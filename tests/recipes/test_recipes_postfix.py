@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.check.postfix import check_postfix
+from bridge.testing import SmtpClient
 from tests.chain import dialogue, send
 from tests.postfix_kit import Postfix
-from tests.recipes.recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
+from tests.recipes.recipe_kit import EICAR, HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from tests.requirements import need
 
 _OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # only this; the rest comes from the recipe
@@ -52,3 +53,17 @@ def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Se
         odd = mail(Case.DELIVER, "X-Odd:  two").replace(b"Hello", b"odd" + b"x" * 100_000 + b"\r\n\xe4\xf6\r\n.")
         send(setting.front, odd, mail=["BODY=8BITMIME"])
         assert sent(setting.destination.arrived("X-Odd").content) == odd
+
+
+def test_a_bounce_does_not_deliver_what_was_not_scanned(tmp_path: Path, service: Service) -> None:
+    """Malware to an address that only the bridge refuses: Postfix bounces it, unfiltered, to a forged sender."""
+    need("postfix", root=True)
+    victim = "victim@example.net"
+    with Setting("postfix-content-filter", tmp_path, service) as setting, PostfixOf(setting) as postfix:
+        with SmtpClient(setting.front) as client:
+            client.open()
+            client.begin(sender=f"<{victim}>".encode(), recipient=b'<"a\x7fb"@example.net>')
+            assert client.say(mail(Case.QUARANTINE) + b".")[0].startswith(b"250")
+        postfix.logged(r"status=bounced .* said: 553")
+        bounce = setting.destination.arrived(Case.QUARANTINE.marker).content
+    assert b"text/rfc822-headers" in bounce and EICAR.strip() not in bounce
