@@ -1,8 +1,9 @@
 """The content of a mail: finds its end, removes stuffed dots, refuses smuggling.
 
 Works on whole blocks as they arrive, never line by line. Only CRLF . CRLF ends a mail. A mail with a bare CR, a bare LF
-or a NUL is refused: some next hop would see a line end there, and with it a second mail (SMTP smuggling). Knows
-neither commands nor sockets.
+or a NUL is refused: some next hop would see a line end there, and with it a second mail (SMTP smuggling). After a
+queue, where a refusal would become a bounce, it is marked instead (`Message.has_clean_lines`): the filter keeps it, and
+no relay sends it. Knows neither commands nor sockets.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ class Fault(Enum):
 class DataReader:
     """`feed` it blocks until it returns what came after the end of the mail."""
 
-    __slots__ = ("_carry", "_kept", "_limit", "_line_ends", "_start", "fault", "message", "received", "total")
+    __slots__ = ("_carry", "_is_clean", "_keeps_bare", "_kept", "_limit", "_line_ends", "_start",
+                 "fault", "message", "received", "total")  # fmt: skip
 
-    def __init__(self, message: Message, limit: int | None) -> None:
+    def __init__(self, message: Message, limit: int | None, keeps_bare: bool = False) -> None:
         self.message = message
+        self._keeps_bare = keeps_bare
+        self._is_clean = True
         self._limit = limit
         self._kept = 0
         self._carry = b"\r\n"  # as if a line had just ended, so that a leading dot is treated like any other
@@ -56,7 +60,7 @@ class DataReader:
             end = dot if data.startswith(_END, dot) else data.find(_END, dot + 1)  # usually the only dot
             if end >= 0:
                 self._take(data[: end + 2], is_stuffed=dot != end, is_last=True)
-                self.message.has_clean_lines = self.fault is None
+                self.message.has_clean_lines = self._is_clean and self.fault is None
                 return data[end + 5 :]
         held = _held_back(data)
         self._carry = data[len(data) - held :]
@@ -68,7 +72,9 @@ class DataReader:
         if self.fault is not None or not block:
             return
         if not self._line_ends.are_clean(block):
-            return self._fail(Fault.BARE)
+            self._is_clean = False
+            if not self._keeps_bare:
+                return self._fail(Fault.BARE)
         if is_stuffed:
             block = block.replace(_DOT, b"\r\n")
         if self._start:
