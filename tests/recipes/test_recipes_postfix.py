@@ -67,3 +67,13 @@ def test_a_bounce_does_not_deliver_what_was_not_scanned(tmp_path: Path, service:
         postfix.logged(r"status=bounced .* said: 553")
         bounce = setting.destination.arrived(Case.QUARANTINE.marker).content
     assert b"text/rfc822-headers" in bounce and EICAR.strip() not in bounce
+
+
+def test_malware_with_a_nul_is_quarantined_after_the_queue(tmp_path: Path, service: Service) -> None:
+    """The bridge refuses a NUL elsewhere; here, Postfix would return the mail to a forged sender."""
+    need("postfix", root=True)
+    with Setting("postfix-content-filter", tmp_path, service) as setting, PostfixOf(setting) as postfix:
+        send(setting.front, mail(Case.QUARANTINE) + b"\0\r\n")
+        postfix.logged(r"relay=127\.0\.0\.1\S+, .*status=sent \(250 2\.0\.0 Ok: queued as ")
+        assert setting.destination.find(Case.QUARANTINE.marker) == []
+        assert "action=quarantine" in setting.bridge.logged(r"(?m)^id=.*$")[0]
