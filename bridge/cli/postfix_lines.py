@@ -210,7 +210,7 @@ smtp inet n - n - {slots} smtpd
 _QUEUE_MAIN = """\
 # All mail, from the network and from this machine.
 content_filter = scanbridge:{where}
-# Postfix does not filter its own bounces: they must not contain the content of a mail that was refused.
+# Bounces are not filtered, and go to a sender that may be forged: they must not contain the content of a mail.
 bounce_size_limit = 1
 # Scanned mail comes back with more header fields. The limit for clients is in master.cf.
 message_size_limit = {size}

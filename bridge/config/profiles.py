@@ -2,7 +2,8 @@
 
 A profile sets the deadline (from the end of the content to our reply, safely below the mail server's own
 timeout) and the policy entries that differ from the general defaults. After a queue, a 5xx would become
-a bounce to a sender that may be forged, so there `bounce` means quarantine. Milter servers have their
+a bounce to a sender that may be forged, so there `bounce` means quarantine, and content that we refuse
+ourselves (a loop, a bare line feed, ...) is quarantined too. Milter servers have their
 own hold queue.
 """
 

@@ -38,6 +38,7 @@ from bridge.lists.client import ListSettings
 from bridge.lists.copies import Copies, Wanted
 from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
+from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain
 from bridge.observe.redaction import FULL, Redaction
 from bridge.quarantine.quarantine import QuarantineSettings
@@ -273,8 +274,15 @@ def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
         default_tenant=conf.scanner.tenant_uid,
         max_received=conf.limits.max_received,
         refuse_ambiguous_mime=listener.refuse_ambiguous_mime,
+        keeps_refused=_keeps_refused(conf, listener),
         shadow_percent=100.0 if listener.mode == "shadow" else listener.shadow_percent,
     )
+
+
+def _keeps_refused(conf: Config, listener: model.Listener) -> bool:
+    """Whether content that we refuse is quarantined: after a queue, unless the operator wants bounces."""
+    rejects = conf.policy_for(listener).entry_for(Case.BOUNCE.value).action is Action.REJECT
+    return PROFILES[listener.profile].is_after_queue and not rejects
 
 
 def envelope_lists(conf: Config, listener: model.Listener, copies: Copies) -> EnvelopeLists | None:
@@ -376,6 +384,7 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
             max_errors=limits.max_errors,
             max_mails=limits.max_mails_per_connection,
             mail_timeout_s=limits.mail_timeout,
+            keeps_bare=_keeps_refused(conf, listener),
         ),
         hidden=frozenset(listener.hide_extensions),
         kinds=_kinds(conf),

@@ -57,6 +57,20 @@ class Actions:
             record.error = exc
             return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, _ggrid(result)), result)
 
+    async def keep_refused(self, record: Record, reply: Reply) -> Outcome:
+        """Quarantine a mail that we would refuse. It gets no fields of ours: its first line might continue the last."""
+        tx = record.tx
+        stripped = self._headers.strip(tx.message.head())
+        if stripped is not None:
+            tx.message.replace_head(stripped)
+        try:
+            await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply)})
+        except StoreError as exc:
+            log.error("mail %s: could not be quarantined: %s", tx.id, exc)
+            record.error = exc
+            return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
+        return Outcome(Action.QUARANTINE, accepted(tx.id))
+
     async def hand_on(self, record: Record, result: AnalysisResult | None, unscanned: str = "") -> Outcome:
         """Relay the mail, or have the mail server deliver it. `unscanned`: why there is no result, for the header."""
         tx = record.tx

@@ -28,6 +28,7 @@ from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
     AMBIGUOUS,
+    BARE,
     CONTINUES,
     LONG_HEAD,
     LOOP,
@@ -80,6 +81,7 @@ class FilterSettings:
     default_tenant: str | None = None
     max_received: int = 99
     refuse_ambiguous_mime: bool = False
+    keeps_refused: bool = False  # after a queue: a mail whose content we refuse is quarantined, not bounced
     shadow_percent: float = 0.0  # for this share of the mail, decisions are only logged and counted
 
 
@@ -170,6 +172,16 @@ class Filter:
         self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply)))
         return outcome
 
+    async def refuse_content(self, tx: Transaction, reply: Reply) -> Outcome:
+        """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined."""
+        record = Record(tx, tx.message.size)
+        try:
+            record.outcome = await self._refuse(record, reply)
+        finally:
+            self._tell(record)
+            tx.message.close()
+        return record.outcome
+
     # The complete mail.
 
     def process(self, tx: Transaction) -> Coroutine[Any, Any, Outcome]:
@@ -210,12 +222,12 @@ class Filter:
         record.message_id = message_id(head, lower)
         refusal = self._check_header(record, head, lower)
         if refusal is not None:
-            return refusal
+            return await self._refuse(record, refusal)
         if token is None and self._headers.may_be_in(lower):
             token = await self._strip_our_fields(tx, head)
             head = tx.message.head()
         if (head or next(tx.message.chunks(), b"")).startswith((b" ", b"\t")):  # it would continue our last field
-            return Outcome(Action.REJECT, with_id(CONTINUES, tx.id))
+            return await self._refuse(record, CONTINUES)
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
@@ -225,7 +237,7 @@ class Filter:
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
         is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
         if is_refused and not is_shadow:
-            return Outcome(Action.REJECT, with_id(AMBIGUOUS, tx.id))
+            return await self._refuse(record, AMBIGUOUS)
         if self.envelope_lists is not None:
             outcome = await self._apply_lists(self.envelope_lists, record, is_shadow)
             if outcome is not None:
@@ -248,18 +260,27 @@ class Filter:
 
     # The steps.
 
-    def _check_header(self, record: Record, head: bytes, lower: bytes) -> Outcome | None:
+    async def _refuse(self, record: Record, reply: Reply) -> Outcome:
+        """Refuse a mail for its content. After a queue, a bounce would bring it, unscanned, to a forged sender."""
+        if not self._settings.keeps_refused:
+            return Outcome(Action.REJECT, with_id(reply, record.tx.id))
+        log.info("mail %s: quarantined instead of bounced: %s", record.tx.id, reply)
+        return await self._actions.keep_refused(record, reply)
+
+    def _check_header(self, record: Record, head: bytes, lower: bytes) -> Reply | None:
         """Refuses a mail in a loop, and one whose long header could hide fields that only we may write."""
         message = record.tx.message
+        if self._settings.keeps_refused and not message.has_clean_lines:
+            return BARE
         if count_received(lower) > self._settings.max_received:
             record.limit = "max_received"
-            return Outcome(Action.REJECT, with_id(LOOP, record.tx.id))
+            return LOOP
         if message.size > HEAD_LIMIT and (
             self._headers.is_hidden(message.chunks(), len(head))
             or (self._headers.may_be_in(lower) and message.is_head_cut_in_field())
         ):
             record.limit = "header"
-            return Outcome(Action.REJECT, with_id(LONG_HEAD, record.tx.id))
+            return LONG_HEAD
         return None
 
     async def _is_ambiguous(self, record: Record) -> bool:

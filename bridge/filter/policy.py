@@ -75,6 +75,7 @@ def _reply_of(error: type[BridgeError]) -> Reply:
 
 SATURATED = _reply_of(Saturated)
 NO_STORAGE = _reply_of(SpoolFull)
+BARE = Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted")
 AMBIGUOUS = Reply(554, "5.6.0", "The MIME structure of this mail is ambiguous")
 LONG_HEAD = Reply(554, "5.6.0", "The header section is too long")
 CONTINUES = Reply(550, "5.6.0", "The mail begins with white space: its first line would continue a header field")

@@ -83,7 +83,7 @@ class Spool:
 class Message:
     """`write` appends, `chunks` reads as often as needed, `close` releases everything."""
 
-    __slots__ = ("_chunks", "_file", "_head", "_skip", "_spool", "_written")
+    __slots__ = ("_chunks", "_file", "_head", "_skip", "_spool", "_written", "has_clean_lines")
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
@@ -92,6 +92,7 @@ class Message:
         self._written = 0
         self._head: bytes | None = None  # replaces the first _skip bytes, see replace_head
         self._skip = 0
+        self.has_clean_lines = False  # True: the intake found no bare CR, bare LF or NUL, see bridge/mail/line_ends.py
 
     @property
     def size(self) -> int:

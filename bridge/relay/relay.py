@@ -6,6 +6,8 @@ next hop's replies mean; this file sends, waits, and carries those decisions out
 - Before the final dot, a cancelled or failed relay drops the connection, so the next hop has no mail.
 - Once the dot is written the mail may be delivered. The answer is then awaited (up to `timeout_s`,
   whatever the deadline) even if the caller is cancelled, and is logged if no caller reads it.
+- A mail that the SMTP intake has not checked (it came by milter, and is released from the quarantine) may
+  contain a bare CR or LF. It is refused before anything is sent: the next hop may see a second mail in it.
 - An idle connection may be dead without our knowing. If a reused one is lost before MAIL is answered,
   the mail is tried once more on a new connection.
 
@@ -21,6 +23,7 @@ import math
 from time import monotonic
 from typing import Protocol, assert_never
 
+from bridge.mail import line_ends
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.transaction import Transaction
@@ -90,6 +93,7 @@ class SmtpRelay:
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         if monotonic() >= deadline:
             raise NextHopError(replies.LATE)
+        _check_lines(tx, head)
         conn = await self.pool.take(deadline)
         try:
             expected = await self._hand_over(conn, tx, head, deadline)
@@ -262,6 +266,16 @@ def _carry_out(conn: NextHopConnection, received: list[Reply], decision: Content
             raise Mixed(each)
         case _:
             assert_never(decision)
+
+
+def _check_lines(tx: Transaction, head: bytes) -> None:
+    """Raises NextHopError for a mail in which the next hop may see two. Costs nothing if the intake has checked it."""
+    message = tx.message
+    if not message.has_clean_lines and not line_ends.all_clean(itertools.chain((head,), message.chunks())):
+        raise NextHopError(
+            replies.NOT_CLEAN,
+            "it contains a bare CR, a bare LF or a NUL, so that a mail server may see two mails in it; export it",
+        )
 
 
 def _leave_open(conn: NextHopConnection, must_hang_up: bool) -> None:

@@ -25,6 +25,7 @@ LOST = Reply(451, "4.4.2", "The next mail server did not answer, try again later
 LATE = Reply(451, "4.4.7", "The mail could not be passed on in time, try again later")
 UNTRUSTED = Reply(451, "4.7.5", "No trusted connection to the next mail server, try again later")
 OUT_OF_PLACE = Reply(451, "4.5.0", "The next mail server gave an unexpected answer, try again later")
+NOT_CLEAN = Reply(550, "5.6.0", "A CR, LF or NUL outside a line end cannot be passed on")
 CLOSING = Reply(451, "4.3.2", "Shutting down, try again later")
 
 _LINE = re.compile(rb"([2-5][0-9]{2})(?:([ -])(.*))?", re.DOTALL)

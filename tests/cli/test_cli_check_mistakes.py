@@ -196,6 +196,8 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
                             "PROBLEM", "set smtp_data_done_timeout = 600s"),
     "client not told": (lambda w: w.postfix("content-filter", swap("xforward_command=yes", "xforward_command=no")),
                         "PROBLEM", "smtp_send_xforward_command=yes"),
+    "bounces with content": (lambda w: w.postfix("content-filter", swap("bounce_size_limit = 1\n", "")),
+                             "PROBLEM", "set bounce_size_limit = 1"),
     "milter fails open": (lambda w: w.postfix("milter", swap("action = tempfail", "action = accept")),
                           "PROBLEM", "milter_default_action = tempfail"),
     "no macros": (lambda w: w.postfix("milter", swap("protocol = 6", "protocol = 2")),

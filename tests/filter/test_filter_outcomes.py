@@ -331,6 +331,38 @@ def test_after_a_queue_bounce_is_quarantined(tmp_path: Path) -> None:
         assert len(bridge.quarantined) == 1
 
 
+REFUSED_CONTENT = {
+    "NUL": b"Subject: x\r\n\r\na\0b\r\n",
+    "bare LF": b"Subject: x\r\n\r\na\n.\nMAIL FROM:<a@example.org>\r\n",
+    "bare CR in a field": b"Subject: x\ry\r\n\r\n",
+    "white space first": b" x\r\nSubject: x\r\n\r\n",
+    "loop": b"Received: x\r\n" * 101 + b"\r\n",
+    "long header": b"X: y\r\n" * 400_000 + b"X-Scan-Decision: deliver\r\n\r\n",
+    "ambiguous": b"Content-Type: multipart/mixed; boundary=a; boundary=b\r\n\r\n--a\r\n\r\nx\r\n--b\r\n\r\ny\r\n",
+}
+
+
+@pytest.mark.parametrize("name", REFUSED_CONTENT)
+def test_after_a_queue_content_that_we_refuse_is_quarantined(name: str, tmp_path: Path) -> None:
+    """A bounce would bring it, unscanned, to a forged sender. It is kept as it came, and never relayed."""
+    content = REFUSED_CONTENT[name]
+    with running_bridge(tmp_path, profile="postfix-content-filter", refuse_ambiguous_mime=True) as bridge:
+        assert send(bridge, content).startswith("250 2.0.0 Ok: queued as ")
+        (kept,) = bridge.quarantined
+        assert kept.read_bytes() == content
+        assert json.loads(kept.with_suffix(".json").read_bytes())["facts"]["reason"] == "refused"
+        assert not relayed(bridge) and not bridge.scanner.submissions
+
+
+@pytest.mark.parametrize("name", REFUSED_CONTENT)
+@pytest.mark.parametrize("settings", [{}, {"profile": "postfix-content-filter", "policy": {"bounce": "reject"}}])
+def test_otherwise_content_that_we_refuse_is_rejected(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """Before the queue, and where the operator wants bounces."""
+    with running_bridge(tmp_path, refuse_ambiguous_mime=True, **settings) as bridge:
+        assert send(bridge, REFUSED_CONTENT[name])[:3] in ("550", "554")
+        assert not bridge.quarantined and not relayed(bridge)
+
+
 def test_the_operators_policy_is_followed(tmp_path: Path) -> None:
     """Custom code and text, a stored copy, and `hold` as quarantine where the mail server has no hold queue."""
     policy = {

@@ -84,8 +84,8 @@ class Desk:
 
 
 @contextmanager
-def desk(directory: Path, config: dict[str, Any] | None = None) -> Iterator[Desk]:
-    with running_bridge(directory, config) as bridge:
+def desk(directory: Path, config: dict[str, Any] | None = None, **listener: Any) -> Iterator[Desk]:
+    with running_bridge(directory, config, **listener) as bridge:
         bridge.scanner.reply = answer(200, result("quarantine", tags=["malware:eicar", "spam"]))
         shared = ("quarantine", "state_database")
         made = Desk(bridge, directory / "bridge.yml", {key: config[key] for key in shared if config and key in config})

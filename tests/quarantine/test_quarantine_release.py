@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import pwd
@@ -17,6 +18,7 @@ from bridge import testing
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.quarantine import record
 from bridge.testing import free_port
+from tests.intake.milter.milter_kit import Mta
 from tests.quarantine.quarantine_kit import CONTENT, SOON_S, Desk, desk, let_go, waiting_hop
 
 
@@ -287,3 +289,28 @@ def test_a_link_in_the_directory_of_the_service_led_root_elsewhere(here: Desk, t
     (here.directory / name).symlink_to(target)
     here.run("release", mail_id)
     assert target.read_bytes() == b"precious\n"
+
+
+async def _send_as_stalwart(port: int, raw: bytes) -> str:
+    """Offer the mail to the milter; returns the letter of its answer."""
+    mta = Mta(*await asyncio.open_connection("127.0.0.1", port))
+    await mta.greet()
+    await mta.mail()
+    mta.content((b"Subject", b"x"), body=raw)
+    answer = await mta.until_final()
+    mta.close()
+    return answer[-1][0]
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\0\r\n"])
+def test_a_release_does_not_smuggle_a_second_mail(tmp_path: Path, end: bytes) -> None:
+    """A milter gets bare line feeds as they are (Stalwart), and many servers take them for line ends."""
+    raw = b"Subject: x\r\n\r\nhello" + end + b"." + end + b"MAIL FROM:<ceo@example.org>" + end + b"QUIT\r\n"
+    with desk(tmp_path, protocol="milter", profile="stalwart-milter") as here:
+        assert asyncio.run(_send_as_stalwart(here.bridge.port, raw)) == "d"
+        (mail_id,) = here.ids
+        assert (here.directory / f"{mail_id}.eml").read_bytes().endswith(raw)
+        done = here.call("release", mail_id)
+        assert done.exit_code == 1 and "it contains a bare CR, a bare LF or a NUL" in done.stderr
+        assert "export it" in done.stderr and not here.bridge.next_hop.mails
+        assert here.listed("--state", "released") == []

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from bridge.cli.check.postfix import check_postfix
+from bridge.testing import SmtpClient
 from tests.chain import dialogue, send
 from tests.postfix_kit import Postfix
-from tests.recipes.recipe_kit import HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
+from tests.recipes.recipe_kit import EICAR, HELD, MOVING, WAITING, Case, Service, Setting, agree, mail, play, sent
 from tests.requirements import need
 
 _OURS = "relay_domains = example.net\nsmtp_line_length_limit = 0\n"  # only this; the rest comes from the recipe
@@ -54,12 +55,25 @@ def test_recipe_does_what_its_page_says(recipe: str, tmp_path: Path, service: Se
         assert sent(setting.destination.arrived("X-Odd").content) == odd
 
 
-def test_a_refused_mail_came_back_unscanned_inside_a_bounce(tmp_path: Path, service: Service) -> None:
-    """Postfix has accepted the mail, so our refusal becomes a bounce, to whomever the sender named."""
+def test_a_bounce_does_not_deliver_what_was_not_scanned(tmp_path: Path, service: Service) -> None:
+    """Malware to an address that only the bridge refuses: Postfix bounces it, unfiltered, to a forged sender."""
+    need("postfix", root=True)
+    victim = "victim@example.net"
+    with Setting("postfix-content-filter", tmp_path, service) as setting, PostfixOf(setting) as postfix:
+        with SmtpClient(setting.front) as client:
+            client.open()
+            client.begin(sender=f"<{victim}>".encode(), recipient=b'<"a\x7fb"@example.net>')
+            assert client.say(mail(Case.QUARANTINE) + b".")[0].startswith(b"250")
+        postfix.logged(r"status=bounced .* said: 553")
+        bounce = setting.destination.arrived(Case.QUARANTINE.marker).content
+    assert b"text/rfc822-headers" in bounce and EICAR.strip() not in bounce
+
+
+def test_malware_with_a_nul_is_quarantined_after_the_queue(tmp_path: Path, service: Service) -> None:
+    """The bridge refuses a NUL elsewhere; here, Postfix would return the mail to a forged sender."""
     need("postfix", root=True)
     with Setting("postfix-content-filter", tmp_path, service) as setting, PostfixOf(setting) as postfix:
-        refused = mail(Case.DELIVER, "X-Odd: refused").replace(b"Hello", b"the content \0")
-        send(setting.front, refused)
-        bounce = setting.destination.arrived("Undelivered Mail").content
-        assert b"X-Odd: refused" in bounce and b"the content" not in bounce
-        postfix.flush()
+        send(setting.front, mail(Case.QUARANTINE) + b"\0\r\n")
+        postfix.logged(r"relay=127\.0\.0\.1\S+, .*status=sent \(250 2\.0\.0 Ok: queued as ")
+        assert setting.destination.find(Case.QUARANTINE.marker) == []
+        assert "action=quarantine" in setting.bridge.logged(r"(?m)^id=.*$")[0]

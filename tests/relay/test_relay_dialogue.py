@@ -321,3 +321,18 @@ async def test_each_reply_has_its_own_time() -> None:
     async with ScriptedHop({"RCPT": slowly}) as hop:
         tx = make_tx(recipients=tuple(f"r{n}@example.org" for n in range(5)))
         assert (await deliver(hop, tx, timeout_s=0.4)).reply.is_success
+
+
+SMUGGLED = b"MAIL FROM:<ceo@example.org>%bRCPT TO:<b@example.org>%bDATA%bSubject: y%b%bevil%b.%bQUIT%b"
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r", b"\r\n\n", b"\r\r\n", b"\0\r\n"])
+async def test_a_mail_in_which_the_next_hop_may_see_two_is_not_sent(end: bytes) -> None:
+    """The SMTP intake refuses such a mail; one that came another way (milter, then the quarantine) stops here."""
+    content = b"Subject: x\r\n\r\nhello" + end + b"." + end + SMUGGLED.replace(b"%b", end)
+    async with ScriptedHop() as hop:
+        assert await refused(hop, make_tx(content)) == replies.NOT_CLEAN
+        assert await refused(hop, make_tx([content[at : at + 1] for at in range(len(content))], memory=1)) == (
+            replies.NOT_CLEAN
+        )
+        assert hop.connections == []

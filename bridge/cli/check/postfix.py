@@ -25,6 +25,7 @@ from bridge.runtime.endpoints import Endpoint
 
 _NAMES = (
     *MILTER_NAMES,
+    "bounce_size_limit",
     "content_filter",
     "mailbox_size_limit",
     "message_size_limit",
@@ -111,6 +112,7 @@ def _content_filter(conf: Config, listener: Listener, settings: Settings) -> Ite
     told = settings.of(service, "smtp_send_xforward_command") == "yes"
     unknown = f"the scanner does not get the client's address: set -o smtp_send_xforward_command=yes for {service}"
     yield Finding(f"Postfix {service} smtp_send_xforward_command", "" if told else f"{unknown} in master.cf")
+    yield _bounces(settings)
     for smtpd in settings.smtpds():
         filtered = settings.of(smtpd, "content_filter") in used
         if filtered and _is_way_back(conf, smtpd):
@@ -128,6 +130,17 @@ def _wait(listener: Listener, service: str, settings: Settings, name: str) -> Fi
         f"set {name} = {mail_server_wait_s(listener)}s"
     )
     return Finding(f"Postfix {service} {name}", problem if early else "", value)
+
+
+def _bounces(settings: Settings) -> Finding:
+    services = [service for service, columns in settings.services.items() if columns[7] == "bounce"]  # three of them
+    values = [settings.main["bounce_size_limit"], *(settings.of(service, "bounce_size_limit") for service in services)]
+    wrong = next((value for value in values if value != "1"), "")
+    problem = (
+        "a bounce brings the content of a mail, unscanned, to a sender that may be forged: "
+        "set bounce_size_limit = 1 in main.cf"
+    )
+    return Finding("Postfix bounce_size_limit", problem if wrong else "", wrong or "1")
 
 
 def _size(conf: Config, service: str, settings: Settings) -> Finding:

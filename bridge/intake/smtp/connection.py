@@ -448,7 +448,8 @@ class SmtpConnection(SMTP):
         self._silent_s = 0.0
         self._begin_phase()
         self._content_began = self._phase_began
-        self._content = DataReader(Message(self._context.spool), self._context.rules.max_message_size)
+        rules = self._context.rules
+        self._content = DataReader(Message(self._context.spool), rules.max_message_size, rules.limits.keeps_bare)
         if self._buffer.buffer:
             self._take_content(self._buffer.take_all())
         if self._is_reading_paused:

@@ -33,6 +33,7 @@ class SessionLimits:
     max_idle_commands: int = 100  # in a row, without progress towards a mail
     max_mails: int = 10_000  # on one connection
     mail_timeout_s: float = 7200.0  # from 354 to the final dot
+    keeps_bare: bool = False  # after a queue: a mail with a bare CR, LF or NUL is left to the filter, which keeps it
 
 
 @dataclass(frozen=True)

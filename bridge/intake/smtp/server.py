@@ -254,13 +254,10 @@ class SmtpServer:
             try:
                 transaction = self._read_client(self.settings.client_header, transaction)
             except FoldedClient:
-                return self._refuse(transaction, CONTINUES)
+                return self._filter.refuse_content(transaction, CONTINUES)
             except TwoClients:
-                return self._refuse(transaction, _TWO_CLIENTS)
+                return self._filter.refuse_content(transaction, _TWO_CLIENTS)
         return self._filter.process(transaction)
-
-    async def _refuse(self, transaction: Transaction, reply: Reply) -> Outcome:
-        return self._filter.refuse(transaction, reply, transaction.message.size)
 
     async def handle_REFUSED(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, reply: Reply, size: int

@@ -28,7 +28,7 @@ from aiosmtpd.smtp import MISSING
 from aiosmtpd.smtp import Session as StockSession
 
 from bridge.filter.outcome import Outcome
-from bridge.filter.policy import NO_STORAGE, SATURATED
+from bridge.filter.policy import BARE, NO_STORAGE, SATURATED
 from bridge.intake.smtp import replies, xforward
 from bridge.intake.smtp.data import DataReader, Fault
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
@@ -49,7 +49,7 @@ _NOBODY = Client()
 
 _PARAMETERS = " [SP <mail-parameters>]"
 _FAULTS = {
-    Fault.BARE: Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted"),
+    Fault.BARE: BARE,
     Fault.TOO_LARGE: Reply(552, "5.3.4", "Error: Too much mail data"),
     Fault.SATURATED: SATURATED,
     Fault.STORAGE: NO_STORAGE,
