@@ -108,7 +108,7 @@ def _check_detection(case: Case, reader: Reader) -> Finding | None:
 
 
 def _is_zip(case: Case) -> bool:
-    return case.payload.startswith(b"PK")
+    return case.payload.startswith(b"PK\x03\x04")
 
 
 @lru_cache(maxsize=4096)
