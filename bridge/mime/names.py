@@ -26,7 +26,7 @@ _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")
 _FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
-    rb"(?:(?<=[\r\n])|\A)[ \t]*content[-_ ]{0,3}[td][^\r\n]{0,9000}"
+    rb"(?:(?<=[\r\n])|\A)[^\r\na-z]{0,8}content[-_ ]{0,3}[td][^\r\n]{0,9000}"
     rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]{0,2000}){0,50}",
     re.IGNORECASE,
 )
