@@ -34,7 +34,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     if before is None:
         _fail(f"no daemon answers at {conf.admin.address}; is it running?")
     pid = before["pid"]
-    if type(pid) is not int or pid <= 1:  # whoever answers there may not be our daemon; -1 would be every process
+    if type(pid) is not int or pid <= 1:  # another program may answer on that port, and -1 would mean every process
         _fail(f"the program at {conf.admin.address} is not our daemon: its process id is {pid!r:.20}")
     try:
         os.kill(pid, signal.SIGHUP)

@@ -58,7 +58,7 @@ class Actions:
             return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, _ggrid(result)), result)
 
     async def keep_refused(self, record: Record, reply: Reply) -> Outcome:
-        """Quarantine a mail that we would refuse. It gets no fields of ours: its first line might continue the last."""
+        """Quarantine a mail that we would refuse. None of our fields are added: its first line might continue one."""
         tx = record.tx
         stripped = self._headers.strip(tx.message.head())
         if stripped is not None:

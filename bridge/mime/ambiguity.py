@@ -110,7 +110,7 @@ def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
 
 
 def in_container(content_type: str, encoding: str) -> set[str]:
-    """A multipart or a message has no encoding of its own, so programs differ in whether they remove one."""
+    """A multipart or a message should not be encoded itself, and programs differ in whether they decode one that is."""
     if encoding not in PLAIN and content_type.startswith(("multipart/", "message/")):
         return {"encoded-container"}
     return set()

@@ -90,7 +90,7 @@ def _base64_readings(raw: bytes) -> Iterator[bytes]:
         padded = raw.translate(None, _NOT_BASE64_OR_PAD)
         yield _base64(padded.lstrip(b"=").partition(b"=")[0])  # ends at the first padding
         yield b"".join(map(_base64, _PADDING.split(padded)))  # starts again after each padding
-        yield b"".join(map(_base64, _GROUPS.findall(padded)))  # each group for itself, padding anywhere in it
+        yield b"".join(map(_base64, _GROUPS.findall(padded)))  # each group separately, with padding anywhere in it
         yield _base64(padded.rstrip(b"=").replace(b"=", b"A"))  # padding counts as the letter that means zero,
         yield b"".join(map(_padded_groups, _GROUPS.findall(padded)))  # and may shorten the result of its group
     if b"-" in raw or b"_" in raw:
@@ -117,7 +117,7 @@ _JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
 
 
 def _by_lines(raw: bytes) -> bytes:
-    """Each line for itself; an incomplete group at the end of a line is dropped."""
+    """Each line separately; an incomplete group at the end of a line is dropped."""
     lines = (line.translate(None, _NOT_BASE64) for line in raw.splitlines())
     return b"".join(binascii.a2b_base64(line[: len(line) // 4 * 4]) for line in lines)
 
@@ -175,7 +175,7 @@ def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[b
     """What lies between a line that matches `begin` and the next `end_mark`, or the end."""
     match = begin.search(raw)
     while match is not None:
-        end = raw.find(end_mark, match.end() - end_mark.startswith(b"\n"))  # the end may follow at once
+        end = raw.find(end_mark, match.end() - end_mark.startswith(b"\n"))  # the end may follow immediately
         end = len(raw) if end < 0 else end
         yield raw[match.end() : end]
         match = begin.search(raw, max(end, match.end()))

@@ -78,7 +78,7 @@ def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
 def doubts(data: Buffer, bounds: Bounds) -> set[str]:
     """All the reasons why mail programs may read the structure of this mail differently."""
     found: set[str] = set()
-    with suppress(TooMuch):  # a matter for whoever reads the contents
+    with suppress(TooMuch):  # the scanning service decides about such mail
         for part in walk(data, bounds):
             found |= part.doubts
     return found
@@ -122,7 +122,7 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
     naming = [value for name, value in fields if name in _NAMING and "name" in value.lower()]
-    for value in naming[:4]:  # all of them, if there are more: the mail is then ambiguous
+    for value in naming[:4]:  # with more, the mail is ambiguous, and `names.everywhere` reads the others
         part.names |= candidates(value)
 
 
@@ -149,7 +149,7 @@ _NAME = re.compile(rb"([!-9;-~]+)([ \t]*):")
 
 
 def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
-    """The fields; what is none is left out and adds to the doubts."""
+    """The fields; a line that is not a field is left out and adds to the doubts."""
     found: list[tuple[str, str]] = []
     if head[:1] in (b" ", b"\t") or _EMPTY_FOLD.search(head):
         doubts.add("header-line")

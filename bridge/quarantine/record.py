@@ -51,7 +51,7 @@ class ReleaseAttempt:
     by: str
     to: tuple[str, ...]
     reply: str = ""  # the next hop's
-    delivered: tuple[str, ...] = ()  # who has the mail, from this attempt or an earlier one; old records: if not all
+    delivered: tuple[str, ...] = ()  # recipients who have the mail by now; in old records, only if some do not
 
     @property
     def is_done(self) -> bool:

@@ -8,8 +8,8 @@ report on a released mail, because a report returns the header section, and with
 
 A mail is released to each recipient only once. The releasing process locks it, and records the attempt before the
 first byte is sent and the answer afterwards, for each recipient separately: if some were refused or not named,
-another release goes to those only, and until every original recipient has the mail it stays `kept`. Afterwards, or to
-somebody who has it, it is released only with `again`. A crash in between leaves an attempt
+another release goes only to those, and the mail stays `kept` until every original recipient has it. A recipient who
+has it gets it once more only with `again`. A crash in between leaves an attempt
 without an answer, shown as `interrupted`: the mail may or may not have arrived, and can be released again.
 That can cause a duplicate but never a loss, because the mail stays in the quarantine until it expires.
 

@@ -121,17 +121,17 @@ def write(path: Path, chunks: Iterable[bytes], check: Callable[[], None]) -> Non
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Open a file in a directory of ours, or create it with mode 0600. Raises OSError.
+    """Open a file in one of our directories, or create it with mode 0600. Raises OSError.
 
-    Root runs our commands in a directory that belongs to the service's user: it must not follow a link from there, or
-    write to a file of somebody else.
+    Root runs our commands in a directory that belongs to the service's user: they must not follow a link from there, or
+    write to another user's file.
     """
     fd = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise OSError(errno.EPERM, "is not an ordinary file", str(path))
-        is_ours = found.st_uid == os.geteuid() and found.st_nlink == 1  # and no second name for another file of ours
+        is_ours = found.st_uid == os.geteuid() and found.st_nlink == 1  # and is not a second name of another file
         if not is_ours and found.st_uid != path.parent.stat().st_uid:
             raise OSError(errno.EPERM, "belongs to another user", str(path))
     except BaseException:

@@ -6,12 +6,11 @@ not sent to another host (unless the operator allows it), because the mail may h
 the service reports about its load (status, 429, 503) is stored here, so that admission can refuse mail
 before its content is sent; a circuit per host records failures.
 
-A failure after a host got some of a mail may be the mail's own doing, and whoever sent it can send more. So
-such a failure alone says nothing about the host: whether it works is decided by a mail of our own
-(`probe_mail.py`), or by other mail that it answered meanwhile. A mail that comes close to its deadline is
-settled in the same way. If the host works, the mail is a case of its own
-(`ScanFailed`). If this is wrong, one sender can close the scanner for everybody, or have a mail delivered that
-breaks it.
+If a host fails after it received some of a mail, the mail itself may be the cause, and its sender can send more
+of them. Such a failure alone therefore says nothing about the host: a test mail (`probe_mail.py`), or other mail
+that the host decided on meanwhile, shows whether it works. A mail that comes close to its deadline is settled in
+the same way. If the host works, the failure belongs to the mail (`ScanFailed`). If this is wrong, one sender can
+close the scanner for everybody, or have a mail delivered because it breaks the scanner.
 """
 
 from __future__ import annotations
@@ -185,7 +184,7 @@ class Scanner:
         return error if works is False else ScanFailed(str(error))
 
     async def _works(self, host: Host, deadline: float) -> bool | None:
-        """Whether the host decides on a mail of our own; None if that is not known in time."""
+        """Whether the host decides on the test mail; None if that is not known in time."""
         check = host.check
         if check is None:
             return None
@@ -193,7 +192,7 @@ class Scanner:
         return check.result() if check.done() and not check.cancelled() else None
 
     def _start_check(self, host: Host, tenant: str | None, limit_s: float = math.inf) -> None:
-        """Send the host a mail of our own; one at a time."""
+        """Send the host the test mail; one at a time."""
         if host.check is None or host.check.done():
             host.probe_tenant = tenant
             host.checked_at = self._loop.time()
@@ -453,7 +452,7 @@ class _Doubt:
 def _is_down(host: Host, began: float, was_broken: bool, was_silent: bool) -> bool:
     """Whether a host that did not answer a mail in time is known not to work, whatever the mail.
 
-    It failed on a mail of our own, or it was known to be down before it got the mail. If nothing is known, the mail
+    It failed on the test mail, or it was known to be down before it got the mail. If nothing is known, the mail
     may be the reason: on a quiet host, or beside other slow mail of the same sender.
     """
     check = host.check

@@ -58,8 +58,8 @@ class Host:
         self.circuit = Circuit(settings.status_interval_s)
         self.decided_since = 0.0  # when the mail was sent that was sent last of those it has decided on
         self.echoes = False  # its answers carry our request id
-        self.is_broken = False  # it failed on a mail of our own, and has decided on none since
-        self.check: asyncio.Task[bool | None] | None = None  # whether it decides on a mail of our own
+        self.is_broken = False  # it failed on the test mail, and has decided on none since
+        self.check: asyncio.Task[bool | None] | None = None  # whether it decides on the test mail
         self.checked_at = 0.0  # when that mail was sent
         self.probe_tenant: str | None = None
         self._latency_s = 0.0  # a running average

@@ -1,7 +1,7 @@
-"""A mail of our own that shows whether a scanner works.
+"""The test mail that shows whether a scanner works.
 
-When a mail fails, nobody can tell from the failure whether the mail or the scanner is the cause, and the
-sender may have made the mail for that purpose. A mail that no sender can change answers the question. It
+A failure does not show whether the mail or the scanner is the cause, and the sender may have made the mail
+for that purpose. A mail that no sender can change answers the question. It
 goes to the scanner only, after a failure, and never to a recipient.
 """
 

@@ -6,13 +6,14 @@ import base64
 import binascii
 import gzip
 import struct
+import zlib
 
 import pytest
 
 from bridge.mime import ambiguity, encodings, names, readings
 from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds, TooMuch, doubts, walk
-from bridge.service.analysis import tnef
+from bridge.service.analysis import archives, tnef
 from bridge.service.analysis.decision import TAG_SCORES
 from bridge.service.analysis.inspection import Limits, NeedsProcess, inspect
 from tests.service.service_kit import EICAR, attached, mail, zipped
@@ -345,3 +346,19 @@ def test_names_and_contents_in_tnef_properties_count():
 def test_archives_that_other_programs_open_are_opened(content):
     """In spite of a wrong checksum, a missing directory, or another archive behind them."""
     assert "malware:eicar" in tags(attached(content, "a.bin"))
+
+
+def test_many_unlisted_members_cost_no_more_than_their_bytes():
+    """Each was inflated from a copy of everything behind it: a mail of a few megabytes took minutes."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    body = packer.compress(b"hello") + packer.flush()
+    member = b"PK\x03\x04" + struct.pack("<HHHHHIIIHH", 20, 0, 8, 0, 0, 0, len(body), 5, 1, 0) + b"a" + body
+    seen = []
+
+    class Counting(archives.Budget):
+        def take(self, count: int) -> None:
+            seen.append(count)
+
+    with pytest.raises(archives.BadArchive):
+        list(archives.members(member * 9000 + b"x" * 20_000_000, "zip", "a.zip", Counting()))
+    assert seen == [5] * 9000

@@ -22,6 +22,7 @@ from bridge.service.analysis import tnef
 
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
 _CHUNK = 256 * 1024
+_PIECE = 4 * 1024
 _ZIP_TAIL = 22 + 65_535  # the end-of-central-directory record and the longest comment
 _MAX_DIRECTORY = 16 * 1024 * 1024  # bytes of a zip file's central directory
 
@@ -71,11 +72,9 @@ def _has_tar_checksum(content: bytes) -> bool:
     digits = content[148:156].strip(b" \0")
     if len(content) < 512 or not digits.isdigit() or len(digits) > 7:
         return False
-    return (
-        int(digits, 8) == sum(content[:148]) + 8 * 32 + sum(content[156:512])
-        if digits.translate(None, b"89") == digits
-        else False
-    )
+    if b"8" in digits or b"9" in digits:
+        return False
+    return int(digits, 8) == sum(content[:148]) + 8 * 32 + sum(content[156:512])
 
 
 _MAGIC = [
@@ -114,7 +113,9 @@ _BROKEN = (
 def has_zip_member(content: bytes) -> bool:
     """Whether a zip file's member is somewhere in it: some programs find it without the file's directory."""
     at = content.find(_MEMBER)
-    return at >= 0 and _local_header(content, at) is not None
+    while at >= 0 and _local_header(content, at) is None:
+        at = content.find(_MEMBER, at + 4)
+    return at >= 0
 
 
 def _zip(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
@@ -154,7 +155,10 @@ def _unlisted_members(content: bytes, listed: set[int], budget: Budget) -> Itera
 
 def _local_content(content: bytes, header: tuple[int, int, int, str], budget: Budget) -> bytes | None:
     start, method, size, _ = header
-    return _inflated(content[start:], budget) if method == 8 else content[start : start + size]
+    if method == 8:
+        return _inflated(content, start, budget)
+    budget.take(min(size, len(content)))
+    return content[start : start + size]
 
 
 def _local_header(content: bytes, at: int) -> tuple[int, int, int, str] | None:
@@ -168,18 +172,23 @@ def _local_header(content: bytes, at: int) -> tuple[int, int, int, str] | None:
     return start, method, size, content[at + 30 : at + 30 + name_length].decode("utf-8", "replace")
 
 
-def _inflated(content: bytes, budget: Budget) -> bytes | None:
+def _inflated(content: bytes, start: int, budget: Budget) -> bytes | None:
+    """Read in pieces: what zlib is given and does not need, it copies, and an archive may have thousands of members."""
+    decoder, out = zlib.decompressobj(-15), []
     try:
-        return _inflate(zlib.decompressobj(-15), content, budget)
+        while not decoder.eof and start < len(content):
+            out.append(_inflate(decoder, content[start : start + _PIECE], budget))
+            start += _PIECE
     except zlib.error:
         return None
+    return b"".join(out)
 
 
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, content: bytes) -> bytes | None:
     try:
         with archive.open(info) as stream:
             return _read(stream.read, budget)
-    except _BROKEN:  # other programs write the file in spite of a wrong checksum
+    except _BROKEN:  # other programs extract the file despite a wrong checksum
         header = _local_header(content, info.header_offset)
         return _local_content(content, header, budget) if header is not None else None
 
@@ -209,7 +218,7 @@ def _gzip(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
     out = []
     while content.startswith(b"\x1f\x8b"):  # concatenated streams form one file
-        decoder = zlib.decompressobj(-15)  # without its header and checksum, which other programs do not insist on
+        decoder = zlib.decompressobj(-15)  # ignores the checksum, as other programs do
         out.append(_inflate(decoder, content[_gzip_header(content) :], budget))
         content = decoder.unused_data[8:]
     yield Member(_stem(name, ".gz"), b"".join(out))
@@ -229,7 +238,7 @@ def _gzip_header(content: bytes) -> int:
 
 
 def inflated(content: bytes, budget: Budget) -> bytes | None:
-    """zlib data; None if it is none."""
+    """Decompressed zlib data; None if it is not zlib data."""
     try:
         return _inflate(zlib.decompressobj(), content, budget)
     except zlib.error:

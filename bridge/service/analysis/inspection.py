@@ -170,7 +170,7 @@ class _MailInspector:
 
     def hidden(self, content: bytes, nesting: int) -> None:
         """An encoded text in which some programs find parts or files."""
-        doubts = ambiguity.in_text(content, 0, len(content)) | ambiguity.in_text(b"\n" + content[:200], 0, 201)
+        doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
         if doubts and not self.limits.archives:
             raise NeedsProcess
         if doubts:
@@ -246,7 +246,7 @@ class _MailInspector:
         self.file(content, part.filename, nesting)
 
     def signed(self, content: bytes, nesting: int) -> None:
-        """S/MIME: mail programs show the message in it, whoever signed it."""
+        """S/MIME: mail programs show the message inside, no matter who signed it."""
         inner = smime.content(content)
         if inner[:1] == b"\x78":  # compressed
             inner = archives.inflated(inner, self.budget) or inner

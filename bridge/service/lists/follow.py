@@ -76,9 +76,7 @@ class ListFollower:
                 if not self.loaded or time.monotonic() - self._seen_at > REMOVALS_KEPT_S / 2:
                     await self._load_all()
                 await self._apply(await self._in_thread(self._poll))
-            except (
-                Exception
-            ) as exc:  # not only storage: a task that ends here would leave the lists as they are for ever
+            except Exception as exc:  # not only storage: a task that ends here would leave the lists unchanged forever
                 self._lost(exc)
             else:
                 if self._trouble:
