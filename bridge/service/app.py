@@ -77,6 +77,7 @@ def create_app(config: ServiceConfig, timings: Timings) -> Starlette:
         metrics,
         enabled=guard.scanSources.restApi is not None,
         timeout_s=config.abby.serviceProviders.core.longRequestTimeout / 1000,
+        idle_s=timings.upload_idle_s,
     )
     app = Starlette(
         routes=[

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from bridge.api.failure import Failure
-from bridge.service.requests import header
+from bridge.service.requests import header, waits_for_continue
 
 DRAIN_BYTES = 256 * 1024 * 1024
 DRAIN_S = 30.0
@@ -58,11 +58,12 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -
     body = json.dumps(refused.failure.to_dict()).encode()
     length = header(scope, b"content-length")
     small = length.isdigit() and int(length) <= KEEP_ALIVE_BYTES
-    if small or (not length and not header(scope, b"transfer-encoding")):
+    if (small or (not length and not header(scope, b"transfer-encoding"))) and refused.status != 408:
         await _send(send, refused.status, body, refused.headers, more=False)
         return
     await _send(send, refused.status, body, [*refused.headers, (b"connection", b"close")], more=True)
-    if not (refused.before_body and header(scope, b"expect")):  # a client waiting for 100 Continue sends no body
+    # A client waiting for 100 Continue sends no body; one that has not sent it in time may never do so.
+    if refused.status != 408 and not (refused.before_body and waits_for_continue(scope)):
         await _drain(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.http_server import DRAIN_S, HttpServer
+from bridge.runtime.http_server import DRAIN_S, HttpLimits, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
 from bridge.runtime.tls import server_context
 from bridge.service.settings import ServiceConfig, Timings, Tls
@@ -47,7 +47,7 @@ class ServiceServer:
             for sock in bound:
                 sock.close()
             raise
-        self._http = HttpServer(app, bound, tls)
+        self._http = HttpServer(app, bound, tls, HttpLimits(head_timeout_s=self._timings.head_s))
         await self._http.start()
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:

@@ -44,6 +44,8 @@ class Timings:
 
     throttle_max_s: float = 5.0  # the delay of a request that takes the last slot
     probe_interval_s: float = 2.0  # between two probes of an excluded core node
+    head_s: float = 30.0  # for a request's head
+    upload_idle_s: float = 60.0  # the longest pause within an upload
 
 
 class Section(BaseModel):

@@ -27,7 +27,7 @@ from bridge.service.queue import AnalysisBackend
 from bridge.service.requests import header
 from bridge.service.responses import Refused, refuse, send_json, storage_unavailable
 from bridge.service.scanning.admission import Admission
-from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, too_large
+from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
 from bridge.service.settings import Permission
 
 log = logging.getLogger("bridge.service")
@@ -46,6 +46,7 @@ class SubmitEmailEndpoint:
         *,
         enabled: bool,
         timeout_s: float,
+        idle_s: float,
     ) -> None:
         self._tokens = tokens
         self._admission = admission
@@ -54,6 +55,7 @@ class SubmitEmailEndpoint:
         self._metrics = metrics
         self._enabled = enabled
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -92,7 +94,7 @@ class SubmitEmailEndpoint:
         return self._admission.enter()
 
     async def _scan(self, scope: Scope, receive: Receive) -> AnalysisResult:
-        upload = Upload(self._spool)
+        upload = Upload(self._spool, self._idle_s)
         try:
             request = await upload.read(receive, header(scope, b"content-type"))
             job = AnalysisJob.new(request, upload.mail)
@@ -155,7 +157,7 @@ def check_length(scope: Scope) -> None:
     """Refuse an oversized body with 413 before its first byte is read."""
     length = header(scope, b"content-length")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise too_large()
+        raise body_too_large()
 
 
 async def _disconnect(receive: Receive) -> None:
