@@ -60,10 +60,15 @@ ERRORS: dict[str, tuple[int, str]] = {
 
 # Errors that only some operations can give; all others are possible everywhere.
 _OF_SCANS = frozenset(
-    "invalid_multipart missing_part duplicate_part invalid_parameters parameters_too_large not_multipart "
-    "parameters_not_json scan_source_disabled core_unavailable analysis_timeout storage_full".split()
+    (
+        *("invalid_multipart", "missing_part", "duplicate_part", "invalid_parameters", "parameters_too_large"),
+        *("not_multipart", "parameters_not_json", "scan_source_disabled"),
+        *("core_unavailable", "analysis_timeout", "storage_full"),
+    )
 )
-_OF_LISTS = frozenset("invalid_request too_many_entries list_not_found invalid_entry list_full not_json".split())
+_OF_LISTS = frozenset(
+    ("invalid_request", "too_many_entries", "list_not_found", "invalid_entry", "list_full", "not_json")
+)
 _OF_HEALTH = frozenset({"not_ready"})
 
 
