@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
     CA_FILE,
@@ -64,6 +65,12 @@ class Scanner(Section):
         False,
         description="Submit a mail to another host even if the first one received all of it and then failed. "
         "Such a mail may be scanned twice.",
+    )
+    size_limit_counts: Literal["mail", "request"] = Field(
+        "mail",
+        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as ours does. `request`: "
+        "the whole body of the request, with the envelope and the form around the mail; a mail that would exceed it is "
+        "refused with 552 and not sent.",
     )
 
     @field_validator("urls")
@@ -296,7 +303,7 @@ class Config(Section):
     scanner: Scanner
     listeners: list[Listener] = Field(min_length=1)
     admission: Admission = Admission()
-    limits: Limits = Limits()
+    limits: Limits = Field(Limits(), validate_default=True)
     late_decisions: LateDecisions = LateDecisions()
     policy: Policy = Policy()
     tenants: list[Tenant] = Field([], description="Tenants of the service, each with its recipient domains.")
@@ -345,6 +352,16 @@ class Config(Section):
         if len({listener.name for listener in listeners}) != len(listeners):
             raise ValueError("two listeners have the same name")
         return listeners
+
+    @field_validator("limits")
+    @classmethod
+    def _fits_in_request(cls, limits: Limits, info: ValidationInfo) -> Limits:
+        """What is certainly too large is refused at MAIL; the scanner checks the rest when the envelope is known."""
+        scanner = info.data.get("scanner")
+        largest = MAX_MESSAGE_BYTES - SMALLEST_FORM_BYTES
+        if scanner is None or scanner.size_limit_counts == "mail" or limits.max_message_size <= largest:
+            return limits
+        return limits.model_copy(update={"max_message_size": largest})
 
     @field_validator("tenants")
     @classmethod

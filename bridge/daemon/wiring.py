@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.config import model
 from bridge.config.model import Config
 from bridge.config.policy import Policy as PolicyConfig
@@ -79,6 +80,7 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
         connect_timeout_s=scanner.connect_timeout,
         status_interval_s=scanner.status_interval,
         resubmit=scanner.resubmit,
+        max_request_bytes=MAX_MESSAGE_BYTES if scanner.size_limit_counts == "request" else None,
     )
 
 
@@ -373,6 +375,7 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
         tls_required=listener.tls.required if listener.tls else False,
         proxy_protocol=listener.proxy_protocol,
         client_header=ClientHeader(listener.client_header) if listener.client_header else None,
+        client_is_sender=PROFILES[listener.profile].client_is_sender,
         max_message_size=limits.max_message_size,
         max_connections=limits.max_connections,
         max_connections_per_client=limits.max_connections_per_client,

@@ -53,7 +53,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.list_match import ListAction
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Session
+from bridge.mail.session import Client, Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.mime import ambiguity, structure
@@ -418,15 +418,21 @@ def _would_be(record: Record, rule: Rule) -> Action | None:
 
 
 def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:
+    """Names the client only if we were told who it is: otherwise it is our own mail server."""
+    session = tx.session
+    client = session.client if session.is_told else _UNKNOWN
     return AnalysisRequest(
         BorderMtaData(
             envelope_from=tx.envelope.sender,
             envelope_recipients=tx.envelope.addresses,
-            remote_address=tx.session.client.address,
-            sender_helo=tx.session.client.helo,
+            remote_address=client.address,
+            sender_helo=client.helo,
         ),
         tenant,
     )
+
+
+_UNKNOWN = Client()
 
 
 def _rare_doubts(message: Message) -> list[str]:

@@ -27,7 +27,7 @@ from functools import cached_property, partial
 from typing import Never, Protocol
 
 from bridge.api.request_id import REQUEST_ID
-from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
+from bridge.api.scanning import BOUNDARY_BYTES, AnalysisRequest, AnalysisResult, QueueStatus, form
 from bridge.errors import (
     MessageTooLarge,
     Saturated,
@@ -123,6 +123,9 @@ class Scanner:
         doubts: list[_Doubt] = []  # hosts that got some of the mail and gave no decision
         loop = self._loop
         submission = _Submission(request, message, header)
+        limit = self._settings.max_request_bytes
+        if limit is not None and (size := submission.body_bytes()) > limit:
+            raise MessageTooLarge(f"the request would have {size} bytes, more than the {limit} that the scanner takes")
         for host in self._by_preference():
             is_probe = host.begin()
             began, was_broken, was_silent = loop.time(), host.is_broken, host.silent
@@ -507,17 +510,15 @@ class _Submission:
     def to(self, host: Host, request_id: bytes | None = None) -> Iterator[bytes]:
         request_id = request_id or next(_ids)
         boundary = request_id  # no sender can know it
-        head = (
-            b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
-            b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
-            b"Content-Type: message/rfc822\r\n\r\n"
-        ) % (boundary, _parameters(self.request), boundary)
-        tail = b"\r\n--%b--\r\n" % boundary
+        head, tail = form(_parameters(self.request), boundary)
         lines = b"%b%b\r\nContent-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
         lines %= (_ID_FIELD, request_id, boundary, len(head) + self.message.size + len(tail))
         yield b"".join((host.submit_head, self.header, lines, head))
         yield from self.message.chunks()
         yield tail
+
+    def body_bytes(self) -> int:
+        return self.message.size + sum(map(len, form(_parameters(self.request), b"x" * BOUNDARY_BYTES)))
 
 
 _ID_FIELD = REQUEST_ID.encode("ascii") + b": "
@@ -526,8 +527,8 @@ _ID_FIELD = REQUEST_ID.encode("ascii") + b": "
 def _draw() -> Iterator[bytes]:
     """Random request ids, also boundaries. Drawn by the hundred, because each draw is a system call."""
     while True:
-        drawn = os.urandom(100 * 18).hex().encode("ascii")
-        yield from (drawn[start : start + 36] for start in range(0, len(drawn), 36))
+        drawn = os.urandom(100 * BOUNDARY_BYTES // 2).hex().encode("ascii")
+        yield from (drawn[start : start + BOUNDARY_BYTES] for start in range(0, len(drawn), BOUNDARY_BYTES))
 
 
 _ids = _draw()

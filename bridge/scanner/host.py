@@ -33,6 +33,7 @@ class ScannerSettings:
     connect_timeout_s: float = 5.0
     status_interval_s: float = 5.0
     resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
+    max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
 
 
 class Host:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from bridge.config.profiles import PROFILES
 from bridge.errors import StoreFull
 from bridge.scanner.circuit import Circuit
 from bridge.testing import TOKEN, RunningBridge, answer, free_port, result, running_bridge
@@ -257,15 +258,14 @@ def test_a_forged_field_behind_a_mebibyte_of_header_is_refused(bridge: RunningBr
     assert send(bridge, b"Subject: x\r\n\r\n" + padding * 15_000 + b"\r\nX-Scan-Id: body\r\n").startswith("250 ")
 
 
-def test_the_scanner_learns_about_the_client(bridge: RunningBridge) -> None:
-    """Envelope, address and HELO."""
-    send(bridge, sender="", recipients=("b@example.org", "c@example.org"))
-    assert bridge.scanner.submissions[0].parameters["borderMtaData"] == {
-        "envelopeFrom": "",
-        "envelopeRecipients": ["b@example.org", "c@example.org"],
-        "remoteAddress": "127.0.0.1",
-        "senderHelo": "client.example",
-    }
+@pytest.mark.parametrize("profile", [name for name, profile in PROFILES.items() if profile.protocol == "smtp"])
+def test_our_own_client_is_the_sender_only_if_the_profile_says_so(tmp_path: Path, profile: str) -> None:
+    """Nobody named a client: it is the mail server next to us, whose address would pass checks made for a sender's."""
+    with running_bridge(tmp_path, profile=profile) as bridge:
+        send(bridge, sender="", recipients=("b@example.org", "c@example.org"))
+        seen = bridge.scanner.submissions[0].parameters["borderMtaData"]
+    sender = {"remoteAddress": "127.0.0.1", "senderHelo": "client.example"} if profile == "direct" else {}
+    assert seen == {"envelopeFrom": "", "envelopeRecipients": ["b@example.org", "c@example.org"], **sender}
 
 
 def test_one_line_per_mail_has_everything_an_operator_needs(bridge: RunningBridge) -> None:

@@ -76,6 +76,7 @@ class SmtpSettings:
     tls_required: bool = False
     proxy_protocol: bool = False
     client_header: ClientHeader | None = None  # the field in which the mail server names its client
+    client_is_sender: bool = False  # a peer that names no client sends its own mail
     max_message_size: int = 50 * 1024 * 1024
     max_connections: int = 2000
     max_connections_per_client: int = 500
@@ -322,6 +323,7 @@ class SmtpServer:
                 client.source,
             )
         in_header = header is not None and session.forwarded is None and not session.introduced
+        is_told = not in_header and (_is_told(session) or self.settings.client_is_sender)
         description = Session(
             session.id,
             self.settings.name,
@@ -330,7 +332,7 @@ class SmtpServer:
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,
-            is_told=not in_header and (session.forwarded is not None or _is_told(session)),
+            is_told=is_told,
             in_header=in_header,
         )
         session.described = (told, description)
@@ -362,8 +364,10 @@ def _reply_to_refused(refusal: Refusal) -> Reply:
 
 
 def _is_told(session: SmtpSession) -> bool:
-    """Whether a PROXY header or XCLIENT named the client."""
-    return session.proxy_data is not None or session.client.address != session.peer_address
+    """Whether XFORWARD, XCLIENT or a PROXY header named the client."""
+    if session.forwarded is not None or session.introduced:
+        return True
+    return session.proxy_data is not None and bool(session.proxy_data.src_addr)
 
 
 @lru_cache(_MAX_CLIENTS)
