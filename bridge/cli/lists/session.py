@@ -22,7 +22,7 @@ from bridge.config.lists import Lists
 from bridge.daemon import resources
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListSettings
-from bridge.lists.errors import ListsForbidden, ListsUnavailable
+from bridge.lists.errors import ListsForbidden, ListsUnavailable, ListsUncertain
 from bridge.lists.files import Format, InputError
 from bridge.lists.retry import RetrySettings
 from bridge.runtime import units, yaml_file
@@ -154,7 +154,7 @@ def attempt(work: Coroutine[Any, Any, None]) -> tuple[int, str]:
 
 def exit_code(exc: BridgeError) -> int:
     match exc:
-        case ListsUnavailable():
+        case ListsUnavailable() | ListsUncertain():
             return EXIT_TEMPORARY
         case ListsForbidden():
             return EXIT_KEY
@@ -172,8 +172,13 @@ def fail(exc: BridgeError) -> NoReturn:
 
 
 def account(done: int, total: int, uncertain: int, left: int) -> str:
-    doubt = f", {uncertain:,} uncertain (no clear answer)" if uncertain else ""
-    return f"done: {done:,} of {total:,}{doubt}; not done: {left:,}; run the same command again to continue"
+    """What was done, and the next step: every change can be repeated, so running it again is always safe."""
+    if not uncertain:
+        return f"done: {done:,} of {total:,}; not done: {left:,}; run the same command again to continue"
+    return (
+        f"done: {done:,} of {total:,}, {uncertain:,} uncertain (no clear answer); not done: {left:,}; "
+        "run the same command again to continue (nothing is changed twice), or look with `scanbridge lists entries`"
+    )
 
 
 def say_refused(refused: dict[str, str]) -> None:
