@@ -151,6 +151,24 @@ def test_scan_prints_one_decision_per_file(place: Place) -> None:
     }
 
 
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+def test_scan_tells_who_sent_the_mail(place: Place, address: str) -> None:
+    """As the mail server saw it: SPF and lists of networks then give the same result as for the mail itself."""
+    path = place.mail("a.eml", b"Subject: a\n\nhello\n")
+    done = place.run("scan", path, "--remote-address", address, "--helo", "mx.example.org")
+    assert done.exit_code == 0
+    border = place.scanner.submissions[0].parameters["borderMtaData"]
+    assert (border["remoteAddress"], border["senderHelo"]) == (address, "mx.example.org")
+
+
+@pytest.mark.parametrize("address", ["", "unknown", "192.0.2", "mx.example.org", "192.0.2.0/24"])
+def test_scan_refuses_what_is_not_an_address(place: Place, address: str) -> None:
+    """A typing error would silently change the result."""
+    done = place.run("scan", place.mail("a.eml", b"Subject: a\n\n"), "--remote-address", address)
+    assert done.exit_code == 2 and "for example 192.0.2.7" in done.stderr
+    assert place.scanner.submissions == []
+
+
 def test_scan_prints_json(place: Place) -> None:
     """One JSON object per line; the sender is null unless given."""
     path = place.mail("a.eml", b"Subject: a\n\nhello\n")
