@@ -101,7 +101,7 @@ class EnvelopeLists:
     def blocked(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
         """The sender or client is on a blocking list of this scope: the deployment's, or the tenant's."""
         settings = self._settings
-        found = self._find(settings.block, (tenant,), sender, session.client.address)
+        found = self._find(settings.block, (tenant,), sender, _named_client(session))
         if found is None or not settings.allow_wins:
             return found
         return None if self.allowed(session, sender, tenant) else found
@@ -113,11 +113,9 @@ class EnvelopeLists:
     def allowed(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
         """The sender or client is on a list of mail that needs no scan.
 
-        The client counts only if a trusted mail server named it: that server's own address, on such a list, would
-        let all mail pass unscanned.
+        The address of a mail server that names no client, on such a list, would let all its mail pass unscanned.
         """
-        client = session.client.address if session.is_told else None
-        found = self._find(self._settings.skip_scan, _scopes(tenant), sender, client)
+        found = self._find(self._settings.skip_scan, _scopes(tenant), sender, _named_client(session))
         return None if found is None else replace(found, action=ListAction.SKIPPED)
 
     def lacks_copy(self, tenant: str | None, *, at_recipient: bool) -> bool:
@@ -143,6 +141,11 @@ class EnvelopeLists:
                 if copy is not None and (entry := _matching_entry(copy.table, normalised, client)):
                     return ListMatch(name, entry, ListAction.REFUSED)
         return None
+
+
+def _named_client(session: Session) -> str | None:
+    """The address that the scanner gets, too: never that of our own mail server."""
+    return session.client.address if session.is_told else None
 
 
 def _matching_entry(table: Table, normalised: str, client: str | None) -> str | None:
