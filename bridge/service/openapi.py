@@ -47,6 +47,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "not_multipart": (415, "submitEmail requires multipart/form-data."),
     "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
     "not_json": (415, "The List API requires application/json."),
+    "encoded_body": (415, "The body of the request is compressed (Content-Encoding, Transfer-Encoding)."),
     "head_too_large": (431, "The request line and header fields are larger than 64 KiB."),
     "trailer_too_large": (431, "The trailer fields of a chunked request are larger than 64 KiB."),
     "internal": (500, "An internal error occurred."),

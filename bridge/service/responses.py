@@ -45,6 +45,14 @@ class Refused(Exception):
             self.headers.append((b"www-authenticate", challenge.encode()))
 
 
+def check_plain(scope: Scope) -> None:
+    """Refuse a compressed body, which would be read as if it were not. Raises Refused."""
+    encoding = header(scope, b"content-encoding").lower() or b"identity"
+    transfer = header(scope, b"transfer-encoding").lower() or b"chunked"
+    if encoding != b"identity" or transfer != b"chunked":
+        raise Refused(415, "encoded_body", "the body is compressed; send it as it is, with no Content-Encoding")
+
+
 def storage_unavailable() -> Refused:
     return Refused(503, "storage_unavailable", "the lists are not available at the moment", retry_after_s=5)
 

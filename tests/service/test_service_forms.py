@@ -298,6 +298,21 @@ def test_a_client_of_http_1_0_never_gets_chunks(running):
             assert int(length[1]) == len(body), name
 
 
+@pytest.mark.parametrize("field", ["Content-Encoding: gzip", "Transfer-Encoding: gzip, chunked"])
+def test_a_compressed_body_is_refused(running, field):
+    """It would be scanned as if it were not compressed."""
+    framing = [] if field.startswith("Transfer") else ["Content-Length: 4"]
+    for path, secret in (
+        ("/v1/messageQueue/submitEmail", f"Bearer {TOKEN}"),
+        ("/api/public/lists/v1/getLists", f"apikey {Lists(running).key}"),
+    ):
+        kind = f"multipart/form-data; boundary={BOUNDARY}" if "v1/message" in path else "application/json"
+        fields = (f"Authorization: {secret}", f"Content-Type: {kind}", "Connection: close", field, *framing)
+        body = b"0\r\n\r\n" if not framing else b"\x1f\x8b\x08\0"
+        answer = exchange(running, head(f"POST {path} HTTP/1.1", "Host: x", *fields) + body)
+        assert answer.startswith(b"HTTP/1.1 415 ") and b'"encoded_body"' in answer
+
+
 def test_head_has_the_head_of_get_and_no_body(running):
     for path in ("/livez", "/metrics", "/openapi.json", "/docs"):
         answer = exchange(running, head(f"HEAD {path} HTTP/1.1", "Host: x", "Connection: close"))

@@ -22,7 +22,7 @@ from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import GLOBAL, PAGE, Entry, ListFull, ListStore
 from bridge.service.requests import decode_json, header, is_json, tenant_uid
-from bridge.service.responses import Refused, refuse, send_json, storage_unavailable
+from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.settings import ListDefinition
 from bridge.service.store import STORAGE_ERRORS
 
@@ -126,6 +126,7 @@ class ListEndpoint:
 async def _read(scope: Scope, receive: Receive) -> Body:
     if not is_json(header(scope, b"content-type")):
         raise Refused(415, "not_json", "the request must be of type application/json")
+    check_plain(scope)
     raw = bytearray()
     more = True
     try:
