@@ -14,8 +14,7 @@ import uvloop
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.terminal import say_lines
 from bridge.config.model import Config
-from bridge.daemon import resources, wiring
-from bridge.daemon.daemon import load
+from bridge.daemon import config_file, resources, wiring
 from bridge.daemon.daemon import run as run_daemon
 from bridge.daemon.systemd import show_stack_on_abort
 from bridge.daemon.workers.supervisor import Supervisor
@@ -26,8 +25,11 @@ from bridge.observe.redaction import Redaction
 
 @click.command()
 @config_option
-def run(path: Path | None) -> None:
+@click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
+def run(path: Path | None, demo: bool) -> None:
     """Run the daemon. Without a configuration, it includes the embedded scanning service."""
+    if demo:
+        path = None
     conf = load_or_exit(path)
     show_stack_on_abort()
     try:
@@ -35,10 +37,10 @@ def run(path: Path | None) -> None:
     except ConfigError as exc:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
-        _supervise(conf, redaction, lambda: load(path))
+        _supervise(conf, redaction, lambda: config_file.load(path))
     writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction)
     try:
-        uvloop.run(run_daemon(conf, writer, lambda: load(path), on_ready=lambda: _welcome(conf)))
+        uvloop.run(run_daemon(conf, writer, lambda: config_file.load(path), on_ready=lambda: _welcome(conf)))
     except ConfigError as exc:
         writer.close()
         fail_config(exc)

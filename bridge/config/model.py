@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from bridge.config import admin_address
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
     CA_FILE,
@@ -41,6 +42,7 @@ from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
+from bridge.runtime.did_you_mean import did_you_mean
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration
 
@@ -170,7 +172,9 @@ class Listener(Section):
     def _profile(cls, name: str, info: ValidationInfo) -> str:
         profile, protocol = PROFILES.get(name), info.data.get("protocol", "smtp")
         if profile is None:
-            raise ValueError(f"unknown profile; available profiles: {', '.join(PROFILES)}")
+            raise ValueError(
+                f"unknown profile; available profiles: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
+            )
         if (profile.protocol == "milter") != (protocol == "milter"):
             raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
         return name
@@ -255,7 +259,7 @@ class Headers(Section):
 
 class Admin(Section):
     address: AddressField = Field(
-        Endpoint("127.0.0.1", 9082), description="Address of the admin pages /metrics, /livez, /readyz and /status."
+        admin_address.DEFAULT, description="Address of the admin pages /metrics, /livez, /readyz and /status."
     )
 
 
@@ -430,4 +434,8 @@ state_directory: "{state}"
 
 def embedded(state: Path) -> Config:
     """The configuration if no file is given."""
-    return yaml_file.load(Path("embedded default"), Config, EMBEDDED.format(state=json.dumps(str(state))[1:-1]))
+    return yaml_file.load(Path("embedded default"), Config, embedded_text(state))
+
+
+def embedded_text(state: Path) -> str:
+    return EMBEDDED.format(state=json.dumps(str(state))[1:-1])

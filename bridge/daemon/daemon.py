@@ -15,7 +15,6 @@ from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
-from bridge.config import model
 from bridge.config.model import Config
 from bridge.daemon import quarantine_upkeep, resources, wiring
 from bridge.daemon.admin import AdminView, create_admin
@@ -291,15 +290,3 @@ async def _close_later(components: Components) -> None:
                 await components.close()
         raise
     await components.close()
-
-
-def load(path: Path | None) -> Config:
-    """The file's configuration, or the embedded default. Raises ConfigError."""
-    if path is not None:
-        return model.load(path)
-    state = resources.state_directory(None)
-    resources.make_directory(state, "the state directory")
-    try:
-        return model.embedded(state)
-    except ConfigError as exc:
-        raise ConfigError(f"the path of the state directory {state} cannot be used in a configuration: {exc}") from exc

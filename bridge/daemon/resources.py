@@ -20,7 +20,7 @@ from bridge.runtime.tls import server_context
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
 
-def state_directory(configured: str | None) -> Path:
+def state_directory(configured: str | None, name: str = "scanbridge") -> Path:
     """Where data that must survive a restart is kept."""
     if configured:
         return Path(configured).expanduser().absolute()
@@ -29,7 +29,7 @@ def state_directory(configured: str | None) -> Path:
     base = Path(os.environ.get("XDG_STATE_HOME") or "")
     if not base.is_absolute():  # XDG specification: relative paths must be ignored
         base = Path.home() / ".local" / "state"
-    return base / "scanbridge"
+    return base / name
 
 
 def make_directory(path: Path, key: str) -> Path:
