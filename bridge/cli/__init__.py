@@ -12,7 +12,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.utils import make_default_short_help
 
 from bridge import __version__
 from bridge.cli import terminal
@@ -56,11 +55,8 @@ class _Commands(click.Group):
             raise click.exceptions.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx) from None
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        limit = formatter.width - 6 - max(map(len, _COMMANDS))
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, make_default_short_help(text, limit)) for name, (_, _, text) in _COMMANDS.items()]
-            )
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         from click.shell_completion import CompletionItem

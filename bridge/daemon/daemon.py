@@ -13,10 +13,9 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
 from bridge.config.model import Config
-from bridge.daemon import quarantine_upkeep, resources, wiring
+from bridge.daemon import quarantine_upkeep, wiring
 from bridge.daemon.admin import AdminView, create_admin
 from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
@@ -33,7 +32,7 @@ from bridge.daemon.status import Status
 from bridge.daemon.systemd import feed_watchdog, notify, notify_stopping
 from bridge.daemon.tasks import BackgroundTasks
 from bridge.daemon.workers.worker_context import SingleProcess, WorkerContext
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
 from bridge.mail.message import Spool

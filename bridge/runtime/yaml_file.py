@@ -181,7 +181,7 @@ def _without_values(problem: str | None) -> str:
     return re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
 
 
-# Our own words for pydantic's errors.
+# Our own words for pydantic's errors; the names in braces are pydantic's.
 _WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "this key is required",
@@ -190,15 +190,32 @@ _WORDS = {
     "model_attributes_type": "keys and values are expected here",
     "list_type": "a list is expected here",
     "string_type": "text is expected here",
+    "string_too_short": "text is expected here",
+    "too_short": "entries expected here: at least {min_length}",
+    "too_long": "entries allowed here: at most {max_length}",
+    "bool_type": "true or false is expected here",
+    "bool_parsing": "true or false is expected here",
+    "int_type": "a whole number is expected here",
+    "int_parsing": "a whole number is expected here",
+    "int_from_float": "a whole number is expected here",
+    "float_type": "a number is expected here",
+    "float_parsing": "a number is expected here",
+    "greater_than": "a number above {gt} is expected here",
+    "greater_than_equal": "at least {ge} is expected here",
+    "less_than": "a number below {lt} is expected here",
+    "less_than_equal": "at most {le} is allowed here",
+    "literal_error": "one of these is expected here: {expected}",
+    "enum": "one of these is expected here: {expected}",
 }
 
 
 def _describe(exc: ValidationError, tree: _Tree, model: type[BaseModel]) -> list[str]:
     """pydantic's errors in our words, without the values."""
     found: dict[str, None] = {}
-    for error in exc.errors(include_input=False, include_url=False, include_context=False):
+    for error in exc.errors(include_input=False, include_url=False):
         where = tree.place(error["loc"])
-        what = _WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+        what = _WORDS.get(error["type"], "").format_map(error.get("ctx", {}))
+        what = what.replace("'", "") or error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             what += _suggestion(model, where)
         name = _dotted(where) or "the file"
@@ -213,7 +230,7 @@ def _suggestion(model: type[BaseModel], where: Path_) -> str:
     if found := did_you_mean(word, _keys_at(schema, schema, where[:-1])):
         return found
     elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
-    key = similar(word, elsewhere)
+    key = similar(word, elsewhere, cutoff=0.8)
     return f"; did you mean {elsewhere[key]}{key}?" if key else ""
 
 
