@@ -345,8 +345,15 @@ class Config(Section):
     @field_validator("listeners")
     @classmethod
     def _names(cls, listeners: list[Listener]) -> list[Listener]:
-        if len({listener.name for listener in listeners}) != len(listeners):
-            raise ValueError("two listeners have the same name")
+        for i, listener in enumerate(listeners):
+            for other in listeners[:i]:
+                if other.name == listener.name:
+                    raise ValueError(f"two listeners are named {listener.name}: give one of them another name")
+                if other.address == listener.address and listener.address.port != 0:
+                    raise ValueError(
+                        f"{other.name} and {listener.name} have the same address, {listener.address}: "
+                        "use another port for one of them"
+                    )
         return listeners
 
     @field_validator("tenants")
@@ -390,6 +397,14 @@ class Config(Section):
         if lists is None and any(listener.lists is not None for listener in info.data.get("listeners", [])):
             raise ValueError("a listener names lists: set lists.url and lists.api_key_file")
         return lists
+
+    @field_validator("admin")
+    @classmethod
+    def _admin(cls, admin: Admin, info: ValidationInfo) -> Admin:
+        for listener in info.data.get("listeners", ()):
+            if listener.address == admin.address and admin.address.port != 0:
+                raise ValueError(f"the listener {listener.name} has the same address: use another port for one of them")
+        return admin
 
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:

@@ -123,6 +123,11 @@ def listener_tls(tls: model.Tls, directory: Path, key: str) -> ssl.SSLContext:
 
 
 def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -> None:
+    for path, name in ((cert, key), (key_path, key.replace("cert_file", "key_file"))):
+        try:
+            path.open("rb").close()
+        except OSError as exc:
+            raise ConfigError(f"{name}: {path} cannot be read: {exc.strerror}") from exc
     try:
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
         context.load_cert_chain(cert, key_path, password=lambda: b"")

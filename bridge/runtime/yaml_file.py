@@ -43,7 +43,9 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{path}: cannot be read: {_reason(exc)}") from exc
+            raise ConfigError(
+                f"{path}: cannot be read: {_reason(exc)}; check the path after -c or in $SCANBRIDGE_CONFIG"
+            ) from exc
     tree = _Tree(path)
     value = tree.read(text)
     mistakes = tree.mistakes
@@ -102,7 +104,7 @@ class _Tree:
             self.parsed = True
         except yaml.MarkedYAMLError as exc:
             line = exc.problem_mark.line + 1 if exc.problem_mark else 1
-            self.mistakes.append(f"{self.path}:{line}: not YAML: {_without_values(exc.problem)}")
+            self.mistakes.append(f"{self.path}:{line}: not YAML: {_problem(exc)}")
             return None
         except yaml.YAMLError:
             self.mistakes.append(f"{self.path}:1: not YAML: a character that is not allowed")
@@ -137,7 +139,8 @@ class _Tree:
                 continue
             key = str(key_node.value)
             if key in result:
-                self._mistake(key_node, (*where, key), "this key appears twice")
+                first = self.lines[(*where, key)]
+                self._mistake(key_node, (*where, key), f"this key appears twice, first in line {first}; remove one")
                 continue
             self.lines[(*where, key)] = key_node.start_mark.line + 1
             result[key] = self._value(child, (*where, key), above)
@@ -176,9 +179,12 @@ class _TooMany(Exception):
     """Nested aliases expand to too many values."""
 
 
-def _without_values(problem: str | None) -> str:
+def _problem(exc: yaml.MarkedYAMLError) -> str:
     """PyYAML quotes the text in question: one character is fine, but an alias may be part of a secret."""
-    return re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
+    problem = exc.problem or "it cannot be read"
+    if "'\\t'" in problem:
+        return "a tab; indent with spaces"
+    return re.sub(r" '(?!<)[^']{3,}'", "", problem)
 
 
 # Our own words for pydantic's errors; the names in braces are pydantic's.
