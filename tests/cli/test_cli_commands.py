@@ -98,7 +98,10 @@ def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
     """SCANBRIDGE_CONFIG is treated like the option."""
     missing = str(tmp_path / "none.yml")
     done = CliRunner().invoke(main, ["check"], env={"SCANBRIDGE_CONFIG": missing})
-    assert done.exit_code == 78 and done.stderr == f"{missing}: cannot be read: No such file or directory\n"
+    assert done.exit_code == 78
+    assert done.stderr == (
+        f"{missing}: cannot be read: No such file or directory; check the path after -c or in $SCANBRIDGE_CONFIG\n"
+    )
 
 
 # config
@@ -238,7 +241,7 @@ def test_check_reports_all_problems_together(place: Place) -> None:
         listeners=[
             {"name": "a", "address": f"127.0.0.1:{place.port}"},
             {"name": "b", "address": "127.0.0.1:1", "deadline": "100s"},
-            {"name": "c", "address": "127.0.0.1:1", "tls": {"cert_file": "none.pem", "key_file": "none.pem"}},
+            {"name": "c", "address": "127.0.0.1:2", "tls": {"cert_file": "none.pem", "key_file": "none.pem"}},
         ],
         relay={"next_hop": f"127.0.0.1:{free_port()}"},
     )
