@@ -172,7 +172,7 @@ def test_request_ids_drawn_before_a_fork_are_not_used_by_the_child() -> None:
         "from bridge.scanner import client\n"
         "next(client._ids)\n"
         "child = os.fork()\n"
-        "print(next(client._ids).decode(), flush=True)\n"
+        "os.write(1, next(client._ids) + b' ')\n"
         "if child: os.waitpid(child, 0)\n"
     )
     drawn = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
