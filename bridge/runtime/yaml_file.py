@@ -43,9 +43,7 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(
-                f"{path}: cannot be read: {_reason(exc)}; check the path after -c or in $SCANBRIDGE_CONFIG"
-            ) from exc
+            raise ConfigError(f"{path}: cannot be read: {_reason(exc)}; {_next_step(exc)}") from exc
     tree = _Tree(path)
     value = tree.read(text)
     mistakes = tree.mistakes
@@ -287,6 +285,16 @@ def _dotted(where: Path_) -> str:
 def _line_of(text: str) -> tuple[int, str]:
     match = re.search(r":(\d+): ", text)
     return (int(match.group(1)) if match else 0, text)
+
+
+def _next_step(exc: Exception) -> str:
+    match exc:
+        case UnicodeDecodeError():
+            return "save it as UTF-8"
+        case PermissionError():
+            return "use the user who may read it, or root"
+        case _:
+            return "check the path after -c or in $SCANBRIDGE_CONFIG"
 
 
 def _reason(exc: Exception) -> str:
