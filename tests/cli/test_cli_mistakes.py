@@ -223,7 +223,8 @@ def test_an_unreadable_file_is_explained(desk: Desk) -> None:
     done = subprocess.run(
         command, env=environment(SCANBRIDGE_CONFIG=str(desk.file)), capture_output=True, text=True, timeout=60
     )
-    assert done.returncode == 78 and "Permission denied" in done.stderr and "bridge.yml" in done.stderr and "root" in done.stderr
+    assert done.returncode == 78
+    assert all(words in done.stderr for words in ("bridge.yml", "Permission denied", "root"))
 
 
 def test_at_least_forty_mistakes_are_tried() -> None:
