@@ -18,7 +18,7 @@ help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 run: $(RUN_READY)               ## start the embedded default: bridge and scanning service
-	@exec $(BIN)/scanbridge run
+	@exec $(BIN)/scanbridge run --demo
 
 # The tests start hundreds of programs, and without bytecode each would compile everything again.
 test: export PYTHONDONTWRITEBYTECODE =

@@ -1,39 +1,70 @@
 """The command line, `scanbridge COMMAND`: one file or folder per command.
 
-A command's file is imported only when that command runs: `run` and `scan` need no database, and a short
-command would spend most of its time importing one.
+A command's file is imported only when that command runs, so that `--help`, completion and short commands answer
+at once: importing all of them takes over half a second. For the same reason, those files import what they need
+for their work inside the functions that do it; `tests/cli/test_cli_imports.py` counts.
 """
 
 from __future__ import annotations
 
 import os
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge import __version__
 from bridge.cli import terminal
 
-# Name -> module and the command in it, in the order of --help.
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
+
+# Name -> module, the command in it, and the first sentence of its help; in the order of --help.
 _COMMANDS = {
-    "run": ("run", "run"),
-    "check": ("check.command", "check"),
-    "setup": ("setup", "setup"),
-    "scan": ("scan", "scan"),
-    "lists": ("lists.command", "lists"),
-    "quarantine": ("quarantine.command", "quarantine"),
-    "status": ("status", "status"),
-    "top": ("top.command", "top"),
-    "reload": ("reload", "reload"),
-    "service": ("service", "service"),
-    "config": ("config", "configuration"),
+    "run": ("run", "run", "Run the daemon."),
+    "check": ("check.command", "check", "Find problems and say what to change."),
+    "setup": ("setup", "setup", "Print the mail server settings for this configuration."),
+    "scan": ("scan", "scan", "Scan stored mail and print the decisions."),
+    "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
+    "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
+    "status": ("status", "status", "Show the daemon's health."),
+    "top": ("top.command", "top", "Watch a running daemon."),
+    "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),
+    "service": ("service", "service", "Run the scanning service on its own."),
+    "config": ("config", "configuration", "Show the effective configuration or its schema."),
 }
 
 
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, name, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(import_module(f"bridge.cli.{module}"), name)
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.exceptions.NoSuchCommand:  # click looks for similar names among the imported commands only
+            raise click.exceptions.NoSuchCommand(args[0], possibilities=_COMMANDS, ctx=ctx) from None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in _COMMANDS.items()])
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        from click.shell_completion import CompletionItem
+
+        names = [
+            CompletionItem(name, help=text) for name, (_, _, text) in _COMMANDS.items() if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, ctx, incomplete)
 
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
@@ -46,13 +77,6 @@ class _Commands(click.Group):
             return super().invoke(ctx)
         except click.ClickException as exc:
             raise terminal.visible_error(exc) from None
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, name = _COMMANDS[cmd_name]
-        command: click.Command = getattr(import_module(f"bridge.cli.{module}"), name)
-        return command
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

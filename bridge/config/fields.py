@@ -39,9 +39,13 @@ NextHopField = Annotated[NextHop, _reader(NextHop), *_AS_TEXT]
 
 def _network(value: str) -> str:
     try:
-        ipaddress.ip_network(value)
+        block = ipaddress.ip_network(value, strict=False)
     except ValueError:
         raise ValueError("a network is an address, or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
+    if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped:
+        raise ValueError("write an IPv4 network as such, for example 192.0.2.0/24, not as an IPv6 network")
+    if "/" in value and str(block.network_address) != str(ipaddress.ip_address(value.partition("/")[0])):
+        raise ValueError(f"the address is not the first one of its block: write {block}, or the address alone")
     return value
 
 

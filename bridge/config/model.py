@@ -22,6 +22,7 @@ from pydantic import (
 )
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
+from bridge.config import admin_address
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
     CA_FILE,
@@ -42,7 +43,7 @@ from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
-from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.did_you_mean import did_you_mean
 from bridge.runtime.units import Duration
 
 
@@ -177,7 +178,9 @@ class Listener(Section):
     def _profile(cls, name: str, info: ValidationInfo) -> str:
         profile, protocol = PROFILES.get(name), info.data.get("protocol", "smtp")
         if profile is None:
-            raise ValueError(f"unknown profile; available profiles: {', '.join(PROFILES)}")
+            raise ValueError(
+                f"unknown profile; available profiles: {', '.join(PROFILES)}{did_you_mean(name, PROFILES)}"
+            )
         if (profile.protocol == "milter") != (protocol == "milter"):
             raise ValueError(f"{name} is a profile for {profile.protocol}, but this listener speaks {protocol}")
         return name
@@ -262,7 +265,7 @@ class Headers(Section):
 
 class Admin(Section):
     address: AddressField = Field(
-        Endpoint("127.0.0.1", 9082), description="Address of the admin pages /metrics, /livez, /readyz and /status."
+        admin_address.DEFAULT, description="Address of the admin pages /metrics, /livez, /readyz and /status."
     )
 
 
@@ -349,8 +352,15 @@ class Config(Section):
     @field_validator("listeners")
     @classmethod
     def _names(cls, listeners: list[Listener]) -> list[Listener]:
-        if len({listener.name for listener in listeners}) != len(listeners):
-            raise ValueError("two listeners have the same name")
+        for i, listener in enumerate(listeners):
+            for other in listeners[:i]:
+                if other.name == listener.name:
+                    raise ValueError(f"two listeners are named {listener.name}: give one of them another name")
+                if other.address == listener.address and listener.address.port != 0:
+                    raise ValueError(
+                        f"{other.name} and {listener.name} have the same address, {listener.address}: "
+                        "use another port for one of them"
+                    )
         return listeners
 
     @field_validator("limits")
@@ -405,6 +415,14 @@ class Config(Section):
             raise ValueError("a listener names lists: set lists.url and lists.api_key_file")
         return lists
 
+    @field_validator("admin")
+    @classmethod
+    def _admin(cls, admin: Admin, info: ValidationInfo) -> Admin:
+        for listener in info.data.get("listeners", ()):
+            if listener.address == admin.address and admin.address.port != 0:
+                raise ValueError(f"the listener {listener.name} has the same address: use another port for one of them")
+        return admin
+
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> Config:
         self._directory = (info.context or {}).get("directory", Path())
@@ -447,4 +465,8 @@ state_directory: "{state}"
 
 def embedded(state: Path) -> Config:
     """The configuration if no file is given."""
-    return yaml_file.load(Path("embedded default"), Config, EMBEDDED.format(state=json.dumps(str(state))[1:-1]))
+    return yaml_file.load(Path("embedded default"), Config, embedded_text(state))
+
+
+def embedded_text(state: Path) -> str:
+    return EMBEDDED.format(state=json.dumps(str(state))[1:-1])

@@ -13,11 +13,9 @@ import logging
 import signal
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, suppress
-from pathlib import Path
 
-from bridge.config import model
 from bridge.config.model import Config
-from bridge.daemon import quarantine_upkeep, resources, wiring
+from bridge.daemon import quarantine_upkeep, wiring
 from bridge.daemon.admin import AdminView, create_admin
 from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
@@ -34,7 +32,7 @@ from bridge.daemon.status import Status
 from bridge.daemon.systemd import feed_watchdog, notify, notify_stopping
 from bridge.daemon.tasks import BackgroundTasks
 from bridge.daemon.workers.worker_context import SingleProcess, WorkerContext
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
 from bridge.mail.message import Spool
@@ -291,15 +289,3 @@ async def _close_later(components: Components) -> None:
                 await components.close()
         raise
     await components.close()
-
-
-def load(path: Path | None) -> Config:
-    """The file's configuration, or the embedded default. Raises ConfigError."""
-    if path is not None:
-        return model.load(path)
-    state = resources.state_directory(None)
-    resources.make_directory(state, "the state directory")
-    try:
-        return model.embedded(state)
-    except ConfigError as exc:
-        raise ConfigError(f"the path of the state directory {state} cannot be used in a configuration: {exc}") from exc

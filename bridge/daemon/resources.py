@@ -20,7 +20,7 @@ from bridge.runtime.tls import server_context
 _TOKEN = re.compile(r"[\x21-\x7e]{8,4096}")
 
 
-def state_directory(configured: str | None) -> Path:
+def state_directory(configured: str | None, name: str = "scanbridge") -> Path:
     """Where data that must survive a restart is kept."""
     if configured:
         return Path(configured).expanduser().absolute()
@@ -29,7 +29,7 @@ def state_directory(configured: str | None) -> Path:
     base = Path(os.environ.get("XDG_STATE_HOME") or "")
     if not base.is_absolute():  # XDG specification: relative paths must be ignored
         base = Path.home() / ".local" / "state"
-    return base / "scanbridge"
+    return base / name
 
 
 def make_directory(path: Path, key: str) -> Path:
@@ -123,6 +123,11 @@ def listener_tls(tls: model.Tls, directory: Path, key: str) -> ssl.SSLContext:
 
 
 def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -> None:
+    for path, name in ((cert, key), (key_path, key.replace("cert_file", "key_file"))):
+        try:
+            path.open("rb").close()
+        except OSError as exc:
+            raise ConfigError(f"{name}: {path} cannot be read: {exc.strerror}") from exc
     try:
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
         context.load_cert_chain(cert, key_path, password=lambda: b"")

@@ -371,7 +371,9 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
         hostname=hostname(conf),
         protocol=listener.protocol,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=resources.listener_tls(listener.tls, conf.directory, f"{listener.name}.tls") if listener.tls else None,
+        tls=resources.listener_tls(listener.tls, conf.directory, f"listener {listener.name}: tls")
+        if listener.tls
+        else None,
         tls_required=listener.tls.required if listener.tls else False,
         proxy_protocol=listener.proxy_protocol,
         client_header=ClientHeader(listener.client_header) if listener.client_header else None,

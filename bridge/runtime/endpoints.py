@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-_HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,5})")
+_HOST_PORT = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9._-]+)):(\d{1,9})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,8 +30,10 @@ class Endpoint:
         if text.startswith("systemd:") and len(text) > len("systemd:"):
             return cls(systemd=text.removeprefix("systemd:"))
         match = _HOST_PORT.fullmatch(text)
-        if match is None or not 0 <= int(match.group(3)) <= 65535:
+        if match is None:
             raise ValueError("an address is host:port, [IPv6]:port, unix:/path or systemd:NAME")
+        if int(match.group(3)) > 65535:
+            raise ValueError("a port is a number from 1 to 65535")
         return cls(host=match.group(1) or match.group(2), port=int(match.group(3)))
 
     @property
@@ -74,8 +76,10 @@ class NextHop:
     @staticmethod
     def _host(text: str) -> Endpoint:
         match = _HOST_PORT.fullmatch(text.rstrip("/"))
-        if match is None or not 0 < int(match.group(3)) <= 65535:
+        if match is None:
             raise ValueError("a next hop is smtp://host:port, lmtp://host:port, lmtp+unix:/path or maildir:/path")
+        if not 0 < int(match.group(3)) <= 65535:
+            raise ValueError("a port is a number from 1 to 65535")
         return Endpoint(host=match.group(1) or match.group(2), port=int(match.group(3)))
 
     def __str__(self) -> str:

@@ -8,18 +8,22 @@ never printed, because they may be secrets.
 from __future__ import annotations
 
 import json
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import yaml
-from pydantic import BaseModel, ValidationError
 
 from bridge.errors import ConfigError
+from bridge.runtime.did_you_mean import did_you_mean, similar
+
+if TYPE_CHECKING:  # `read` alone must be quick to import
+    from pydantic import BaseModel, ValidationError
 
 Path_ = tuple[str | int, ...]
-M = TypeVar("M", bound=BaseModel)
+M = TypeVar("M", bound="BaseModel")
 
 _ALIASED = 100_000
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
@@ -33,11 +37,13 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
 
     Validators find the file's `directory` in the validation context.
     """
+    from pydantic import ValidationError
+
     if text is None:
         try:
             text = path.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{path}: cannot be read: {_reason(exc)}") from exc
+            raise ConfigError(f"{path}: cannot be read: {_reason(exc)}; {_next_step(exc)}") from exc
     tree = _Tree(path)
     value = tree.read(text)
     mistakes = tree.mistakes
@@ -45,7 +51,7 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
         try:
             result = model.model_validate({} if value is None else value, context={"directory": path.parent})
         except ValidationError as exc:
-            mistakes = mistakes + _describe(exc, tree)
+            mistakes = mistakes + _describe(exc, tree, model)
     if mistakes:
         raise ConfigError("\n".join(sorted(mistakes, key=_line_of))) from None
     return result
@@ -60,12 +66,22 @@ def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
     return value, tree.line
 
 
-def dump(data: object) -> str:
-    """Plain data as YAML, with the keys in their order."""
-    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=110)
+def lines(path: Path, text: str) -> dict[Path_, int]:
+    """The line of every key and list item. Raises ConfigError."""
+    tree = _Tree(path)
+    tree.read(text)
+    if tree.mistakes:
+        raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
+    return tree.lines
+
+
+def dump(data: object, width: float | None = 110) -> str:
+    """Plain data as YAML, with the keys in their order. Without a width, every value is on one line."""
+    width = width or math.inf
+    text = yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=width)
     if text.replace("\n", "").isprintable():
         return text
-    return yaml.safe_dump(data, sort_keys=False, width=110)  # escapes what cannot be seen
+    return yaml.safe_dump(data, sort_keys=False, width=width)  # escapes what cannot be seen
 
 
 class _Tree:
@@ -86,7 +102,7 @@ class _Tree:
             self.parsed = True
         except yaml.MarkedYAMLError as exc:
             line = exc.problem_mark.line + 1 if exc.problem_mark else 1
-            self.mistakes.append(f"{self.path}:{line}: not YAML: {_without_values(exc.problem)}")
+            self.mistakes.append(f"{self.path}:{line}: not YAML: {_problem(exc)}")
             return None
         except yaml.YAMLError:
             self.mistakes.append(f"{self.path}:1: not YAML: a character that is not allowed")
@@ -121,7 +137,8 @@ class _Tree:
                 continue
             key = str(key_node.value)
             if key in result:
-                self._mistake(key_node, (*where, key), "this key appears twice")
+                first = self.lines[(*where, key)]
+                self._mistake(key_node, (*where, key), f"this key appears twice, first in line {first}; remove one")
                 continue
             self.lines[(*where, key)] = key_node.start_mark.line + 1
             result[key] = self._value(child, (*where, key), above)
@@ -160,12 +177,15 @@ class _TooMany(Exception):
     """Nested aliases expand to too many values."""
 
 
-def _without_values(problem: str | None) -> str:
+def _problem(exc: yaml.MarkedYAMLError) -> str:
     """PyYAML quotes the text in question: one character is fine, but an alias may be part of a secret."""
-    return re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
+    problem = exc.problem or "it cannot be read"
+    if "'\\t'" in problem:
+        return "a tab; indent with spaces"
+    return re.sub(r" '(?!<)[^']{3,}'", "", problem)
 
 
-# Our own words for pydantic's errors.
+# Our own words for pydantic's errors; the names in braces are pydantic's.
 _WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "this key is required",
@@ -174,18 +194,82 @@ _WORDS = {
     "model_attributes_type": "keys and values are expected here",
     "list_type": "a list is expected here",
     "string_type": "text is expected here",
+    "string_too_short": "text is expected here",
+    "too_short": "entries expected here: at least {min_length}",
+    "too_long": "entries allowed here: at most {max_length}",
+    "bool_type": "true or false is expected here",
+    "bool_parsing": "true or false is expected here",
+    "int_type": "a whole number is expected here",
+    "int_parsing": "a whole number is expected here",
+    "int_from_float": "a whole number is expected here",
+    "float_type": "a number is expected here",
+    "float_parsing": "a number is expected here",
+    "greater_than": "a number above {gt} is expected here",
+    "greater_than_equal": "at least {ge} is expected here",
+    "less_than": "a number below {lt} is expected here",
+    "less_than_equal": "at most {le} is allowed here",
+    "literal_error": "one of these is expected here: {expected}",
+    "enum": "one of these is expected here: {expected}",
 }
 
 
-def _describe(exc: ValidationError, tree: _Tree) -> list[str]:
+def _describe(exc: ValidationError, tree: _Tree, model: type[BaseModel]) -> list[str]:
     """pydantic's errors in our words, without the values."""
     found: dict[str, None] = {}
-    for error in exc.errors(include_input=False, include_url=False, include_context=False):
+    for error in exc.errors(include_input=False, include_url=False):
         where = tree.place(error["loc"])
-        what = _WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
+        what = _WORDS.get(error["type"], "").format_map(error.get("ctx", {}))
+        what = what.replace("'", "") or error["msg"].removeprefix("Value error, ")
+        if error["type"] == "extra_forbidden":
+            what += _suggestion(model, where)
         name = _dotted(where) or "the file"
         found[f"{tree.path}:{tree.line(where)}: {name}: {what}"] = None
     return list(found)
+
+
+def _suggestion(model: type[BaseModel], where: Path_) -> str:
+    """A similar key of the same section, or else of another one."""
+    schema = model.model_json_schema()
+    word = str(where[-1])
+    if found := did_you_mean(word, _keys_at(schema, schema, where[:-1])):
+        return found
+    elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
+    key = similar(word, elsewhere, cutoff=0.8)
+    return f"; did you mean {elsewhere[key]}{key}?" if key else ""
+
+
+def _keys_at(schema: dict[str, Any], node: dict[str, Any], where: Path_) -> dict[str, Any]:
+    """The keys of the section at `where` in a JSON schema, each with its own schema."""
+    for branch in _branches(schema, node):
+        if not where and "properties" in branch:
+            return dict(branch["properties"])
+        if where and (below := branch.get("items") if isinstance(where[0], int) else _property(branch, where[0])):
+            return _keys_at(schema, below, where[1:])
+    return {}
+
+
+def _property(branch: dict[str, Any], name: str) -> Any:
+    return branch.get("properties", {}).get(name) or branch.get("additionalProperties")
+
+
+def _sections(schema: dict[str, Any], node: dict[str, Any], place: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every section below `node` that is not in a list, as `a.b.`, with its keys."""
+    for branch in _branches(schema, node):
+        keys = branch.get("properties", {})
+        yield place, keys
+        for name, child in keys.items():
+            yield from _sections(schema, child, f"{place}{name}.")
+
+
+def _branches(schema: dict[str, Any], node: Any) -> Iterator[dict[str, Any]]:
+    """The schema itself, what it refers to, and the alternatives in it."""
+    if not isinstance(node, dict):
+        return
+    yield node
+    if "$ref" in node:
+        yield from _branches(schema, schema["$defs"][node["$ref"].rpartition("/")[2]])
+    for child in (*node.get("anyOf", ()), *node.get("allOf", ())):
+        yield from _branches(schema, child)
 
 
 def _is_branch(part: str | int) -> bool:
@@ -201,6 +285,16 @@ def _dotted(where: Path_) -> str:
 def _line_of(text: str) -> tuple[int, str]:
     match = re.search(r":(\d+): ", text)
     return (int(match.group(1)) if match else 0, text)
+
+
+def _next_step(exc: Exception) -> str:
+    match exc:
+        case UnicodeDecodeError():
+            return "save it as UTF-8"
+        case PermissionError():
+            return "use the user who may read it, or root"
+        case _:
+            return "check the path after -c or in $SCANBRIDGE_CONFIG"
 
 
 def _reason(exc: Exception) -> str:

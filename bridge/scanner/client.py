@@ -534,6 +534,15 @@ def _draw() -> Iterator[bytes]:
 _ids = _draw()
 
 
+def _draw_again() -> None:
+    """Workers are forked: those that were already drawn belong to the parent."""
+    global _ids
+    _ids = _draw()
+
+
+os.register_at_fork(after_in_child=_draw_again)
+
+
 class _Status:
     def to(self, host: Host, request_id: bytes) -> Iterable[bytes]:
         return (host.status_head, _ID_FIELD, request_id, b"\r\n\r\n")

@@ -88,9 +88,9 @@ def test_every_command_reports_the_mistakes_in_the_configuration(
     done = place.run(*command)
     assert done.exit_code == 78
     assert done.stderr.splitlines() == [
-        f"{place.config}:1: listeners: List should have at least 1 item after validation, not 0",
+        f"{place.config}:1: listeners: entries expected here: at least 1",
         f"{place.config}:1: scanner: this key is required",
-        f"{place.config}:2: nonsense: unknown key",
+        f"{place.config}:2: nonsense: unknown key; did you mean policy.nonsense?",
     ]
 
 
@@ -98,7 +98,10 @@ def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
     """SCANBRIDGE_CONFIG is treated like the option."""
     missing = str(tmp_path / "none.yml")
     done = CliRunner().invoke(main, ["check"], env={"SCANBRIDGE_CONFIG": missing})
-    assert done.exit_code == 78 and done.stderr == f"{missing}: cannot be read: No such file or directory\n"
+    assert done.exit_code == 78
+    assert done.stderr == (
+        f"{missing}: cannot be read: No such file or directory; check the path after -c or in $SCANBRIDGE_CONFIG\n"
+    )
 
 
 # config
@@ -118,7 +121,7 @@ def test_config_show_without_a_file_prints_the_embedded_default(tmp_path: Path) 
     """Its state is in the XDG state directory, or in the one that systemd names."""
     home = {"XDG_STATE_HOME": str(tmp_path), "STATE_DIRECTORY": "", "SCANBRIDGE_CONFIG": ""}
     shown = CliRunner().invoke(main, ["config", "show"], env=home)
-    assert f"maildir:{tmp_path}/scanbridge/Maildir" in shown.stdout
+    assert f"maildir:{tmp_path}/scanbridge-demo/Maildir" in shown.stdout
     systemd = {**home, "STATE_DIRECTORY": f"{tmp_path}/a:{tmp_path}/b"}
     assert f"maildir:{tmp_path}/a/Maildir" in CliRunner().invoke(main, ["config", "show"], env=systemd).stdout
 
@@ -256,7 +259,7 @@ def test_check_reports_all_problems_together(place: Place) -> None:
         listeners=[
             {"name": "a", "address": f"127.0.0.1:{place.port}"},
             {"name": "b", "address": "127.0.0.1:1", "deadline": "100s"},
-            {"name": "c", "address": "127.0.0.1:1", "tls": {"cert_file": "none.pem", "key_file": "none.pem"}},
+            {"name": "c", "address": "127.0.0.1:2", "tls": {"cert_file": "none.pem", "key_file": "none.pem"}},
         ],
         relay={"next_hop": f"127.0.0.1:{free_port()}"},
     )

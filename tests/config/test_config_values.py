@@ -78,12 +78,18 @@ def test_an_address_reads_back_as_shown_and_knows_whether_it_is_local(text: str,
 
 @pytest.mark.parametrize(
     "text",
-    ["", "25", "host", "host:", "host:65536", "::1:25", "[::1]", "host:25x", "unix:relative", "systemd:", "a b:1"],
+    ["", "25", "host", "host:", "::1:25", "[::1]", "host:25x", "unix:relative", "systemd:", "a b:1"],
 )
 def test_an_invalid_address_is_refused(text: str) -> None:
     """The error names the valid forms."""
     with pytest.raises(ValueError, match="an address is"):
         Endpoint.parse(text)
+
+
+def test_a_port_that_does_not_exist_is_refused() -> None:
+    """The error names the highest port."""
+    with pytest.raises(ValueError, match="a port is a number from 1 to 65535"):
+        Endpoint.parse("host:65536")
 
 
 @pytest.mark.parametrize(

@@ -28,7 +28,7 @@ def test_a_bad_configuration_reports_every_mistake_and_exits_with_78(tmp_path: P
         f"{path}:1: scanner.urls: a base URL is https://host:port, or http://host:port on loopback",
         f"{path}:3: listeners.0.trusted_clients: 0.0.0.0:25 can be reached from other machines: "
         "name the mail servers that may use it, or listen on 127.0.0.1",
-        f"{path}:4: listeners.1.prot: unknown key",
+        f"{path}:4: listeners.1.prot: unknown key; did you mean protocol?",
     ]
 
 
@@ -93,7 +93,7 @@ def test_the_embedded_default_shows_deliver_bounce_and_quarantine(tmp_path: Path
     bridge = Bridge(tmp_path, 10025, 9082, [sys.executable, "-m", "bridge", "run"], env)
     try:
         bridge.wait_ready()
-        state = tmp_path / "state" / "scanbridge"
+        state = tmp_path / "state" / "scanbridge-demo"
         assert bridge.send(message("hello", "hello\n")).startswith("250 2.0.0 Ok: queued as ")
         assert bridge.send(message("spam", GTUBE + "\n")).startswith("550 5.7.1 ")
         assert bridge.send(message("virus", "see\n", EICAR)).startswith("250 2.0.0 Ok: queued as ")

@@ -45,7 +45,7 @@ STORIES: dict[str, Story] = {
             seq -f user%g@example.org 50 | scanbridge lists add blocked-senders
             seq -f user%g@example.org 2 51 > blocked-senders.txt
             mkdir lists; cp domains.txt lists/blocked-domains.txt
-            cp ~/.local/state/scanbridge/api-key .
+            cp ~/.local/state/scanbridge-demo/api-key .
         """,
         words={
             "ID": "$ID",

@@ -53,7 +53,8 @@ class Result:
 RUN = f"""
 make run >~/output 2>&1 &
 for _ in $(seq 600); do ! grep -q 'is running' ~/output || break; sleep 0.1; done
-python3 -c '{MAIL}' && find ~/.local/state/scanbridge/Maildir/new -type f | grep -q . && echo the mail is in the Maildir
+python3 -c '{MAIL}'
+find ~/.local/state/scanbridge-demo/Maildir/new -type f | grep -q . && echo the mail is in the Maildir
 """
 TEST = "make test"
 MACHINES = {

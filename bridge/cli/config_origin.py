@@ -1,0 +1,73 @@
+"""Where each value of `config show` comes from: a line of the file, a profile, the environment or a default.
+
+The comments are put at the ends of the lines of the finished YAML, so the output is still a file that can be used.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from bridge.config.model import Config, embedded_text
+from bridge.config.profiles import PROFILES
+from bridge.runtime import yaml_file
+from bridge.runtime.yaml_file import Path_
+
+_EMBEDDED = "embedded default"
+
+
+def with_origins(data: dict[str, Any], conf: Config, path: Path | None) -> str:
+    """The effective configuration as YAML, each value with a comment that says where it comes from."""
+    if path is not None:
+        name, written = path.name, yaml_file.lines(path, path.read_text(encoding="utf-8"))
+    else:
+        name, written = _EMBEDDED, yaml_file.lines(Path(_EMBEDDED), embedded_text(Path("/")))
+    text = yaml_file.dump(data, width=None)
+    shown = yaml_file.lines(Path("shown"), text)
+    lines = text.splitlines()
+    width = min(60, max(map(len, lines)))
+    for where in _values(data, ()):
+        at = shown[where] - 1
+        lines[at] = f"{lines[at]:{width}}  # {_origin(where, conf, name, written)}"
+    return "\n".join(lines)
+
+
+def _values(data: Any, where: Path_) -> Iterator[Path_]:
+    """The places of all values without keys of their own."""
+    children = data.items() if isinstance(data, dict) else enumerate(data) if isinstance(data, list) else ()
+    if not children or not data:
+        yield where
+    for key, child in children:
+        yield from _values(child, (*where, key))
+
+
+def _origin(where: Path_, conf: Config, name: str, written: dict[Path_, int]) -> str:
+    for place in _places(where):
+        if place in written:
+            return name if name == _EMBEDDED else f"{name}:{written[place]}"
+    if profile := _profile_sets(where, conf):
+        return f"profile {profile}"
+    if where == ("state_directory",):
+        return next((f"${key}" for key in ("STATE_DIRECTORY", "XDG_STATE_HOME") if os.environ.get(key)), "default")
+    return "default"
+
+
+def _places(where: Path_) -> Iterator[Path_]:
+    """The places in the file that may set a value, the most specific first."""
+    yield where
+    if where[0] == "listeners" and where[2:3] == ("policy",):
+        yield where[2:]
+    if where[-1:] == ("action",) or isinstance(where[-1], int):  # written as `quarantine: reject`, or as one value
+        yield where[:-1]
+
+
+def _profile_sets(where: Path_, conf: Config) -> str | None:
+    """The profile of a listener, if it decides this value."""
+    match where:
+        case ("listeners", int(i), "deadline"):
+            return conf.listeners[i].profile
+        case ("listeners", int(i), "policy", str(key), *_) if key in PROFILES[conf.listeners[i].profile].policy:
+            return conf.listeners[i].profile
+    return None

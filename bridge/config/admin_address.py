@@ -1,0 +1,26 @@
+"""The admin address, read without the other keys of the configuration.
+
+`status`, `top` and `reload` need nothing else, and they must answer when the file has a mistake that the running
+daemon does not know yet. Building the whole model takes 150 ms (Python 3.11), which is most of a `status`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridge.errors import ConfigError
+from bridge.runtime import yaml_file
+from bridge.runtime.endpoints import Endpoint
+
+DEFAULT = Endpoint("127.0.0.1", 9082)
+
+
+def read(path: Path | None) -> Endpoint | None:
+    """The address in the file, or the default; None if only the whole configuration can tell what is wrong."""
+    if path is None:
+        return DEFAULT
+    try:
+        data, _ = yaml_file.read(path, path.read_text(encoding="utf-8"))
+        return Endpoint.parse(data.get("admin", {}).get("address", str(DEFAULT)))
+    except (OSError, ConfigError, ValueError, AttributeError, TypeError):  # unreadable, not YAML, or another type
+        return None

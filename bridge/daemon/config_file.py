@@ -1,0 +1,28 @@
+"""Which configuration applies, for the daemon and for every command.
+
+The file that was named, else the one of the package, else the embedded default. The embedded default is for trying
+things out, so it has a state directory of its own: its Maildir, quarantine and token never mix with real ones.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from bridge.config import model
+from bridge.config.model import Config
+from bridge.daemon import resources
+from bridge.errors import ConfigError
+
+DEMO = "scanbridge-demo"
+
+
+def load(path: Path | None) -> Config:
+    """The file's configuration, or the embedded default. Raises ConfigError."""
+    if path is not None:
+        return model.load(path)
+    state = resources.state_directory(None, DEMO)
+    resources.make_directory(state, "the state directory")
+    try:
+        return model.embedded(state)
+    except ConfigError as exc:
+        raise ConfigError(f"the path of the state directory {state} cannot be used in a configuration: {exc}") from exc
