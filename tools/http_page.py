@@ -30,7 +30,8 @@ The bridge's own HTTP pages (`/metrics`, `/livez`, `/readyz`, `/status`) are on 
 
 An answer other than 200 is an `Error`: a stable word and a sentence for people.
 A 503 says in `Retry-After` when to try again.
-Both interfaces speak HTTP/1.1 and HTTP/1.0; a client of HTTP/1.0 gets no chunks, and its connection is closed after the answer.
+Both interfaces speak HTTP/1.1 and HTTP/1.0.
+A client of HTTP/1.0 gets no chunks, and its connection is closed after the answer.
 JSON may begin with a byte order mark; an object in which a field occurs twice is refused.
 Every request may have the header `X-Scan-Request-Id`, a random id of up to 64 letters, digits and hyphens.
 The answer repeats it, so that a client can tell which request an answer belongs to; any other value is ignored.
