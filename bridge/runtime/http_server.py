@@ -161,6 +161,7 @@ class _Protocol(HttpToolsProtocol):
         self._head_to_read_again: bytes | None = None  # without the request to upgrade
         self._bytes_without_body = 0  # received since a head or a byte of a body: chunk sizes, trailers
         self._in_body = False  # the head of a request is complete, its body is not
+        self._rest_until: float | None = None  # for the rest of a body whose request is answered already
         self._last_answer: bytes | None = None  # a refusal that waits for the answers to earlier requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -178,6 +179,8 @@ class _Protocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self._last_answer is not None:
             return
+        if self._head_until is None and not self._in_body:
+            self._await_head()  # an empty line, which may precede a head, is no beginning for the parser
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
@@ -250,6 +253,7 @@ class _Protocol(HttpToolsProtocol):
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
             self._in_body = False
+            self._rest_until = None
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -259,10 +263,16 @@ class _Protocol(HttpToolsProtocol):
         if self._last_answer is not None and not self.pipeline and not self.transport.is_closing():
             self.transport.write(self._last_answer)
             self.transport.close()
+        if self._in_body and not self.pipeline:
+            self._rest_until = self.loop.time() + self._limits.head_timeout_s
         super().on_response_complete()
 
     def check_deadlines(self) -> None:
-        if self._head_until is None or self.loop.time() < self._head_until:
+        now = self.loop.time()
+        if self._rest_until is not None and now >= self._rest_until:
+            self.transport.close()
+            return
+        if self._head_until is None or now < self._head_until:
             return
         self._head_until = None
         if self._head_bytes:

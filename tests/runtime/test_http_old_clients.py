@@ -154,6 +154,34 @@ async def test_a_head_that_comes_byte_by_byte_is_408() -> None:
         writer.close()
 
 
+async def test_a_connection_is_not_kept_by_bytes_that_are_no_request() -> None:
+    """Empty lines between requests, or the rest of a body that was not waited for, end with the head's deadline."""
+    post = b"POST /plain HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n"
+    async with serving(head_timeout_s=0.3) as (server, _):
+        for first, then in ((PLAIN, b"\r\n"), (post, b"x")):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses[0].port)
+            writer.write(first)
+            async with asyncio.timeout(SOON_S):
+                assert (await reader.readuntil(b"onetwo")).startswith(b"HTTP/1.1 200 ")
+                writer.write(then)
+                assert (await reader.read())[:13] in (b"", b"HTTP/1.1 408 ")
+            writer.close()
+
+
+async def test_the_rest_of_a_body_that_comes_in_time_leaves_the_connection_open() -> None:
+    head = b"POST /plain HTTP/1.1\r\nHost: x\r\nContent-Length: 10\r\n\r\n"
+    async with serving(head_timeout_s=0.3) as (server, _):
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.addresses[0].port)
+        async with asyncio.timeout(SOON_S):
+            writer.write(head)
+            await reader.readuntil(b"onetwo")
+            writer.write(b"0123456789")
+            await asyncio.sleep(0.8)
+            writer.write(PLAIN)
+            assert (await reader.readuntil(b"onetwo")).startswith(b"HTTP/1.1 200 ")
+        writer.close()
+
+
 @pytest.mark.parametrize("fault", [b"NO HTTP AT ALL\r\n\r\n", PLAIN[:10]], ids=["malformed", "slow"])
 async def test_what_follows_a_request_is_refused_after_its_answer(fault: bytes) -> None:
     """The refusal of a second request must not be read as the answer to the first, which still runs."""
