@@ -26,21 +26,27 @@ func check(err error) {
 	}
 }
 
-// form writes both parts.
-func form(writer *multipart.Writer) {
+// form writes both parts. It fails if the service has answered before it has read everything.
+func form(writer *multipart.Writer) error {
 	header := textproto.MIMEHeader{}
 	header.Set("Content-Disposition", `form-data; name="parameters"`)
 	header.Set("Content-Type", "application/json")
 	part, err := writer.CreatePart(header)
-	check(err)
-	_, err = io.WriteString(part, parameters)
-	check(err)
-	part, err = writer.CreateFormFile("email", "größe.eml")
-	check(err)
+	if err != nil {
+		return err
+	}
+	if _, err = io.WriteString(part, parameters); err != nil {
+		return err
+	}
+	if part, err = writer.CreateFormFile("email", "größe.eml"); err != nil {
+		return err
+	}
 	mail, err := os.ReadFile(os.Getenv("MAIL"))
 	check(err)
-	part.Write(mail)
-	check(writer.Close())
+	if _, err = part.Write(mail); err != nil {
+		return err
+	}
+	return writer.Close()
 }
 
 func submit(url, token, way string) (*http.Response, error) {
@@ -50,11 +56,11 @@ func submit(url, token, way string) (*http.Response, error) {
 		reader, pipe := io.Pipe()
 		writer := multipart.NewWriter(pipe)
 		kind, body = writer.FormDataContentType(), reader
-		go func() { form(writer); pipe.Close() }()
+		go func() { pipe.CloseWithError(form(writer)) }()
 	} else {
 		buffer := &bytes.Buffer{}
 		writer := multipart.NewWriter(buffer)
-		form(writer)
+		check(form(writer))
 		kind, body = writer.FormDataContentType(), buffer
 	}
 	request, err := http.NewRequest("POST", url+"/v1/messageQueue/submitEmail", body)
