@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from asyncio import CancelledError
 from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
@@ -34,12 +35,13 @@ class Bulk:
         self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
     ) -> bool:
         self._meter.__exit__(None, None, None)
-        if isinstance(exc, KeyboardInterrupt):
+        is_cut = isinstance(exc, KeyboardInterrupt | CancelledError)
+        if is_cut:
             self._codes.append(EXIT_INTERRUPTED)
         failed = self._total - self._succeeded
         if self._total > 1:
-            rest = f"; {failed:,} not, see above" if failed else ""
-            cut = "interrupted: " if isinstance(exc, KeyboardInterrupt) else ""
+            rest = f"; {failed:,} not{'' if is_cut else ', see above'}" if failed else ""
+            cut = "interrupted: " if is_cut else ""
             say(f"{cut}{self._succeeded:,} of {self._total:,} mails {self._done}{rest}", err=True)
         return isinstance(exc, KeyboardInterrupt)
 

@@ -8,6 +8,7 @@ Chinese letter takes two and a combining accent none.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from datetime import datetime
 
 from bridge.cli.quarantine.severity import why
 from bridge.quarantine.record import MailRecord
@@ -16,7 +17,7 @@ from bridge.runtime.visible_text import visible
 BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE")
 WIDE = (*BRIEF, "DECISION", "VERDICT", "SIZE", "CLIENT", "HELO", "LISTENER", "TENANT")
 _SHARED = ("FROM", "TO", "SUBJECT", "WHY")  # columns that are shortened
-_LEAST = 8  # cells of a shortened column
+_LEAST = 5  # cells of a shortened column
 _LEAST_IMPORTANT = ("TO", "FROM", "STATE", "WHY", "TIME", "SUBJECT")
 _GAP = "  "
 _MORE = "\u2026"
@@ -48,7 +49,7 @@ def rows(mails: Iterable[MailRecord], columns: tuple[str, ...]) -> Iterable[list
     cells = _CELLS | _IN_FULL if columns == WIDE else _CELLS
     yield list(columns)
     for mail in mails:
-        yield [visible(cells[column](mail)) for column in columns]
+        yield [visible(cells[column](mail)).strip() for column in columns]
 
 
 def lines(mails: Iterable[MailRecord], columns: tuple[str, ...], width: int | None) -> Iterable[str]:
@@ -56,12 +57,22 @@ def lines(mails: Iterable[MailRecord], columns: tuple[str, ...], width: int | No
     from rich.cells import cell_len
 
     table = list(rows(mails, columns))
+    if width is not None:
+        _shorten_times(table, columns.index("TIME"))
     natural = {name: max(map(cell_len, cells)) for name, cells in zip(columns, zip(*table, strict=True), strict=True)}
     chosen = _fit(natural, width) if width is not None else natural
     places = [(columns.index(name), size) for name, size in chosen.items()]
     for row in table:
         line = _GAP.join(_sized(row[place], size) for place, size in places).rstrip()
         yield line if width is None else _cut(line, width)
+
+
+def _shorten_times(table: list[list[str]], place: int) -> None:
+    """Without the year, if it is this one for all mails."""
+    year = f"{datetime.now().year}-"
+    if all(row[place].startswith(year) for row in table[1:]):
+        for row in table[1:]:
+            row[place] = row[place].removeprefix(year)
 
 
 def _fit(natural: dict[str, int], width: int) -> dict[str, int]:

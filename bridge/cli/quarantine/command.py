@@ -159,7 +159,7 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
     """
     import uvloop
 
-    from bridge.cli.quarantine.session import Session, login_name, most_serious
+    from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, login_name, most_serious
     from bridge.daemon import wiring
     from bridge.errors import ConfigError
     from bridge.quarantine.release import ReleaseRequest
@@ -185,7 +185,11 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
         sys.exit(EXIT_CONFIG)
     if choice.is_by_filter:
         consent(mails, verb=f"release to {', '.join(to) or 'their recipients'}", yes=choice.yes, done="released")
-    sys.exit(uvloop.run(_release_all(session, mails, selection.codes, relay, order)))
+    try:
+        code = uvloop.run(_release_all(session, mails, selection.codes, relay, order))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
 
 
 def _not_released(mails: list[MailRecord]) -> list[MailRecord]:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from bridge.quarantine.record import MailRecord
 
 _SHOWN = 20  # mails before a question
+_IN_A_LOG = 160  # columns
 
 _CONSENT = (
     click.option("--yes", is_flag=True, help="Do not ask for confirmation."),
@@ -148,7 +149,7 @@ def _show_on_error(mails: list[MailRecord]) -> None:
 
     from bridge.cli.quarantine.columns import BRIEF, lines
 
-    columns = shutil.get_terminal_size().columns if can_ask() else None
+    columns = shutil.get_terminal_size().columns if can_ask() else _IN_A_LOG
     for line in lines(mails[:_SHOWN], BRIEF, columns):
         say(line, err=True)
     if len(mails) > _SHOWN:
