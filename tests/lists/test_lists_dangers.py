@@ -18,7 +18,8 @@ OWN = Dangers(["example.org", "mail.firm.example", "xn--bcher-kva.example"])
     [
         ("sender", "@gmail.com"), ("sender", "gmail.com"), ("sender", "*@GMAIL.com."), ("sender", "<@gmail.com>"),
         ("sender", "@yahoo.co.jp"), ("sender", "@t-online.de"), ("sender", "@com"), ("sender", "com"),
-        ("sender", "@co.uk"), ("sender", "*"), ("sender", "*@*"), ("sender", "@*.gmail.com"), ("sender", "@example.org"),
+        ("sender", "@co.uk"), ("sender", "*"), ("sender", "*@*"), ("sender", "@*.gmail.com"),
+        ("sender", "@example.org"),
         ("sender", "EXAMPLE.org."), ("sender", "@firm.example"), ("sender", "@b\u00fccher.example"),
         ("sender", "@\uff47\uff4d\uff41\uff49\uff4c.com"), ("domain", "gmail.com"), ("domain", "*.gmail.com"),
         ("domain", ".com"), ("domain", "example.org"), ("domain", "hotmail.fr"), ("url", "https://google.com/x?y"),

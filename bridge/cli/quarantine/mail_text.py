@@ -12,7 +12,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from html.parser import HTMLParser
+from html import unescape
 
 from bridge.mime.encodings import decode
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
@@ -23,8 +23,13 @@ MAX_LINE = 500  # characters; a longer line continues on the next
 MAX_TEXT = 256 * 1024  # bytes of a part that are read as text
 MAX_ATTACHMENTS = 100
 _BREAKING = {"p", "div", "br", "tr", "li", "ul", "ol", "table", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "hr"}
-_UNSEEN = {"script", "style", "head", "title", "template"}
+_UNSEEN = {"script", "style", "title", "template"}
+_MAX_TAG = 4000  # characters of a tag in which its attributes are looked for
 _LINE = re.compile(r"\r\n|\n|\r")
+_MARKUP = re.compile(r"[a-z/!?]", re.IGNORECASE)  # after <
+_TAG = re.compile(r"/?[a-z][a-z0-9]{0,20}", re.IGNORECASE)
+_HREF = re.compile(r"""href\s{0,9}=\s{0,9}("[^"]*"|'[^']*'|[^\s"'>]+)""", re.IGNORECASE)
+_ALT = re.compile(r"""alt\s{0,9}=\s{0,9}["']([^"']{1,200})""", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,50 +114,55 @@ def _pieces(line: str) -> Iterator[str]:
 
 def html_as_text(html: str) -> str:
     """Without markup, scripts and styles; the address of a link is put behind its text."""
-    reader = _HtmlText()
-    try:
-        reader.feed(html)
-        reader.close()
-    except Exception:  # the parser raises AssertionError and others for some declarations
-        reader.put("")
-    lines = (re.sub(r"[ \t\xa0]+", " ", line).strip() for line in "".join(reader.found).split("\n"))
+    pieces = "".join(_HtmlText(html).pieces())
+    lines = (re.sub(r"[ \t\xa0]+", " ", line).strip() for line in pieces.split("\n"))
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
 
 
-class _HtmlText(HTMLParser):
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.found: list[str] = []
-        self._unseen = 0
+class _HtmlText:
+    """One pass over the text, in linear time: the standard parser takes minutes for some hostile input (3.11)."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+        self._lower = html.lower() if len(html.lower()) == len(html) else html
+        self._at = 0
         self._links: list[str] = []
 
-    def put(self, text: str) -> None:
-        if not self._unseen:
-            self.found.append(text)
+    def pieces(self) -> Iterator[str]:
+        while self._at < len(self._html):
+            begin = self._html.find("<", self._at)
+            if begin < 0:
+                begin = len(self._html)
+            yield re.sub(r"\s+", " ", unescape(self._html[self._at : begin]))
+            self._at = begin + 1
+            if self._html.startswith("<!--", begin):
+                self._skip_past("-->")
+            elif _MARKUP.match(self._html, self._at):
+                yield self._tag()
+            elif begin < len(self._html):
+                yield "<"
 
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+    def _tag(self) -> str:
+        end = self._html.find(">", self._at)
+        inside = self._html[self._at : end if end >= 0 else len(self._html)]
+        self._at += len(inside) + 1
+        name = _TAG.match(inside)
+        if name is None:
+            return ""
+        tag = name[0].lower()
         if tag in _UNSEEN:
-            self._unseen += 1
-        elif tag in _BREAKING:
-            self.put("\n")
-        elif tag == "td":
-            self.put(" ")
+            self._skip_past(f"</{tag}")
+            self._skip_past(">")
         elif tag == "a":
-            self._links.append(dict(attrs).get("href") or "")
-        elif tag == "img" and (alt := dict(attrs).get("alt")):
-            self.put(f"[{alt}]")
+            href = _HREF.search(inside[:_MAX_TAG])
+            self._links.append(unescape(href[1].strip("\"'")) if href else "")
+        elif tag == "/a" and self._links and (address := self._links.pop()):
+            return f" <{address[:MAX_LINE]}>"
+        elif tag == "img" and (alt := _ALT.search(inside[:_MAX_TAG])):
+            return f"[{unescape(alt[1])}]"
+        return "\n" if tag.removeprefix("/") in _BREAKING else " " if tag == "td" else ""
 
-    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        if tag not in _UNSEEN and tag != "a":
-            self.handle_starttag(tag, attrs)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag in _UNSEEN:
-            self._unseen = max(0, self._unseen - 1)
-        elif tag in _BREAKING:
-            self.put("\n")
-        elif tag == "a" and self._links and (address := self._links.pop()):
-            self.put(f" <{address[:MAX_LINE]}>")
-
-    def handle_data(self, data: str) -> None:
-        self.put(re.sub(r"\s+", " ", data))
+    def _skip_past(self, mark: str) -> None:
+        """To the end, if it does not come: then no reader shows what follows."""
+        end = self._lower.find(mark, self._at)
+        self._at = end + len(mark) if end >= 0 else len(self._html)
