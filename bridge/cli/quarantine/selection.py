@@ -111,7 +111,8 @@ def _by_ids(session: Session, ids: tuple[str, ...]) -> Selection:
 
 def show_dry_run(mails: list[MailRecord], would: str) -> None:
     """The mails on standard output, as `list` shows them, and what would happen on standard error."""
-    show_table(mails)
+    if mails:
+        show_table(mails)
     say(f"would {would} {count(mails)}; nothing was changed", err=True)
 
 
