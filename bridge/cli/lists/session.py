@@ -22,7 +22,7 @@ from bridge.cli.terminal import say, say_lines
 from bridge.config.lists import Lists
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
-from bridge.daemon.daemon import load
+from bridge.daemon.config_file import load
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListClient, ListSettings
 from bridge.lists.errors import ListNotFound, ListsForbidden, ListsUnavailable, clean
