@@ -43,7 +43,7 @@ from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
-from bridge.runtime.did_you_mean import did_you_mean
+from bridge.runtime.suggestion import did_you_mean
 from bridge.runtime.units import Duration
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import yaml
 
 from bridge.errors import ConfigError
-from bridge.runtime.did_you_mean import did_you_mean, similar
+from bridge.runtime.suggestion import did_you_mean, nearest
 
 if TYPE_CHECKING:  # `read` alone must be quick to import
     from pydantic import BaseModel, ValidationError
@@ -234,7 +234,7 @@ def _suggestion(model: type[BaseModel], where: Path_) -> str:
     if found := did_you_mean(word, _keys_at(schema, schema, where[:-1])):
         return found
     elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
-    key = similar(word, elsewhere, cutoff=0.8)
+    key = nearest(word, elsewhere, 0.8)
     return f"; did you mean {elsewhere[key]}{key}?" if key else ""
 
 

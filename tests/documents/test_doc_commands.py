@@ -70,6 +70,17 @@ STORIES: dict[str, Story] = {
     "docs/operate/release-a-mail.md": Story(
         prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}, shows=["malware", "released: 250", "released: 250"]
     ),
+    "docs/operate/review-the-quarantine.md": Story(
+        prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}, shows=["1 malware:eicar", "bad@sender.example"]
+    ),
+    "docs/operate/block-a-campaign.md": Story(
+        prepare="embedded",
+        words={"1A1DD70B4385865FE83": "$ID"},
+        shows=["would be added to blocked-senders", "@sender.example added to", "campaign of 2026-11-16"],
+    ),
+    "docs/operate/weekly-numbers.md": Story(
+        prepare="embedded", shows=["scanbridge_mails_total", "1  action=quarantine", "1 kept", "1 malware"]
+    ),
     "docs/operate/rotate-a-token.md": Story(
         prepare="""
             packaged

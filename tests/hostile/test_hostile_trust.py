@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import struct
 import time
@@ -159,6 +160,27 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
     """A bridge that trusts 127.0.0.1 only; 127.0.0.9 is a stranger."""
     with running_bridge(tmp_path_factory.mktemp("guarded"), trusted_clients=["127.0.0.1/32"]) as bridge:
         yield bridge
+
+
+def test_stranger_who_resets_before_being_accepted_stays_a_stranger(guarded: RunningBridge) -> None:
+    """Such a connection has no peer name, as a trusted unix socket has none, but its commands are still read."""
+    refused = _refused(guarded)
+    mail = b"EHLO x\r\nMAIL FROM:<evil@x.example>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nSubject: x\r\n\r\nx\r\n.\r\n"
+    for _ in range(20):
+        with socket.socket() as stranger:
+            stranger.bind(("127.0.0.9", 0))
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.connect(("127.0.0.1", guarded.port))
+            stranger.sendall(mail)
+    until(lambda: _refused(guarded) >= refused + 20, "all attempts are refused")
+    assert guarded.scanner.submissions == [] and guarded.next_hop.mails == []
+
+
+def _refused(bridge: RunningBridge) -> float:
+    value = bridge.daemon.status.metrics.registry.get_sample_value(
+        "scanbridge_connections_refused_total", {"listener": "test", "reason": "untrusted"}
+    )
+    return value or 0.0
 
 
 RELAY_PROBES = [

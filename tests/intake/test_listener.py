@@ -62,7 +62,7 @@ def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
         (("2001:db8::1", 25, 0, 0), "2001:db8::1"),
         (("fe80::1%eth0", 25, 0, 2), "fe80::1"),
         ("", None),
-        (None, None),
+        (None, "unknown"),
     ],
 )
 def test_peer_is_a_bare_address(peer: object, address: str | None) -> None:

@@ -21,7 +21,7 @@ from typing import cast
 
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter.policy import reply_to_error, with_id
-from bridge.intake.listener import peer_address
+from bridge.intake.listener import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext
@@ -79,8 +79,7 @@ class MilterConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         address = None
         if sock.family != socket.AF_UNIX:
-            # No peer name: the client disconnected before it was accepted.
-            address = self.peer = peer_address(transport.get_extra_info("peername")) or "unknown"
+            address = self.peer = peer_address(transport.get_extra_info("peername")) or UNKNOWN
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._quickack = sock.setsockopt if _QUICKACK is not None else None
         if self._context.admit(self, address):
