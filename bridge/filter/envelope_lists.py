@@ -101,7 +101,7 @@ class EnvelopeLists:
     def blocked(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
         """The sender or client is on a blocking list of this scope: the deployment's, or the tenant's."""
         settings = self._settings
-        found = self._find(settings.block, (tenant,), sender, _named_client(session))
+        found = self._find(settings.block, (tenant,), sender, session.client.address)
         if found is None or not settings.allow_wins:
             return found
         return None if self.allowed(session, sender, tenant) else found
