@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -34,11 +35,8 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
     Validators find the file's `directory` in the validation context.
     """
     if text is None:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(f"{path}: cannot be read: {_reason(exc)}") from exc
-    tree = _Tree(path)
+        text = read_text(path)
+    tree = Tree(path)
     value = tree.read(text)
     mistakes = tree.mistakes
     if tree.parsed:
@@ -51,9 +49,25 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
     return result
 
 
+def read_text(path: Path) -> str:
+    """Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {_reason(exc)}") from exc
+
+
+def validate(value: Any, model: type[M], trees: Trees, context: dict[str, Any]) -> tuple[M | None, list[str]]:
+    """`value` as a `model`, or None and its mistakes, each with the file and line that `trees` knows for it."""
+    try:
+        return model.model_validate(value, context=context), []
+    except ValidationError as exc:
+        return None, _describe(exc, trees)
+
+
 def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
     """Plain data, and a function for the line of each part. Raises ConfigError. Ten times faster, for long lists."""
-    tree = _Tree(path)
+    tree = Tree(path)
     value = tree.read(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if tree.mistakes:
         raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
@@ -68,7 +82,7 @@ def dump(data: object) -> str:
     return yaml.safe_dump(data, sort_keys=False, width=110)  # escapes what cannot be seen
 
 
-class _Tree:
+class Tree:
     """Converts YAML nodes to plain values and remembers the line of every key."""
 
     def __init__(self, path: Path) -> None:
@@ -142,6 +156,10 @@ class _Tree:
     def _mistake(self, node: yaml.Node, where: Path_, what: str) -> None:
         self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
 
+    def at(self, where: Path_) -> str:
+        """File, line and name of a key."""
+        return f"{self.path}:{self.line(where)}: {_dotted(where) or 'the file'}"
+
     def place(self, loc: tuple[int | str, ...]) -> Path_:
         """The key of an error: `loc` also names union branches, which are not keys."""
         where: Path_ = ()
@@ -154,6 +172,38 @@ class _Tree:
         while where and where not in self.lines:
             where = where[:-1]
         return self.lines.get(where, 1)
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Several files that are one configuration, each below its own keys: `()` for a file that has all of them."""
+
+    parts: Sequence[tuple[Path_, Tree]]
+
+    def at(self, where: Path_) -> str:
+        part = self._part(where)
+        if part is None:  # a key that none of these files has
+            return f"{self.parts[0][1].path}: {_dotted(where)}"
+        below, tree = part
+        return tree.at(where[len(below) :])
+
+    def place(self, loc: tuple[int | str, ...]) -> Path_:
+        part = self._part(loc)
+        if part is None:
+            return loc
+        below, tree = part
+        return (*below, *tree.place(loc[len(below) :]))
+
+    def _part(self, where: Path_) -> tuple[Path_, Tree] | None:
+        """The file with the most specific keys."""
+        fitting = [part for part in self.parts if where[: len(part[0])] == part[0]]
+        return max(fitting, key=lambda part: len(part[0]), default=None)
+
+
+class _Places(Protocol):
+    def at(self, where: Path_) -> str: ...
+
+    def place(self, loc: tuple[int | str, ...]) -> Path_: ...
 
 
 class _TooMany(Exception):
@@ -177,14 +227,13 @@ _WORDS = {
 }
 
 
-def _describe(exc: ValidationError, tree: _Tree) -> list[str]:
+def _describe(exc: ValidationError, tree: _Places) -> list[str]:
     """pydantic's errors in our words, without the values."""
     found: dict[str, None] = {}
     for error in exc.errors(include_input=False, include_url=False, include_context=False):
         where = tree.place(error["loc"])
         what = _WORDS.get(error["type"]) or error["msg"].removeprefix("Value error, ")
-        name = _dotted(where) or "the file"
-        found[f"{tree.path}:{tree.line(where)}: {name}: {what}"] = None
+        found[f"{tree.at(where)}: {what}"] = None
     return list(found)
 
 

@@ -38,6 +38,7 @@ CONFIG = f"""
 listen: 127.0.0.1:0
 guard: {{scanSources: {{restApi: {{}}}}}}
 abby:
+  serviceProviders: {{core: {{}}}}
   staticApiTokens:
     - {{name: test, token: {TOKEN}}}
 database: sqlite:///service.sqlite

@@ -16,9 +16,9 @@ from tests.service.service_kit import CONFIG, EICAR, GTUBE, attached, free_port,
 MIB = 1024 * 1024
 
 
-def _front(*ports: int, scheme: str = "http", more: str = "") -> str:
-    hosts = ", ".join(f'"{scheme}://127.0.0.1:{port}"' for port in ports)
-    return CONFIG.replace("abby:\n", f"abby:\n  serviceProviders: {{core: {{hosts: [{hosts}]{more}}}}}\n")
+def _front(*ports: int, scheme: str = "http", host: str = "127.0.0.1", more: str = "") -> str:
+    hosts = ", ".join(f'"{scheme}://{host}:{port}"' for port in ports)
+    return CONFIG.replace("core: {}", f"core: {{hosts: [{hosts}]{more}}}")
 
 
 def _at(port: int) -> str:
@@ -27,9 +27,14 @@ def _at(port: int) -> str:
 
 @pytest.fixture
 def place(tmp_path):
-    def make(name: str) -> Path:
+    """Directories whose services share one database, as nodes must."""
+    (tmp_path / "service.sqlite").touch()
+
+    def make(name: str, own_database: bool = False) -> Path:
         path = tmp_path / name
         path.mkdir(exist_ok=True)
+        if not own_database and not (path / "service.sqlite").exists():
+            (path / "service.sqlite").symlink_to(tmp_path / "service.sqlite")
         return path
 
     return make

@@ -381,7 +381,8 @@ def scanning(world: World) -> str:
     (ETC / "service-token").write_text(TOKEN + "\n")
     (ETC / "service.yml").write_text(
         "listen: 127.0.0.1:9081\nguard: {scanSources: {restApi: {}}}\n"
-        "abby: {staticApiTokens: [{name: bridge, token_file: service-token, permissions: [scan, status]}]}\n"
+        "abby:\n  serviceProviders: {core: {hosts: []}}\n"
+        "  staticApiTokens: [{name: bridge, token_file: service-token, permissions: [scan, status]}]\n"
     )
     systemctl("start", "scanbridge-scanner.socket")
     world.configure(scanner={"urls": ["http://127.0.0.1:9081"], "token_file": "api-token"})
