@@ -212,7 +212,8 @@ class _TooMany(Exception):
 
 def _without_values(problem: str | None) -> str:
     """PyYAML quotes the text in question: one character is fine, but an alias may be part of a secret."""
-    return re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
+    text = re.sub(r" '(?!<)[^']{3,}'", "", problem or "it cannot be read")
+    return f"{text}; indent with spaces" if r"'\t'" in text else text
 
 
 # Our own words for pydantic's errors.

@@ -186,6 +186,8 @@ class _Reading:
                 kept[key] = child if section is None else self._known(child, section, here, trees)
             elif similar := closest(key, model.model_fields):
                 self.mistakes.append(f"{trees.at(here)}: unknown key; did you mean {similar}?")
+            elif home := _home(key, model):
+                self.mistakes.append(f"{trees.at(here)}: this key belongs below `{home}:`")
             else:
                 self.warnings.append(f"{trees.at(here)}: scanbridge does not use this key; it is ignored")
         return kept
@@ -206,6 +208,13 @@ def _kind(value: dict[str, Any], path: Path, kind: str) -> str:
         if any(key in model.model_fields for key in value)
     ]
     return matches[0] if len(matches) == 1 else "service"
+
+
+def _home(key: str, model: type[settings.Section]) -> str:
+    """The section below which a key was probably meant to be."""
+    homes = {settings.Guard: "scanSources", settings.Abby: "serviceProviders", settings.ServiceProviders: "core"}
+    home = homes.get(model, "")
+    return home if home and key in _SECTIONS[model][home].model_fields else ""
 
 
 def _unknown_top_level(key: str) -> str:

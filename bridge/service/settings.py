@@ -73,7 +73,9 @@ class ScanSources(Section):
     @model_validator(mode="before")
     @classmethod
     def _written_otherwise(cls, value: Any) -> Any:
-        if "restApi" in (value.split() if isinstance(value, str) else value if isinstance(value, list) else ()):
+        """`restApi {}` is text in YAML, and `- restApi` a list."""
+        entries = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if any("restApi" in (entry.split() if isinstance(entry, str) else entry or ()) for entry in entries):
             raise ValueError(REST_API_HINT)
         return value
 
@@ -105,7 +107,9 @@ class Guard(Section):
     def _defaults(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        workers = value.get("mainWorkerCount", DEFAULT_IN_PROCESSING)
+        workers = value.get("mainWorkerCount")
+        if not str(workers).isdigit():  # absent, or a mistake that is reported once
+            return value
         return {"maxGuardRequestsInProcessing": workers, "guardRequestThrottleThreshold": workers, **value}
 
 
