@@ -150,9 +150,7 @@ class Site:
             "Analysis records lost because the database was unavailable.",
             lambda: self._records.dropped,
         )
-        metrics.gauge(
-            "lists_current", "1 while the lists in memory are up to date.", lambda: self._follower.current
-        )
+        metrics.gauge("lists_current", "1 while the lists in memory are up to date.", lambda: self._follower.current)
 
     async def idle(self) -> None:
         """Wait until no request is in processing here."""

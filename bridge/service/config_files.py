@@ -71,7 +71,9 @@ def _files(path: Path) -> list[tuple[Path, str]]:
     """The files to read; of which kind, unless only their content says so. Raises ConfigError."""
     if not path.is_dir():
         return [(path, "")]
-    found = [(path / name, kind) for name, kind in ((GUARD, "guard"), (ABBY, "abby"), (OURS, "")) if _exists(path / name)]
+    found = [
+        (path / name, kind) for name, kind in ((GUARD, "guard"), (ABBY, "abby"), (OURS, "")) if _exists(path / name)
+    ]
     if not found:
         raise ConfigError(f"{path}: this directory has none of {GUARD}, {ABBY} and {OURS}{_nearby(path)}")
     return found
@@ -253,7 +255,7 @@ def _same_place(host: str, listen: Endpoint) -> bool:
     parts = urlsplit(host)
     port = parts.port or (443 if parts.scheme == "https" else 80)
     name = parts.hostname or ""
-    here = Endpoint(host=name).is_local and (listen.is_local or listen.host in ("0.0.0.0", "::"))
+    here = Endpoint(host=name).is_local and (listen.is_local or listen.is_any)
     return port == listen.port and (here or name == listen.host)
 
 
@@ -268,8 +270,8 @@ def _unknown_permissions(config: ServiceConfig, trees: Trees) -> Iterator[str]:
             yield f"{trees.at(where)}: unknown permission {name!r:.80}, which allows nothing{hint}"
             found = True
         if unknown and len(unknown) == len(token.permissions):
-            where = ("abby", "staticApiTokens", i)
-            yield f"{trees.at(where)}: the token of {token.name} may do nothing, because it has no known permission"
+            place = trees.at(("abby", "staticApiTokens", i))
+            yield f"{place}: the token of {token.name} may do nothing, because it has no known permission"
     if found:
         for name, meaning in PERMISSIONS.items():
             yield f"known permission {name}: {meaning}"

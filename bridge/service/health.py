@@ -1,8 +1,8 @@
 """Endpoints for operators: /livez, /readyz and /metrics.
 
 /livez answers as long as the event loop runs. /readyz answers 200 if a scan sent now would be
-served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to clients on this machine;
-others need a token with the permission `metrics`.
+served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to
+clients on this machine; others need a token with the permission `metrics`.
 """
 
 from __future__ import annotations

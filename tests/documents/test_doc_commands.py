@@ -105,7 +105,9 @@ STORIES: dict[str, Story] = {
 listen: 127.0.0.1:9091
 guard: {scanSources: {restApi: {}}}
 database: sqlite:///$HOME/second.sqlite
-abby: {serviceProviders: {core: {hosts: []}}, staticApiTokens: [{name: bridge, token_file: $HOME/state/api-token, permissions: [scan, status]}]}
+abby:
+  serviceProviders: {core: {hosts: []}}
+  staticApiTokens: [{name: bridge, token_file: $HOME/state/api-token, permissions: [scan, status]}]
 END
             scanbridge service -c second.yml &
             listening 9091

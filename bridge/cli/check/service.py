@@ -29,9 +29,11 @@ from bridge.service.store import Store
 CONNECT_TIMEOUT_S = 5.0
 
 
-def check_service(loaded: Loaded) -> list[Finding]:
+def check_service(loaded: Loaded, *, load_only: bool = False) -> list[Finding]:
     findings = [Finding("configuration", detail=", ".join(str(path) for path in loaded.files))]
     findings += [Finding("configuration", warning=text) for text in advice(loaded)]
+    if load_only:
+        return findings
     findings += _secrets(loaded)
     findings += _certificate(loaded)
     findings.append(_address(loaded))
@@ -103,18 +105,14 @@ def _is_ours(listen: Endpoint, *, tls: bool) -> bool:
     import httpx2
 
     transport = httpx2.HTTPTransport(uds=listen.path or None, verify=False)
-    host = "127.0.0.1" if listen.host in ("", "0.0.0.0") else "[::1]" if listen.host == "::" else _in_url(listen.host)
-    url = f"{'https' if tls else 'http'}://{host}:{listen.port or 80}/openapi.json"
+    host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any or listen.path else listen.host
+    url = f"{'https' if tls else 'http'}://{Endpoint(host=host, port=listen.port or 80)}/openapi.json"
     try:
         with httpx2.Client(transport=transport, trust_env=False, timeout=CONNECT_TIMEOUT_S) as client:
             answer = client.get(url)
         return answer.status_code == 200 and "/v1/messageQueue/submitEmail" in answer.text
     except (httpx2.HTTPError, OSError):
         return False
-
-
-def _in_url(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
 
 
 def _database(loaded: Loaded) -> Finding:
