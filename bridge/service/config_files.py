@@ -136,7 +136,7 @@ class _Reading:
         self._merge(value, below)
 
     def _merge(self, value: dict[str, Any], below: Path_) -> None:
-        trees = Trees(self.parts)
+        trees = Trees(self.parts[-1:])
         for key, section in ({str(below[0]): value} if below else value).items():
             if key in self.value:
                 self.mistakes.append(f"{trees.at((key,))}: this section is in two files; delete one of them")
@@ -200,9 +200,9 @@ def _kind(value: dict[str, Any], path: Path, kind: str) -> str:
     if "guard" in value or "abby" in value:
         return "service"
     named = kind or path.stem.lower()
-    if named in ("guard", "abby"):
+    if named in _BELOW:
         return named
-    if any(key in ServiceConfig.model_fields for key in value):
+    if any(closest(key, ServiceConfig.model_fields) for key in value):
         return "service"
     matches = [
         name
