@@ -106,7 +106,6 @@ class _Reading:
     parts: list[tuple[Path_, Tree]] = field(default_factory=list)
     mistakes: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
-    complete: bool = True  # every file could be parsed
     directories: dict[str, Path] = field(default_factory=dict)
 
     def add(self, path: Path, kind: str) -> None:
@@ -115,19 +114,16 @@ class _Reading:
             text = yaml_file.read_text(path)
         except ConfigError as exc:
             self.mistakes.append(str(exc))
-            self.complete = False
             return
         value = tree.read(text)
         self.mistakes += tree.mistakes
         if not tree.parsed:
             self.mistakes += _rest_api_hints(path, text)
-            self.complete = False
             return
         value = {} if value is None else value
         if not isinstance(value, dict):
             hint = f": {settings.REST_API_HINT}" if _REST_API.search(text) else ""
             self.mistakes.append(f"{path}:1: the file: keys and values are expected here{hint}")
-            self.complete = False
             return
         below = _BELOW[_kind(value, path, kind)]
         self.parts.append((below, tree))
@@ -148,12 +144,10 @@ class _Reading:
     def finish(self, directory: Path) -> Loaded:
         trees = Trees(self.parts)
         self._drop_unused(trees)
-        config = None
-        if self.complete:
-            context = {"directory": directory, **self.directories}
-            config, mistakes = yaml_file.validate(self.value, ServiceConfig, trees, context)
-            self.mistakes += mistakes
-        if config is not None:
+        context = {"directory": directory, **self.directories}
+        config, mistakes = yaml_file.validate(self.value, ServiceConfig, trees, context)
+        self.mistakes += mistakes
+        if config is not None and not self.mistakes:
             self.mistakes += _contradictions(config, trees)
             self.warnings += _unknown_permissions(config, trees)
         if self.mistakes or config is None:
