@@ -6,12 +6,16 @@ Nothing is created or changed: no database, no socket file.
 from __future__ import annotations
 
 import asyncio
-import os
+import http.client
+import socket
+import ssl
 import stat
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from bridge.api.scanning import SUBMIT_PATH
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
 from bridge.daemon import certificates
@@ -27,6 +31,7 @@ from bridge.service.settings import StaticApiToken, Timings, token_path
 from bridge.service.store import Store
 
 CONNECT_TIMEOUT_S = 5.0
+MAX_PAGE = 1024 * 1024
 
 
 def check_service(loaded: Loaded, *, load_only: bool = False) -> list[Finding]:
@@ -101,18 +106,37 @@ def _address(loaded: Loaded) -> Finding:
 
 
 def _is_ours(listen: Endpoint, *, tls: bool) -> bool:
-    """Whether a scanning service answers there; only such a service has this page."""
-    import httpx2
-
-    transport = httpx2.HTTPTransport(uds=listen.path or None, verify=False)
-    host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any or listen.path else listen.host
-    url = f"{'https' if tls else 'http'}://{Endpoint(host=host, port=listen.port or 80)}/openapi.json"
+    """Whether a scanning service answers there: only such a service has this page."""
+    host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any else listen.host
+    connection = http.client.HTTPConnection(host, listen.port, timeout=CONNECT_TIMEOUT_S)
     try:
-        with httpx2.Client(transport=transport, trust_env=False, timeout=CONNECT_TIMEOUT_S) as client:
-            answer = client.get(url)
-        return answer.status_code == 200 and "/v1/messageQueue/submitEmail" in answer.text
-    except (httpx2.HTTPError, OSError):
+        with _connect(listen, host) as plain, _unverified(plain) if tls else plain as connection.sock:
+            connection.request("GET", "/openapi.json")
+            answer = connection.getresponse()
+            return answer.status == 200 and SUBMIT_PATH.encode() in answer.read(MAX_PAGE)
+    except (OSError, http.client.HTTPException):
         return False
+
+
+def _connect(listen: Endpoint, host: str) -> socket.socket:
+    if not listen.path:
+        return socket.create_connection((host, listen.port), CONNECT_TIMEOUT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(CONNECT_TIMEOUT_S)
+    try:
+        sock.connect(listen.path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _unverified(plain: socket.socket) -> ssl.SSLSocket:
+    """Its own certificate is checked elsewhere."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(plain)
 
 
 def _database(loaded: Loaded) -> Finding:
@@ -127,8 +151,11 @@ def _database(loaded: Loaded) -> Finding:
     if not str(path) or str(path) == ":memory:":
         return Finding("database", detail="in memory", warning=f"{where}: lists and keys are lost at every restart")
     existing = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
-    if not os.access(existing, os.W_OK):
-        return Finding("database", f"{where}: {existing} cannot be written to by this user", str(path))
+    try:
+        with existing.open("r+b") if existing == path else tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as exc:
+        return Finding("database", f"{where}: {existing} cannot be written to: {exc.strerror}", str(path))
     return Finding("database", detail=str(path))
 
 
