@@ -44,6 +44,11 @@ class ServiceServer:
     def addresses(self) -> list[Endpoint]:
         return self._http.addresses if self._http else []
 
+    @property
+    def config(self) -> ServiceConfig:
+        assert self._site is not None, "it is not running"
+        return self._site.config
+
     async def start(self, config: ServiceConfig, sockets: Sequence[socket.socket] | None = None) -> None:
         """Raises CannotListen, ConfigError, or StoreUnavailable if the database cannot be used."""
         from bridge.service.app import Lasting, Site  # slow to import; a daemon without this service does not need it

@@ -485,12 +485,12 @@ class ServiceConfig(Section):
         return url
 
 
-def embedded(state_dir: Path, listen: str, token: str) -> ServiceConfig:
+def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
     """The configuration of the embedded service, which has no file."""
     return ServiceConfig(
         listen=Endpoint.parse(listen),
         guard=Guard(scanSources=ScanSources(restApi={})),
-        abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=(SecretStr(token),))]),
+        abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=tuple(map(SecretStr, tokens)))]),
         database=SecretStr(embedded_database(state_dir)),
         log_scans=False,  # the bridge already logs one line per mail
     )

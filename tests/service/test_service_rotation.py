@@ -111,6 +111,30 @@ def test_no_mail_is_refused_while_a_token_is_replaced(tmp_path):
     assert len(list((tmp_path / "Maildir" / "new").iterdir())) == sender.accepted
 
 
+def test_the_embedded_service_accepts_the_token_that_its_file_has_after_a_reload(tmp_path):
+    """A bridge with the embedded service has one token file for both."""
+    ports = {"port": free_port(), "smtp": free_port(), "admin": free_port()}
+    (tmp_path / "bridge.yml").write_text(BRIDGE.format(directory=tmp_path, **ports) + "embedded_service: true\n")
+    run = [sys.executable, "-m", "bridge", "run", "-c", "bridge.yml"]
+    with subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bridge:
+        try:
+            wait_for(lambda: _answers(ports["smtp"]))
+            with Sender(ports["smtp"]) as sender:
+                sender.more()
+                for _ in range(2):
+                    (tmp_path / "api-token").write_text(command(tmp_path, "token").stdout)
+                    assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
+                    sender.more()
+                (tmp_path / "api-token").write_text("\n")
+                done = [sys.executable, "-m", "bridge", "reload", "-c", "bridge.yml"]
+                assert subprocess.run(done, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 1
+                sender.more()
+        finally:
+            bridge.send_signal(signal.SIGTERM)
+            bridge.wait(DEADLINE_S)
+    assert not sender.refused
+
+
 def _reload(service: ServiceProcess, count: int) -> None:
     service.process.send_signal(signal.SIGHUP)
     wait_for(lambda: service.log().count("reload succeeded") == count)
