@@ -54,11 +54,10 @@ def service(context: click.Context, path: Path | None) -> None:
 
 @service.command()
 @click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
-@click.option("--load-only", is_flag=True, help="Only load the configuration; test nothing that it refers to.")
 @click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed.")
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @click.pass_obj
-def check(given: Path | None, path: Path | None, load_only: bool, verbose: bool, as_json: bool) -> None:
+def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -> None:
     """Find problems of the service's configuration and say what to change.
 
     Tests everything that the configuration refers to, and changes nothing. Prints problems and warnings only, or
@@ -67,7 +66,7 @@ def check(given: Path | None, path: Path | None, load_only: bool, verbose: bool,
     """
     from bridge.cli.check.service import check_service, lines_of
 
-    findings = check_service(_load(path or given or DEFAULT), load_only=load_only)
+    findings = check_service(_load(path or given or DEFAULT))
     problems = sum(finding.state == "problem" for finding in findings)
     if as_json:
         say_json({"ok": not problems, "findings": [finding.to_dict() for finding in findings]}, indent=2)

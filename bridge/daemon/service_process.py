@@ -78,8 +78,9 @@ class _Process:
         sockets = Sockets()
         try:
             await self.server.start(loaded.config, sockets.open("service", loaded.config.listen))
-        except ConfigError as exc:
-            raise ConfigError(located(loaded, exc)) from exc
+        except BridgeError as exc:
+            exc.args = (located(loaded, exc),)
+            raise
         sockets.warn_of_idle()
         self._reloaded = (True, time.time())
         self.server.show_reloads(lambda: self._reloaded)

@@ -29,6 +29,7 @@ GUARD = Path("guard", "core", "guard.yml")
 ABBY = Path("abby", "abby", "abby.yml")
 OURS = Path("service.yml")
 _BELOW: dict[str, Path_] = {"guard": ("guard",), "abby": ("abby",), "service": ()}
+_PLACEHOLDER = re.compile(r"^[^#\n]*https?://[^\s,]*[{}]", re.MULTILINE)
 _REST_API = re.compile(r"^[^#\n]*\brestApi\s*\{", re.MULTILINE)
 
 
@@ -118,7 +119,7 @@ class _Reading:
         value = tree.read(text)
         self.mistakes += tree.mistakes
         if not tree.parsed:
-            self.mistakes += _rest_api_hints(path, text)
+            self.mistakes += _hints(path, text)
             return
         value = {} if value is None else value
         if not isinstance(value, dict):
@@ -226,10 +227,11 @@ def _has_core(abby: Any) -> bool:
     return isinstance(providers, dict) and "core" in providers
 
 
-def _rest_api_hints(path: Path, text: str) -> Iterator[str]:
-    """`restApi {}` without a colon, as the description of the original writes it, is not YAML in most places."""
-    for found in _REST_API.finditer(text):
-        yield f"{path}:{text.count(chr(10), 0, found.end()) + 1}: restApi: {settings.REST_API_HINT}"
+def _hints(path: Path, text: str) -> Iterator[str]:
+    """What the description of the original writes is not YAML in some places: `restApi {}`, and `{mta_host}`."""
+    for pattern, what in ((_REST_API, f"restApi: {settings.REST_API_HINT}"), (_PLACEHOLDER, settings.PLACEHOLDER_HINT)):
+        for found in pattern.finditer(text):
+            yield f"{path}:{text.count(chr(10), 0, found.end()) + 1}: {what}"
 
 
 def _contradictions(config: ServiceConfig, trees: Trees) -> Iterator[str]:

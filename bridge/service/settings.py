@@ -36,6 +36,9 @@ from bridge.runtime.units import Duration, Size
 
 KiB, MiB = 1024, 1024**2
 REST_API_HINT = "write `restApi: {}`, with a colon, below `scanSources:`"
+PLACEHOLDER_HINT = (
+    "a core host contains a placeholder: write the name of the machine instead, such as https://mta1.example.org:9785"
+)
 MAX_TOKENS = 10  # per name; two are enough to replace one
 SHORT_TOKEN = 16  # a shorter token can be guessed, so the service logs a warning at start
 
@@ -137,10 +140,7 @@ class Core(Section):
     def _hosts(cls, hosts: list[str]) -> list[str]:
         for host in hosts:
             if re.search(r"[{}<>$]|%7[bd]", host, re.IGNORECASE):
-                raise ValueError(
-                    "a core host contains a placeholder: write the name of the machine instead, "
-                    "such as https://mta1.example.org:9785"
-                )
+                raise ValueError(PLACEHOLDER_HINT)
             _check_url(host, "a core host must be https://host:9785, or http://host:port on loopback", https=True)
         return [host.rstrip("/") for host in hosts]
 
@@ -246,7 +246,7 @@ def token_path(name: str, directory: Path) -> Path:
     """In $CREDENTIALS_DIRECTORY if it exists there, else next to the configuration."""
     beside_config = directory / name
     credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / name
-    return credential if credential.exists() else beside_config
+    return credential if os.path.exists(credential) else beside_config  # noqa: PTH110 (Path.exists may raise)
 
 
 def _tokens_in(name: str, directory: Path) -> list[str]:

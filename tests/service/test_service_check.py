@@ -141,11 +141,9 @@ def test_a_token_that_everybody_can_read_is_a_warning(tmp_path):
     ],
 )
 def test_what_the_configuration_refers_to_is_tried(tmp_path, more, said):
-    """Unless `--load-only` asks for the files alone, as the unit does before a reload."""
     text = CONFIG + more.replace("PORT", str(free_port()))
     code, shown = check(tmp_path, text)
     assert (code, said in shown) == (1, True), shown
-    assert check(tmp_path, text, "--load-only")[0] == 0
 
 
 def test_a_core_node_that_does_not_answer(tmp_path):

@@ -268,6 +268,12 @@ def test_hosts_that_cannot_work_are_refused(tmp_path, host, said):
     assert said in found
 
 
+def test_a_placeholder_that_is_not_yaml_is_named_too(tmp_path):
+    """In a flow sequence, a brace ends the text before it."""
+    directory = write(tmp_path, abby=DOCUMENTED_ABBY.replace("[]", "[https://{mta_host}:9785]"))
+    assert f"{directory / ABBY}:3: a core host contains a placeholder" in mistakes(directory)
+
+
 def test_nodes_on_other_machines_may_share_a_server(tmp_path):
     directory = write(tmp_path, abby=DOCUMENTED_ABBY.replace("[]", "['https://mta1.example.org:9785']"))
     (directory / "service.yml").write_text("database: postgresql://scan@db.example.org/scan\n")

@@ -34,11 +34,9 @@ CONNECT_TIMEOUT_S = 5.0
 MAX_PAGE = 1024 * 1024
 
 
-def check_service(loaded: Loaded, *, load_only: bool = False) -> list[Finding]:
+def check_service(loaded: Loaded) -> list[Finding]:
     findings = [Finding("configuration", detail=", ".join(str(path) for path in loaded.files))]
     findings += [Finding("configuration", warning=text) for text in advice(loaded)]
-    if load_only:
-        return findings
     findings += _secrets(loaded)
     findings += _certificate(loaded)
     findings.append(_address(loaded))
