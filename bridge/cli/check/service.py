@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import logging
 import socket
 import ssl
 import stat
@@ -35,6 +36,7 @@ MAX_PAGE = 1024 * 1024
 
 
 def check_service(loaded: Loaded) -> list[Finding]:
+    logging.getLogger("bridge").addHandler(logging.NullHandler())  # what a running service logs is a finding here
     findings = [Finding("configuration", detail=", ".join(str(path) for path in loaded.files))]
     findings += [Finding("configuration", warning=text) for text in advice(loaded)]
     findings += _secrets(loaded)
