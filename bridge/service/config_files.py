@@ -65,12 +65,12 @@ def load(path: Path) -> Loaded:
     reading = _Reading()
     for file, kind in _files(path):
         reading.add(file, kind)
-    return reading.finish(path if path.is_dir() else path.parent)
+    return reading.finish(path if _is_directory(path) else path.parent)
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
     """The files to read; of which kind, unless only their content says so. Raises ConfigError."""
-    if not path.is_dir():
+    if not _is_directory(path):
         return [(path, "")]
     found = [
         (path / name, kind) for name, kind in ((GUARD, "guard"), (ABBY, "abby"), (OURS, "")) if _exists(path / name)
@@ -78,6 +78,14 @@ def _files(path: Path) -> list[tuple[Path, str]]:
     if not found:
         raise ConfigError(f"{path}: this directory has none of {GUARD}, {ABBY} and {OURS}{_nearby(path)}")
     return found
+
+
+def _is_directory(path: Path) -> bool:
+    """False also if it cannot be told: reading it then says why."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return False
 
 
 def _exists(path: Path) -> bool:
@@ -90,13 +98,14 @@ def _exists(path: Path) -> bool:
 
 def _nearby(path: Path) -> str:
     """Where the files are, if the directory is one above or below the right one."""
-    for root in (path.parent, path.parent.parent, *sorted(child for child in path.iterdir() if child.is_dir())):
-        if (root / GUARD).is_file() or (root / ABBY).is_file():
-            return f"; use -c {root}"
-    for name in (GUARD.name, ABBY.name):
-        if (path / name).is_file():
-            return f"; use -c {path / name}"
-    return ""
+    try:
+        for root in (path.parent, path.parent.parent, *sorted(path.iterdir())):
+            if (root / GUARD).is_file() or (root / ABBY).is_file():
+                return f"; use -c {root}"
+        found = [path / name for name in (GUARD.name, ABBY.name) if (path / name).is_file()]
+    except OSError as exc:
+        return f" ({exc.strerror})"
+    return f"; use -c {found[0]}" if found else ""
 
 
 @dataclass
