@@ -18,8 +18,8 @@ from tests.service.service_kit import CONFIG, EICAR, GTUBE, attached, free_port,
 MIB = 1024 * 1024
 
 
-def _front(*ports: int, scheme: str = "http", host: str = "127.0.0.1", more: str = "") -> str:
-    hosts = ", ".join(f'"{scheme}://{host}:{port}"' for port in ports)
+def _front(*ports: int, scheme: str = "http", more: str = "") -> str:
+    hosts = ", ".join(f'"{scheme}://127.0.0.1:{port}"' for port in ports)
     return CONFIG.replace("core: {}", f"core: {{hosts: [{hosts}]{more}}}")
 
 
@@ -142,14 +142,15 @@ def test_the_certificate_problem_of_a_node_is_named_once(place, caplog, make, sa
     """At start, without a mail, and not again for each mail or probe."""
     ca_file = make(place("node"))
     tls = CONFIG + "tls: {cert_file: node.pem, key_file: node.pem}\n"
-    front_text = _front(0, scheme="https", more=f", caFile: {ca_file}")
-    with service(place("node"), tls) as node:
-        fast = Timings(probe_interval_s=0.05)
-        with service(place("front"), front_text.replace(':0"', f':{node.port}"'), timings=fast) as front:
-            assert said in caplog.text
-            for _ in range(3):
-                assert front.submit(mail()).status == 502
-                assert front.request("GET", "/readyz").status == 503
+    more = f", caFile: {ca_file}"
+    with (
+        service(place("node"), tls) as node,
+        service(place("front"), _front(node.port, scheme="https", more=more)) as front,
+    ):
+        assert said in caplog.text
+        for _ in range(3):
+            assert front.submit(mail()).status == 502
+            assert front.request("GET", "/readyz").status == 503
     assert caplog.text.count(said) == 1, caplog.text
 
 
