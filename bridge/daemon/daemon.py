@@ -19,7 +19,7 @@ from bridge.daemon import quarantine_upkeep, wiring
 from bridge.daemon.admin import AdminView, create_admin
 from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
-from bridge.daemon.embedded import start_service
+from bridge.daemon.embedded import accept_new_token, start_service
 from bridge.daemon.gauges import connect_gauges
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.listeners import Listeners
@@ -40,6 +40,7 @@ from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
 from bridge.runtime.http_server import HttpServer
 from bridge.scanner.client import Scanner
+from bridge.service.server import ServiceServer
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,7 @@ class Daemon:
         admin: HttpServer,
         tasks: BackgroundTasks,
         ending: AsyncExitStack,
+        service: ServiceServer | None,
     ) -> None:
         self.status = status
         self.view = view
@@ -90,6 +92,7 @@ class Daemon:
         self._admin = admin
         self._tasks = tasks
         self._ending = ending  # stops what was started, last first
+        self._service = service  # the embedded one, if it runs in this process
         self._scanner_watch = tasks.start(running.scanner.watch())
         shutdown.call_on_hurry(self._hurry)
 
@@ -171,6 +174,8 @@ class Daemon:
         self.metrics.start(listener.name for listener in conf.listeners)
         try:
             opened = await self._running.listeners.open_missing(new.plans)
+            if self._service is not None:
+                await accept_new_token(self._service, conf, self._core.state)
         except BaseException:
             self._core.worker.sockets.keep_only(wiring.addresses(self.config))
             await new.close()
@@ -229,6 +234,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     ending.callback(worker.sockets.keep_only, [])
     if core.tracing is not None:
         ending.push_async_callback(core.tracing.close)
+    service = None
     if conf.embedded_service and not worker.has_supervisor:
         service = await start_service(conf, core.state)
         ending.push_async_callback(service.stop, 1)
@@ -249,7 +255,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     )
     for work in background:
         tasks.start(work)
-    return Daemon(running, shutdown, status, view, admin, tasks, ending)
+    return Daemon(running, shutdown, status, view, admin, tasks, ending, service)
 
 
 async def _open_stores(running: Running, ending: AsyncExitStack) -> None:

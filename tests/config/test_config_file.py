@@ -235,7 +235,7 @@ relay: {next_hop: "127.0.0.1:3"}
 )
 def test_only_plain_scalars_are_anything_but_text(written: str, read: object) -> None:
     """`no` is not False, `1:30` is not 90, and nothing is ever constructed."""
-    assert yaml_file._Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
+    assert yaml_file.Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
 
 
 def test_a_switch_accepts_true_and_false_only() -> None:
@@ -459,7 +459,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
     assert "$defs" not in json.dumps(schema)
     validator = jsonschema_rs.Draft7Validator(schema)
     for text in ROUND_TRIPS.values():
-        validator.validate(yaml_file._Tree(Path("x")).read(text))
+        validator.validate(yaml_file.Tree(Path("x")).read(text))
         validator.validate(effective(load(text)))
     for wrong in (
         changed(nonsense={}),
@@ -468,7 +468,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
         listener(protocol="ftp"),
         changed(scanner={"urls": []}),
     ):
-        assert not validator.is_valid(yaml_file._Tree(Path("x")).read(wrong))
+        assert not validator.is_valid(yaml_file.Tree(Path("x")).read(wrong))
 
 
 def test_the_schema_shows_defaults_as_one_would_write_them() -> None:

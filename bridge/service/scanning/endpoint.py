@@ -29,6 +29,7 @@ from bridge.service.responses import Refused, check_plain, refuse, send_json, st
 from bridge.service.scanning.admission import Admission
 from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
 from bridge.service.settings import Permission
+from bridge.service.store import DATABASE_ID
 
 log = logging.getLogger("bridge.service")
 
@@ -132,9 +133,12 @@ class SubmitEmailEndpoint:
 class StatusEndpoint:
     """POST /v1/admin/status"""
 
-    def __init__(self, tokens: StaticTokens, status: Callable[[], Awaitable[QueueStatus]]) -> None:
+    def __init__(
+        self, tokens: StaticTokens, status: Callable[[], Awaitable[QueueStatus]], database: Callable[[], str]
+    ) -> None:
         self._tokens = tokens
         self._status = status
+        self._database = database
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -142,7 +146,8 @@ class StatusEndpoint:
         except Refused as refused:
             await refuse(scope, receive, send, refused)
             return
-        await send_json(send, 200, {"messageQueueStatus": str(await self._status())})
+        headers = [(DATABASE_ID.encode(), self._database().encode())]
+        await send_json(send, 200, {"messageQueueStatus": str(await self._status())}, headers)
 
 
 async def queue_status(admission: Admission, backend: AnalysisBackend) -> QueueStatus:
