@@ -75,6 +75,11 @@ class Relay(NextHops, Section):
     connect_timeout: Duration = Field(10.0, gt=0, description="Maximum time to connect and to receive the greeting.")
     timeout: Duration = Field(60.0, gt=0, description="Maximum time for each reply of the next hop.")
     max_idle: Duration = Field(20.0, description="How long an idle connection is kept for the next mail.")
+    probe_interval: Duration = Field(
+        60.0,
+        description="How often a next hop that gets no mail is tested: a connection, EHLO and QUIT, no mail. Also at "
+        "the start. 0: never; its state is then unknown until a mail is sent to it.",
+    )
     max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
 
     @field_validator("routes")
