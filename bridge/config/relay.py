@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from bridge.config.fields import CA_FILE, DomainField, NextHopField, Section, refuse_same_domain
+from bridge.config.fields import CA_FILE, DomainField, NextHopField, Section, domain_places, refuse_same_domain
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.units import Duration
 
@@ -85,6 +85,5 @@ class Relay(NextHops, Section):
     @field_validator("routes")
     @classmethod
     def _one_route(cls, routes: list[Route]) -> list[Route]:
-        domains = (domain for route in routes for domain in route.recipient_domains)
-        refuse_same_domain(domains, "a recipient domain has two routes")
+        refuse_same_domain("relay.routes", domain_places(routes))
         return routes

@@ -189,7 +189,7 @@ def _next_hops(before: Sample, now: Sample) -> list[dict[str, Any]]:
             "mails_per_s": _delta(before, now, "scanbridge_next_hop_mails_total", "result", next_hop=name),
             "connections": connections(name),
         }
-        for name, up in ((hop["name"], hop["up"]) for hop in now.state["next_hops"])
+        for name, up in ((hop["name"], hop["up"]) for hop in now.state.get("next_hops", ()))
     ]
 
 
