@@ -26,13 +26,13 @@ class RecentMails:
         outcome = record.outcome
         if outcome is None or record.at:
             return
-        action, error = outcome.action, record.error
+        action, error, at = outcome.action, record.error, record.tx.received_at
         if action is Action.TEMPFAIL:
-            reason = record.rule if error is None else reason_of(error)
-            self.last.append((record.tx.received_at, reason or "unknown"))
+            self.last.append((at, record.rule if error is None else reason_of(error)))
         else:
-            self.last.append((record.tx.received_at, ""))
-        if isinstance(error, StoreError):
-            self.quarantine_problem, self.quarantine_at = str(error), record.tx.received_at
-        elif action is Action.QUARANTINE:
-            self.quarantine_problem = ""
+            self.last.append((at, ""))
+        if error is None:
+            if action is Action.QUARANTINE:
+                self.quarantine_problem = ""
+        elif isinstance(error, StoreError):
+            self.quarantine_problem, self.quarantine_at = str(error), at
