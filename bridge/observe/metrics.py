@@ -351,7 +351,8 @@ class Metrics(Collector):
             self.list_matches.values[listener, record.listed.name, record.listed.action.value] += 1
         if record.at == "rcpt":
             return  # one recipient only, not a mail
-        self.mail_bytes.values[listener,] += record.size
+        if not record.at:  # otherwise the size is what the client announced
+            self.mail_bytes.values[listener,] += record.size
         if record.limit is not None:
             self.limits_hit.values[listener, record.limit] += 1
         if record.error is not None:
