@@ -181,9 +181,9 @@ class SmtpServer:
             return _reply_to_refused(refusal)
         return GOODBYE if self.listener.draining else MISSING
 
-    def _refused(self, address: str | None, reason: Refusal) -> None:
+    def _refused(self, address: str | None, reason: Refusal, mail: str = "") -> None:
         self._on_refused(reason.value)
-        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason.value)
+        log.info("listener %s: %s refused: %s%s", self.settings.name, address or "unix", reason.value, mail)
 
     def handle_CLOSE(self, server: SmtpConnection) -> None:
         """The connection is closed."""
@@ -209,7 +209,7 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not session.trusted:
-            self._refused(session.client.address, Refusal.UNTRUSTED)
+            self._refused(session.client.address, Refusal.UNTRUSTED, f", mail from <{address}>")
             session.strike()
             return _NOT_ALLOWED
         return self._admit("mail", self._filter.closed_at_mail())
