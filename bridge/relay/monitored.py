@@ -62,7 +62,10 @@ class MonitoredRelay:
         if isinstance(exc, CannotConnect):
             self._learn(False, exc)
             result = "unreachable"
-        elif exc.reply in (LATE, LOST):  # after LATE there may never have been a connection
+        elif exc.reply == LATE:  # there may never have been a connection
+            result = "lost"
+        elif exc.reply == LOST:
+            self._learn(True)
             result = "lost"
         else:
             self._learn(True)

@@ -86,10 +86,10 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
     yield local.check_state_directory(conf)
     token = local.check_token(conf)
     yield token
-    for finding in local.check_listeners(conf, state):
-        yield finding
-    yield local.check_admin(conf, state)
-    for finding in (*local.check_addresses(conf), *local.check_policies(conf)):
+    sockets = [*local.check_listeners(conf, state), local.check_admin(conf, state)]
+    faulty = {finding.what for finding in sockets if finding.problem}
+    shared = [finding for finding in local.check_addresses(conf) if finding.what not in faulty]
+    for finding in (*sockets, *shared, *local.check_policies(conf)):
         yield finding
     yield local.check_descriptors(conf, state)
     if conf.embedded_service and not running:
