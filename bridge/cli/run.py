@@ -41,7 +41,7 @@ def run(path: Path | None, demo: bool) -> None:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
         _supervise(conf, redaction, lambda: config_file.load(path))
-    writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction)
+    writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction, timestamp=conf.log.timestamp)
     try:
         uvloop.run(run_daemon(conf, writer, lambda: config_file.load(path), on_ready=lambda: _welcome(conf)))
     except ConfigError as exc:
@@ -60,7 +60,7 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
     from bridge.daemon.workers.supervisor import Supervisor
     from bridge.observe import log_writer
 
-    log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction)
+    log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction, conf.log.timestamp)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
@@ -84,7 +84,7 @@ def _welcome(conf: Config) -> None:
     lines += [f"  {listener.protocol:7} {listener.address}" for listener in conf.listeners]
     lines += [
         f"  service {conf.scanner.urls[0]} (token in {conf.scanner.token_file})",
-        f"  admin   http://{conf.admin.address}  /metrics /livez /readyz /status",
+        f"  admin   http://{conf.admin.address}  / /metrics /healthz /readyz /status",
     ]
     if conf.relay is not None:
         lines.append(f"Accepted mail is delivered to {conf.relay.next_hop}")

@@ -34,6 +34,7 @@ from bridge.config.fields import (
     Section,
     TenantUid,
     base_url,
+    domain_places,
     refuse_same_domain,
 )
 from bridge.config.limits import Admission, Limits, Spool
@@ -265,12 +266,18 @@ class Headers(Section):
 
 class Admin(Section):
     address: AddressField = Field(
-        admin_address.DEFAULT, description="Address of the admin pages /metrics, /livez, /readyz and /status."
+        admin_address.DEFAULT,
+        description="Address of the admin pages /, /metrics, /livez, /healthz, /readyz and /status.",
     )
 
 
 class Log(Section):
     format: Literal["keyvalue", "json"] = Field("keyvalue", description="Format of the log lines.")
+    timestamp: bool = Field(
+        False,
+        description="Begin each line with `time=`, in UTC. Meant for a log in a file or a container: journald adds the "
+        "time itself, and JSON lines always have it.",
+    )
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity of the lines that are logged. The line of each mail is always logged."
     )
@@ -376,8 +383,7 @@ class Config(Section):
     @field_validator("tenants")
     @classmethod
     def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
-        domains = (domain for tenant in tenants for domain in tenant.recipient_domains)
-        refuse_same_domain(domains, "one recipient domain belongs to two tenants, or twice to one")
+        refuse_same_domain("tenants", domain_places(tenants))
         if len({tenant.uid for tenant in tenants}) != len(tenants):
             raise ValueError("two tenants have the same uid; give one of them all the domains")
         return tenants

@@ -24,6 +24,7 @@ from bridge.daemon.gauges import connect_gauges
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.listeners import Listeners
 from bridge.daemon.malloc_trim import MallocTrim
+from bridge.daemon.next_hop_watch import watch_next_hops
 from bridge.daemon.quarantine_upkeep import QuarantineUpkeep
 from bridge.daemon.reload import UNEXPECTED, Reloader, ReloadHistory, check_change
 from bridge.daemon.running import Running
@@ -240,7 +241,8 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
         ending.push_async_callback(service.stop, 1)
     running = Running(core, Components(conf, core), Listeners(worker))
     ending.push_async_callback(_close_components, running, shutdown)
-    status, upkeep = Status(running, shutdown), QuarantineUpkeep(running)
+    upkeep = QuarantineUpkeep(running)
+    status = Status(running, shutdown, upkeep)
     connect_gauges(running, status, upkeep)
     view = worker.admin_view(status)
     admin = HttpServer(create_admin(view), worker.sockets.open("admin", conf.admin.address))
@@ -252,6 +254,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     background = (
         *(upkeep.purge_regularly(), upkeep.reconcile(), upkeep.count_regularly()),
         *(core.lag.watch(), core.list_refresh.watch(), MallocTrim().watch(), view.publish_regularly()),
+        watch_next_hops(running),
     )
     for work in background:
         tasks.start(work)

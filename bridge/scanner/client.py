@@ -137,6 +137,7 @@ class Scanner:
                 return _learn(host, answer, now, began)
             except _NotReached as exc:
                 host.learn(Event.UNREACHABLE, loop.time())
+                host.failed(exc)
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
                 if exc.was_sent:
@@ -148,6 +149,7 @@ class Scanner:
             except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
                 # Its traceback holds this frame, which holds the error: a reference cycle.
                 problem, may_go_on = exc.with_traceback(None), self._may_go_on_after(exc)
+                host.failed(exc)
                 doubts.append(_Doubt(host, problem, began, was_broken))
                 if host.decided_since <= began:
                     self._start_check(host, request.tenant_uid)
@@ -220,11 +222,13 @@ class Scanner:
             return None
         except Saturated:
             return None
-        except (ScanRefused, MessageTooLarge):
+        except (ScanRefused, MessageTooLarge) as exc:
             host.is_broken = True
+            host.failed(exc)
             return False
         except (_NotReached, ScanError) as exc:
             host.is_broken = True
+            host.failed(exc)
             host.learn(Event.UNREACHABLE if isinstance(exc, _NotReached) else Event.FAILURE, loop.time())
             return False
         finally:
@@ -329,10 +333,10 @@ class Scanner:
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
-            host.unanswered += 1
+            host.did_not_answer(loop.time())
             raise ScanTimeout(f"{host.url}: no status in time") from None
         except _NotReached as exc:
-            host.unanswered += 1
+            host.did_not_answer(loop.time())
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
@@ -359,6 +363,7 @@ class Scanner:
             if host.is_broken:
                 self._start_check(host, host.probe_tenant)
             problem = trouble
+            host.status_problem = trouble.removeprefix(f"{host.url}: ")
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
                 log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
@@ -491,7 +496,7 @@ def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResu
         host.saturated_at, host.saturated_until = now, now + (exc.retry_after_s or 0.0)
         raise
     host.learn(Event.SUCCESS, now)
-    host.is_broken = False
+    host.is_broken, host.scan_problem = False, ""
     if host.saturated_until and began >= host.saturated_at:
         host.saturated_until = 0.0
     if began > host.decided_since:

@@ -347,7 +347,7 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         state = ask(Endpoint(path=str(path)))
         assert state is not None and state["ready"] is True
         shown = table(state).splitlines()
-        assert f"next hop       {running.next_hop.url}: up" in shown
+        assert f"next hop       {running.next_hop.url}: not tried yet" in shown
         state["scanner"][0]["circuit"] = "open"
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
         assert "workers" not in table(state)

@@ -317,7 +317,15 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(policy={"undecided": {"action": "tempfail", "code": 421}}), "which close the connection"),
         (changed(policy={"drop": {"action": "discard", "code": 550}}), "reject (5xx) and tempfail (4xx) only"),
         (changed(policy={"bounce": {"action": "reject", "text": "a\nb"}}), "printable ASCII"),
-        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "two tenants"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "in two places: tenants.0.rec"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["*.example.com"]}]), "no `*` and no dot in front"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": [".example.com"]}]), "no `*` and no dot in front"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["http://x.example"]}]), "not a URL"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a@x.example"]}]), "the part after the @ only"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a..b"]}]), "separated by single dots"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["-x.example"]}]), "letters, digits and hyphens"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["x" * 64]}]), "letters, digits and hyphens"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a b"]}]), "letters, digits and hyphens"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
         (listener(client_header="Received"), "client_header"),
         (listener(client_header="X-Client:"), "client_header"),
@@ -513,3 +521,23 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 def test_the_limit_of_the_api_is_the_default() -> None:
     """50 MiB, the limit of the service."""
     assert load(SMALL).limits.max_message_size == MAX_MESSAGE_BYTES
+
+
+def test_a_domain_in_two_places_is_reported_at_the_second_one(tmp_path: Path) -> None:
+    """The line was that of `tenants:`, whichever entry was wrong."""
+    text = "\n".join(
+        [
+            *(
+                "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}",
+                "listeners: [{name: a, address: '127.0.0.1:1'}]",
+            ),
+            *("relay: {next_hop: '127.0.0.1:2'}", "tenants:", f"- uid: {TENANT}", "  recipient_domains:"),
+            *("  - a.example", "  - b.example", f"- uid: {TENANT[:-1]}9", "  recipient_domains:", "  - c.example"),
+            *("  - B.EXAMPLE.", "  - '[192.0.2.1]'", "  - b\u00fccher.example", "  - localhost", "  - a_b.example", ""),
+        ]
+    )
+    with pytest.raises(ConfigError) as caught:
+        yaml_file.load(tmp_path / "bridge.yml", Config, text)
+    places = "in two places: tenants.0.recipient_domains.1 and here; remove one of them"
+    expected = f"tenants.1.recipient_domains.1: b.example and B.EXAMPLE. are the same domain, {places}"
+    assert str(caught.value) == f"{tmp_path}/bridge.yml:12: {expected}"

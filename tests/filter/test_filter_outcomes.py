@@ -158,11 +158,15 @@ def test_an_unreachable_scanner_is_451(tmp_path: Path) -> None:
     ],
 )
 def test_the_next_hops_refusal_is_passed_on(bridge: RunningBridge, verb: bytes, says: bytes, start: str) -> None:
-    """In its own words; if the connection is lost before its reply, the result is unknown: 451."""
+    """In its own words; if the connection is lost before its reply, the result is unknown: 451.
+
+    Mail that the next hop did not take was logged as relayed.
+    """
     bridge.next_hop.replies[verb] = says
     with mail_lines() as lines:
         assert send(bridge).startswith(start)
-    assert lines[0]["error"] == "next_hop" and lines[0]["action"] == "relay"
+    assert (lines[0]["error"], lines[0]["rule"], lines[0]["decision"]) == ("next_hop", "next_hop", "deliver")
+    assert lines[0]["action"] == ("reject" if start.startswith("5") else "tempfail")
     assert ("(id=" in lines[0]["reply"]) is (not says)  # our id in our words only
 
 
