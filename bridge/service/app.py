@@ -68,7 +68,8 @@ class Site:
         self._store = Store(config.database_url)
         self._keys = KeyRing(self._store)
         self._lists = ListStore(self._store, config.lists)
-        self._follower = ListFollower(self._store, self._lists, self._keys)
+        allowing = config.decisions.allowing(self._lists.definitions)
+        self._follower = ListFollower(self._store, self._lists, self._keys, allowing)
         self._records = RecordWriter(self._store, config.records.retention)
         self._engines = engines_of(config.analyzers)
         self._backend: AnalysisBackend

@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -417,6 +419,11 @@ class Decisions(Section):
     scores: dict[str, float] = Field({}, description="Scores of tags, where they differ from the default.")
     otherwise: Decision = Field(Decision.DELIVER, description="Decision when no rule matches (verdict `clean`).")
 
+    def allowing(self, lists: Iterable[str]) -> frozenset[str]:
+        """Those lists that can get a mail delivered: a rule that delivers names the tag `list:NAME`."""
+        patterns = [tag for rule in self.rules if rule.decision is Decision.DELIVER for tag in rule.tags]
+        return frozenset(name for name in lists if any(fnmatchcase(f"list:{name}", tag) for tag in patterns))
+
 
 class Records(Section):
     retention: Duration = Field(30 * 86400.0, description="How long analysis records are kept.")
@@ -432,7 +439,7 @@ class ServiceConfig(Section):
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
     lists: list[ListDefinition] = []
     analyzers: Analyzers = Analyzers()
-    decisions: Decisions = Decisions()
+    decisions: Decisions = Field(Decisions(), validate_default=True)
     records: Records = Records()
     log_scans: bool = Field(True, description="Log one line per analysis.")
     _directory: Path = PrivateAttr(default=Path())
@@ -457,6 +464,18 @@ class ServiceConfig(Section):
         if len({definition.name for definition in lists}) != len(lists):
             raise ValueError("two lists have the same name")
         return lists
+
+    @field_validator("decisions")
+    @classmethod
+    def _lists_that_allow(cls, decisions: Decisions, info: ValidationInfo) -> Decisions:
+        """One link or one attachment must not get a whole mail delivered: the rest of it may be anything."""
+        for definition in info.data.get("lists", ()):
+            if definition.category in ("url", "attachment") and decisions.allowing([definition.name]):
+                raise ValueError(
+                    f"a rule delivers mail because of the list {definition.name}, but one {definition.category} "
+                    "cannot vouch for a whole mail; rename the list, or change the rule"
+                )
+        return decisions
 
     @field_validator("guard", "abby", mode="before")
     @classmethod
