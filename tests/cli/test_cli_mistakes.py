@@ -97,9 +97,9 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a directory", _nothing, "check -c .", 2, ["'.' is a directory"]),
     ("a mail that is not there", _nothing, "scan no.eml", 2, ["'no.eml' does not exist"]),
     ("a mode that does not exist", _nothing, "setup postfix --mode mliter", 2, ["'mliter'", "'milter'"]),
-    ("a time nobody understands", _nothing, "quarantine list --since lastweek", 2, ["--since", "2d", "yesterday"]),
-    ("a state that does not exist", _nothing, "quarantine list --state relased", 2, ["'relased'", "'released'"]),
-    ("a mail that is not in the quarantine", _nothing, "quarantine show 1A2B", 3, ["1A2B", "quarantine list"]),
+    ("a time nobody understands", _nothing, "quarantine list --since lastweek", 2, ["--since", "'lastweek' is not a time", "3d", "yesterday"]),
+    ("a state that does not exist", _nothing, "quarantine list --state relased", 2, ["'relased' is not a state", "did you mean released?"]),
+    ("a mail that is not in the quarantine", _nothing, "quarantine show 1A2B", 3, ["1A2B: no such mail", "state/quarantine", "it is empty"]),
     ("a path instead of an id", _nothing, "quarantine release ../token", 3, ["../token", "no such mail"]),
     # YAML
     ("an empty file", _whole(""), "check", 78, ["bridge.yml:1", "scanner: this key is required"]),
