@@ -165,8 +165,12 @@ def quoted_readings(raw: bytes) -> Iterator[bytes]:
         yield _QUOTED_ANY_CASE.sub(_byte, re.sub(wrong, b"", joined))
 
 
+_DIGITS = "0123456789ABCDEFabcdef"
+_BYTES = {(first + second).encode(): bytes.fromhex(first + second) for first in _DIGITS for second in _DIGITS}
+
+
 def _byte(match: re.Match[bytes]) -> bytes:
-    return bytes.fromhex(match.group(1).decode())
+    return _BYTES[match[1]]
 
 
 # Formats that mark their own beginning

@@ -236,7 +236,7 @@ def test_the_work_for_an_ambiguous_mail_is_bounded(data):
             total += len(content)
     except TooMuch:
         return
-    assert total < 200 * len(data) + 64 * 1024 * 1024
+    assert total < 250 * len(data) + 64 * 1024 * 1024
 
 
 def test_a_rendition_is_a_plain_mail():
@@ -425,6 +425,14 @@ def test_a_sender_beyond_the_bound_of_a_field_is_not_ignored(field):
     """A list may block the address that the mail program shows."""
     data = field + b": " + b"(x)" * 700 + b" <bad@evil.example>\r\n\r\nx\r\n"
     assert inspect(data, Limits()).limits == {"senders"}
+
+
+def test_many_parts_do_not_search_the_same_lines_without_end():
+    """Each of five thousand delimiters searched all lines behind it: 260 kB took more than a minute."""
+    data = b"Content-Type: x\r\n\r\n" + b"--a: b\n" * 4900 + b"c: d\n" * 45_000
+    start = time.process_time()
+    assert inspect(data, Limits()).limits == {"readings"}
+    assert time.process_time() - start < 20
 
 
 def test_many_unlisted_members_cost_no_more_than_their_bytes():
