@@ -128,7 +128,7 @@ def bench_lists(entries: int) -> None:
     from bridge.service.lists.index import ListIndex, traits_of
     from bridge.service.lists.store import GLOBAL, PREDEFINED
 
-    before, index = _rss(str(os.getpid())), ListIndex(PREDEFINED)
+    before, index = _rss(str(os.getpid())), ListIndex(PREDEFINED, frozenset())
     start = time.monotonic()
     for i in range(entries // 2):
         index.add(GLOBAL, "blocked-senders", f"user{i}@domain{i % 50_000}.example")

@@ -109,7 +109,7 @@ def on_a_local_list(configured: str, written: str) -> bool:
 def on_a_list_of_the_service(configured: str, written: str) -> bool:
     from bridge.matching import spelling
 
-    index = ListIndex([ListDefinition(name="senders", category="sender")])
+    index = ListIndex([ListDefinition(name="senders", category="sender")], frozenset())
     index.add("", "senders", spelling.normalise("sender", f"v@{configured}"))
     return bool(index.match(None, traits_of(f'"v"@{written}', (), None, (), ())))
 
