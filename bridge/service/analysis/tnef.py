@@ -45,7 +45,8 @@ def tnef_members(content: bytes, _names: Collection[str], budget: Budget) -> Ite
         if kind == _NEW_ATTACHMENT:
             yield from _members(content, attachment, budget)
             attachment = _Attachment()
-        is_broken |= end > len(content) or not _read_attribute(attachment, kind, content, start, end, budget)
+        is_broken |= end > len(content)
+        is_broken |= not _read_attribute(attachment, kind, content, start, min(end, len(content)), budget)
         at = end + 2
     yield from _members(content, attachment, budget)
     if is_broken:
