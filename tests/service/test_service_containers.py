@@ -28,7 +28,7 @@ from bridge.service.analysis.archives import Budget
 from bridge.service.analysis.decision import INCOMPLETE, DecisionTable
 from bridge.service.analysis.inspection import Limits, inspect
 from bridge.service.settings import Decisions
-from tests.service.service_kit import EICAR, attached, mail, zipped
+from tests.service.service_kit import CONFIG, EICAR, attached, mail, service, zipped
 
 SCRIPT = b"WScript.Echo(1)"
 ZIP = zipped(("eicar.com", EICAR))
@@ -426,10 +426,13 @@ def cms(content: bytes, *, kind: bytes = DATA, algorithms: bytes = b"", outer: b
     return put(0x30, outer + put(0xA0, put(0x30, signed)))
 
 
-def smime_tags(der: bytes, kind: str = "application/pkcs7-mime; smime-type=signed-data; name=smime.p7m") -> set[str]:
+def signed_mail(der: bytes, kind: str = "application/pkcs7-mime; smime-type=signed-data; name=smime.p7m") -> bytes:
     body = base64.encodebytes(der).replace(b"\n", b"\r\n")
-    content = mail(body, Content_Type=kind, Content_Transfer_Encoding="base64")
-    found = inspect(content, Limits())
+    return mail(body, Content_Type=kind, Content_Transfer_Encoding="base64")
+
+
+def smime_tags(der: bytes, *kind: str) -> set[str]:
+    found = inspect(signed_mail(der, *kind), Limits())
     return found.tags | {f"limit:{limit}" for limit in found.limits}
 
 
@@ -562,3 +565,26 @@ def test_members_that_share_their_bytes_are_charged_for_each() -> None:
 def test_many_empty_streams_are_held() -> None:
     """Each needs a decoder of its own."""
     assert "limit:archive-work" in tags(EMPTY_GZIP * 100_000)
+
+
+OPAQUE = {
+    "S/MIME": signed_mail(SMIME["unending"]),
+    "winmail.dat": attached(winmail(prop(0x37010102, EICAR)), "winmail.dat"),
+    "lzma": attached(lzma.compress(EICAR, lzma.FORMAT_ALONE), "a.lzma"),
+    "a zip file": attached(ZIPS["the directory says stored, the header deflated"], "a.zip"),
+    "a tar file": attached(
+        gzip.compress(tarred(("a", b"0", b"x"), ("a.zip", b"Z", ZIP), between=b"\xff" * 512)), "a.tgz"
+    ),
+}
+
+
+def test_clamd_did_not_get_what_is_in_signed_mail(tmp_path: Path, clamd) -> None:
+    """clamd does not open S/MIME, and got the objects of ambiguous mail only."""
+    engine = f"clamav: {{address: '127.0.0.1:{clamd.port}'}}"
+    (tmp_path / "alone").mkdir()
+    with service(tmp_path / "alone", CONFIG + f"analyzers: {{mime: null, {engine}}}\n") as alone:
+        assert alone.submit(OPAQUE["S/MIME"]).json["decision"] == "deliver"
+    with service(tmp_path, CONFIG + f"analyzers: {{{engine}}}\n") as running:
+        for name, content in OPAQUE.items():
+            found = running.submit(content).json["tags"]
+            assert any(tag.startswith("malware:lab.eicar") for tag in found), (name, found)

@@ -34,8 +34,6 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"7z\xbc\xaf\x27\x1c", "7z"),
     (b"MSCF\0\0\0\0", "cab"),
     (b"ISc(", "cab"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
-    (b"\x04\x22\x4d\x18", "lz4"),
     (b"LZIP\x01", "lzip"),
     (b"\x1f\x9d", "compress"),
     (b"\x1f\xa0", "compress"),
@@ -58,6 +56,8 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"QFI\xfb", "disk"),
 ]
 _ELSEWHERE: list[tuple[re.Pattern[bytes], int, str]] = [  # at this position, from the end if it is negative
+    (re.compile(rb"[\x22-\x28]\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), 0, "zstd"),  # perhaps after a frame to be skipped
+    (re.compile(rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"), 0, "lz4"),
     (re.compile(rb"-l[hz][0-9sd]-"), 2, "lzh"),
     (re.compile(rb"\*\*ACE\*\*"), 7, "ace"),
     (re.compile(rb"\xdc\xa7\xc4\xfd"), 20, "zoo"),
@@ -93,7 +93,7 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
     """Everything that some program opens it as: first what it is by its first bytes."""
     suffixes = {name.rstrip(". \t").rpartition(".")[2].lower() for name in names}
     kinds = [kind_of(content)]
-    if is_tar(content, is_named="tar" in suffixes):
+    if (kinds[0] and is_tar(content)) or ("tar" in suffixes and is_tar(content, is_named=True)):
         kinds.append("tar")
     if has_zip_member(content):
         kinds.append("zip")

@@ -28,6 +28,8 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 
 MAX_SENDERS = 20
 WINDOW = 1024 * 1024  # bytes of text examined at a time; even, because of UTF-16 and UTF-32
+NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
+BEGINNING = 4096  # bytes by which the type of a file is recognised
 OVERLAP = 4096  # so that a link that starts in one window is complete in it
 
 
@@ -111,6 +113,7 @@ class _MailInspector:
         self.links = Links(limits.urls, is_inline=not limits.archives)
         self.reading = readings.Budget(size)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
+        self.budget.work = max(self.budget.work, limits.extracted_bytes)
 
     def finish(self) -> Inspection:
         self.found.tags |= self.links.tags
@@ -238,8 +241,7 @@ class _MailInspector:
             start += WINDOW
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
-        for name in part.names or {""}:
-            self.found.tags |= file_types.tags_of(name, part.content_type, content)
+        self.names(part.names or {""}, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
         is_named = any(name.lower().endswith((".p7m", ".p7z")) for name in part.names)
@@ -249,6 +251,12 @@ class _MailInspector:
         if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
         self.file(content, part.names, nesting)
+
+    def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
+        """Whatever the names, the whole content is searched only once; types are told by its beginning."""
+        self.budget.take_work(NAME_COST * len(names))
+        for number, name in enumerate(names):
+            self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
 
     def signed(self, content: bytes, nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it."""
@@ -304,10 +312,9 @@ class _MailInspector:
             return
         if member.broken:
             self.found.tags.add("mime:broken-archive")
-        for name in member.names:
-            self.found.tags |= file_types.tags_of(name, "", content or b"")
-            if file_types.is_macro_member(name):
-                self.found.tags.add("mime:macro")
+        self.names(member.names, "", content or b"")
+        if any(map(file_types.is_macro_member, member.names)):
+            self.found.tags.add("mime:macro")
         if content is None:
             return
         if archives.kind_of(content) and kind not in archives.COMPRESSORS:

@@ -35,11 +35,12 @@ def is_tar(content: bytes, *, is_named: bool = False) -> bool:
         return True
     if is_named:
         return any(is_header(content, at) for at in range(_BLOCK, len(content) - _BLOCK + 1, _BLOCK))
-    at = content.find(b"ustar")
+    letters = content[257::_BLOCK]
+    at = letters.find(b"u")
     while at >= 0:
-        if at % _BLOCK == 257 and is_header(content, at - 257):
+        if content.startswith(b"ustar", at * _BLOCK + 257) and is_header(content, at * _BLOCK):
             return True
-        at = content.find(b"ustar", at + 5)
+        at = letters.find(b"u", at + 1)
     return False
 
 
@@ -107,8 +108,9 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
         expected = max(expected, header.end)
         is_broken |= header.start + header.size > len(content)
         if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
-            _announce(for_all if header.kind == _GLOBAL else announced, header, content)
-            is_disputed = False
+            budget.take_work(min(header.size, len(content)))
+            _announce(announced, header, content)
+            for_all = announced if header.kind == _GLOBAL else for_all
         else:
             yield from _members(content, header, announced, for_all, is_disputed, budget)
             header = header if not announced.sizes else replace(header, is_plain=False)
@@ -145,8 +147,8 @@ def _announce(announced: _Announced, header: _Header, content: bytes) -> None:
 def _members(
     content: bytes, header: _Header, announced: _Announced, for_all: _Announced, is_disputed: bool, budget: Budget
 ) -> Iterator[Member]:
-    names = tuple(dict.fromkeys((*header.names, *announced.names, *for_all.names)))
-    sizes = {header.size, *announced.sizes, *for_all.sizes}
+    names = tuple(dict.fromkeys((*header.names, *announced.names, *for_all.names[-1:])))
+    sizes = {header.size, *announced.sizes, *for_all.sizes[-1:]}
     for size in sorted(sizes):
         data = content[header.start : header.start + size]
         budget.take(len(data))

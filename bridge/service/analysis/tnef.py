@@ -26,6 +26,7 @@ _NAMES = frozenset({0x3707, 0x3704, 0x370D, 0x3708, 0x3001, 0x370C})
 _STRING, _UNICODE, _BINARY, _OBJECT = 0x1E, 0x1F, 0x102, 0x0D
 _FIXED = {0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4, 0x14: 8, 0x40: 8, 0x48: 16}
 _MULTIPLE, _FIRST_NAMED = 0x1000, 0x8000
+_VALUE_COST = 256  # work for each attribute and each value, however short
 _INTERFACE = 16  # bytes of type before an object's content
 _LIKELY = re.compile(rb"[\x1e\x1f]\0[\x04\x07]\x37|(?:\x02\x01|\x0d\0)\x01\x37")  # a name or the data of an attachment
 
@@ -40,6 +41,7 @@ def tnef_members(content: bytes, _names: Collection[str], budget: Budget) -> Ite
     """Raises BadArchive, after all that could be read."""
     attachment, is_broken, at = _Attachment(), False, _HEADER
     while at + _ATTRIBUTE.size <= len(content):
+        budget.take_work(_VALUE_COST)
         _, kind, length = _ATTRIBUTE.unpack_from(content, at)
         start, end = at + _ATTRIBUTE.size, at + _ATTRIBUTE.size + length
         if kind == _NEW_ATTACHMENT:
@@ -72,6 +74,7 @@ def _read_attribute(attachment: _Attachment, kind: int, content: bytes, start: i
             _read_likely(attachment, content, match.start(), end, budget)
         try:
             for tag, first, last in _properties(content, start, end):
+                budget.take_work(_VALUE_COST)
                 _read_property(attachment, tag, content, first, last)
         except (struct.error, IndexError):
             return False
@@ -115,9 +118,10 @@ def _read_property(attachment: _Attachment, tag: int, content: bytes, start: int
     if tag >> 16 in _NAMES and kind in (_STRING, _UNICODE):
         _add_names(attachment, content[start:end], is_unicode=kind == _UNICODE)
         return
-    attachment.spans[start, end] = None
-    if kind == _OBJECT:
-        attachment.spans[min(start + _INTERFACE, end), end] = None
+    if start < end:
+        attachment.spans[start, end] = None
+    if kind == _OBJECT and start + _INTERFACE < end:
+        attachment.spans[start + _INTERFACE, end] = None
 
 
 def _read_likely(attachment: _Attachment, content: bytes, at: int, end: int, budget: Budget) -> None:
@@ -126,7 +130,7 @@ def _read_likely(attachment: _Attachment, content: bytes, at: int, end: int, bud
         return
     tag, _, length = struct.unpack_from("<III", content, at)
     if at + 12 + length <= end:
-        budget.take_work(length)
+        budget.take_work(_VALUE_COST + length)
         _read_property(attachment, tag, content, at + 12, at + 12 + length)
 
 

@@ -14,6 +14,7 @@ import re
 import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.decompression import MAX_MEMORY, Decoder, Inflater, decode
@@ -29,6 +30,9 @@ _STORED, _DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ = 0, 8, 9, 12, 14, 95
 # Shrunk, reduced, imploded, Zstandard, MP3, JPEG, WavPack, PPMd: some programs read them, we do not.
 _UNREAD = frozenset({1, 2, 3, 4, 5, 6, 7, _DEFLATED64, 10, 16, 18, 19, 20, 93, 94, 96, 97, 98})
 _METHODS = _UNREAD | {_STORED, _DEFLATED, _BZIP2, _LZMA, _XZ, 99}
+_LIKELY_HEADER = re.compile(rb"PK\x03\x04[\s\S]{4}[\0-\x14\x5d-\x63]\0")  # with a method that exists
+_MAX_DOUBTS = 10_000
+_HEADER_COST, _NAME_COST = 1024, 16  # work for each header, and for each byte of its names: they may overlap
 _UNKNOWN = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 
@@ -64,19 +68,17 @@ class _Place:
 
 def has_zip_member(content: bytes) -> bool:
     """Whether a member is somewhere in it: some programs find it without the directory."""
-    at = content.find(_HEADER)
-    while at >= 0:
-        header = _header(content, at)
-        if header is not None and _is_plausible(content, header):
+    found = (match.start() for match in _LIKELY_HEADER.finditer(content))
+    for at in islice(found, _MAX_DOUBTS):
+        if _is_plausible(content, at):
             return True
-        at = content.find(_HEADER, at + 4)
-    return False
+    return next(found, None) is not None  # so many that only an attempt to open it can tell
 
 
 def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
     if content.count(_ENTRY) > budget.members:
         raise TooMuch("archive-members")
-    places, is_broken = _places(content)
+    places, is_broken = _places(content, budget)
     for at in sorted(places):
         budget.take_member()
         yield from _members(content, places[at], budget)
@@ -84,25 +86,25 @@ def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iter
         raise BadArchive
 
 
-def _places(content: bytes) -> tuple[dict[int, _Place], bool]:
+def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], bool]:
     """Every header by its position. The archive is broken if it has no directory, or an entry without a header."""
     places: dict[int, _Place] = {}
     has_directory, is_broken = False, False
-    for entry, shifts in _entries(content):
+    for entry, shifts in _entries(content, budget):
         has_directory = True
         found = False
         for at in {entry.offset + shift for shift in shifts}:
-            place = places.get(at) or _header(content, at)
+            place = places.get(at) or _header(content, at, budget)
             if place is not None:
                 places[at], place.is_listed, found = place, True, True
                 place.descriptions.append(entry)
         is_broken |= not found
-    at = content.find(_HEADER)
-    while at >= 0:
-        place = None if at in places else _header(content, at)
-        if place is not None and _is_plausible(content, place):
+    for match in _LIKELY_HEADER.finditer(content):
+        budget.take_work(_HEADER_COST)
+        at = match.start()
+        place = _header(content, at, budget) if at not in places and _is_plausible(content, at) else None
+        if place is not None:
             places[at] = place
-        at = content.find(_HEADER, at + 4)
     return places, is_broken or not (has_directory or _is_empty(content))
 
 
@@ -110,7 +112,7 @@ def _is_empty(content: bytes) -> bool:
     return content.startswith(b"PK\x05\x06")
 
 
-def _entries(content: bytes) -> Iterator[tuple[_Description, tuple[int, int]]]:
+def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, tuple[int, int]]]:
     """Each entry of any directory, and by how much its offset may be wrong: bytes may precede the archive."""
     ends = _directory_ends(content)
     at = content.find(_ENTRY)
@@ -119,6 +121,7 @@ def _entries(content: bytes) -> Iterator[tuple[_Description, tuple[int, int]]]:
             ends.pop()
         if at + _CENTRAL.size <= len(content):
             _, flags, method, packed, size, name_length, extra_length, _, offset = _CENTRAL.unpack_from(content, at)
+            budget.take_work(_HEADER_COST + _NAME_COST * (name_length + extra_length))
             middle = at + _CENTRAL.size + name_length
             name, extra = content[at + _CENTRAL.size : middle], content[middle : middle + extra_length]
             packed, size, offset = _real_sizes(extra, packed, size, offset)
@@ -140,10 +143,11 @@ def _directory_ends(content: bytes) -> list[tuple[int, int]]:
     return ends[::-1]
 
 
-def _header(content: bytes, at: int) -> _Place | None:
+def _header(content: bytes, at: int, budget: Budget) -> _Place | None:
     if at < 0 or at + _LOCAL.size > len(content) or not content.startswith(_HEADER, at):
         return None
     _, flags, method, packed, size, name_length, extra_length = _LOCAL.unpack_from(content, at)
+    budget.take_work(_NAME_COST * (name_length + extra_length))
     middle = at + _LOCAL.size + name_length
     start = middle + extra_length
     extra = content[middle:start]
@@ -152,14 +156,17 @@ def _header(content: bytes, at: int) -> _Place | None:
     return _Place(start, descriptions=[_Description(flags, method, packed, size, names)])
 
 
-def _is_plausible(content: bytes, place: _Place) -> bool:
+def _is_plausible(content: bytes, at: int) -> bool:
     """Whether a header that no directory lists is one: its four letters may be an accident."""
-    one = place.descriptions[0]
-    if place.start > len(content) or one.method not in _METHODS:
+    if at + _LOCAL.size > len(content):
         return False
-    if one.method in _UNREAD or one.is_encrypted:
-        return bool(one.names) and place.start + (one.packed if one.packed != _UNKNOWN else 0) <= len(content)
-    return bool(one.names or one.packed or one.method)
+    _, flags, method, packed, _, name_length, extra_length = _LOCAL.unpack_from(content, at)
+    rest = len(content) - (at + _LOCAL.size + name_length + extra_length)
+    if rest < 0 or method not in _METHODS:
+        return False
+    if method in _UNREAD or flags & 1:
+        return name_length > 0 and (packed <= rest or packed == _UNKNOWN)
+    return bool(name_length or packed or method)
 
 
 def _real_sizes(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
