@@ -510,6 +510,55 @@ def test_openssl_shows_what_we_read(tmp_path: Path) -> None:
     assert list(smime.contents((tmp_path / "out").read_bytes(), Budget())) == []
 
 
+def packet(tag: int, body: bytes) -> bytes:
+    return bytes([0xC0 | tag, 255]) + len(body).to_bytes(4, "big") + body
+
+
+LITERAL = packet(11, b"b\x05a.eml" + bytes(4) + MESSAGE)
+PGP = {
+    "zlib": packet(8, b"\2" + zlib.compress(LITERAL)),
+    "deflate": packet(8, b"\1" + deflated(LITERAL)),
+    "bzip2 in zlib": packet(8, b"\2" + zlib.compress(packet(8, b"\3" + bz2.compress(LITERAL)))),
+    "old packets": b"\xa3\2" + zlib.compress(b"\xae" + len(LITERAL[6:]).to_bytes(4, "big") + LITERAL[6:]),
+    "parts": b"\xc8\xe0\2" + b"".join(b"\xe0" + bytes([byte]) for byte in zlib.compress(LITERAL)) + b"\0",
+    "signed": packet(4, bytes(13)) + LITERAL + packet(2, bytes(99)),
+}
+
+
+def armoured(content: bytes) -> bytes:
+    lines = (
+        b"-----BEGIN PGP MESSAGE-----\nVersion: 1\n\n"
+        + base64.encodebytes(content)
+        + b"=abcd\n-----END PGP MESSAGE-----\n"
+    )
+    return lines.replace(b"\n", b"\r\n")
+
+
+@pytest.mark.parametrize("name", PGP)
+def test_an_openpgp_message_that_is_not_encrypted_was_not_opened(name: str) -> None:
+    """`gpg --store` writes it, and programs show it without a key."""
+    assert "malware:eicar" in tags(PGP[name], "a.gpg")
+    assert "malware:eicar" in inspect(mail(armoured(PGP[name])), Limits()).tags
+    kind = 'multipart/encrypted; protocol="application/pgp-encrypted"; boundary=b'
+    body = b"--b\r\nContent-Type: application/pgp-encrypted\r\n\r\nVersion: 1\r\n\r\n--b\r\n"
+    body += b"Content-Type: application/octet-stream\r\n\r\n" + armoured(PGP[name]) + b"\r\n--b--\r\n"
+    assert "malware:eicar" in inspect(mail(body, Content_Type=kind), Limits()).tags
+
+
+@pytest.mark.parametrize(
+    "junk", [b"", b"\xc8", b"\xc8\xff", b"\xcb\x02b\xff", b"\x80" * 40, b"\xff" * 40, b"\xa3\3junk"]
+)
+def test_an_openpgp_message_that_is_no_such_thing_does_no_harm(junk: bytes) -> None:
+    assert tags(junk, "a.gpg") == set()
+
+
+def test_deeply_nested_openpgp_data_is_a_limit() -> None:
+    content = LITERAL
+    for _ in range(20):
+        content = packet(8, b"\0" + content)
+    assert "limit:openpgp-depth" in tags(content, "a.gpg")
+
+
 class Counting(Budget):
     """Counts the work instead of limiting it."""
 

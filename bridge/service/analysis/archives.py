@@ -11,6 +11,8 @@ import re
 from collections.abc import Callable, Collection, Iterator
 
 from bridge.service.analysis.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
+from bridge.service.analysis.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.openpgp import openpgp_members
 from bridge.service.analysis.tar_archive import is_tar, tar_members
 from bridge.service.analysis.tnef import MAGIC as TNEF
 from bridge.service.analysis.tnef import tnef_members
@@ -99,6 +101,8 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("zip")
     if is_lzma(content) or (content and "lzma" in suffixes):
         kinds.append("lzma")
+    if OPENPGP in content or (content and suffixes & {"gpg", "pgp"}):
+        kinds.append("openpgp")
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES
     return [kind for kind in dict.fromkeys(kinds) if kind]
@@ -117,7 +121,8 @@ _OPENERS: dict[str, Callable[[bytes, Collection[str], Budget], Iterator[Member]]
     "xz": xz_members,
     "lzma": lzma_members,
     "tnef": tnef_members,
+    "openpgp": openpgp_members,
 }
 OPENABLE = frozenset(_OPENERS)
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef"})
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "tnef", "openpgp"})

@@ -21,6 +21,7 @@ from bridge.service.analysis import archives, file_types, headers, smime
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
 from bridge.service.analysis.links import Links, NeedsProcess
+from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -323,7 +324,7 @@ class _MailInspector:
         self.opaque += member.is_disputed
         if self.opaque:
             self.show(content, member.names)
-        if any(map(_is_mail_name, member.names)):
+        if kind == "openpgp" or any(map(_is_mail_name, member.names)):
             self.enclosed(content, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
@@ -338,7 +339,7 @@ def _is_file(content: bytes) -> bool:
     kind = archives.kind_of(content)
     if kind == "gzip":  # whose first two bytes alone could be an accident
         return content[2:3] == b"\x08"
-    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content)
+    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
 
 
 def _text(content: bytes, charset: str) -> str:

@@ -1,0 +1,99 @@
+"""OpenPGP messages that are compressed or signed, but not encrypted: mail programs show them without a key.
+
+A message (RFC 4880) is a list of packets: compressed data contains packets itself, literal data is the file or the
+mail. Packets of all other types are passed over; what is encrypted cannot be read by anybody else either.
+"""
+
+from __future__ import annotations
+
+import binascii
+import bz2
+import re
+from collections.abc import Collection, Iterator
+
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.decompression import Decoder, Inflater, decode
+from bridge.service.analysis.unpacking import Budget, Member
+
+BEGIN = b"-----BEGIN PGP MESSAGE"
+_EMPTY_LINE = re.compile(rb"\n[ \t\r]*\n")
+_END = re.compile(rb"\n=|-----")  # a checksum, or the last line
+_COMPRESSED, _LITERAL = 8, 11
+_MAX_DEPTH = 10
+_PACKET_COST = 256  # work for each packet, and each part of one
+
+
+def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    if BEGIN not in content:
+        yield from _in_packets(content, names, budget, 0)
+    for text in content.split(BEGIN)[1:]:
+        budget.take_work(_PACKET_COST + len(text))
+        armoured = _END.split(_EMPTY_LINE.split(text, maxsplit=1)[-1], maxsplit=1)[0]
+        yield from _in_packets(_binary(armoured), names, budget, 0)
+
+
+def _binary(armoured: bytes) -> bytes:
+    try:
+        return binascii.a2b_base64(armoured + b"===")
+    except binascii.Error:
+        return b""
+
+
+def _in_packets(data: bytes, names: Collection[str], budget: Budget, depth: int) -> Iterator[Member]:
+    if depth > _MAX_DEPTH:
+        raise TooMuch("openpgp-depth")
+    for tag, body in _packets(data, budget):
+        if tag == _COMPRESSED:
+            yield from _in_packets(_decompressed(body, budget), names, budget, depth + 1)
+        elif tag == _LITERAL and len(body) > 2:
+            start = 2 + body[1]
+            budget.take_member()
+            yield Member((body[2:start].decode("utf-8", "replace"), *names), body[start + 4 :], is_disputed=True)
+
+
+def _decompressed(body: bytes, budget: Budget) -> bytes:
+    def inflater() -> Decoder:
+        return Inflater(-15 if body[0] == 1 else 15)
+
+    if body[:1] in (b"\1", b"\2", b"\3"):
+        return decode(bz2.BZ2Decompressor if body[0] == 3 else inflater, body, 1, budget).content
+    return body[1:]
+
+
+def _packets(data: bytes, budget: Budget) -> Iterator[tuple[int, bytes]]:
+    """Type and content of each packet, up to the first that is none."""
+    at = 0
+    while at < len(data) and data[at] & 0x80:
+        parts: list[bytes] = []
+        if data[at] & 0x40:
+            tag, is_last, at = data[at] & 0x3F, False, at + 1
+            while not is_last and at < len(data):
+                length, at, is_last = _new_length(data, at)
+                parts.append(_take(data, at, length, budget))
+                at += length
+        else:
+            tag, size = data[at] >> 2 & 0x0F, (1, 2, 4, 0)[data[at] & 3]
+            length = int.from_bytes(data[at + 1 : at + 1 + size], "big") if size else len(data)
+            at += 1 + size
+            parts.append(_take(data, at, length, budget))
+            at += length
+        yield tag, b"".join(parts)
+
+
+def _take(data: bytes, at: int, length: int, budget: Budget) -> bytes:
+    budget.take_work(_PACKET_COST)
+    part = data[at : at + length]
+    budget.take(len(part))
+    return part
+
+
+def _new_length(data: bytes, at: int) -> tuple[int, int, bool]:
+    """The length, where the content starts, and whether this is all of it or the last part."""
+    first = data[at]
+    if first < 192:
+        return first, at + 1, True
+    if first < 224:
+        return (first - 192 << 8) + int.from_bytes(data[at + 1 : at + 2], "big") + 192, at + 2, True
+    if first == 255:
+        return int.from_bytes(data[at + 1 : at + 5], "big"), at + 5, True
+    return 1 << (first & 0x1F), at + 1, False
