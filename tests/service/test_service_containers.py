@@ -229,6 +229,12 @@ def test_members_of_a_tar_file_were_not_read(name: str, tmp_path: Path) -> None:
     assert tag in tags(content, "a.tar")
 
 
+@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g", b"V", b"1", b"5", b"7"])
+def test_data_behind_a_header_that_should_have_none_is_read(kind: bytes) -> None:
+    """cpio extracts most types as files."""
+    assert "malware:eicar" in tags(tarred(("a.gz", kind, gzip.compress(EICAR, mtime=0))), "a.tar")
+
+
 def test_sums_and_sizes_of_a_tar_file_in_other_notations(tmp_path: Path) -> None:
     """Binary numbers, and a sum of signed bytes."""
     header = bytearray(tarred(("\u00e4.zip", b"0", ZIP))[:512])

@@ -57,16 +57,21 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"KDMV", "disk"),
     (b"QFI\xfb", "disk"),
 ]
-_ELSEWHERE: list[tuple[re.Pattern[bytes], int, str]] = [  # at this position, from the end if it is negative
-    (re.compile(rb"[\x22-\x28]\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"), 0, "zstd"),  # perhaps after a frame to be skipped
-    (re.compile(rb"\x04\x22\x4d\x18|\x02\x21\x4c\x18"), 0, "lz4"),
-    (re.compile(rb"-l[hz][0-9sd]-"), 2, "lzh"),
-    (re.compile(rb"\*\*ACE\*\*"), 7, "ace"),
-    (re.compile(rb"\xdc\xa7\xc4\xfd"), 20, "zoo"),
-    (re.compile(rb"CD001|BEA01|NSR0|CDROM"), 0x8001, "disk"),
-    (re.compile(rb"conectix"), -512, "disk"),
-    (re.compile(rb"koly"), -512, "disk"),
-]
+_BEGINNINGS = tuple(magic for magic, _ in _MAGIC)
+_UNOPENED_BEGINNING = re.compile(
+    rb"""
+    [\x22-\x28]\xb5\x2f\xfd | [\x50-\x5f]\x2a\x4d\x18  # Zstandard, perhaps after a frame to be skipped
+    | \x04\x22\x4d\x18 | \x02\x21\x4c\x18  # lz4
+    | \x60\xea.[\0-\x0a]  # ARJ
+    | ..-l[hz][0-9sd]-  # LZH
+    | .{7}\*\*ACE\*\*
+    | .{20}\xdc\xa7\xc4\xfd  # zoo
+    """,
+    re.DOTALL | re.VERBOSE,
+)
+_DISK = re.compile(rb"CD001|BEA01|NSR0|CDROM")
+_DISK_AT = 0x8001
+_DISK_END = (b"conectix", b"koly")  # in the last 512 bytes
 _UNOPENED = """
     7z 001 ace alz ar arc arj br cab cpio deb dmg egg esd img iso lha lz lz4 lzh lzo nrg pkg r00 rar rpm rz sit sitx
     squashfs sz swm tzst udf vdi vhd vhdx vmdk wim xar z z01 zoo zpaq zst
@@ -76,16 +81,14 @@ _UNOPENED_NAMES = frozenset(_UNOPENED.split())
 
 def kind_of(content: bytes) -> str:
     """The format by its first bytes, or by the end of a zip file; empty if this is no container."""
-    for magic, kind in _MAGIC:
-        if content.startswith(magic):
-            return kind
+    if content.startswith(_BEGINNINGS):
+        return next(kind for magic, kind in _MAGIC if content.startswith(magic))
     if is_tar(content):
         return "tar"
-    if content[:2] == b"\x60\xea" and 0 < int.from_bytes(content[2:4], "little") <= 2600:
-        return "arj"
-    for pattern, at, kind in _ELSEWHERE:
-        if pattern.match(content, at if at >= 0 else max(0, len(content) + at)):
-            return kind
+    if _UNOPENED_BEGINNING.match(content):
+        return "unopened"
+    if len(content) >= 512 and (content.startswith(_DISK_END, len(content) - 512) or _DISK.match(content, _DISK_AT)):
+        return "disk"
     if content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""

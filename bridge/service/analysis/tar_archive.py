@@ -111,6 +111,7 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
             budget.take_work(min(header.size, len(content)))
             _announce(announced, header, content)
             for_all = announced if header.kind == _GLOBAL else for_all
+            yield from _members(content, header, _Announced(), _Announced(), is_disputed, budget)
         else:
             yield from _members(content, header, announced, for_all, is_disputed, budget)
             header = header if not announced.sizes else replace(header, is_plain=False)

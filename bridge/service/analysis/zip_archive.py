@@ -68,6 +68,8 @@ class _Place:
 
 def has_zip_member(content: bytes) -> bool:
     """Whether a member is somewhere in it: some programs find it without the directory."""
+    if _HEADER not in content:  # much faster than a pattern
+        return False
     found = (match.start() for match in _LIKELY_HEADER.finditer(content))
     for at in islice(found, _MAX_DOUBTS):
         if _is_plausible(content, at):
@@ -114,7 +116,7 @@ def _is_empty(content: bytes) -> bool:
 
 def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, tuple[int, int]]]:
     """Each entry of any directory, and by how much its offset may be wrong: bytes may precede the archive."""
-    ends = _directory_ends(content)
+    ends = _directory_ends(content, budget)
     at = content.find(_ENTRY)
     while at >= 0:
         while ends and ends[-1][0] < at:
@@ -130,10 +132,11 @@ def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, tup
         at = content.find(_ENTRY, at + 4)
 
 
-def _directory_ends(content: bytes) -> list[tuple[int, int]]:
+def _directory_ends(content: bytes, budget: Budget) -> list[tuple[int, int]]:
     """Positions of the records that end a directory, the last one first, each with the shift of its offsets."""
     ends = []
     for match in re.finditer(rb"PK(?:\x05\x06|\x06\x06)", content):
+        budget.take_work(_HEADER_COST)
         at = match.start()
         form = _END if content[at + 2] == 5 else _END64
         if at + form.size <= len(content):
@@ -165,7 +168,7 @@ def _is_plausible(content: bytes, at: int) -> bool:
     if rest < 0 or method not in _METHODS:
         return False
     if method in _UNREAD or flags & 1:
-        return name_length > 0 and (packed <= rest or packed == _UNKNOWN)
+        return bool(name_length and (packed <= rest or packed == _UNKNOWN))
     return bool(name_length or packed or method)
 
 
