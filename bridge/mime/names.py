@@ -19,6 +19,7 @@ MAX_FIELD = 2000  # characters of one field
 MAX_VALUES = 30  # values in one field
 MAX_FIELDS = 2000  # fields in one mail
 _VALUE = re.compile(r"""name([^=;]{0,20})=[ \t]{0,50}("(?:[^"\\]|\\.){0,2000}"?|[^;]{0,2000})""", re.IGNORECASE)
+_PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re.IGNORECASE)  # nothing to disagree on
 _TO_SEMICOLON = re.compile(r"name[^=;]{0,20}=([^;]{0,2000})", re.IGNORECASE)
 _NUMBER = re.compile(r"\*[ \t]{0,9}([0-9]{1,4})")
 _COMMENT = re.compile(r"\([^()]{0,200}\)")
@@ -38,6 +39,9 @@ class TooManyNames(Exception):
 
 def candidates(field: str) -> set[str]:
     """All names that a `Content-Type` or `Content-Disposition` field may give."""
+    plain = _PLAIN.fullmatch(field)
+    if plain is not None:
+        return {plain[1][-255:]} if "." in plain[1] else set()
     at = field.lower().find("name")
     field = field[max(0, at) : max(0, at) + MAX_FIELD]
     pieces = [(match[1], match[2].strip().strip("\"'")) for match in islice(_VALUE.finditer(field), MAX_VALUES)]
@@ -88,6 +92,8 @@ def _forms(text: str) -> Iterator[str]:
         decoded = unquote_to_bytes(text)
         yield as_text(decoded, "utf-8")
         yield decoded.replace(b"\0", b"").decode("latin-1")
+    if "?=" in text:
+        yield text.replace("?=", "")  # the end of an encoded word that begins before the name
     if "=?" in text:
         yield decode_words(text)
         yield decode_words(text.replace('"', "")).replace("\0", "")

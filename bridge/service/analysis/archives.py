@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator
 
 from bridge.service.analysis.decompression import bzip2_members, gzip_members, is_lzma, lzma_members, xz_members
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
-from bridge.service.analysis.openpgp import openpgp_members
+from bridge.service.analysis.openpgp import is_message, openpgp_members
 from bridge.service.analysis.tar_archive import is_tar, tar_members
 from bridge.service.analysis.tnef import MAGIC as TNEF
 from bridge.service.analysis.tnef import tnef_members
@@ -36,7 +36,7 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"7z\xbc\xaf\x27\x1c", "7z"),
     (b"MSCF\0\0\0\0", "cab"),
     (b"ISc(", "cab"),
-    (b"LZIP\x01", "lzip"),
+    (b"LZIP", "lzip"),
     (b"\x1f\x9d", "compress"),
     (b"\x1f\xa0", "compress"),
     (b"\x1f\x1e", "compress"),
@@ -89,7 +89,7 @@ def kind_of(content: bytes) -> str:
         return "unopened"
     if len(content) >= 512 and (content.startswith(_DISK_END, len(content) - 512) or _DISK.match(content, _DISK_AT)):
         return "disk"
-    if content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
+    if b"\x05" in content and content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
 
@@ -104,7 +104,7 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
         kinds.append("zip")
     if is_lzma(content) or (content and "lzma" in suffixes):
         kinds.append("lzma")
-    if OPENPGP in content or (content and suffixes & {"gpg", "pgp"}):
+    if OPENPGP in content or (not any(kinds) and is_message(content)) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES

@@ -19,7 +19,7 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
 
 MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
-STREAM_COST = 4096  # work, however short a stream is: to create a decoder takes longer than to use it
+STREAM_COST = 1024  # work, however short a stream is: to create a decoder takes longer than to use it
 _FIRST_PIECE, _MAX_PIECE = 512, 64 * 1024
 _CHUNK = 256 * 1024
 _NOT_ZERO = re.compile(rb"[^\0]")

@@ -48,7 +48,7 @@ class Limits:
     archive_depth: int = 4
     archive_members: int = 10_000
     extracted_bytes: int = 256 * 1024 * 1024
-    urls: int = 1000
+    urls: int = 5000
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
@@ -138,7 +138,9 @@ class _MailInspector:
             if part.depth == 0 and outermost:
                 self.header(part)
                 outermost = False
-            if not part.content_type.startswith("multipart/"):
+            if part.content_type.startswith("multipart/"):
+                self.named(part.names)
+            else:
                 self.leaf(data, part, nesting)
             doubts |= part.doubts
             if doubts and not self.limits.archives:
@@ -154,8 +156,7 @@ class _MailInspector:
             names = set().union(*map(file_names.everywhere, readings.texts(whole)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
-        for name in names:
-            self.found.tags |= file_types.tags_of(name, "", b"")
+        self.named(names)
         for text in (whole, *encodings.quoted_readings(whole)):
             self.text(text, 0, len(text), _ANY_TEXT)
         mails: list[bytes] = []
@@ -167,6 +168,11 @@ class _MailInspector:
             else:
                 self.guess(content, is_decoded, nesting)
         self.enclosed_once(mails, nesting)
+
+    def named(self, names: Collection[str]) -> None:
+        """Names that a program may show, of a container or of no part in particular."""
+        for name in names:
+            self.found.tags |= file_types.tags_of(name, "", b"")
 
     def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
         """Most of these are beginnings of each other: the same encoded message, read to different ends."""
@@ -208,6 +214,7 @@ class _MailInspector:
             self.found.tags.add(_INCOMPLETE[part.content_type])
         plain = part.encoding in encodings.PLAIN
         if plain and is_message(part.content_type):
+            self.named(part.names)
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain:
@@ -324,8 +331,10 @@ class _MailInspector:
         self.opaque += member.is_disputed
         if self.opaque:
             self.show(content, member.names)
-        if kind == "openpgp" or any(map(_is_mail_name, member.names)):
+        if any(map(_is_mail_name, member.names)) or (kind == "openpgp" and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
+        elif kind == "openpgp" and file_types.is_text(content):
+            self.text(content, 0, len(content), _ANY_TEXT)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
 
@@ -343,11 +352,14 @@ def _is_file(content: bytes) -> bool:
 
 
 def _text(content: bytes, charset: str) -> str:
-    """The text, decoded well enough to find links: links are ASCII in all charsets except the UTF ones."""
+    """The text, decoded well enough to find links: links are ASCII in all charsets except the UTF ones.
+
+    Without its NULs, a text in UTF-16 or UTF-32 is ASCII too, so its label (`ucs-2`, `unicode`, none) does not matter.
+    """
     name = charset.lower().replace("_", "-")
-    if name.startswith(("utf-8", "utf-16", "utf-32", "utf-7")):
+    if name.startswith(("utf-8", "utf-16", "utf-32", "utf-7")) or name.endswith(("utf-7", "utf7")):
         try:
-            return content.decode(name[:10], "replace")
+            return content.decode("utf-7" if "7" in name else name[:10], "replace")
         except (LookupError, ValueError):
             pass
-    return content.decode("latin-1")
+    return content.replace(b"\0", b"").decode("latin-1")

@@ -31,9 +31,12 @@ _NUMBERS = re.compile(rf"0x[0-9a-f]{{1,8}}|[0-9]{{8,12}}|{_NUMBER}(?:\.{_NUMBER}
 _LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
 
-MAX_HOSTS = 1000
+MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand
+MAX_CONVERTED = 1000  # names that are not ASCII: half a second
 INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
-INLINE_MARKS = 2000  # places in a text where a link, an anchor or a character reference may begin: a few milliseconds
+INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
+INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a character reference may begin
+_MARKS = ("&", "//", "www.", "<a")
 
 
 class NeedsProcess(Exception):
@@ -53,13 +56,14 @@ class Links:
         self._max_hosts = max_hosts
         self._converted = 0  # names that are not ASCII
         self._characters_left = INLINE_CHARACTERS if is_inline else None
+        self._length = self._marks = 0
 
     def scan(self, text: str, *, is_html: bool) -> None:
-        if self._characters_left is not None and sum(map(text.count, ("&", "//", "www.", "<a"))) > INLINE_MARKS:
-            raise NeedsProcess
+        if self._characters_left is not None:
+            self._check_length(text)
         if is_html and "&" in text:
             text = _unescaped(text)
-        text = text.lower()
+        text = _lower(text)
         if "\\\\" in text:
             text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
@@ -68,10 +72,18 @@ class Links:
             raw = match.group(1)
             if raw not in self._seen and text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):
                 self._add(raw)
-        for match in _BARE.finditer(text):
-            self._add("www." + match.group(1))
+        for name in set(_BARE.findall(text)):
+            self._add("www." + name)
         if is_html:
             self._check_anchors(text)
+
+    def _check_length(self, text: str) -> None:
+        """In the event loop: only a short text may have any number of places where a link may begin."""
+        self._length += len(text)
+        if self._length > INLINE_LENGTH:
+            self._marks += sum(map(text.count, _MARKS))
+            if self._marks > INLINE_MARKS:
+                raise NeedsProcess
 
     def _check_anchors(self, text: str) -> None:
         """`<a href="http://evil.example">bank.example</a>`"""
@@ -79,8 +91,9 @@ class Links:
         while match is not None:
             end = text.find(">", match.end(), match.end() + _MAX_TAG)
             if end >= 0:
-                target, shown = _HREF.search(text, match.end(), end), _SHOWN.match(text, end + 1)
-                if target and shown:
+                shown = _SHOWN.match(text, end + 1)  # most often a word, not a host
+                target = _HREF.search(text, match.end(), end) if shown else None
+                if shown and target:
                     self._compare(target.group(1), shown.group(1))
             match = _ANCHOR.search(text, max(end, match.end()))
 
@@ -106,7 +119,7 @@ class Links:
         """`host_of`, within the bounds of this mail."""
         if not raw.isascii() or "%" in raw:
             self._converted += 1
-            if self._converted > self._max_hosts:
+            if self._converted > min(self._max_hosts, MAX_CONVERTED):
                 raise TooMuch("urls")
             if self._characters_left is not None:
                 self._characters_left -= len(raw)
@@ -118,6 +131,14 @@ class Links:
         real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
+
+
+def _lower(text: str) -> str:
+    """The letters of ASCII only: `str.lower` takes five times as long if there are others (Python 3.11).
+
+    Names with other letters are converted by `host_of`.
+    """
+    return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def _unescaped(text: str) -> str:

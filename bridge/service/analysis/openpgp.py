@@ -19,8 +19,16 @@ BEGIN = b"-----BEGIN PGP MESSAGE"
 _EMPTY_LINE = re.compile(rb"\n[ \t\r]*\n")
 _END = re.compile(rb"\n=|-----")  # a checksum, or the last line
 _COMPRESSED, _LITERAL = 8, 11
+# How the bodies of packets begin that may be the first ones: signatures, compressed data, a marker, literal data.
+_FIRST = {2: b"\3\4\5\6", 4: b"\3\6", _COMPRESSED: b"\1\2\3", 10: b"P", _LITERAL: b"btu"}
 _MAX_DEPTH = 10
 _PACKET_COST = 256  # work for each packet, and each part of one
+
+
+def is_message(content: bytes) -> bool:
+    """Whether it begins like a message that can be opened without a key: compressed, signed, or neither."""
+    tag, body = next(_packets(content[:16], Budget()), (0, b""))
+    return body[:1] != b"" and body[0] in _FIRST.get(tag, b"")
 
 
 def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
