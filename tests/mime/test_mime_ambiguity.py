@@ -143,9 +143,13 @@ def test_the_attachments_of_tnef_are_inspected():
 
     content = tnef.MAGIC + b"\0\0" + attribute(0x00069002, b"x" * 14)
     content += attribute(0x00018010, b"invoice.pdf.exe\0") + attribute(0x0006800F, ZIP)
-    assert list(tnef.attachments(content)) == [("invoice.pdf.exe", ZIP)]
+    found = list(archives.members(content, "tnef", (), archives.Budget()))
+    assert [(member.names, member.content) for member in found] == [(("invoice.pdf.exe",), ZIP)]
     assert {"malware:eicar", "mime:double-extension"} <= tags(attached(content, "winmail.dat"))
-    assert list(tnef.attachments(content[:-10])) == [("invoice.pdf.exe", ZIP[: len(ZIP) - 8])]
+    cut_off = archives.members(content[:-10], "tnef", (), archives.Budget())
+    assert next(cut_off).content == ZIP[: len(ZIP) - 8]
+    with pytest.raises(archives.BadArchive):
+        next(cut_off)
 
 
 def test_a_zip_that_calls_itself_text_is_opened():

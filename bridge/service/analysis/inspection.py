@@ -19,7 +19,9 @@ from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.service.analysis import archives, file_types, headers, smime
 from bridge.service.analysis.archives import BadArchive, Budget
+from bridge.service.analysis.decompression import inflated
 from bridge.service.analysis.links import Links, NeedsProcess
+from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
@@ -27,6 +29,8 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 
 MAX_SENDERS = 20
 WINDOW = 1024 * 1024  # bytes of text examined at a time; even, because of UTF-16 and UTF-32
+NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
+BEGINNING = 4096  # bytes by which the type of a file is recognised
 OVERLAP = 4096  # so that a link that starts in one window is complete in it
 
 
@@ -49,7 +53,7 @@ class Limits:
     look_at_urls: bool = True
     look_at_headers: bool = True
     archives: bool = True  # False: raise NeedsProcess at the first archive, doubt, or links that take long
-    keep_objects: bool = False  # True: the objects of an ambiguous mail are part of the result
+    keep_objects: bool = False  # True: objects that engines may not find themselves are part of the result
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,7 +72,7 @@ class Inspection:
     hosts: set[str] = field(default_factory=set)
     digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
-    objects: list[bytes] = field(default_factory=list)  # what the readings of an ambiguous mail contain
+    objects: list[bytes] = field(default_factory=list)  # what engines may not find in the mail themselves
 
     def to_dict(self) -> dict[str, list[str]]:
         found = {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
@@ -81,14 +85,14 @@ class Inspection:
         return cls(tags, limits, hosts, digests, list(value["senders"]), objects)
 
 
-See = Callable[[bytes, Collection[str]], None]
+See = Callable[[bytes, Collection[str], bool], None]
 
 
 def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
     """Inspect one mail. Raises NeedsProcess, but only if `limits.archives` is False.
 
-    `see` is called with every object that a mail program may find in the mail, and the names it may have. It may
-    raise TooMuch.
+    `see` is called with every object that a mail program may find in the mail, the names it may have, and whether
+    it is in a container that engines may not open. It may raise TooMuch.
     """
     inspector = _MailInspector(limits, len(data), see)
     try:
@@ -105,15 +109,21 @@ class _MailInspector:
     def __init__(self, limits: Limits, size: int, see: See | None) -> None:
         self.limits = limits
         self.see = see
+        self.opaque = 0  # containers around the current object that engines may not open
         self.found = Inspection()
         self.links = Links(limits.urls, is_inline=not limits.archives)
         self.reading = readings.Budget(size)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
+        self.budget.work = max(self.budget.work, limits.extracted_bytes)
 
     def finish(self) -> Inspection:
         self.found.tags |= self.links.tags
         self.found.hosts = self.links.hosts
         return self.found
+
+    def show(self, content: bytes, names: Collection[str]) -> None:
+        if self.see:
+            self.see(content, names, self.opaque > 0)
 
     def signatures(self, data: Buffer) -> None:
         if data.find(EICAR) >= 0:
@@ -152,8 +162,7 @@ class _MailInspector:
         mails: list[bytes] = []
         for content, is_decoded in readings.objects(whole, self.reading):
             self.signatures(content)
-            if self.see:
-                self.see(content, names)
+            self.show(content, names)
             if is_decoded and readings.may_be_mail(content):
                 mails.append(content)
             else:
@@ -190,7 +199,7 @@ class _MailInspector:
                 self.hidden(content, nesting + 1)
         if _is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
-            self.file(content, "", nesting)
+            self.file(content, (), nesting)
 
     def header(self, part: Part) -> None:
         if self.limits.look_at_headers:
@@ -214,13 +223,12 @@ class _MailInspector:
             # The search for signatures in the whole mail has covered its bytes.
             self.text(data, part.body, part.end, part)
             if self.see:
-                self.see(data[part.body : part.end], part.names)
+                self.show(data[part.body : part.end], part.names)
             return
         content, agreed = encodings.decode(data[part.body : part.end], part.encoding)
         if not agreed:
             part.doubts.add("content-encoding")
-        if self.see:
-            self.see(content, part.names)
+        self.show(content, part.names)
         if not plain:
             self.signatures(content)
         if self.limits.look_at_mime and not plain and file_types.is_text(content):
@@ -241,74 +249,94 @@ class _MailInspector:
             start += WINDOW
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
-        for name in part.names or {""}:
-            self.found.tags |= file_types.tags_of(name, part.content_type, content)
+        self.names(part.names or {""}, part.content_type, content)
         if part.content_type == "text/html":
             self.text(content, 0, len(content), part)
-        if "pkcs7-mime" in part.content_type or any(name.lower().endswith((".p7m", ".p7z")) for name in part.names):
+        is_named = any(name.lower().endswith((".p7m", ".p7z")) for name in part.names)
+        if is_named or "pkcs7-mime" in part.content_type or smime.looks_like_cms(content):
             self.signed(content, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
         if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
-        self.file(content, part.filename, nesting)
+        self.file(content, part.names, nesting)
+
+    def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
+        """Whatever the names, the whole content is searched only once; types are told by its beginning."""
+        self.budget.take_work(NAME_COST * len(names))
+        for number, name in enumerate(names):
+            self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
 
     def signed(self, content: bytes, nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it."""
-        inner = smime.content(content)
-        if inner[:1] == b"\x78":  # compressed
-            inner = archives.inflated(inner, self.budget) or inner
-        if inner:
-            self.enclosed(inner, nesting)
+        self.opaque += 1  # engines do not open it
+        try:
+            for inner in smime.contents(content, self.budget):
+                if not self.limits.archives:
+                    raise NeedsProcess
+                for message in (inner, inflated(inner, self.budget)):
+                    if message:
+                        self.show(message, ())
+                        self.signatures(message)
+                        self.enclosed(message, nesting)
+        except smime.BadStructure:
+            self.found.tags.add("mime:broken-archive")
+        finally:
+            self.opaque -= 1
 
     def enclosed(self, content: bytes, nesting: int) -> None:
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
         self.mail(content, nesting + 1)
 
-    def file(self, content: bytes, name: str, nesting: int) -> None:
+    def file(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """A file, attached or unpacked."""
         self.found.digests.add(hashlib.sha256(content).hexdigest())
-        kind = archives.kind_of(content) or ("zip" if archives.has_zip_member(content) else "")
-        if kind:
-            self.archive(content, kind, name, nesting)
+        for number, kind in enumerate(archives.kinds_of(content, names)):
+            self.archive(content, kind, names, nesting, is_certain=number == 0 and kind != "lzma")
 
-    def archive(self, content: bytes, kind: str, name: str, nesting: int) -> None:
+    def archive(self, content: bytes, kind: str, names: Collection[str], nesting: int, *, is_certain: bool) -> None:
+        if kind not in archives.OPENABLE:
+            self.found.tags.add("mime:unopened-archive")
+            return
         if not self.limits.archives:
             raise NeedsProcess
         if nesting >= self.budget.depth:
             raise TooMuch("archive-depth")
-        if kind not in archives.OPENABLE:
-            self.found.tags.add("mime:unopened-archive")
-            return
         try:
-            for member in archives.members(content, kind, name, self.budget):
+            for member in archives.members(content, kind, names, self.budget):
                 self.member(member, kind, nesting)
         except BadArchive:
-            self.found.tags.add("mime:broken-archive")
+            if is_certain:
+                self.found.tags.add("mime:broken-archive")
 
     def member(self, member: archives.Member, kind: str, nesting: int) -> None:
+        content = member.content
+        if member.limit:
+            self.found.limits.add(member.limit)
         if member.encrypted:
             self.found.tags.add("mime:encrypted-archive")
-            if file_types.named_family(member.name) == file_types.EXECUTABLE:
+            if any(file_types.named_family(name) == file_types.EXECUTABLE for name in member.names):
                 self.found.tags.add("mime:executable")
             return
-        if file_types.is_macro_member(member.name):
-            self.found.tags.add("mime:macro")
-        if member.content is None:
+        if member.broken:
             self.found.tags.add("mime:broken-archive")
-            self.found.tags |= file_types.tags_of(member.name, "", b"")
+        self.names(member.names, "", content or b"")
+        if any(map(file_types.is_macro_member, member.names)):
+            self.found.tags.add("mime:macro")
+        if content is None:
             return
-        if archives.kind_of(member.content) and kind not in archives.COMPRESSORS:
+        if archives.kind_of(content) and kind not in archives.COMPRESSORS:
             self.found.tags.add("mime:nested-archive")
-        self.signatures(member.content)
-        if kind in ("tnef", "pgp") and self.see:  # engines may not open it
-            self.see(member.content, {member.name})
-        self.found.tags |= file_types.tags_of(member.name, "", member.content)
-        if _is_mail_name(member.name) or (kind == "pgp" and readings.begins_like_mail(member.content)):
-            self.enclosed(member.content, nesting)
-        elif kind == "pgp" and file_types.is_text(member.content):
-            self.text(member.content, 0, len(member.content), _ANY_TEXT)
-        self.file(member.content, member.name, nesting + 1)
+        self.signatures(content)
+        self.opaque += member.is_disputed
+        if self.opaque:
+            self.show(content, member.names)
+        if any(map(_is_mail_name, member.names)) or (kind == "openpgp" and readings.begins_like_mail(content)):
+            self.enclosed(content, nesting)
+        elif kind == "openpgp" and file_types.is_text(content):
+            self.text(content, 0, len(content), _ANY_TEXT)
+        self.file(content, member.names, nesting + 1)
+        self.opaque -= member.is_disputed
 
 
 def _is_mail_name(name: str) -> bool:
@@ -320,7 +348,7 @@ def _is_file(content: bytes) -> bool:
     kind = archives.kind_of(content)
     if kind == "gzip":  # whose first two bytes alone could be an accident
         return content[2:3] == b"\x08"
-    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content)
+    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
 
 
 def _text(content: bytes, charset: str) -> str:

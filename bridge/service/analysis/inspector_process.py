@@ -26,27 +26,37 @@ def _inspect(limits: Limits, mail: int) -> Inspection:
             found = inspect(data, limits, objects.add if limits.keep_objects else None)
     except (MemoryError, RecursionError):
         return Inspection(limits={"memory"})
-    if any(tag.startswith("mime:ambiguous:") for tag in found.tags):
-        found.objects = objects.kept
-        if objects.is_full:
-            found.limits.add("objects")
+    chosen = objects.all if any(tag.startswith("mime:ambiguous:") for tag in found.tags) else objects.opaque
+    found.objects = chosen.kept
+    if chosen.is_full:
+        found.limits.add("objects")
     return found
 
 
 class _Objects:
-    """The objects of a mail that an engine should see: files of known types, and text."""
+    """The objects of a mail that an engine should see: all, and those in containers that it may not open."""
 
+    def __init__(self) -> None:
+        self.all, self.opaque = _Kept(), _Kept()
+
+    def add(self, content: bytes, _names: Collection[str], is_opaque: bool) -> None:
+        if archives.kind_of(content) or not file_types.is_noise(content):
+            self.all.add(content)
+            if is_opaque:
+                self.opaque.add(content)
+
+
+class _Kept:
     def __init__(self) -> None:
         self.kept: list[bytes] = []
         self._size = 0
         self.is_full = False
 
-    def add(self, content: bytes, _names: Collection[str]) -> None:
-        if archives.kind_of(content) or not file_types.is_noise(content):
-            self._size += len(content)
-            self.is_full = self._size > MAX_OBJECTS
-            if not self.is_full:
-                self.kept.append(content)
+    def add(self, content: bytes) -> None:
+        self._size += len(content)
+        self.is_full = self._size > MAX_OBJECTS
+        if not self.is_full:
+            self.kept.append(content)
 
 
 if __name__ == "__main__":

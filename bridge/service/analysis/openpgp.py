@@ -1,87 +1,107 @@
-"""OpenPGP: the files in a message that is only signed or compressed, which mail programs show without a key.
+"""OpenPGP messages that are compressed or signed, but not encrypted: mail programs show them without a key.
 
-Walks the packets (RFC 9580) and returns literal data, also from within compressed data. An encrypted message
-contains nothing that anyone but its recipient could read. Nothing here raises, whatever the input, except what
-`inflate` raises: it decompresses within the budget of the mail.
+A message (RFC 4880) is a list of packets: compressed data contains packets itself, literal data is the file or the
+mail. Packets of all other types are passed over; what is encrypted cannot be read by anybody else either.
 """
 
 from __future__ import annotations
 
+import binascii
+import bz2
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Collection, Iterator
 
-from bridge.mime import encodings
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.decompression import Decoder, Inflater, decode
+from bridge.service.analysis.unpacking import Budget, Member
 
-ARMOR = b"-----BEGIN PGP MESSAGE"
-MAX_DEPTH = 4
-MAX_PACKETS = 1000
+BEGIN = b"-----BEGIN PGP MESSAGE"
+_EMPTY_LINE = re.compile(rb"\n[ \t\r]*\n")
+_END = re.compile(rb"\n=|-----")  # a checksum, or the last line
 _COMPRESSED, _LITERAL = 8, 11
 # How the bodies of packets begin that may be the first ones: signatures, compressed data, a marker, literal data.
 _FIRST = {2: b"\3\4\5\6", 4: b"\3\6", _COMPRESSED: b"\1\2\3", 10: b"P", _LITERAL: b"btu"}
-_BLANK = re.compile(rb"\n[ \t\r]*\n")
-
-Inflate = Callable[[bytes, int], bytes]  # (content, algorithm) -> decompressed
+_MAX_DEPTH = 10
+_PACKET_COST = 256  # work for each packet, and each part of one
 
 
 def is_message(content: bytes) -> bool:
     """Whether it begins like a message that can be opened without a key: compressed, signed, or neither."""
-    if content.startswith(ARMOR):
-        return True
-    tag, body = next(_packets(content[:16]), (0, b""))
-    return len(body) > 0 and body[0] in _FIRST.get(tag, b"")
+    tag, body = next(_packets(content[:16], Budget()), (0, b""))
+    return body[:1] != b"" and body[0] in _FIRST.get(tag, b"")
 
 
-def files(message: bytes, inflate: Inflate, depth: int = 0) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each file."""
-    for tag, body in _packets(_without_armor(message)):
-        if tag == _LITERAL and len(body) > 2:
+def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    if BEGIN not in content:
+        yield from _in_packets(content, names, budget, 0)
+    for text in content.split(BEGIN)[1:]:
+        budget.take_work(_PACKET_COST + len(text))
+        armoured = _END.split(_EMPTY_LINE.split(text, maxsplit=1)[-1], maxsplit=1)[0]
+        yield from _in_packets(_binary(armoured), names, budget, 0)
+
+
+def _binary(armoured: bytes) -> bytes:
+    try:
+        return binascii.a2b_base64(armoured + b"===")
+    except binascii.Error:
+        return b""
+
+
+def _in_packets(data: bytes, names: Collection[str], budget: Budget, depth: int) -> Iterator[Member]:
+    if depth > _MAX_DEPTH:
+        raise TooMuch("openpgp-depth")
+    for tag, body in _packets(data, budget):
+        if tag == _COMPRESSED:
+            yield from _in_packets(_decompressed(body, budget), names, budget, depth + 1)
+        elif tag == _LITERAL and len(body) > 2:
             start = 2 + body[1]
-            yield body[2:start].decode("utf-8", "replace"), body[start + 4 :]  # after the date
-        elif tag == _COMPRESSED and depth < MAX_DEPTH:
-            yield from files(inflate(body[1:], body[0] if body else 0), inflate, depth + 1)
+            budget.take_member()
+            yield Member((body[2:start].decode("utf-8", "replace"), *names), body[start + 4 :], is_disputed=True)
 
 
-def _without_armor(message: bytes) -> bytes:
-    """Base64 after the armor's own header fields, up to the checksum or the last line."""
-    if not message.startswith(ARMOR):
-        return message
-    text = _BLANK.split(message, 1)[-1]
-    return encodings.decode(text.partition(b"-----END")[0].partition(b"\n=")[0], "base64")[0]
+def _decompressed(body: bytes, budget: Budget) -> bytes:
+    def inflater() -> Decoder:
+        return Inflater(-15 if body[0] == 1 else 15)
+
+    if body[:1] in (b"\1", b"\2", b"\3"):
+        return decode(bz2.BZ2Decompressor if body[0] == 3 else inflater, body, 1, budget).content
+    return body[1:]
 
 
-def _packets(message: bytes) -> Iterator[tuple[int, bytes]]:
+def _packets(data: bytes, budget: Budget) -> Iterator[tuple[int, bytes]]:
+    """Type and content of each packet, up to the first that is none."""
     at = 0
-    for _ in range(MAX_PACKETS):
-        first = message[at] if at < len(message) else 0
-        if not first & 0x80:
-            return
-        if first & 0x40:
-            tag = first & 0x3F
-            body, at = _new_format(message, at + 1)
+    while at < len(data) and data[at] & 0x80:
+        parts: list[bytes] = []
+        if data[at] & 0x40:
+            tag, is_last, at = data[at] & 0x3F, False, at + 1
+            while not is_last and at < len(data):
+                length, at, is_last = _new_length(data, at)
+                parts.append(_take(data, at, length, budget))
+                at += length
         else:
-            tag = first >> 2 & 0x0F
-            size = (1, 2, 4, 0)[first & 3]
-            start = at + 1 + size
-            at = start + int.from_bytes(message[at + 1 : start], "big") if size else len(message)
-            body = message[start:at]
-        yield tag, body
+            tag, size = data[at] >> 2 & 0x0F, (1, 2, 4, 0)[data[at] & 3]
+            length = int.from_bytes(data[at + 1 : at + 1 + size], "big") if size else len(data)
+            at += 1 + size
+            parts.append(_take(data, at, length, budget))
+            at += length
+        yield tag, b"".join(parts)
 
 
-def _new_format(message: bytes, at: int) -> tuple[bytes, int]:
-    """The body, which may come in pieces, and where it ends."""
-    pieces: list[bytes] = []
-    while at < len(message):
-        first = message[at]
-        if first < 192:
-            start, length = at + 1, first
-        elif first < 224:
-            start, length = at + 2, (first - 192 << 8) + int.from_bytes(message[at + 1 : at + 2], "big") + 192
-        elif first == 255:
-            start, length = at + 5, int.from_bytes(message[at + 1 : at + 5], "big")
-        else:
-            start, length = at + 1, 1 << (first & 0x1F)
-        at = start + length
-        pieces.append(message[start:at])
-        if first < 224 or first == 255:
-            break
-    return b"".join(pieces), at
+def _take(data: bytes, at: int, length: int, budget: Budget) -> bytes:
+    budget.take_work(_PACKET_COST)
+    part = data[at : at + length]
+    budget.take(len(part))
+    return part
+
+
+def _new_length(data: bytes, at: int) -> tuple[int, int, bool]:
+    """The length, where the content starts, and whether this is all of it or the last part."""
+    first = data[at]
+    if first < 192:
+        return first, at + 1, True
+    if first < 224:
+        return (first - 192 << 8) + int.from_bytes(data[at + 1 : at + 2], "big") + 192, at + 2, True
+    if first == 255:
+        return int.from_bytes(data[at + 1 : at + 5], "big"), at + 5, True
+    return 1 << (first & 0x1F), at + 1, False

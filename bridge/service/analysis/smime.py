@@ -1,48 +1,152 @@
 """S/MIME: the message within signed or compressed data (`smime.p7m`), which every reader shows without asking.
 
-Finds the one place in the DER or BER structure that holds it, without reading the rest: after the object
-identifier of the content comes an explicit [0] with an octet string, in one piece or in many.
+The data (CMS, RFC 5652) is read by its structure, in BER: a ContentInfo holds the type of the content and the content;
+that of signed, compressed, digested or authenticated data has a ContentInfo of its own in it, which holds the message
+as an octet string, in one piece or in many. Types are ignored, because programs show the content of any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import NamedTuple
 
-_DATA = bytes.fromhex("06092a864886f70d010701")  # pkcs7-data
-_OCTETS, _OCTETS_IN_PIECES = 0x04, 0x24
-MAX_PIECES = 100_000
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.unpacking import Budget
 
-
-def content(der: bytes) -> bytes:
-    """The message, or nothing if there is none: encrypted, or signed separately."""
-    at = der.find(_DATA)
-    while at >= 0:
-        start = at + len(_DATA)
-        if der[start : start + 1] == b"\xa0":
-            found = b"".join(_pieces(der, _after_length(der, start + 1)[0]))
-            if found:
-                return found
-        at = der.find(_DATA, start)
-    return b""
+_OID, _OCTETS, _SEQUENCE, _EXPLICIT, _CONSTRUCTED = 0x06, 0x04, 0x30, 0xA0, 0x20
+_PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of content begin with these bytes
+_ELEMENT_COST = 256  # work for each element, however short: it takes several steps
+_MAX_DEPTH = 20
+_NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
-def _pieces(der: bytes, at: int) -> Iterator[bytes]:
-    for _ in range(MAX_PIECES):
-        tag = der[at] if at < len(der) else 0
-        start, length = _after_length(der, at + 1)
-        if tag == _OCTETS_IN_PIECES:
-            at = start
-        elif tag == _OCTETS and length is not None:
-            yield der[start : start + length]
-            at = start + length
-        else:
-            return
+class BadStructure(Exception):
+    """The data is no BER, or not CMS."""
 
 
-def _after_length(der: bytes, at: int) -> tuple[int, int | None]:
-    """Where the value begins, and its length; None if its end is marked instead."""
-    first = der[at] if at < len(der) else 0
+class _Element(NamedTuple):
+    at: int
+    tag: int
+    start: int  # of its content
+    end: int | None  # None: its end is marked
+
+    @property
+    def is_octets(self) -> bool:
+        return self.tag & ~_CONSTRUCTED == _OCTETS
+
+
+def looks_like_cms(data: bytes) -> bool:
+    """Whether it begins with a ContentInfo of a type that belongs to S/MIME."""
+    return data[:1] == b"\x30" and _PKCS in data[:24]
+
+
+def contents(data: bytes, budget: Budget) -> Iterator[bytes]:
+    """Every content that is not encrypted; nothing if it is, or is signed separately. Raises BadStructure, TooMuch."""
+    outer = _element(data, 0)
+    if outer.tag != _SEQUENCE:
+        raise BadStructure
+    yield from _Reader(data, budget).in_sequence(outer, 0)
+
+
+class _Reader:
+    def __init__(self, data: bytes, budget: Budget) -> None:
+        self._data = data
+        self._budget = budget
+        self._ends: dict[int, int] = {}  # of elements whose end is marked, so that they are passed only once
+
+    def in_sequence(self, sequence: _Element, depth: int) -> Iterator[bytes]:
+        """A ContentInfo (an identifier, then the content), or a sequence in which some elements are one."""
+        if depth > _MAX_DEPTH:
+            raise TooMuch("smime-depth")
+        is_info = False
+        for number, element in enumerate(self._children(sequence)):
+            if number == 0:
+                is_info = element.tag == _OID
+            elif is_info and number == 1 and element.tag == _EXPLICIT:
+                yield from self._in_content(element, depth)
+            elif not is_info and element.tag == _SEQUENCE and self._is_info(element):
+                yield from self.in_sequence(element, depth + 1)
+
+    def _is_info(self, sequence: _Element) -> bool:
+        return next((element.tag == _OID for element in self._children(sequence)), False)
+
+    def _in_content(self, content: _Element, depth: int) -> Iterator[bytes]:
+        for value in self._children(content):
+            if value.is_octets:
+                yield self._octets(value)
+            elif value.tag == _SEQUENCE:
+                yield from self.in_sequence(value, depth + 1)
+
+    def _octets(self, string: _Element) -> bytes:
+        """All of a string, whose pieces may be in pieces themselves."""
+        pieces = []
+        for element, end in self._walk(string.at):
+            if element.tag == _OCTETS:
+                self._budget.take(max(0, min(end, len(self._data)) - element.start))
+                pieces.append(self._data[element.start : end])
+        return b"".join(pieces)
+
+    def _children(self, parent: _Element) -> Iterator[_Element]:
+        size = len(self._data)
+        at, end = parent.start, size if parent.end is None else min(parent.end, size)
+        while at < end:
+            child = _element(self._data, at)
+            if parent.end is None and child.tag == 0:
+                self._ends[parent.at] = child.start
+                return
+            yield child
+            at = self._end(child)
+
+    def _end(self, element: _Element) -> int:
+        """The position after it. If its end is marked, everything in it must be passed."""
+        if element.end is not None:
+            self._budget.take_work(_ELEMENT_COST)
+            return element.end
+        if element.at not in self._ends:
+            deque(self._walk(element.at, self._ends), maxlen=0)
+        return self._ends.get(element.at, len(self._data))
+
+    def _walk(self, at: int, known: Mapping[int, int] = _NOTHING) -> Iterator[tuple[_Element, int]]:
+        """The element at this position and all in it, except in `known` ones; each with where reading continues."""
+        around: list[_Element] = []  # the elements that contain the current one
+        while at < len(self._data):
+            self._budget.take_work(_ELEMENT_COST)
+            element = _element(self._data, at)
+            if at in known:
+                at = known[at]
+            elif element.tag & _CONSTRUCTED:
+                around.append(element)
+                at = element.start
+            elif element.end is None:
+                raise BadStructure
+            else:
+                at = element.end
+                if element.tag == 0 and around and around[-1].end is None:
+                    self._ends[around.pop().at] = at
+            yield element, at
+            while around and (end := around[-1].end) is not None and at >= end:
+                at = end
+                around.pop()
+            if not around:
+                return
+
+
+def _element(data: bytes, at: int) -> _Element:
+    """The tag and the length at this position. Raises BadStructure if they are cut off."""
+    try:
+        start, tag = at + 1, data[at]
+        if tag & 0x1F == 0x1F:  # the rest of the tag follows, and no such tag is of interest
+            while data[start] & 0x80:
+                start += 1
+            start += 1
+        first = data[start]
+    except IndexError:
+        raise BadStructure from None
+    start += 1
     if first < 0x80:
-        return at + 1, first
+        return _Element(at, tag, start, start + first)
     count = first & 0x7F
-    return at + 1 + count, int.from_bytes(der[at + 1 : at + 1 + count], "big") if count else None
+    length = int.from_bytes(data[start : start + count], "big")
+    return _Element(at, tag, start + count, start + count + length if count else None)

@@ -1,69 +1,141 @@
 """TNEF: the container that Outlook sends as `winmail.dat`; its attachments, with their names.
 
 A list of attributes: level (1 byte), id (4), length (4), data, checksum (2), all little-endian. Checksums
-are ignored, because Outlook ignores them too. An attachment may also have MAPI properties, among them its long name
-and, for attached messages, its content; they are found by their tags, without reading the others.
+are ignored, because Outlook ignores them too. An attribute may hold a list of MAPI properties (MS-OXTNEF 2.1.3.4).
+Every property of variable length is taken for a file, because programs disagree on which of them is the attachment;
+and so is whatever looks like one where a program that lost its way in the list would look.
 """
 
 from __future__ import annotations
 
+import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field
+
+from bridge.service.analysis.unpacking import BadArchive, Budget, Member
 
 MAGIC = b"\x78\x9f\x3e\x22"
 _HEADER = 6  # magic and a key
 _ATTRIBUTE = struct.Struct("<BII")
-_NEW_ATTACHMENT, _TITLE, _DATA, _PROPERTIES = 0x00069002, 0x00018010, 0x0006800F, 0x00069005
-_NAMES = (b"\x1e\x00\x07\x37", b"\x1f\x00\x07\x37", b"\x1e\x00\x04\x37", b"\x1f\x00\x04\x37")  # long and short
-_CONTENTS = (b"\x02\x01\x01\x37", b"\x0d\x00\x01\x37")  # bytes, and an object behind its 16 bytes of type
+_NUMBER = struct.Struct("<I")
+_NEW_ATTACHMENT, _TITLE, _TRANSPORT_NAME, _DATA, _BODY = 0x00069002, 0x00018010, 0x00069001, 0x0006800F, 0x0002800C
+_PROPERTIES = (0x00069003, 0x00069005)  # of the message, of an attachment
+# Long and short file name, long and short path, display name, transport name
+_NAMES = frozenset({0x3707, 0x3704, 0x370D, 0x3708, 0x3001, 0x370C})
+_STRING, _UNICODE, _BINARY, _OBJECT = 0x1E, 0x1F, 0x102, 0x0D
+_FIXED = {0x02: 4, 0x03: 4, 0x04: 4, 0x05: 8, 0x06: 8, 0x07: 8, 0x0A: 4, 0x0B: 4, 0x14: 8, 0x40: 8, 0x48: 16}
+_MULTIPLE, _FIRST_NAMED = 0x1000, 0x8000
+_VALUE_COST = 256  # work for each attribute and each value, however short
+_INTERFACE = 16  # bytes of type before an object's content
+_LIKELY = re.compile(rb"[\x1e\x1f]\0[\x04\x07]\x37|(?:\x02\x01|\x0d\0)\x01\x37")  # a name or the data of an attachment
 
 
-def attachments(content: bytes) -> Iterator[tuple[str, bytes]]:
-    """Name and content of each attachment, once for each of its names. What follows a broken attribute is ignored."""
-    names: list[str] = []
-    data: list[bytes] = []
-    for kind, value in _attributes(content):
-        if kind == _NEW_ATTACHMENT:
-            yield from _each(names, data)
-            names, data = [], []
-        elif kind == _TITLE:
-            names.append(_text(value))
-        elif kind == _DATA:
-            data.append(value)
-        elif kind == _PROPERTIES:
-            names += [_text(found) for found in _properties(value, _NAMES)]
-            data += _properties(value, _CONTENTS)
-    yield from _each(names, data)
+@dataclass(slots=True)
+class _Attachment:
+    names: dict[str, None] = field(default_factory=dict)
+    spans: dict[tuple[int, int], None] = field(default_factory=dict)  # where its content may be
 
 
-def _attributes(content: bytes) -> Iterator[tuple[int, bytes]]:
-    at = _HEADER
+def tnef_members(content: bytes, _names: Collection[str], budget: Budget) -> Iterator[Member]:
+    """Raises BadArchive, after all that could be read."""
+    attachment, is_broken, at = _Attachment(), False, _HEADER
     while at + _ATTRIBUTE.size <= len(content):
+        budget.take_work(_VALUE_COST)
         _, kind, length = _ATTRIBUTE.unpack_from(content, at)
-        start = at + _ATTRIBUTE.size
-        yield kind, content[start : start + length]
-        at = start + length + 2
+        start, end = at + _ATTRIBUTE.size, at + _ATTRIBUTE.size + length
+        if kind == _NEW_ATTACHMENT:
+            yield from _members(content, attachment, budget)
+            attachment = _Attachment()
+        is_broken |= end > len(content)
+        is_broken |= not _read_attribute(attachment, kind, content, start, min(end, len(content)), budget)
+        at = end + 2
+    yield from _members(content, attachment, budget)
+    if is_broken:
+        raise BadArchive
 
 
-def _each(names: list[str], data: list[bytes]) -> Iterator[tuple[str, bytes]]:
-    for content in data:
-        for name in dict.fromkeys(names or [""]):
-            yield name, content
+def _members(content: bytes, attachment: _Attachment, budget: Budget) -> Iterator[Member]:
+    names = tuple(filter(None, attachment.names)) or ("",)
+    for start, end in attachment.spans:
+        budget.take_member()
+        budget.take(max(0, min(end, len(content)) - start))
+        yield Member(names, content[start:end], is_disputed=True)  # engines may not open TNEF
 
 
-def _properties(value: bytes, tags: tuple[bytes, ...]) -> list[bytes]:
-    """The values of these properties: a count, which is 1, a length, and the bytes."""
-    found = []
-    for tag in tags:
-        at = value.find(tag)
-        if at >= 0 and at + 12 <= len(value):
-            length = int.from_bytes(value[at + 8 : at + 12], "little")
-            skipped = 16 if tag == _CONTENTS[1] else 0
-            found.append(value[at + 12 + skipped : at + 12 + length])
-    return found
+def _read_attribute(attachment: _Attachment, kind: int, content: bytes, start: int, end: int, budget: Budget) -> bool:
+    """False if it is damaged."""
+    if kind in (_TITLE, _TRANSPORT_NAME):
+        _add_names(attachment, content[start:end], is_unicode=False)
+    elif kind in (_DATA, _BODY):
+        attachment.spans[start, end] = None
+    elif kind in _PROPERTIES:
+        for match in _LIKELY.finditer(content, start, end):
+            _read_likely(attachment, content, match.start(), end, budget)
+        try:
+            for tag, first, last in _properties(content, start, end):
+                budget.take_work(_VALUE_COST)
+                _read_property(attachment, tag, content, first, last)
+        except (struct.error, IndexError):
+            return False
+    return True
 
 
-def _text(value: bytes) -> str:
-    if value[1:2] == b"\0" and len(value) > 2:
-        return value.decode("utf-16-le", "replace").partition("\0")[0]
-    return value.partition(b"\0")[0].decode("latin-1")
+def _properties(content: bytes, at: int, end: int) -> Iterator[tuple[int, int, int]]:
+    """Tag and place of each value of variable length. Raises struct.error and IndexError."""
+    count, at = _number(content, at, end)
+    for _ in range(count):
+        tag, at = _number(content, at, end)
+        if tag >> 16 >= _FIRST_NAMED:
+            at = _after_name(content, at, end)
+        kind, values = tag & 0xFFFF & ~_MULTIPLE, 1
+        if tag & _MULTIPLE or kind not in _FIXED:
+            values, at = _number(content, at, end)
+        if kind in _FIXED:
+            at += values * _FIXED[kind]
+            continue
+        for _ in range(values):
+            length, at = _number(content, at, end)
+            yield tag, at, min(at + length, end)
+            at += length + -length % 4
+
+
+def _number(content: bytes, at: int, end: int) -> tuple[int, int]:
+    if at + 4 > end:
+        raise IndexError
+    return _NUMBER.unpack_from(content, at)[0], at + 4
+
+
+def _after_name(content: bytes, at: int, end: int) -> int:
+    """A property with a name: the set it belongs to, and its number or its name."""
+    is_string, at = _number(content, at + 16, end)
+    value, at = _number(content, at, end)
+    return at + value + -value % 4 if is_string else at
+
+
+def _read_property(attachment: _Attachment, tag: int, content: bytes, start: int, end: int) -> None:
+    kind = tag & 0xFFFF & ~_MULTIPLE
+    if tag >> 16 in _NAMES and kind in (_STRING, _UNICODE):
+        _add_names(attachment, content[start:end], is_unicode=kind == _UNICODE)
+        return
+    if start < end:
+        attachment.spans[start, end] = None
+    if kind == _OBJECT and start + _INTERFACE < end:
+        attachment.spans[start + _INTERFACE, end] = None
+
+
+def _read_likely(attachment: _Attachment, content: bytes, at: int, end: int, budget: Budget) -> None:
+    """Such places may overlap, so that even reading their names must be charged."""
+    if at + 12 > end:
+        return
+    tag, _, length = struct.unpack_from("<III", content, at)
+    if at + 12 + length <= end:
+        budget.take_work(_VALUE_COST + length)
+        _read_property(attachment, tag, content, at + 12, at + 12 + length)
+
+
+def _add_names(attachment: _Attachment, value: bytes, *, is_unicode: bool) -> None:
+    if is_unicode or (value[1:2] == b"\0" and len(value) > 2):
+        attachment.names[value.decode("utf-16-le", "replace").partition("\0")[0]] = None
+    if not is_unicode:
+        attachment.names[value.partition(b"\0")[0].decode("latin-1")] = None

@@ -1,0 +1,217 @@
+"""Compressed files: gzip, bzip2, xz and lzma, and the decoder that zip files and S/MIME use too.
+
+The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
+so it is decoded again byte by byte. Input is passed in pieces that grow, because a decoder copies what it does
+not need, and a file may consist of many thousands of streams.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import re
+import zlib
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+
+MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
+STREAM_COST = 1024  # work, however short a stream is: to create a decoder takes longer than to use it
+_FIRST_PIECE, _MAX_PIECE = 512, 64 * 1024
+_CHUNK = 256 * 1024
+_NOT_ZERO = re.compile(rb"[^\0]")
+
+
+class Decoder(Protocol):
+    """The part of `bz2.BZ2Decompressor` and `lzma.LZMADecompressor` that is used here."""
+
+    @property
+    def eof(self) -> bool: ...
+    @property
+    def unused_data(self) -> bytes: ...
+    @property
+    def needs_input(self) -> bool: ...
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes: ...
+
+
+class Inflater:
+    """zlib's decoder, used like the others. `wbits` is -15 for data without a header."""
+
+    def __init__(self, wbits: int = -15) -> None:
+        self._decoder = zlib.decompressobj(wbits)
+        self._data, self._at = b"", 0
+        self.needs_input = True
+
+    @property
+    def eof(self) -> bool:
+        return self._decoder.eof
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._decoder.unused_data
+
+    def decompress(self, data: bytes, max_length: int = -1) -> bytes:
+        if data:
+            self._data, self._at = self._data[self._at :] + data, 0
+        # Byte by byte, because zlib returns a copy of what it has not yet used.
+        given = self._data[self._at :] if max_length != 1 else self._data[self._at : self._at + 1]
+        block = self._decoder.decompress(given, max_length)
+        self._at += len(given) - len(self._decoder.unconsumed_tail)
+        self.needs_input = self._at >= len(self._data) and len(block) < max_length
+        return block
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """What there was of a stream. `end` is the position after it; `is_whole` is False if it is damaged or cut off."""
+
+    content: bytes
+    end: int
+    is_whole: bool
+
+
+def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> Decoded:
+    """One stream that begins at `at`. Raises TooMuch."""
+    budget.take_work(STREAM_COST)
+    out: list[bytes] = []
+    try:
+        end, is_whole = _decode(new(), data, at, budget, out)
+    except _DAMAGED as exc:
+        _refuse_limit(exc)
+    else:
+        return Decoded(b"".join(out), end, is_whole)
+    calls, out = len(out), []
+    try:
+        _decode(new(), data, at, budget, out, careful_from=calls)
+    except _DAMAGED:
+        pass
+    return Decoded(b"".join(out), len(data), False)
+
+
+_DAMAGED = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
+
+
+def _refuse_limit(exc: Exception) -> None:
+    """The only way in which liblzma tells a limit of ours from damage is its text."""
+    if isinstance(exc, lzma.LZMAError) and "limit" in str(exc):
+        raise TooMuch("archive-memory") from exc
+
+
+def _decode(
+    decoder: Decoder, data: bytes, at: int, budget: Budget, out: list[bytes], careful_from: int = -1
+) -> tuple[int, bool]:
+    """Appends each call's result to `out`. From the call `careful_from` on, a call yields at most one byte."""
+    size, total = _FIRST_PIECE, 0
+    while not decoder.eof and at < len(data):
+        is_careful = 0 <= careful_from <= len(out)
+        piece = data[at : at + (1 if is_careful else size)]
+        budget.take_work(len(piece))
+        at += len(piece)
+        size = min(2 * size, _MAX_PIECE)
+        while piece or not (decoder.eof or decoder.needs_input):
+            is_careful = 0 <= careful_from <= len(out)
+            block = decoder.decompress(piece, 1 if is_careful else _CHUNK)
+            out.append(block)
+            total += len(block)
+            budget.take(len(block))
+            if total > MAX_MEMBER:
+                raise TooMuch("archive-size")
+            piece = b""
+    return at - len(decoder.unused_data), decoder.eof
+
+
+def inflated(content: bytes, budget: Budget) -> bytes:
+    """Decompressed zlib data; nothing if it is not zlib data (RFC 1950)."""
+    if content[:1] and content[0] & 0x0F == 8 and int.from_bytes(content[:2], "big") % 31 == 0:
+        return decode(lambda: Inflater(zlib.MAX_WBITS), content, 0, budget).content
+    return b""
+
+
+def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    """One file; its streams are concatenated. The header of a stream may name the file."""
+    budget.take_member()
+    known, out, at = [*_stems(names, ".gz")], [], 0
+    is_whole = True
+    while is_whole and content.startswith(b"\x1f\x8b", at):
+        start, named = _gzip_header(content, at)
+        if named:
+            known.append(named)
+        found = decode(Inflater, content, start, budget)
+        out.append(found.content)
+        is_whole = found.is_whole
+        at = _after_zeros(content, found.end + 8)  # a checksum and a size, which other programs ignore too
+    yield Member(tuple(dict.fromkeys(known)), b"".join(out))
+    if not is_whole:
+        raise BadArchive
+
+
+def _gzip_header(content: bytes, at: int) -> tuple[int, str]:
+    """Where the data begins, after ten bytes and what the flags announce (RFC 1952), and the name."""
+    flags, end, name = content[at + 3] if len(content) > at + 3 else 0, at + 10, ""
+    if flags & 4:
+        end += 2 + int.from_bytes(content[end : end + 2], "little")
+    for flag in (8, 16):  # a name, a comment
+        if flags & flag:
+            start, end = end, content.find(b"\0", end) + 1 or len(content)
+            name = name or (content[start : end - 1].decode("latin-1") if flag == 8 else "")
+    return end + (2 if flags & 2 else 0), name
+
+
+def bzip2_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    yield from _streams(bz2.BZ2Decompressor, b"BZh", content, _stems(names, ".bz2"), budget)
+
+
+def xz_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    new = lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)  # noqa: E731
+    yield from _streams(new, b"\xfd7zXZ", content, _stems(names, ".xz"), budget)
+
+
+def lzma_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
+    budget.take_member()
+    found = decode(new_lzma, content, 0, budget)
+    yield Member(_stems(names, ".lzma"), found.content, is_disputed=True)
+    if not found.is_whole:
+        raise BadArchive
+
+
+def new_lzma() -> Decoder:
+    return lzma.LZMADecompressor(lzma.FORMAT_ALONE, memlimit=MAX_MEMORY)
+
+
+def is_lzma(content: bytes) -> bool:
+    """By the rules of liblzma, because the format has no magic number."""
+    if len(content) < 14 or content[0] >= 225 or content[13] != 0:
+        return False
+    dictionary, size = int.from_bytes(content[1:5], "little"), int.from_bytes(content[5:13], "little")
+    lowest_bit = dictionary & -dictionary
+    is_usual = dictionary >= 4096 and dictionary in (lowest_bit, 3 * lowest_bit, 2**32 - 1)
+    return is_usual and (size == 2**64 - 1 or size < 2**38)
+
+
+def _streams(
+    new: Callable[[], Decoder], magic: bytes, content: bytes, names: tuple[str, ...], budget: Budget
+) -> Iterator[Member]:
+    """Concatenated streams, with zeros between them, form one file."""
+    budget.take_member()
+    out, at, is_whole = [], 0, True
+    while is_whole and content.startswith(magic, at):
+        found = decode(new, content, at, budget)
+        out.append(found.content)
+        is_whole = found.is_whole
+        at = _after_zeros(content, found.end)
+    yield Member(names, b"".join(out))
+    if not is_whole:
+        raise BadArchive
+
+
+def _after_zeros(content: bytes, at: int) -> int:
+    found = _NOT_ZERO.search(content, at)
+    return found.start() if found else len(content)
+
+
+def _stems(names: Collection[str], suffix: str) -> tuple[str, ...]:
+    stems = [name[: -len(suffix)] if name.lower().endswith(suffix) else name for name in names]
+    return tuple(dict.fromkeys(stems)) or ("",)

@@ -1,0 +1,184 @@
+"""Tar files, read as the most tolerant program reads them.
+
+A block whose checksum is right is a header, unless it is certainly part of a file: programs skip damaged blocks, and
+disagree on which types of members have data and on where an archive ends. Every header is a member, whatever
+its type, because programs extract types that they do not know as ordinary files.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import tarfile
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
+from typing import IO
+
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Member
+
+_BLOCK = 512
+_CHUNK = 256 * 1024
+_OCTAL = re.compile(rb"[\0\s]*([0-7]+)")
+_SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
+_PATHS = re.compile(rb"\b(?:path|GNU\.sparse\.name)=([^\n]*)\n")
+_SIZES = re.compile(rb"\bsize=(\d{1,18})\n")
+_PLAIN_SIZE = re.compile(rb"[0-7]{11}[ \0]")
+_PLAIN_TYPES = (b"0", b"\0")
+_LONG_NAME, _DIRECTORY, _SPARSE = b"L", b"5", b"S"
+_EXTENDED, _GLOBAL = (b"x", b"X"), b"g"
+
+
+def is_tar(content: bytes, *, is_named: bool = False) -> bool:
+    """By the first header; or by any other, if it has the usual magic number or the file's name says so."""
+    if content[257:262] == b"ustar" or is_header(content, 0):
+        return True
+    if is_named:
+        return any(is_header(content, at) for at in range(_BLOCK, len(content) - _BLOCK + 1, _BLOCK))
+    letters = content[257::_BLOCK]
+    at = letters.find(b"u")
+    while at >= 0:
+        if content.startswith(b"ustar", at * _BLOCK + 257) and is_header(content, at * _BLOCK):
+            return True
+        at = letters.find(b"u", at + 1)
+    return False
+
+
+def is_header(content: bytes, at: int) -> bool:
+    """Whether the sum of its bytes is right, with spaces instead of the sum itself. Some programs add signed bytes."""
+    if at + _BLOCK > len(content) or not _SUM.match(content, at + 148, at + 156):
+        return False
+    block = content[at : at + _BLOCK]
+    expected = _number(block[148:156])
+    if expected is None:
+        return False
+    rest = block[:148] + b" " * 8 + block[156:]
+    total = sum(rest)
+    if expected == total:
+        return True
+    return expected == total - 256 * sum(byte > 127 for byte in rest)
+
+
+def _number(raw: bytes) -> int | None:
+    """Octal; or binary, if the first byte says so."""
+    if raw[:1] in (b"\x80", b"\xff"):
+        return int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else -1
+    match = _OCTAL.match(raw)
+    return int(match[1], 8) if match else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Header:
+    at: int
+    kind: bytes
+    names: tuple[str, ...]
+    size: int
+    is_plain: bool  # every program reads it alike
+
+    @property
+    def start(self) -> int:
+        return self.at + _BLOCK
+
+    @property
+    def end(self) -> int:
+        """Where the next header should be."""
+        return self.start + -(-self.size // _BLOCK) * _BLOCK
+
+
+@dataclass(slots=True)
+class _Announced:
+    """What other headers announce about the member that follows them."""
+
+    names: list[str] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+    at: int = -1  # the first of these headers, if the member is sparse
+
+
+def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iterator[Member]:
+    announced, for_all = _Announced(), _Announced()
+    at, expected, is_broken = 0, 0, False
+    while at + _BLOCK <= len(content):
+        if not is_header(content, at):
+            is_broken |= at == expected and any(content[at : at + _BLOCK])
+            at += _BLOCK
+            continue
+        budget.take_member()
+        header = _read_header(content, at)
+        is_disputed = at != expected or not header.is_plain
+        expected = max(expected, header.end)
+        is_broken |= header.start + header.size > len(content)
+        if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
+            budget.take_work(min(header.size, len(content)))
+            _announce(announced, header, content)
+            for_all = announced if header.kind == _GLOBAL else for_all
+            yield from _members(content, header, _Announced(), _Announced(), is_disputed, budget)
+        else:
+            yield from _members(content, header, announced, for_all, is_disputed, budget)
+            header = header if not announced.sizes else replace(header, is_plain=False)
+            announced = _Announced()
+        at = header.end if header.is_plain else at + _BLOCK
+    if is_broken:
+        raise BadArchive
+
+
+def _read_header(content: bytes, at: int) -> _Header:
+    block = content[at : at + _BLOCK]
+    name, prefix = (_text(raw) for raw in (block[:100], block[345:500]))
+    size = _number(block[124:136]) or 0
+    kind = block[156:157]
+    is_plain = kind in _PLAIN_TYPES and _PLAIN_SIZE.fullmatch(block[124:136]) is not None
+    return _Header(at, kind, (f"{prefix}/{name}", name) if prefix else (name,), max(size, 0), is_plain)
+
+
+def _text(raw: bytes) -> str:
+    return raw.partition(b"\0")[0].decode("utf-8", "replace")
+
+
+def _announce(announced: _Announced, header: _Header, content: bytes) -> None:
+    data = content[header.start : header.start + header.size]
+    if header.kind == _LONG_NAME:
+        announced.names.append(_text(data))
+        return
+    announced.names += [_text(path) for path in _PATHS.findall(data)]
+    announced.sizes += [int(size) for size in _SIZES.findall(data)]
+    if b"GNU.sparse." in data:
+        announced.at = header.at
+
+
+def _members(
+    content: bytes, header: _Header, announced: _Announced, for_all: _Announced, is_disputed: bool, budget: Budget
+) -> Iterator[Member]:
+    names = tuple(dict.fromkeys((*header.names, *announced.names, *for_all.names[-1:])))
+    sizes = {header.size, *announced.sizes, *for_all.sizes[-1:]}
+    for size in sorted(sizes):
+        data = content[header.start : header.start + size]
+        budget.take(len(data))
+        if data or not (header.kind == _DIRECTORY or all(name.endswith("/") for name in names)):
+            yield Member(names, data, is_disputed=is_disputed or len(sizes) > 1)
+    if header.kind == _SPARSE or announced.at >= 0:
+        yield _sparse(content, announced.at if announced.at >= 0 else header.at, names, budget)
+
+
+def _sparse(content: bytes, at: int, names: tuple[str, ...], budget: Budget) -> Member:
+    """A file with gaps, which extraction fills with zeros. Rare, so the standard library does it."""
+    stream = io.BytesIO(content)
+    stream.seek(at)
+    try:
+        with tarfile.TarFile(fileobj=stream) as archive:
+            info = archive.next()
+            source = archive.extractfile(info) if info is not None else None
+            data = _read(source, budget) if source is not None else b""
+    except (tarfile.TarError, OSError, ValueError, EOFError, IndexError, KeyError):
+        return Member(names, None, limit="archive-method")
+    return Member(names, data, is_disputed=True)
+
+
+def _read(source: IO[bytes], budget: Budget) -> bytes:
+    out, total = [], 0
+    while block := source.read(_CHUNK):
+        budget.take(len(block))
+        total += len(block)
+        if total > MAX_MEMBER:
+            raise TooMuch("archive-size")
+        out.append(block)
+    return b"".join(out)

@@ -1,0 +1,58 @@
+"""What all containers share: the budget that everything unpacked from one mail is charged to, and a member.
+
+Knows no format. Both what goes into a decoder and what comes out are charged: data that yields nothing takes
+time too, and the members of an archive may share their bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from bridge.mime.structure import TooMuch
+
+MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may still be unpacked. `work` counts the bytes that are given to decoders."""
+
+    members: int = 10_000
+    bytes: int = 256 * 1024 * 1024
+    depth: int = 4
+    work: int = 256 * 1024 * 1024
+
+    def take_member(self) -> None:
+        self.members -= 1
+        if self.members < 0:
+            raise TooMuch("archive-members")
+
+    def take(self, count: int) -> None:
+        self.bytes -= count
+        if self.bytes < 0:
+            raise TooMuch("archive-size")
+
+    def take_work(self, count: int) -> None:
+        self.work -= count
+        if self.work < 0:
+            raise TooMuch("archive-work")
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A file within a container. `content` is None if nothing of it can be read.
+
+    `names` are all that some program would give it. `limit` names a limit of ours: the file is not read, or not
+    completely, but other programs can read it. If `is_disputed`, other programs may not find it.
+    """
+
+    names: tuple[str, ...]
+    content: bytes | None
+    encrypted: bool = False
+    broken: bool = False
+    limit: str = ""
+    is_disputed: bool = False
+
+
+class BadArchive(Exception):
+    """The archive is broken. What could be read of it has been yielded."""

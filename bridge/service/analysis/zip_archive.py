@@ -1,0 +1,284 @@
+"""Zip files, read in every way that programs read them.
+
+A zip file describes each member twice: in the header before its data, and in the directory at the end. Programs
+believe one or the other: about its name (of which each can have two), its compression and its size, and even
+about which members there are. So every header is used, whether or not the directory lists it, and a member is
+read according to both descriptions. Whatever any of the readings yields is a member.
+"""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import re
+import struct
+from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
+from itertools import islice
+
+from bridge.mime.structure import TooMuch
+from bridge.service.analysis.decompression import MAX_MEMORY, Decoder, Inflater, decode
+from bridge.service.analysis.unpacking import BadArchive, Budget, Member
+
+_LOCAL = struct.Struct("<4s2xHH8xIIHH")  # flags, method, sizes, lengths of name and extra field
+_CENTRAL = struct.Struct("<4s4xHH8xIIHHH8xI")  # the same, length of the comment, offset of the header
+_END = struct.Struct("<4s8xII2x")  # size and offset of the directory
+_END64 = struct.Struct("<4s36xQQ")
+_HEADER, _ENTRY = b"PK\x03\x04", b"PK\x01\x02"
+_SIGNATURE = re.compile(rb"PK(?:\x01\x02|\x03\x04|\x07\x08)")
+_STORED, _DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ = 0, 8, 9, 12, 14, 95
+# Shrunk, reduced, imploded, Zstandard, MP3, JPEG, WavPack, PPMd: some programs read them, we do not.
+_UNREAD = frozenset({1, 2, 3, 4, 5, 6, 7, _DEFLATED64, 10, 16, 18, 19, 20, 93, 94, 96, 97, 98})
+_METHODS = _UNREAD | {_STORED, _DEFLATED, _BZIP2, _LZMA, _XZ, 99}
+_LIKELY_HEADER = re.compile(rb"PK\x03\x04[\s\S]{4}[\0-\x14\x5d-\x63]\0")  # with a method that exists
+_MAX_DOUBTS = 10_000
+_HEADER_COST, _NAME_COST = 1024, 16  # work for each header, and for each byte of its names: they may overlap
+_UNKNOWN = 0xFFFFFFFF
+_ZIP64, _UNICODE_PATH = 0x0001, 0x7075
+
+
+@dataclass(frozen=True, slots=True)
+class _Description:
+    """What a header or an entry of the directory says about a member."""
+
+    flags: int
+    method: int
+    packed: int
+    size: int
+    names: tuple[str, ...]
+    offset: int = 0
+
+    @property
+    def is_encrypted(self) -> bool:
+        return bool(self.flags & 1)
+
+
+@dataclass(slots=True)
+class _Place:
+    """A header in the file: where its data starts, and all descriptions of it."""
+
+    start: int
+    is_listed: bool = False
+    descriptions: list[_Description] = field(default_factory=list)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(name for one in self.descriptions for name in one.names))
+
+
+def has_zip_member(content: bytes) -> bool:
+    """Whether a member is somewhere in it: some programs find it without the directory."""
+    if b"\x03" not in content or _HEADER not in content:  # one byte is found much faster, and text has none
+        return False
+    found = (match.start() for match in _LIKELY_HEADER.finditer(content))
+    for at in islice(found, _MAX_DOUBTS):
+        if _is_plausible(content, at):
+            return True
+    return next(found, None) is not None  # so many that only an attempt to open it can tell
+
+
+def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
+    if content.count(_ENTRY) > budget.members:
+        raise TooMuch("archive-members")
+    places, is_broken = _places(content, budget)
+    for at in sorted(places):
+        budget.take_member()
+        yield from _members(content, places[at], budget)
+    if is_broken:
+        raise BadArchive
+
+
+def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], bool]:
+    """Every header by its position. The archive is broken if it has no directory, or an entry without a header."""
+    places: dict[int, _Place] = {}
+    has_directory, is_broken = False, False
+    for entry, shifts in _entries(content, budget):
+        has_directory = True
+        found = False
+        for at in {entry.offset + shift for shift in shifts}:
+            place = places.get(at) or _header(content, at, budget)
+            if place is not None:
+                places[at], place.is_listed, found = place, True, True
+                place.descriptions.append(entry)
+        is_broken |= not found
+    for match in _LIKELY_HEADER.finditer(content):
+        budget.take_work(_HEADER_COST)
+        at = match.start()
+        place = _header(content, at, budget) if at not in places and _is_plausible(content, at) else None
+        if place is not None:
+            places[at] = place
+    return places, is_broken or not (has_directory or _is_empty(content))
+
+
+def _is_empty(content: bytes) -> bool:
+    return content.startswith(b"PK\x05\x06")
+
+
+def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, tuple[int, int]]]:
+    """Each entry of any directory, and by how much its offset may be wrong: bytes may precede the archive."""
+    ends = _directory_ends(content, budget)
+    at = content.find(_ENTRY)
+    while at >= 0:
+        while ends and ends[-1][0] < at:
+            ends.pop()
+        if at + _CENTRAL.size <= len(content):
+            _, flags, method, packed, size, name_length, extra_length, _, offset = _CENTRAL.unpack_from(content, at)
+            budget.take_work(_HEADER_COST + _NAME_COST * (name_length + extra_length))
+            middle = at + _CENTRAL.size + name_length
+            name, extra = content[at + _CENTRAL.size : middle], content[middle : middle + extra_length]
+            packed, size, offset = _real_sizes(extra, packed, size, offset)
+            entry = _Description(flags, method, packed, size, _names(name, extra), offset)
+            yield entry, (ends[-1][1] if ends else 0, 0)
+        at = content.find(_ENTRY, at + 4)
+
+
+def _directory_ends(content: bytes, budget: Budget) -> list[tuple[int, int]]:
+    """Positions of the records that end a directory, the last one first, each with the shift of its offsets."""
+    ends = []
+    for match in re.finditer(rb"PK(?:\x05\x06|\x06\x06)", content):
+        budget.take_work(_HEADER_COST)
+        at = match.start()
+        form = _END if content[at + 2] == 5 else _END64
+        if at + form.size <= len(content):
+            _, size, offset = form.unpack_from(content, at)
+            if _UNKNOWN not in (size, offset):
+                ends.append((at, at - size - offset))
+    return ends[::-1]
+
+
+def _header(content: bytes, at: int, budget: Budget) -> _Place | None:
+    if at < 0 or at + _LOCAL.size > len(content) or not content.startswith(_HEADER, at):
+        return None
+    _, flags, method, packed, size, name_length, extra_length = _LOCAL.unpack_from(content, at)
+    budget.take_work(_NAME_COST * (name_length + extra_length))
+    middle = at + _LOCAL.size + name_length
+    start = middle + extra_length
+    extra = content[middle:start]
+    packed, size, _ = _real_sizes(extra, packed, size, 0)
+    names = _names(content[at + _LOCAL.size : middle], extra)
+    return _Place(start, descriptions=[_Description(flags, method, packed, size, names)])
+
+
+def _is_plausible(content: bytes, at: int) -> bool:
+    """Whether a header that no directory lists is one: its four letters may be an accident."""
+    if at + _LOCAL.size > len(content):
+        return False
+    _, flags, method, packed, _, name_length, extra_length = _LOCAL.unpack_from(content, at)
+    rest = len(content) - (at + _LOCAL.size + name_length + extra_length)
+    if rest < 0 or method not in _METHODS:
+        return False
+    if method in _UNREAD or flags & 1:
+        return bool(name_length and (packed <= rest or packed == _UNKNOWN))
+    return bool(name_length or packed or method)
+
+
+def _real_sizes(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
+    """The numbers that do not fit into 32 bits are in an extra field (Zip64), in this order."""
+    for data in _extra_fields(extra, _ZIP64):
+        numbers = [int.from_bytes(data[i : i + 8], "little") for i in range(0, len(data) - 7, 8)][::-1]
+        if size == _UNKNOWN and numbers:
+            size = numbers.pop()
+        if packed == _UNKNOWN and numbers:
+            packed = numbers.pop()
+        if offset == _UNKNOWN and numbers:
+            offset = numbers.pop()
+    return packed, size, offset
+
+
+def _extra_fields(extra: bytes, wanted: int) -> Iterator[bytes]:
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = struct.unpack_from("<HH", extra, at)
+        if kind == wanted:
+            yield extra[at + 4 : at + 4 + length]
+        at += 4 + length
+
+
+def _names(name: bytes, extra: bytes) -> tuple[str, ...]:
+    """The name, and the one that replaces it in programs that know the field for it (Info-ZIP Unicode Path)."""
+    raw = [name, *(data[5:] for data in _extra_fields(extra, _UNICODE_PATH))]
+    raw += [one.partition(b"\0")[0] for one in raw if b"\0" in one]
+    return tuple(dict.fromkeys(one.decode("utf-8", "replace") for one in raw if one))
+
+
+def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
+    names = place.names or ("",)
+    is_encrypted = any(one.is_encrypted for one in place.descriptions)
+    if is_encrypted:
+        yield Member(names, None, encrypted=True)
+    if all(one.is_encrypted for one in place.descriptions):
+        return
+    readings = _readings(content, place, budget)
+    readable = {data: whole for data, whole, _ in readings if data is not None}
+    is_disputed = not place.is_listed or len(readable) > 1
+    for limit in {limit for _, _, limit in readings if limit}:
+        yield Member(names, None, limit=limit)
+    if not readable and not is_encrypted and not any(limit for _, _, limit in readings):
+        yield Member(names, None, broken=True)
+    for data, whole in readable.items():
+        if data or not all(name.endswith("/") for name in names):
+            yield Member(names, data, broken=not whole, is_disputed=is_disputed)
+
+
+def _readings(content: bytes, place: _Place, budget: Budget) -> list[tuple[bytes | None, bool, str]]:
+    """For each distinct reading: the content, whether it is complete, and the limit of ours that prevents it."""
+    found: list[tuple[bytes | None, bool, str]] = []
+    for method in dict.fromkeys(one.method for one in place.descriptions if not one.is_encrypted):
+        if method == _STORED:
+            found += [(data, True, "") for data in _stored(content, place, budget)]
+        elif method in (_DEFLATED, _DEFLATED64, _BZIP2, _LZMA, _XZ):
+            found += [(*reading, "") for reading in _decoded(content, place, method, budget)]
+        if method in _UNREAD:
+            found.append((None, False, "archive-method"))
+    return found
+
+
+def _stored(content: bytes, place: _Place, budget: Budget) -> Iterator[bytes]:
+    """By each of the sizes that are given; without any, up to what comes next."""
+    sizes = {size for one in place.descriptions for size in (one.packed, one.size) if size}
+    if not sizes and any(one.flags & 8 for one in place.descriptions):
+        following = _SIGNATURE.search(content, place.start)
+        sizes = {(following.start() if following else len(content)) - place.start}
+    for size in sorted({max(0, min(size, len(content) - place.start)) for size in sizes} or {0}):
+        budget.take(size)
+        yield content[place.start : place.start + size]
+
+
+def _decoded(content: bytes, place: _Place, method: int, budget: Budget) -> Iterator[tuple[bytes, bool]]:
+    """To the end of the stream, and by each of the sizes that are given: some programs stop there."""
+    sizes = {one.size for one in place.descriptions if one.size}
+    try:
+        new, start = _decoder(content, place.start, method)
+    except ValueError:
+        return
+    found = decode(new, content, start, budget)
+    data = found.content
+    if data or found.is_whole:
+        yield data, found.is_whole or len(data) in sizes  # some streams of LZMA have no end
+    for size in sizes:
+        if size < len(data):
+            budget.take(size)
+            yield data[:size], True
+
+
+def _decoder(content: bytes, start: int, method: int) -> tuple[Callable[[], Decoder], int]:
+    """The decoder, and where its data starts. Raises ValueError, and TooMuch."""
+    if method == _BZIP2:
+        return bz2.BZ2Decompressor, start
+    if method == _XZ:
+        return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY), start
+    if method == _LZMA:
+        return _lzma_decoder(content[start + 4 : start + 9]), start + 9
+    return Inflater, start
+
+
+def _lzma_decoder(properties: bytes) -> Callable[[], Decoder]:
+    if len(properties) < 5 or properties[0] >= 225:
+        raise ValueError
+    rest, lc = divmod(properties[0], 9)
+    pb, lp = divmod(rest, 5)
+    dictionary = int.from_bytes(properties[1:], "little")
+    if dictionary > MAX_MEMORY:
+        raise TooMuch("archive-memory")
+    chain = [{"id": lzma.FILTER_LZMA1, "dict_size": max(dictionary, 4096), "lc": lc, "lp": lp, "pb": pb}]
+    return lambda: lzma.LZMADecompressor(lzma.FORMAT_RAW, filters=chain)
