@@ -45,6 +45,7 @@ _HIDDEN = (
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
 _DESCRIBING = frozenset({"content-type", "content-transfer-encoding", "content-disposition"})
 _WINDOW = 1024 * 1024
+_CACHED = 500  # characters; longer values would fill the memory, and no two mails share them
 _NOT_LINE_ENDS = bytes(set(range(256)) - set(b"\r\n"))
 
 
@@ -98,8 +99,9 @@ def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
         found.add("duplicate-encoding")
     if len(set(dispositions)) > 1:
         found.add("duplicate-disposition")
-    for value in types[:3]:
-        found |= _in_type(_SPACES.sub(" ", value))
+    for value in types[:3]:  # more than one has been noted above, and that is enough to read the mail in all ways
+        value = _SPACES.sub(" ", value)
+        found |= _in_type(value) if len(value) <= _CACHED else _in_type.__wrapped__(value)
     for value in dispositions[:3]:
         found |= _in_disposition(_SPACES.sub(" ", value))
     if any(_MISSPELT.match(name) and name not in _DESCRIBING for name, _ in fields):
