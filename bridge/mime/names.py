@@ -14,7 +14,8 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mime.words import as_text, decode_words
 
-MAX_FIELDS = 2000  # fields in one mail: with more, `everywhere` raises
+MAX_FIELDS = 2000  # fields in one mail, and
+MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
 # Nothing here ends at a length: a name may stand at the very end of a field, which `structure` reads whole.
 _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re.IGNORECASE)  # nothing to disagree on
 _NAME = re.compile("name", re.IGNORECASE)
@@ -71,8 +72,10 @@ def located(value: str, *, is_shown: bool = False) -> set[str]:
 def everywhere(data: bytes) -> set[str]:
     """All names in everything that looks like such a field, wherever it is in the mail. Raises TooManyNames."""
     found: set[str] = set()
+    size = 0
     for number, match in enumerate(_FIELD.finditer(data)):
-        if number >= MAX_FIELDS:
+        size += match.end() - match.start()
+        if number >= MAX_FIELDS or size > MAX_BYTES:
             raise TooManyNames
         text = match.group().decode("utf-8", "replace")
         if _NAME.search(text):
@@ -88,8 +91,8 @@ def _values(field: str) -> Iterator[tuple[str, str]]:
     while (equals := field.find("=", at)) >= 0:
         key = field[at:equals].rpartition(";")[2]
         at = equals + 1
-        name, match = _NAME.search(key), _VALUE.match(field, at)
-        if name is not None and match is not None:
+        name = _NAME.search(key)
+        if name is not None and (match := _VALUE.match(field, at)):
             yield key[name.end() :], match[1].strip().strip("\"'")
             at = match.end()
 

@@ -35,7 +35,7 @@ class Bounds:
     parts: int = 2000
     depth: int = 30
     header_bytes: int = 256 * 1024  # of one part
-    described_bytes: int = 2 * 1024 * 1024  # of all fields that describe parts: reading them takes longest
+    described_bytes: int = 1024 * 1024  # of all fields that describe parts: reading them takes longest
 
 
 @dataclass(slots=True)
