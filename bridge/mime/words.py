@@ -71,6 +71,7 @@ _CODECS = {
     **{_key(name): "utf_8" for name, codec in aliases.items() if codec in ("utf_8", "ascii")},
     **dict.fromkeys(("utf8", "ascii", "usascii"), "utf_8"),
 }
+_LATIN_1 = frozenset(_key(name) for name, codec in aliases.items() if codec == "latin_1") | {"latin1"}
 _MAX_CHARSET = 60  # characters; a longer name is not in the table
 
 
@@ -96,11 +97,18 @@ def _table(codec: str) -> str:
     return bytes(range(256)).decode(codec, "replace")
 
 
-def decode_words(text: str) -> str:
-    """Decode RFC 2047 encoded words: forbidden in parameters, but mail programs write them there."""
+def is_known(charset: str) -> bool:
+    return codec_of(charset) != "latin_1" or _key(charset.partition("*")[0]) in _LATIN_1
+
+
+def decode_words(text: str, *, known_only: bool = False) -> str:
+    """Decode RFC 2047 encoded words: forbidden in parameters, but mail programs write them there.
+
+    With `known_only`, words in other charsets stay as they are.
+    """
     if "=?" not in text:
         return text
-    pieces = list(_pieces(text))
+    pieces = _pieces(text, known_only)
     kept = [
         piece
         for i, piece in enumerate(pieces)
@@ -118,7 +126,7 @@ def _is_space(piece: tuple[bytes, str]) -> bool:
     return not piece[1] and not piece[0].strip()
 
 
-def _pieces(text: str) -> list[tuple[bytes, str]]:
+def _pieces(text: str, known_only: bool) -> list[tuple[bytes, str]]:
     """The content of each word with its codec, and the text between them with none."""
     found: list[tuple[bytes, str]] = []
     done = at = 0
@@ -127,14 +135,15 @@ def _pieces(text: str) -> list[tuple[bytes, str]]:
         encoding, after = text[mark + 1 : mark + 2].lower(), text[mark + 2 : mark + 3]
         if mark < 0:
             break
-        if encoding not in ("b", "q") or after != "?":
+        charset = text[at + 2 : mark]
+        if encoding not in ("b", "q") or after != "?" or (known_only and not is_known(charset)):
             at += 2
             continue
         end = text.find("?=", mark + 3)
         if end < 0:  # no word ends after this
             break
         found.append((text[done:at].encode("utf-8", "replace"), ""))
-        found.append((_content(text[mark + 3 : end], encoding), codec_of(text[at + 2 : mark])))
+        found.append((_content(text[mark + 3 : end], encoding), codec_of(charset)))
         done = at = end + 2
     found.append((text[done:].encode("utf-8", "replace"), ""))
     return [piece for piece in found if piece[0]]

@@ -165,7 +165,7 @@ def subject(head: bytes) -> str:
     if match is None:
         return ""
     raw = re.sub(rb"\r\n[ \t]", b" ", match.group(1)[: 4 * _MAX_SUBJECT]).decode("utf-8", "replace")
-    return " ".join(decode_words(raw).split())[:_MAX_SUBJECT]
+    return " ".join(decode_words(raw, known_only=True).split())[:_MAX_SUBJECT]
 
 
 def read(stored: StoredRecord) -> MailRecord:
