@@ -25,7 +25,7 @@ _COMMENT = re.compile(r"\([^()]*\)")
 _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")  # what remains of a longer one precedes the name
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")  # of a longer one, the beginning remains
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
 _FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
     rb"(?:(?<=[\r\n])|\A)[^\r\na-z]{0,8}content[-_ ]{0,3}[tdl][^\r\n]*"

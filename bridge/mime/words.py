@@ -12,26 +12,29 @@ import binascii
 import codecs
 import re
 from encodings.aliases import aliases
-from functools import lru_cache
+from functools import cache
 from itertools import groupby
 
 from bridge.mime.encodings import decode
 
-# Python's names of the codecs that are charsets.
-_ONE_BYTE = frozenset(
-    "cp037 cp1006 cp1026 cp1125 cp1140 cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp273 cp424 cp437 "
-    "cp500 cp720 cp737 cp775 cp850 cp852 cp855 cp856 cp857 cp858 cp860 cp861 cp862 cp863 cp864 cp865 cp866 cp869 cp874 "
-    "cp875 hp_roman8 iso8859_10 iso8859_11 iso8859_13 iso8859_14 iso8859_15 iso8859_16 iso8859_2 iso8859_3 iso8859_4 "
-    "iso8859_5 iso8859_6 iso8859_7 iso8859_8 iso8859_9 koi8_r koi8_t koi8_u kz1048 mac_croatian mac_cyrillic mac_farsi "
-    "mac_greek mac_iceland mac_latin2 mac_roman mac_romanian mac_turkish ptcp154 tis_620".split()
+# Python's names of the codecs that are charsets: with one byte for each character, with more, and those in which
+# ASCII is not written as ASCII.
+_ONE_BYTE, _MORE_BYTES, UNICODE, EBCDIC = (
+    frozenset(names.split())
+    for names in (
+        "cp037 cp1006 cp1026 cp1125 cp1140 cp1250 cp1251 cp1252 cp1253 cp1254 cp1255 cp1256 cp1257 cp1258 cp273 cp424 "
+        "cp437 cp500 cp720 cp737 cp775 cp850 cp852 cp855 cp856 cp857 cp858 cp860 cp861 cp862 cp863 cp864 cp865 cp866 "
+        "cp869 cp874 cp875 hp_roman8 iso8859_10 iso8859_11 iso8859_13 iso8859_14 iso8859_15 iso8859_16 iso8859_2 "
+        "iso8859_3 iso8859_4 iso8859_5 iso8859_6 iso8859_7 iso8859_8 iso8859_9 koi8_r koi8_t koi8_u kz1048 "
+        "mac_croatian mac_cyrillic mac_farsi mac_greek mac_iceland mac_latin2 mac_roman mac_romanian mac_turkish "
+        "ptcp154 tis_620",
+        "big5 big5hkscs cp932 cp949 cp950 euc_jis_2004 euc_jisx0213 euc_jp euc_kr gb18030 gb2312 gbk hz iso2022_jp "
+        "iso2022_jp_1 iso2022_jp_2 iso2022_jp_2004 iso2022_jp_3 iso2022_jp_ext iso2022_kr johab shift_jis "
+        "shift_jis_2004 shift_jisx0213",
+        "utf_16 utf_16_be utf_16_le utf_32 utf_32_be utf_32_le utf_7",
+        "cp037 cp1026 cp1140 cp273 cp424 cp500 cp875",
+    )
 )
-_MORE_BYTES = frozenset(
-    "big5 big5hkscs cp932 cp949 cp950 euc_jis_2004 euc_jisx0213 euc_jp euc_kr gb18030 gb2312 gbk hz iso2022_jp "
-    "iso2022_jp_1 iso2022_jp_2 iso2022_jp_2004 iso2022_jp_3 iso2022_jp_ext iso2022_kr johab shift_jis shift_jis_2004 "
-    "shift_jisx0213".split()
-)
-UNICODE = frozenset("utf_16 utf_16_be utf_16_le utf_32 utf_32_be utf_32_le utf_7".split())
-EBCDIC = frozenset("cp037 cp1026 cp1140 cp273 cp424 cp500 cp875".split())
 _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
     "utf_7": "unicode-1-1-utf-7 csunicode11utf7 x-unicode-2-0-utf-7",
     "utf_8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8 utf-8-sig utf8mb4",
@@ -92,7 +95,14 @@ def decoded(raw: bytes, codec: str) -> str:
     return raw.decode(codec, "replace")
 
 
-@lru_cache(maxsize=None)  # as many as `_ONE_BYTE` has
+def decoder(codec: str) -> codecs.IncrementalDecoder | None:
+    """For text in pieces; None if each piece can be decoded on its own."""
+    if codec in _ONE_BYTE or codec == "latin_1":
+        return None
+    return codecs.getincrementaldecoder(codec)("replace")
+
+
+@cache  # as many as `_ONE_BYTE` has
 def _table(codec: str) -> str:
     return bytes(range(256)).decode(codec, "replace")
 
