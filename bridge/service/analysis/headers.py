@@ -14,6 +14,7 @@ _WORD = re.compile(r"\"[^\"]*\"@[^\s<>\"'(),;\0]+|[^\s<>\"'(),;:\0]+@\[[^\s<>\[\
 _SIMPLE = re.compile(r"""(?:[^"<>(),:;\\@=]*|"[^"<>(),:;\\@=]*" ?)<([^\s"<>(),:;\\@]+@[^\s"<>(),:;\\@]+)>""")
 _BRACKETS = re.compile("<([^<>]*)>")
 _TOKEN = re.compile(r"""("[^"\\]*(?:\\.[^"\\]*)*")|<([^<>]*)>|([(,;:])|([^"<(,;:\\]+|\\.|.)""", re.DOTALL)
+_AT = re.compile(r"\s*@")
 _IN_COMMENT = re.compile(r"[()]|\\.", re.DOTALL)
 _ONCE = ("from", "date", "message-id", "subject", "to", "cc", "reply-to", "sender")
 
@@ -64,7 +65,7 @@ def _by_grammar(value: str) -> list[str]:
             text = []
         elif mark == ":":  # the name of a group
             text = []
-        else:
+        elif quoted is None or _AT.match(value, position):  # else it is a name, whatever it looks like
             text.append(quoted or other or "")
     return found + _unbracketed(text)
 

@@ -42,6 +42,10 @@ _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime
 _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
 _PAGES = (".htm", ".html", ".shtml", ".xht", ".xhtml", ".svg", ".xml", ".mht", ".mhtml", ".hta", ".url", ".ics", ".txt")
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
+_CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
+_FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
+_FOLDED = re.compile(r"\r?\n[ \t]")
+_FLOWED = re.compile(r" \r?\n")
 _BYTE_ORDER_MARKS = (
     (b"\xef\xbb\xbf", "utf_8"),
     (b"\xff\xfe\x00\x00", "utf_32_le"),
@@ -252,11 +256,14 @@ class _MailInspector:
         if not self.limits.look_at_urls or start >= end:
             return
         is_html = part.content_type != "text/plain" or bool(part.names)
+        is_folded = _is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
         for codec in _codecs(content[start : start + 4], part.params.get("charset", "")):
             if codec in _SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
                 raise NeedsProcess
             for text in _windows(content, start, end, codec):
                 self.links.scan(text, is_html=is_html)
+                if is_folded:
+                    self.links.scan(_unfolded(text, part), is_html=is_html)
         if content.find(b"\0", start, end) >= 0:  # UTF-16 or UTF-32, whatever the mail says
             for text in _windows(content, start, end, "latin_1"):
                 self.links.scan(text.replace("\0", ""), is_html=is_html)
@@ -268,12 +275,25 @@ class _MailInspector:
             self.found.tags.add("mime:executable")
         if _is_shown(part, content):
             self.text(content, 0, len(content), part)
+        if _is_calendar(part):
+            self.calendar(content, part, nesting)
         if "pkcs7-mime" in part.content_type or any(name.lower().endswith((".p7m", ".p7z")) for name in part.names):
             self.signed(content, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
         if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
         self.file(content, part.filename, nesting)
+
+    def calendar(self, content: bytes, part: Part, nesting: int) -> None:
+        """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
+        for line in _unfolded(content.decode("latin-1"), part).splitlines():
+            key, _, value = line.rpartition(":")
+            if "encoding=b" in key.lower():
+                file, _ = encodings.decode(value.encode("latin-1"), "base64")
+                self.signatures(file)
+                for name in _FILE_NAME.findall(key) or [""]:
+                    self.found.tags |= file_types.tags_of(name, "", file)
+                self.file(file, "", nesting)
 
     def signed(self, content: bytes, nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it."""
@@ -352,6 +372,17 @@ def _is_shown(part: Part, content: bytes) -> bool:
         any(name.lower().endswith(_PAGES) for name in part.names)
         or _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
     )
+
+
+def _is_calendar(part: Part) -> bool:
+    return part.content_type in _CALENDARS or any(
+        name.lower().endswith((".ics", ".vcf", ".vcs")) for name in part.names
+    )
+
+
+def _unfolded(text: str, part: Part) -> str:
+    """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
+    return (_FOLDED if _is_calendar(part) else _FLOWED).sub("", text)
 
 
 _SELDOM = words.UNICODE | words.EBCDIC  # links in them are not ASCII

@@ -20,7 +20,7 @@ _LINK = re.compile(
     "//([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
 )
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
-_ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])")
+_ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
 _SCHEMES = ("https:", "http:", "ftp:")
 _BEFORE = (*_SCHEMES, "=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link only after one of these
 _BARE = re.compile(r"www\.([\w.-]+)")
@@ -35,14 +35,20 @@ _HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # w
 _PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 
 _LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
-_BREAK = re.compile(r"&(?:#0*(?:9|10|13)(?![0-9])|#x0*[9ad](?![0-9a-f])|tab;|newline;);?", re.IGNORECASE)
+_BREAK = re.compile(  # a tab or line end
+    r"&(?:#0*(?:9|10|13)(?![0-9])|#[xX]0*[9aAdD](?![0-9a-fA-F])|Tab;|NewLine;);?"
+)
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
 
 _BREAKS = frozenset("\t\r\n")
 _INSIDE = frozenset("\t\r\n '\"()<>")
 _QUOTES = ("'", '"')
 _VALUE = ("=", "='", '="')
-_MARKS_OF_LINKS = ("http", "ftp:", "//", ":/", ":\\", "\\\\")
+_BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
+    re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
+    re.compile(r"/[\t\r\n]++[/\\]"),
+    re.compile(r"\\[\t\r\n]++[/\\]"),
+)
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
 MAX_HOSTS = 1000  # with more, `scan` raises TooMuch
@@ -72,16 +78,13 @@ class Links:
         if self._characters_left is not None and sum(map(text.count, ("&", "//", "www.", "<a"))) > INLINE_MARKS:
             raise NeedsProcess
         if is_html and "&" in text:
-            unbroken = _BREAK.sub("", text)
-            if len(unbroken) < len(text):
-                self._scan(_unescaped(unbroken).lower(), is_html)
+            if _BREAK.search(text):
+                self._scan(_unescaped(_BREAK.sub("", text)).lower(), is_html)
             text = _unescaped(text)
         text = text.lower()
         is_broken = self._scan(text, is_html)
-        if is_html:  # browsers remove tabs and line ends from links
-            unbroken = text.replace("\n", "").replace("\r", "").replace("\t", "")
-            if is_broken or any(unbroken.count(mark) > text.count(mark) for mark in _MARKS_OF_LINKS):
-                self._scan(unbroken, is_html)
+        if is_html and (is_broken or any(pattern.search(text) for pattern in _BROKEN)):
+            self._scan(text.replace("\n", "").replace("\r", "").replace("\t", ""), is_html)
 
     def _scan(self, text: str, is_html: bool) -> bool:
         """Whether a link ends at a tab or line end, so that it may not end there."""
