@@ -124,7 +124,10 @@ def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
             first.setdefault(place, value)
             last[place] = value
     for numbered in (first, last):
-        yield "".join(numbered[place] for place in sorted(numbered))
+        places = sorted(numbered)
+        yield "".join(numbered[place] for place in places)
+        gap = next((i for i, (_, digits) in enumerate(places) if digits != str(i)), len(places))
+        yield "".join(numbered[place] for place in places[:gap])  # some stop where a number is missing
 
 
 def _forms(text: str) -> Iterator[str]:

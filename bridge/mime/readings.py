@@ -27,8 +27,8 @@ MAX_HEAD = 256 * 1024  # bytes in which a header section must end
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
 _SPACE = rb"[ \t\v\f\x00\r]*"
 _DELIMITER = re.compile(rb"\n%b--[^\n]*" % _SPACE)
-_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, encoded content, or the end
-    rb"\n(?:%b:?%b\n|[!-9;-~]{1,200}[ \t]*:|[^\n]{0,200}content-|[A-Za-z0-9+/]{19}|=[0-9A-F]{2}|begin |\Z)|\Z"
+_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, encoded content, or the end; possessive (`*+`)
+    rb"\n(?:%b+(?::%b+)?\n|[!-9;-~]{1,200}[ \t]*:|[^\n]{0,200}content-|[A-Za-z0-9+/]{19}|=[0-9A-F]{2}|begin |\Z)|\Z"
     % (_SPACE, _SPACE),
     re.IGNORECASE,
 )

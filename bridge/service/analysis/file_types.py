@@ -132,11 +132,36 @@ _AFTER = " \t\r\n\v\f.?*|/\\\"'<>;,:&#"
 
 def _last_extension(name: str) -> str:
     _, dot, extension = name.rpartition(".")
-    return extension.strip().lower() if dot else ""
+    extension = extension.strip().lower() if dot else ""
+    return "lnk" if _CLASS.fullmatch(extension) else extension
+
+
+_CLASS = re.compile(r"\{[0-9a-f-]{25,}\}")  # `x.{3050f4d8-...}`: Windows opens it with that class, and hides this
 
 
 def named_family(name: str) -> str:
     return _FAMILY.get(extension_of(name), "")
+
+
+def is_program_type(content_type: str) -> bool:
+    """Whether a part without a name gets the extension of a program when it is saved, by its type."""
+    return content_type in _PROGRAM_TYPES or named_family(content_type) == EXECUTABLE
+
+
+_PROGRAM_TYPES = frozenset(
+    f"{kind}/{name}"
+    for kind, names in (
+        (
+            "application",
+            "x-msdownload x-msdos-program x-dosexec x-exe x-ms-dos-executable vnd.microsoft.portable-executable x-com "
+            "x-bat x-msi x-ms-installer x-ms-shortcut x-ms-application x-java-archive java-archive x-java-jnlp-file "
+            "hta javascript x-javascript ecmascript x-vbscript x-powershell x-sh x-shellscript x-csh x-executable "
+            "x-mach-binary x-sharedlib x-apple-diskimage vnd.android.package-archive",
+        ),
+        ("text", "javascript vbscript"),
+    )
+    for name in names.split()
+)
 
 
 def tags_of(name: str, content_type: str, content: bytes) -> set[str]:

@@ -271,7 +271,7 @@ class _MailInspector:
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         for name in part.names or {""}:
             self.found.tags |= file_types.tags_of(name, part.content_type, content)
-        if file_types.named_family(part.content_type) == file_types.EXECUTABLE:  # some programs make a name of it
+        if not part.names and file_types.is_program_type(part.content_type):
             self.found.tags.add("mime:executable")
         if _is_shown(part, content):
             self.text(content, 0, len(content), part)
