@@ -12,9 +12,10 @@ from binascii import b2a_uu
 
 import pytest
 
+from bridge.mime.structure import Bounds
 from bridge.service.analysis import file_types, headers
 from bridge.service.analysis.inspection import MAX_SENDERS, WINDOW, Inspection, Limits, NeedsProcess, inspect
-from bridge.service.analysis.links import Links
+from bridge.service.analysis.links import Links, host_of
 from bridge.service.analysis.pipeline import INLINE_DESCRIBED
 from tests.service.service_kit import EICAR, mail
 
@@ -80,14 +81,18 @@ def test_too_many_names_are_reported() -> None:
     field = NAMED + "filename=a; " * 20_000
     content = mail(f"--b\r\n{field}\r\n\r\n".encode() * 8, Content_Type="multipart/mixed; boundary=b")
     assert inspect(content, Limits()).limits == {"names"}
-    inline = Limits.from_dict(Limits(archives=False).to_dict())
+    inline = Limits(archives=False, bounds=Bounds(described_bytes=INLINE_DESCRIBED))
+    parts = f"--b\r\n{NAMED}filename=a; x={'y' * 300}\r\n\r\nx\r\n" * 20
+    few = mail(parts.encode() + b"--b--\r\n", Content_Type="multipart/mixed; boundary=b")
+    many = few.replace(b"--b--", few[few.index(b"--b\r\n") :])
+    assert inspect(few, inline).limits == set()
     with pytest.raises(NeedsProcess):
-        inspect(part(NAMED + "x=y; " * (INLINE_DESCRIBED // 5)), inline)
+        inspect(many, inline)
 
 
 EXTENSIONS = (
-    "vb ws wsc sct msc url vhdx wim jnlp application appref-ms settingcontent-ms library-ms search-ms diagcab msixbundle "
-    "appinstaller py pyw ps1xml slk iqy rdp hlp theme website xbap mst msu gadget shb shs pl rb php deb rpm pkg swf"
+    "vb ws wsc sct msc url vhdx wim jnlp application appref-ms settingcontent-ms library-ms search-ms diagcab "
+    "msixbundle appinstaller py pyw ps1xml slk iqy rdp hlp theme website xbap mst msu gadget shb shs pl rb php deb rpm pkg"
 )
 
 
@@ -265,15 +270,13 @@ def test_links_in_another_charset_were_missed(codec: str, label: str) -> None:
     assert "evil.example" in found(PAGE.encode(codec), f"text/html; charset={label}").hosts
 
 
-@pytest.mark.parametrize("mark", ["utf_16_le", "utf_16_be", "utf_32_le"])
+MARKS = {"utf_16_le": codecs.BOM_UTF16_LE, "utf_16_be": codecs.BOM_UTF16_BE, "utf_32_le": codecs.BOM_UTF32_LE}
+
+
+@pytest.mark.parametrize("mark", MARKS)
 def test_links_behind_a_byte_order_mark_were_missed(mark: str) -> None:
     page = PAGE.replace("evil", "ev\u00efl")
-    start = (
-        codecs.BOM_UTF16_BE
-        if mark == "utf_16_be"
-        else {4: codecs.BOM_UTF32_LE, 2: codecs.BOM_UTF16_LE}[len("a".encode(mark))]
-    )
-    assert "xn--evl-0na.example" in found(start + page.encode(mark), "text/html").hosts
+    assert host_of("ev\u00efl.example") in found(MARKS[mark] + page.encode(mark), "text/html").hosts
 
 
 @pytest.mark.parametrize("label", ["utf-7", "unicode-1-1-utf-7"])
@@ -292,7 +295,7 @@ def test_a_link_at_the_end_of_a_window_was_cut(before: int, kind: str) -> None:
 
 # Files in texts
 
-CHINESE = "你好世界，这是一封普通的邮件。\r\n".encode("gb2312") * 60
+CHINESE = "你好世界这是一封普通的邮件。\r\n".encode("gb2312") * 60
 UUENCODED = b"\r\nbegin 644 eicar.com\r\n" + b2a_uu(EICAR[:45]) + b2a_uu(EICAR[45:]) + b"`\r\nend\r\n"
 
 
