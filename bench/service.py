@@ -27,7 +27,7 @@ MEMORY_PROMISE = 1.3  # RSS growth over the bytes in flight
 CONFIG = f"""
 listen: 127.0.0.1:0
 guard: {{scanSources: {{restApi: {{}}}}, mainWorkerCount: 64}}
-abby: {{staticApiTokens: [{{name: bench, token: {TOKEN}}}]}}
+abby: {{serviceProviders: {{core: {{hosts: []}}}}, staticApiTokens: [{{name: bench, token: {TOKEN}}}]}}
 log_scans: false
 """
 

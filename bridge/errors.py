@@ -14,6 +14,7 @@
     │   ├── ScanRefused          401, 403, other 4xx: see the operator  refused       refused      451 4.3.5
     │   └── MessageTooLarge      413, or above the limit here           too_large     too_large    552 5.3.4
     ├── Saturated                admission closed, 429, 503             saturated     saturated    451 4.3.2
+    ├── AmbiguousMail            refused by `refuse_ambiguous_mime`                  ambiguous    554 5.6.0
     ├── SpoolFull                no room for incoming content                         spool        452 4.3.1
     ├── StoreError               the mail cannot be quarantined                       quarantine   451 4.3.0
     │   └── StoreFull            no space, no inodes                                  quarantine   452 4.3.1
@@ -44,6 +45,7 @@ class FailureLabel(StrEnum):
     UNAVAILABLE = "unavailable"
     FAILED = "failed"
     TOO_LARGE = "too_large"
+    AMBIGUOUS = "ambiguous"
     NEXT_HOP = "next_hop"
     SPOOL = "spool"
     QUARANTINE = "quarantine"
@@ -136,6 +138,13 @@ class Saturated(BridgeError):
     def __init__(self, text: str, retry_after_s: float | None = None) -> None:
         super().__init__(text)
         self.retry_after_s = retry_after_s
+
+
+class AmbiguousMail(BridgeError):
+    """Mail programs may read the structure of the mail differently, and the listener refuses such mail."""
+
+    label = FailureLabel.AMBIGUOUS
+    client_reply = (554, "5.6.0", "The MIME structure of this mail is ambiguous")
 
 
 class SpoolFull(BridgeError):

@@ -410,7 +410,7 @@ def configuration(
     data: dict[str, Any] = {
         "scanner": {"urls": [scanner.url], "token_file": "token"},
         "listeners": [{"name": "test", "address": f"127.0.0.1:{port}", **listener}],
-        "relay": {"next_hop": next_hop.url},
+        "relay": {"next_hop": next_hop.url, "probe_interval": "0s"},  # a probe is one more connection to count
         "admin": {"address": f"127.0.0.1:{admin_port}"},
         "state_directory": str(directory / "state"),
         "hostname": "bridge.example",

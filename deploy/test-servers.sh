@@ -40,6 +40,9 @@ munpack      mpack
 uudeview     uudeview
 tnef         tnef
 ruby         ruby
+javac        openjdk-17-jdk-headless
+go           golang-go
+node         nodejs
 /usr/bin/mh/mhstore nmh
 /usr/lib/dovecot/imap dovecot-imapd
 /usr/share/perl5/MIME/Parser.pm libmime-tools-perl

@@ -22,9 +22,12 @@ import pytest
 # The Debian package of each program, where its name differs.
 PACKAGES = {
     "clamd": "clamav-daemon",
+    "go": "golang-go",
     "initdb": "postgresql",
     "ip": "iproute2",
+    "javac": "openjdk-17-jdk-headless",
     "man": "man-db",
+    "node": "nodejs",
     "nsenter": "util-linux",
     "pg_ctl": "postgresql",
     "postconf": "postfix",

@@ -63,7 +63,7 @@ HOMES: dict[str, set[str]] = {
     "python_multipart": {"service"},
     "opentelemetry": {"observe"},
     "pydantic": {"config", "runtime", "service"},
-    "pydantic_core": {"api"},
+    "pydantic_core": {"api", "config"},
     "uvloop": {"cli", "testing", "daemon"},
 }
 

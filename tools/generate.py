@@ -223,7 +223,9 @@ def _actions() -> str:
 def _profiles() -> str:
     lines = [
         "## Profiles\n",
-        "A profile describes the mail server in front: how long it waits, and which outcomes differ for it.\n",
+        "A profile describes the mail server in front: how long it waits, and which outcomes differ for it.",
+        "With `direct` there is none: programs and mail servers connect that send their own mail, so their address and",
+        "HELO are what the scanner gets ([the client's address](../operate/client-address.md)).\n",
         "| profile | protocol | the mail server waits | our deadline | outcomes |",
         "|---|---|---|---|---|",
     ]

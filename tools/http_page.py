@@ -24,11 +24,15 @@ That page has examples with curl, explains tokens and keys, and says what the in
 The machine-readable form is [openapi.json](openapi.json) (OpenAPI 3.1).
 A running service has it at `/openapi.json`, and a page to read at `/docs`.
 The bridge speaks the first interface to any service that implements it.
+How each statement of the published interfaces is kept and tested is on the page about [conformance](conformance.md).
 The bridge's own HTTP pages (`/metrics`, `/livez`, `/readyz`, `/status`) are on the page about
 [monitoring](../operate/monitoring.md).
 
 An answer other than 200 is an `Error`: a stable word and a sentence for people.
 A 503 says in `Retry-After` when to try again.
+Both interfaces speak HTTP/1.1 and HTTP/1.0.
+A client of HTTP/1.0 gets no chunks, and its connection is closed after the answer.
+JSON may begin with a byte order mark; an object in which a field occurs twice is refused.
 Every request may have the header `X-Scan-Request-Id`, a random id of up to 64 letters, digits and hyphens.
 The answer repeats it, so that a client can tell which request an answer belongs to; any other value is ignored.
 """

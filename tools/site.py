@@ -15,7 +15,7 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parent.parent
-SHOWN = ["*.md", "LICENSE", "docs/**/*", "deploy/**/*", "tests/*/README.md"]
+SHOWN = ["*.md", "LICENSE", "docs/**/*", "deploy/**/*", "tests/*/README.md", "tests/*/*/README.md"]
 CODE = re.compile(r"(^```.*?^```)", re.DOTALL | re.MULTILINE)
 COMMENT = re.compile(r"^<!--.*?-->$", re.MULTILINE | re.DOTALL)
 # A line of text directly followed by a list or table.

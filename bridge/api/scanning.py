@@ -77,6 +77,20 @@ class AnalysisRequest:
         return (text + "}").encode("ascii")
 
 
+def form(parameters: bytes, boundary: bytes) -> tuple[bytes, bytes]:
+    """What stands before and after the mail in the body of a submitEmail request."""
+    before = (
+        b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
+        b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
+        b"Content-Type: message/rfc822\r\n\r\n"
+    ) % (boundary, parameters, boundary)
+    return before, b"\r\n--%b--\r\n" % boundary
+
+
+BOUNDARY_BYTES = 36
+SMALLEST_FORM_BYTES = sum(map(len, form(AnalysisRequest(BorderMtaData("", ("",))).to_json(), b"x" * BOUNDARY_BYTES)))
+
+
 @value
 class AnalysisResult:
     """MessageAnalysisResult: the answer to submitEmail."""

@@ -22,7 +22,7 @@ config_option = click.option(
     "-c",
     "--config",
     "path",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=click.Path(path_type=Path, dir_okay=False, readable=False),  # `load` says why it cannot be read
     envvar="SCANBRIDGE_CONFIG",
     default=lambda: SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None,
     help=f"Configuration file. Default: {SYSTEM_CONFIG} if it exists, else the embedded default.",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.cli.config_origin import with_origins
 from bridge.cli.terminal import say, say_json, say_lines
-from bridge.config.fields import Section
-from bridge.config.model import Config
-from bridge.daemon import resources, wiring
 from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bridge.config.fields import Section
+    from bridge.config.model import Config
 
 
 @click.group("config")
@@ -30,6 +30,9 @@ def show(path: Path | None, as_json: bool) -> None:
     A comment after each value names the line of the file that sets it, or the profile, the environment variable or
     the default that it comes from.
     """
+    from bridge.cli.config_origin import with_origins
+    from bridge.daemon import resources
+
     conf = load_or_exit(path)
     data = effective(conf)
     data["state_directory"] = str(resources.state_directory(conf.state_directory))
@@ -50,6 +53,8 @@ def schema() -> None:
 @click.argument("address")
 def address(path: Path | None, address: str) -> None:
     """Print a mail address as the log shows it (see `log.addresses`), so that you can search for it."""
+    from bridge.daemon import wiring
+
     try:
         say(wiring.redaction(load_or_exit(path)).address(address))
     except ConfigError as exc:
@@ -79,6 +84,9 @@ def _shorten(value: Any) -> None:
 
 
 def json_schema() -> dict[str, Any]:
+    from bridge.config.fields import Section
+    from bridge.config.model import Config
+
     schema = Config.model_json_schema(ref_template="#/definitions/{model}", mode="validation")
     definitions = schema["definitions"] = schema.pop("$defs")
     sections: list[type[Section]] = Section.__subclasses__()

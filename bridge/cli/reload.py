@@ -12,7 +12,6 @@ from typing import Any, NoReturn
 import click
 
 from bridge.cli.common import config_option, load_or_exit
-from bridge.cli.status import ask
 from bridge.cli.terminal import say, say_lines
 
 _POLL_S = 0.1
@@ -29,6 +28,8 @@ def reload(path: Path | None, timeout_s: float) -> None:
     The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if it cannot be
     signalled, or if it keeps its old configuration; the reason is printed.
     """
+    from bridge.cli.status import ask
+
     conf = load_or_exit(path)
     before = ask(conf.admin.address)
     if before is None:

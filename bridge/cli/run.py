@@ -6,21 +6,17 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
-import uvloop
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.terminal import say_lines
-from bridge.config.model import Config
-from bridge.daemon import config_file, resources, wiring
-from bridge.daemon.daemon import run as run_daemon
-from bridge.daemon.systemd import show_stack_on_abort
-from bridge.daemon.workers.supervisor import Supervisor
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe import log_writer
-from bridge.observe.redaction import Redaction
+
+if TYPE_CHECKING:
+    from bridge.config.model import Config
+    from bridge.observe.redaction import Redaction
 
 
 @click.command()
@@ -28,6 +24,13 @@ from bridge.observe.redaction import Redaction
 @click.option("--demo", is_flag=True, help="Use the embedded default, even if there is a configuration file.")
 def run(path: Path | None, demo: bool) -> None:
     """Run the daemon. Without a configuration, it includes the embedded scanning service."""
+    import uvloop
+
+    from bridge.daemon import config_file, wiring
+    from bridge.daemon.daemon import run as run_daemon
+    from bridge.daemon.systemd import show_stack_on_abort
+    from bridge.observe import log_writer
+
     if demo:
         path = None
     conf = load_or_exit(path)
@@ -38,7 +41,7 @@ def run(path: Path | None, demo: bool) -> None:
         fail_config(exc)
     if wiring.worker_count(conf) > 1:
         _supervise(conf, redaction, lambda: config_file.load(path))
-    writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction)
+    writer = log_writer.set_up(conf.log.format, conf.log.level, redaction=redaction, timestamp=conf.log.timestamp)
     try:
         uvloop.run(run_daemon(conf, writer, lambda: config_file.load(path), on_ready=lambda: _welcome(conf)))
     except ConfigError as exc:
@@ -54,7 +57,10 @@ def run(path: Path | None, demo: bool) -> None:
 
 def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config]) -> NoReturn:
     """Run several workers. No thread may exist when they are forked, so log lines are written directly."""
-    log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction)
+    from bridge.daemon.workers.supervisor import Supervisor
+    from bridge.observe import log_writer
+
+    log_writer.set_up_without_thread(conf.log.format, conf.log.level, redaction, conf.log.timestamp)
     try:
         sys.exit(Supervisor(conf, reread, on_ready=lambda: _welcome(conf)).run())
     except ConfigError as exc:
@@ -66,6 +72,8 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
 
 def _welcome(conf: Config) -> None:
     """Print what a new user wants to know first."""
+    from bridge.daemon import resources
+
     if not conf.embedded_service:
         return
     state = resources.state_directory(conf.state_directory)
@@ -76,7 +84,7 @@ def _welcome(conf: Config) -> None:
     lines += [f"  {listener.protocol:7} {listener.address}" for listener in conf.listeners]
     lines += [
         f"  service {conf.scanner.urls[0]} (token in {conf.scanner.token_file})",
-        f"  admin   http://{conf.admin.address}  /metrics /livez /readyz /status",
+        f"  admin   http://{conf.admin.address}  / /metrics /healthz /readyz /status",
     ]
     if conf.relay is not None:
         lines.append(f"Accepted mail is delivered to {conf.relay.next_hop}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
 import re
 import sys
 from pathlib import Path
@@ -24,6 +25,13 @@ _BARE_LF = re.compile(rb"(?<!\r)\n")
 _TIMEOUT_S = 300.0
 
 
+def _address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    try:
+        return str(ipaddress.ip_address(value)) if value is not None else None
+    except ValueError:
+        raise click.BadParameter("expected an IP address, for example 192.0.2.7 or 2001:db8::7") from None
+
+
 @click.command()
 @config_option
 @click.argument("files", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
@@ -36,6 +44,13 @@ _TIMEOUT_S = 300.0
     show_default=True,
     help="Envelope recipient; repeatable.",
 )
+@click.option(
+    "--remote-address",
+    metavar="ADDRESS",
+    callback=_address,
+    help="IP address of the host that sent the mail, for SPF and lists of networks. Default: unknown.",
+)
+@click.option("--helo", metavar="NAME", help="What that host said in HELO or EHLO. Default: unknown.")
 @click.option("--tenant", type=click.UUID, help="Tenant (tenantUid). Default: scanner.tenant_uid.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per file.")
 def scan(
@@ -43,6 +58,8 @@ def scan(
     files: tuple[Path, ...],
     sender: str,
     recipients: tuple[str, ...],
+    remote_address: str | None,
+    helo: str | None,
     tenant: UUID | None,
     as_json: bool,
 ) -> None:
@@ -52,7 +69,7 @@ def scan(
     """
     conf = load_or_exit(path)
     tenant_uid = str(tenant) if tenant else conf.scanner.tenant_uid
-    request = AnalysisRequest(BorderMtaData(sender, recipients), tenant_uid)
+    request = AnalysisRequest(BorderMtaData(sender, recipients, remote_address, helo), tenant_uid)
     try:
         failed = uvloop.run(_scan_all(conf, files, request, as_json))
     except ConfigError as exc:

@@ -2,34 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import logging
 import secrets
-import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-import uvloop
 
 from bridge.cli.common import EXIT_CONFIG
-from bridge.cli.terminal import say, say_cells, say_lines
-from bridge.daemon import resources
-from bridge.daemon.sockets import Sockets
-from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
+from bridge.cli.terminal import say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
-from bridge.observe.log_format import VisibleFormatter
-from bridge.service import settings
-from bridge.service.analysis.decision import delivered_anyway
-from bridge.service.keys import KeyRing
-from bridge.service.server import ServiceServer
-from bridge.service.store import Store
+
+if TYPE_CHECKING:  # what a command needs is imported when it runs: `token` needs none of it
+    from bridge.service.config_files import Loaded
+    from bridge.service.keys import KeyRing
 
 DEFAULT = Path("service.yml")
-
-log = logging.getLogger("bridge.service")
+_CONFIG = "Configuration of the service: its file, or a directory with guard/core/guard.yml and abby/abby/abby.yml."
 
 
 @click.group(invoke_without_command=True)
@@ -38,22 +29,51 @@ log = logging.getLogger("bridge.service")
     "--config",
     "path",
     type=click.Path(path_type=Path),
-    help="Configuration of the service.  [default: service.yml]",
+    help=f"{_CONFIG}  [default: service.yml]",
 )
 @click.pass_context
 def service(context: click.Context, path: Path | None) -> None:
-    """Run the scanning service on its own."""
+    """Run the scanning service on its own. SIGHUP reloads its configuration."""
     context.obj = path
     if context.invoked_subcommand is None:
-        config = _load(path or DEFAULT)
+        import uvloop
+
+        from bridge.daemon import service_process
+
+        early = service_process.EarlySignals()
+        loaded = _load(path or DEFAULT)
         try:
-            uvloop.run(_run(config))
+            uvloop.run(service_process.run(loaded, path or DEFAULT, say, early))
         except ConfigError as exc:
             say_lines(str(exc), err=True)
             sys.exit(EXIT_CONFIG)
         except BridgeError as exc:
             say_lines(f"scanbridge service: {exc}", err=True)
             sys.exit(1)
+
+
+@service.command()
+@click.option("-c", "--config", "path", type=click.Path(path_type=Path), help=f"{_CONFIG}  [default: service.yml]")
+@click.option("-v", "--verbose", is_flag=True, help="Also show checks that passed.")
+@click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
+@click.pass_obj
+def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -> None:
+    """Find problems of the service's configuration and say what to change.
+
+    Tests everything that the configuration refers to, and changes nothing. Prints problems and warnings only, or
+    one line if there are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration
+    cannot be loaded.
+    """
+    from bridge.cli.check.service import check_service, lines_of
+
+    findings = check_service(_load(path or given or DEFAULT))
+    problems = sum(finding.state == "problem" for finding in findings)
+    if as_json:
+        say_json({"ok": not problems, "findings": [finding.to_dict() for finding in findings]}, indent=2)
+    else:
+        for line in lines_of(findings, verbose):
+            say(line)
+    sys.exit(1 if problems else 0)
 
 
 @service.command()
@@ -101,6 +121,9 @@ def revoke_key(path: Path | None, name: str) -> None:
 
 @contextmanager
 def _keys(path: Path | None) -> Iterator[KeyRing]:
+    from bridge.service.keys import KeyRing
+    from bridge.service.store import Store
+
     store = Store(_database(path))
     try:
         store.open()
@@ -115,6 +138,9 @@ def _keys(path: Path | None) -> Iterator[KeyRing]:
 def _database(path: Path | None) -> str:
     """The configured one; without a configuration, that of the service embedded in `scanbridge run`."""
     if path is None and not DEFAULT.exists():
+        from bridge.daemon import resources
+        from bridge.service import settings
+
         state = resources.state_directory(None)
         if not state.exists():
             say(
@@ -124,55 +150,14 @@ def _database(path: Path | None) -> str:
             sys.exit(EXIT_CONFIG)
         say(f"using the keys of the embedded service in {state}", err=True)
         return settings.embedded_database(state)
-    return _load(path or DEFAULT).database_url
+    return _load(path or DEFAULT).config.database_url
 
 
-def _load(path: Path) -> settings.ServiceConfig:
+def _load(path: Path) -> Loaded:
+    from bridge.service.config_files import load
+
     try:
-        return settings.load(path)
+        return load(path)
     except ConfigError as exc:
         say_lines(str(exc), err=True)
         sys.exit(EXIT_CONFIG)
-
-
-async def _run(config: settings.ServiceConfig) -> None:
-    handler = logging.StreamHandler()
-    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
-    logging.basicConfig(level=logging.INFO, handlers=[handler])
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for sig in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(sig, stop.set)
-    show_stack_on_abort()
-    server, sockets = ServiceServer(), Sockets()
-    await server.start(config, sockets.open("service", config.listen))
-    sockets.warn_of_idle()
-    for address in server.addresses:
-        place = str(address) if address.path else f"{config.scheme}://{address}"
-        say(f"scanning service listening on {place}")
-    if not config.listen.is_local and config.tls is None:
-        say(
-            "other machines can reach the service, and tokens are sent unencrypted: set tls, or use a TLS proxy",
-            err=True,
-        )
-    for token in config.abby.staticApiTokens:
-        if len(token.secret) < settings.SHORT_TOKEN:
-            say(
-                f"the token of {token.name} is too short to be safe: create one with `scanbridge service token`",
-                err=True,
-            )
-    if not config.abby.staticApiTokens:
-        say("no token is configured, so every scan is refused: create one with `scanbridge service token`", err=True)
-    for tag in delivered_anyway(config.decisions):
-        say(
-            f"decisions: mail with the tag {tag} is delivered; rules replaces all default rules, "
-            f"so add one for {tag}, or set only scores",
-            err=True,
-        )
-    feeding = asyncio.create_task(feed_watchdog())
-    notify("READY=1")
-    await stop.wait()
-    notify("STOPPING=1")
-    say("stopping")
-    await server.stop()
-    feeding.cancel()

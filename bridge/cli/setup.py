@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from bridge.cli import postfix_lines
+from bridge.cli import postfix_commands, postfix_lines
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.terminal import say_lines
 from bridge.errors import ConfigError
@@ -24,12 +24,20 @@ def setup() -> None:
 )
 @click.option("--listener", help="Listener to use, if several are suitable.")
 @click.option("--file", type=click.Choice(["main.cf", "master.cf"]), help="Print only the lines for this file.")
-def postfix(path: Path | None, mode: str, listener: str | None, file: str | None) -> None:
+@click.option(
+    "--commands", is_flag=True, help="Print postconf commands for `sh` instead; running them again changes nothing."
+)
+def postfix(path: Path | None, mode: str, listener: str | None, file: str | None, commands: bool) -> None:
     """Print the lines for Postfix's main.cf and master.cf. Exit code 78 if no listener is suitable."""
+    if commands and file:
+        raise click.UsageError("--commands changes both files: leave out --file")
     try:
         lines = postfix_lines.for_postfix(load_or_exit(path), mode, listener)
     except ConfigError as exc:
         fail_config(ConfigError(f"{path or 'embedded default'}: {exc}"))
+    if commands:
+        say_lines(postfix_commands.for_lines(lines))
+        return
     if file:
         say_lines(lines.main if file == "main.cf" else lines.master)
         return

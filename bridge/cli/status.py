@@ -21,7 +21,10 @@ _TIMEOUT_S = 5.0
 @config_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(path: Path | None, as_json: bool) -> None:
-    """Show the daemon's health. Exit code 1 if it is not running or not ready."""
+    """Show the daemon's health, problems first.
+
+    Exit code 0: mail is accepted, scanned and delivered (there may be warnings). 1: it is not, or no daemon answers.
+    """
     conf = load_or_exit(path)
     state = ask(conf.admin.address)
     if state is None:
@@ -31,7 +34,7 @@ def status(path: Path | None, as_json: bool) -> None:
         say_json(state, indent=2)
     else:
         say_lines(table(state))
-    sys.exit(0 if state["ready"] else 1)
+    sys.exit(0 if state["ready"] and not state.get("problems") else 1)
 
 
 def ask(address: Endpoint) -> dict[str, Any] | None:
@@ -51,7 +54,8 @@ def ask(address: Endpoint) -> dict[str, Any] | None:
 
 def table(state: dict[str, Any]) -> str:
     """The status as text: one line for each fact, also for a reason of several lines."""
-    lines = [
+    lines = [*state.get("problems", ()), *(f"WARNING: {text}" for text in state.get("warnings", ()))]
+    lines += [
         f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
         f"{'ready' if state['ready'] else 'not ready'}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
@@ -78,13 +82,16 @@ def table(state: dict[str, Any]) -> str:
 
 def _scanner(host: dict[str, Any]) -> str:
     circuit = host.get("circuit", "closed")
-    text = f"{host['url']}: {host['status']}, {host['in_flight']} in flight"
+    problem = host.get("problem") or host.get("status_problem")
+    text = f"{host['url']}: {host['status']}{f' ({problem})' if problem else ''}, {host['in_flight']} in flight"
     return text if circuit == "closed" else f"{text}, circuit {circuit}"
 
 
 def _next_hop(hop: dict[str, Any]) -> str:
     busy = hop.get("busy", 0)
-    return f"{hop['name']}: {'up' if hop['up'] else 'down'}" + (f", {busy} mails in transit" if busy else "")
+    state = {True: "up", False: "down"}.get(hop["up"], "not tried yet")
+    problem = f" ({hop['problem']})" if hop.get("problem") else ""
+    return f"{hop['name']}: {state}{problem}" + (f", {busy} mails in transit" if busy else "")
 
 
 def _list(copy: dict[str, Any]) -> str:

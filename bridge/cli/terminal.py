@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 import traceback
 from types import TracebackType
@@ -37,9 +38,34 @@ def say_cells(*cells: str) -> None:
     click.echo("\t".join(map(visible, cells)))
 
 
+def say_csv(*cells: str) -> None:
+    """One row for a spreadsheet (RFC 4180). No cell is a formula: spreadsheets execute those."""
+    import csv  # only one command needs it
+
+    row = io.StringIO()
+    csv.writer(row).writerow([_FORMULA.sub(r"\1'\2", visible(cell)) for cell in cells])
+    click.echo(row.getvalue(), nl=False)
+
+
+# At the start, or after a semicolon, which separates cells in some countries. The last four are full-width forms.
+_FORMULA = re.compile("(^|;)( *[=+@\uff1d\uff0b\uff0d\uff20-])")
+
+
 def say_json(data: object, indent: int | None = None) -> None:
     """An object for programs. JSON in ASCII contains no character that acts on a terminal, except DEL."""
     click.echo(json.dumps(data, indent=indent).replace("\x7f", "\\u007f"))
+
+
+def width() -> int | None:
+    """Of the terminal that standard output is; None if it is a pipe or a file."""
+    import shutil
+
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def can_ask() -> bool:
+    """Whether a person can read our question and answer it."""
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def confirm(question: str, *, abort: bool = False) -> bool:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from collections.abc import Iterable
-from typing import Annotated, Any
+from collections.abc import Iterable, Iterator
+from typing import Annotated, Any, Protocol
 from urllib.parse import parse_qs, urlsplit
 from uuid import UUID
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, WithJsonSchema
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, PlainSerializer, WithJsonSchema
+from pydantic_core import InitErrorDetails, PydanticCustomError, ValidationError
 
 from bridge.mail.address import comparable_domain
 from bridge.runtime.endpoints import Endpoint, NextHop
@@ -42,6 +43,8 @@ def _network(value: str) -> str:
         block = ipaddress.ip_network(value, strict=False)
     except ValueError:
         raise ValueError("a network is an address, or a block such as 192.0.2.0/24 or 2001:db8::/32") from None
+    if isinstance(block, ipaddress.IPv6Network) and block.network_address.ipv4_mapped:
+        raise ValueError("write an IPv4 network as such, for example 192.0.2.0/24, not as an IPv6 network")
     if "/" in value and str(block.network_address) != str(ipaddress.ip_address(value.partition("/")[0])):
         raise ValueError(f"the address is not the first one of its block: write {block}, or the address alone")
     return value
@@ -60,22 +63,60 @@ def _tenant(value: Any) -> str:
 TenantUid = Annotated[str, BeforeValidator(_tenant), WithJsonSchema({"type": "string", "format": "uuid"})]
 
 
+_LABEL = re.compile(r"(?!-)[a-z0-9_-]{1,63}(?<!-)")
+_MAX_NAME = 253  # characters (RFC 1035 2.3.4)
+
+
 def _domain(value: str) -> str:
-    if not comparable_domain(value):
-        raise ValueError("a domain is a name, for example example.org")
+    """Raises ValueError for whatever no recipient can have after the @: it would never match."""
+    expected = "a domain is a name, for example example.org"
+    if "@" in value:
+        raise ValueError(f"{expected}: the part after the @ only")
+    if "/" in value:
+        raise ValueError(f"{expected}: not a URL or a path")
+    if value.startswith(("*", ".")):
+        raise ValueError(f"{expected}: no `*` and no dot in front; name each subdomain that is meant")
+    name = comparable_domain(value)
+    if name.startswith("[") and name.endswith("]"):  # an address literal
+        return value
+    if not all(_LABEL.fullmatch(label) for label in name.split(".")) or len(name) > _MAX_NAME:
+        raise ValueError(f"{expected}: labels of letters, digits and hyphens, separated by single dots")
     return value
 
 
-DomainField = Annotated[str, Field(pattern=r"^[^@\s]+$"), AfterValidator(_domain)]
+DomainField = Annotated[str, AfterValidator(_domain)]
+Place = tuple[int | str, ...]
 
 
-def refuse_same_domain(domains: Iterable[str], problem: str) -> None:
-    """Raises ValueError, which names both spellings of a domain that occurs twice."""
-    seen: dict[str, str] = {}
-    for domain in domains:
-        other = seen.setdefault(comparable_domain(domain), domain)
-        if other is not domain:
-            raise ValueError(f"{problem}: {other} and {domain} are the same domain; remove one of them")
+class _HasDomains(Protocol):
+    @property
+    def recipient_domains(self) -> list[str]: ...
+
+
+def domain_places(entries: Iterable[_HasDomains]) -> Iterator[tuple[Place, str]]:
+    """Each recipient domain of tenants or routes, with its path below them."""
+    for number, entry in enumerate(entries):
+        for position, domain in enumerate(entry.recipient_domains):
+            yield (number, "recipient_domains", position), domain
+
+
+def refuse_same_domain(section: str, entries: Iterable[tuple[Place, str]]) -> None:
+    """Raises a ValidationError at the second place of a domain that occurs twice, which names both.
+
+    `section` is the key that is being validated, and each place is a path below it.
+    """
+    seen: dict[str, tuple[Place, str]] = {}
+    mistakes = []
+    for place, domain in entries:
+        other_place, other = seen.setdefault(comparable_domain(domain), (place, domain))
+        if other_place == place:
+            continue
+        where = ".".join(map(str, (section, *other_place)))
+        problem = f"{other} and {domain} are the same domain, in two places: {where} and here; remove one of them"
+        error = PydanticCustomError("same_domain", "{problem}", {"problem": problem})
+        mistakes.append(InitErrorDetails(type=error, loc=place, input=None))
+    if mistakes:
+        raise ValidationError.from_exception_data(section, mistakes)
 
 
 def base_url(url: str, allow_plain_http: bool) -> str:

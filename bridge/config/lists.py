@@ -20,8 +20,7 @@ ListKind = Literal["sender", "domain", "network"]
 class DoorLists(Section):
     block: list[ListName] = Field(
         [],
-        description="Lists of senders, domains or client networks whose mail is refused with 550 5.7.1: at MAIL, or "
-        "at RCPT if the list is a tenant's.",
+        description="Lists of senders, domains or client networks whose mail is refused with 550 5.7.1 at RCPT.",
     )
     block_recipients: list[ListName] = Field(
         [], description="Lists of recipient addresses or domains that are refused with 550 5.7.1 at RCPT."

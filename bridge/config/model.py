@@ -21,6 +21,7 @@ from pydantic import (
     model_validator,
 )
 
+from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
@@ -33,6 +34,7 @@ from bridge.config.fields import (
     Section,
     TenantUid,
     base_url,
+    domain_places,
     refuse_same_domain,
 )
 from bridge.config.limits import Admission, Limits, Spool
@@ -42,7 +44,7 @@ from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
-from bridge.runtime.did_you_mean import did_you_mean
+from bridge.runtime.suggestion import did_you_mean
 from bridge.runtime.units import Duration
 
 
@@ -65,6 +67,12 @@ class Scanner(Section):
         False,
         description="Submit a mail to another host even if the first one received all of it and then failed. "
         "Such a mail may be scanned twice.",
+    )
+    size_limit_counts: Literal["mail", "request"] = Field(
+        "mail",
+        description="What the service counts for its limit of 50 MiB. `mail`: the mail alone, as ours does. `request`: "
+        "the whole body of the request, with the envelope and the form around the mail; a mail that would exceed it is "
+        "refused with 552 and not sent.",
     )
 
     @field_validator("urls")
@@ -258,12 +266,18 @@ class Headers(Section):
 
 class Admin(Section):
     address: AddressField = Field(
-        admin_address.DEFAULT, description="Address of the admin pages /metrics, /livez, /readyz and /status."
+        admin_address.DEFAULT,
+        description="Address of the admin pages /, /metrics, /livez, /healthz, /readyz and /status.",
     )
 
 
 class Log(Section):
     format: Literal["keyvalue", "json"] = Field("keyvalue", description="Format of the log lines.")
+    timestamp: bool = Field(
+        False,
+        description="Begin each line with `time=`, in UTC. Meant for a log in a file or a container: journald adds the "
+        "time itself, and JSON lines always have it.",
+    )
     level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum severity of the lines that are logged. The line of each mail is always logged."
     )
@@ -299,7 +313,7 @@ class Config(Section):
     scanner: Scanner
     listeners: list[Listener] = Field(min_length=1)
     admission: Admission = Admission()
-    limits: Limits = Limits()
+    limits: Limits = Field(Limits(), validate_default=True)
     late_decisions: LateDecisions = LateDecisions()
     policy: Policy = Policy()
     tenants: list[Tenant] = Field([], description="Tenants of the service, each with its recipient domains.")
@@ -356,11 +370,20 @@ class Config(Section):
                     )
         return listeners
 
+    @field_validator("limits")
+    @classmethod
+    def _fits_in_request(cls, limits: Limits, info: ValidationInfo) -> Limits:
+        """What is certainly too large is refused at MAIL; the scanner checks the rest when the envelope is known."""
+        scanner = info.data.get("scanner")
+        largest = MAX_MESSAGE_BYTES - SMALLEST_FORM_BYTES
+        if scanner is None or scanner.size_limit_counts == "mail" or limits.max_message_size <= largest:
+            return limits
+        return limits.model_copy(update={"max_message_size": largest})
+
     @field_validator("tenants")
     @classmethod
     def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
-        domains = (domain for tenant in tenants for domain in tenant.recipient_domains)
-        refuse_same_domain(domains, "one recipient domain belongs to two tenants, or twice to one")
+        refuse_same_domain("tenants", domain_places(tenants))
         if len({tenant.uid for tenant in tenants}) != len(tenants):
             raise ValueError("two tenants have the same uid; give one of them all the domains")
         return tenants

@@ -102,9 +102,13 @@ class Policy(Section):
         """This policy with every key that `other` sets explicitly taken from there."""
         return self.model_copy(update={name: getattr(other, name) for name in other.model_fields_set})
 
-    def entry_for(self, case: str) -> PolicyEntry:
-        """The entry of one key; `unavailable` for a reason that is not set."""
+    def key_for(self, case: str) -> str:
+        """The key that decides in this case; `unavailable` for a reason that is not set."""
         if case == "slow":
-            return self.deadline or self.failed
-        found = getattr(self, case)
-        return found if isinstance(found, PolicyEntry) else self.unavailable
+            return "deadline" if self.deadline is not None else "failed"
+        return case if getattr(self, case) is not None else "unavailable"
+
+    def entry_for(self, case: str) -> PolicyEntry:
+        found = getattr(self, self.key_for(case))
+        assert isinstance(found, PolicyEntry)
+        return found

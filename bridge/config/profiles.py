@@ -5,6 +5,10 @@ timeout) and the policy entries that differ from the general defaults. After a q
 a bounce to a sender that may be forged, so there `bounce` means quarantine, and content that we refuse
 ourselves (a loop, a bare line feed, ...) is quarantined too. Milter servers have their
 own hold queue.
+
+It also says who connects to us. Usually that is the operator's own mail server, and if it does not name the host
+that sent the mail, the scanner is told nothing: our client's address would pass every check that is made for the
+sender's. Only with `direct` do the senders themselves connect.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ class Profile:
     deadline_s: float  # ours
     policy: Mapping[str, str] = field(default_factory=dict)
     body_is_whole: bool = False  # milter: the mail server repeats the header fields in the body
+    client_is_sender: bool = False  # whoever connects to us sends the mail; no mail server of ours is in between
 
     @property
     def is_after_queue(self) -> bool:
@@ -42,5 +47,6 @@ PROFILES: dict[str, Profile] = {
     "opensmtpd": Profile("smtp", 300, 240, _AFTER_QUEUE),
     "haraka": Profile("smtp", 30, 25),
     "stalwart-hooks": Profile("smtp", 30, 25),
+    "direct": Profile("smtp", 600, 240, client_is_sender=True),  # RFC 5321 4.5.3.2.6; programs often wait 5 minutes
 }
 DEFAULT_PROFILE = {"smtp": "postfix-proxy", "lmtp": "postfix-proxy", "milter": "postfix-milter"}

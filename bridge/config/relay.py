@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator, model_validator
 
-from bridge.config.fields import CA_FILE, DomainField, NextHopField, Section, refuse_same_domain
+from bridge.config.fields import CA_FILE, DomainField, NextHopField, Section, domain_places, refuse_same_domain
 from bridge.runtime.endpoints import NextHop
 from bridge.runtime.units import Duration
 
@@ -75,11 +75,15 @@ class Relay(NextHops, Section):
     connect_timeout: Duration = Field(10.0, gt=0, description="Maximum time to connect and to receive the greeting.")
     timeout: Duration = Field(60.0, gt=0, description="Maximum time for each reply of the next hop.")
     max_idle: Duration = Field(20.0, description="How long an idle connection is kept for the next mail.")
+    probe_interval: Duration = Field(
+        60.0,
+        description="How often a next hop that gets no mail is tested: a connection, EHLO and QUIT, no mail. Also at "
+        "the start. 0: never; its state is then unknown until a mail is sent to it.",
+    )
     max_connections: int = Field(100, ge=1, description="Maximum connections to each next hop.")
 
     @field_validator("routes")
     @classmethod
     def _one_route(cls, routes: list[Route]) -> list[Route]:
-        domains = (domain for route in routes for domain in route.recipient_domains)
-        refuse_same_domain(domains, "a recipient domain has two routes")
+        refuse_same_domain("relay.routes", domain_places(routes))
         return routes

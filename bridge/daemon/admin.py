@@ -1,4 +1,4 @@
-"""The admin address: /metrics, /livez, /readyz and /status, for operators only.
+"""The admin address: a page at /, /metrics, /livez (or /healthz), /readyz and /status, for operators only.
 
 Knows HTTP and nothing of the daemon: an `AdminView` supplies the contents. There are two: `SingleView`
 for a daemon that is one process, and `workers.aggregate.Aggregate` for one of several workers.
@@ -6,16 +6,20 @@ for a daemon that is one process, and `workers.aggregate.Aggregate` for one of s
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
+from bridge.daemon.admin_page import HEADERS, page
+from bridge.daemon.health import Health, recent_of
 from bridge.observe.metrics import Metrics
+from bridge.observe.recent import LAST
 
 _SILENT_S = 2.0  # a worker publishes its numbers once a second
 
@@ -36,15 +40,15 @@ class OwnStatus(Protocol):
     def state(self) -> dict[str, Any]:
         """Its part of /status."""
 
+    def health(self, state: dict[str, Any]) -> Health:
+        """What is wrong, by the state of all workers together."""
+
 
 class AdminView(Protocol):
     """What the admin address shows, whichever process answers."""
 
     async def registry(self) -> CollectorRegistry:
         """Everything, for one scrape."""
-
-    def problem(self) -> str:
-        """Why the daemon is not ready; "" if it is."""
 
     async def state(self) -> dict[str, Any]:
         """For /status and `scanbridge status`; `pid` is the process that handles the signals."""
@@ -66,18 +70,23 @@ class SingleView:
     async def registry(self) -> CollectorRegistry:
         return self._status.metrics.registry
 
-    def problem(self) -> str:
-        return self._status.problem()
-
     async def state(self) -> dict[str, Any]:
         own = self._status.state()
-        return {**own, "workers": [worker_summary(own)]}
+        return with_health({**own, "workers": [worker_summary(own)]}, [own["recent"]], self._status)
 
     def publish(self) -> None:
         pass
 
     async def publish_regularly(self) -> None:
         pass
+
+
+def with_health(state: dict[str, Any], recent: Sequence[Sequence[Any]], status: OwnStatus) -> dict[str, Any]:
+    """The state of all workers together with what is wrong, in words. `recent`: each worker's last outcomes."""
+    health = status.health({**state, "recent": recent_of(recent, LAST)})
+    del state["recent"]  # of this process only
+    words = {"problems": list(health.problems), "warnings": list(health.warnings)}
+    return {**state, **words, "ready": not health.stops_mail}
 
 
 def worker_summary(state: dict[str, Any], age_s: float = 0.0) -> dict[str, Any]:
@@ -95,16 +104,22 @@ def create_admin(view: AdminView) -> Starlette:
         return PlainTextResponse("ok\n")
 
     async def readyz(request: Request) -> Response:
-        problem = view.problem()
-        return PlainTextResponse(f"{problem}\n" if problem else "ok\n", status_code=503 if problem else 200)
+        state = await view.state()
+        text = state["phase"] or "\n".join(state["problems"]) or "ok"
+        return PlainTextResponse(f"{text}\n", status_code=200 if state["ready"] else 503)
 
     async def status(request: Request) -> Response:
         return JSONResponse(await view.state())
 
+    async def front(request: Request) -> Response:
+        return HTMLResponse(page(await view.state()), headers=HEADERS)
+
     return Starlette(
         routes=[
+            Route("/", front),
             Route("/metrics", metrics),
             Route("/livez", livez),
+            Route("/healthz", livez),
             Route("/readyz", readyz),
             Route("/status", status),
         ]

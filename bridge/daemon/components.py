@@ -26,6 +26,7 @@ Server = SmtpServer | MilterServer
 ListenerKey = tuple[str, str, str]  # name, protocol, address
 
 _AFTER_DEADLINE_S = 10.0
+_KNOWN_S = 60.0  # without tests, what a mail has shown says nothing about the state a minute later
 
 
 class Components:
@@ -47,6 +48,11 @@ class Components:
             wiring.list_settings(conf)  # raises now if the API key cannot be read
         self.plans = [self._plan(listener) for listener in conf.listeners]
         core.metrics.next_hop_mails.start([hop.name for hop in self.hops], RESULTS)
+
+    def is_up(self, hop: MonitoredRelay) -> bool | None:
+        """Whether this next hop can be reached; None if that is not known, or not any more."""
+        is_watched = self.config.relay is not None and self.config.relay.probe_interval > 0
+        return hop.is_up if is_watched or hop.age_s < _KNOWN_S else None
 
     def _monitor(self, name: str, relay: Relay) -> Relay:
         metrics = self._core.metrics

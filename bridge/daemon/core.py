@@ -27,6 +27,7 @@ from bridge.observe.log_writer import LineWriter
 from bridge.observe.mail_log import MailLog
 from bridge.observe.metric_types import Counter
 from bridge.observe.metrics import Metrics
+from bridge.observe.recent import RecentMails
 
 if TYPE_CHECKING:
     from bridge.observe.tracing import Tracing
@@ -42,6 +43,7 @@ class Core:
     late: LateDecisions | None
     list_refresh: ListRefresh
     mail_log: MailLog
+    recent: RecentMails
     tracing: Tracing | None
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
@@ -54,6 +56,7 @@ class Core:
     def report(self, record: Record) -> None:
         """A mail is finished: count it, log it, trace it."""
         self.metrics.record(record)
+        self.recent.note(record)
         self.mail_log.decided(record)
         if self.tracing is not None:
             self.tracing.report(record)
@@ -76,6 +79,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         late=wiring.late_decisions(conf, state, lambda end: count(metrics.late_scans, end.value)),
         list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
         mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
+        recent=RecentMails(),
         tracing=wiring.tracing(conf),
     )
 

@@ -19,11 +19,12 @@ from bridge.daemon import quarantine_upkeep, wiring
 from bridge.daemon.admin import AdminView, create_admin
 from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
-from bridge.daemon.embedded import start_service
+from bridge.daemon.embedded import accept_new_token, start_service
 from bridge.daemon.gauges import connect_gauges
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.listeners import Listeners
 from bridge.daemon.malloc_trim import MallocTrim
+from bridge.daemon.next_hop_watch import watch_next_hops
 from bridge.daemon.quarantine_upkeep import QuarantineUpkeep
 from bridge.daemon.reload import UNEXPECTED, Reloader, ReloadHistory, check_change
 from bridge.daemon.running import Running
@@ -40,6 +41,7 @@ from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
 from bridge.runtime.http_server import HttpServer
 from bridge.scanner.client import Scanner
+from bridge.service.server import ServiceServer
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,7 @@ class Daemon:
         admin: HttpServer,
         tasks: BackgroundTasks,
         ending: AsyncExitStack,
+        service: ServiceServer | None,
     ) -> None:
         self.status = status
         self.view = view
@@ -90,6 +93,7 @@ class Daemon:
         self._admin = admin
         self._tasks = tasks
         self._ending = ending  # stops what was started, last first
+        self._service = service  # the embedded one, if it runs in this process
         self._scanner_watch = tasks.start(running.scanner.watch())
         shutdown.call_on_hurry(self._hurry)
 
@@ -171,6 +175,8 @@ class Daemon:
         self.metrics.start(listener.name for listener in conf.listeners)
         try:
             opened = await self._running.listeners.open_missing(new.plans)
+            if self._service is not None:
+                await accept_new_token(self._service, conf, self._core.state)
         except BaseException:
             self._core.worker.sockets.keep_only(wiring.addresses(self.config))
             await new.close()
@@ -229,12 +235,14 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     ending.callback(worker.sockets.keep_only, [])
     if core.tracing is not None:
         ending.push_async_callback(core.tracing.close)
+    service = None
     if conf.embedded_service and not worker.has_supervisor:
         service = await start_service(conf, core.state)
         ending.push_async_callback(service.stop, 1)
     running = Running(core, Components(conf, core), Listeners(worker))
     ending.push_async_callback(_close_components, running, shutdown)
-    status, upkeep = Status(running, shutdown), QuarantineUpkeep(running)
+    upkeep = QuarantineUpkeep(running)
+    status = Status(running, shutdown, upkeep)
     connect_gauges(running, status, upkeep)
     view = worker.admin_view(status)
     admin = HttpServer(create_admin(view), worker.sockets.open("admin", conf.admin.address))
@@ -246,10 +254,11 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     background = (
         *(upkeep.purge_regularly(), upkeep.reconcile(), upkeep.count_regularly()),
         *(core.lag.watch(), core.list_refresh.watch(), MallocTrim().watch(), view.publish_regularly()),
+        watch_next_hops(running),
     )
     for work in background:
         tasks.start(work)
-    return Daemon(running, shutdown, status, view, admin, tasks, ending)
+    return Daemon(running, shutdown, status, view, admin, tasks, ending, service)
 
 
 async def _open_stores(running: Running, ending: AsyncExitStack) -> None:

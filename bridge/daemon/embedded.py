@@ -54,6 +54,13 @@ async def start_service(conf: Config, state: Path, sockets: Sequence[socket.sock
     service = ServiceServer()
     if has_own_lists(conf):
         await asyncio.to_thread(_adopt_key, conf, settings.embedded_database(state))
-    await service.start(settings.embedded(state, str(listen), wiring.token(conf)), sockets)
+    await service.start(settings.embedded(state, str(listen), [wiring.token(conf)]), sockets)
     log.info("scanning service: listening on %s", listen)
     return service
+
+
+async def accept_new_token(service: ServiceServer, conf: Config, state: Path) -> None:
+    """If the token file has changed, accept the new token as well as the one that mail in processing uses."""
+    new, used = wiring.token(conf), service.config.abby.staticApiTokens[0].secrets[0]
+    if new != used:
+        await service.reload(settings.embedded(state, str(service.config.listen), [new, used]))

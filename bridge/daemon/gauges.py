@@ -60,9 +60,7 @@ def _connect_mail(metrics: Metrics, running: Running) -> None:
 
 
 def _saturated(running: Running) -> Rows:
-    admission, limit = running.core.admission, running.components.limit
-    full = admission.is_full or (limit is not None and admission.in_processing >= limit.current)
-    return zip(((cause,) for cause in SATURATION), (full, running.scanner.is_saturated()), strict=True)
+    return zip(((cause,) for cause in SATURATION), running.saturation, strict=True)
 
 
 def _adaptive_limit(running: Running) -> Rows:
@@ -88,7 +86,12 @@ def _connect_next_hops(metrics: Metrics, running: Running) -> None:
 
 
 def _next_hops_up(running: Running) -> Rows:
-    return {(hop.name,): int(hop.is_up) for hop in running.components.hops}.items()
+    """Without those that nobody has tried."""
+    found: dict[tuple[str, ...], int] = {}
+    for hop in running.components.hops:
+        if (is_up := running.components.is_up(hop)) is not None:
+            found[hop.name,] = min(int(is_up), found.get((hop.name,), 1))
+    return found.items()
 
 
 def _next_hop_connections(running: Running) -> Rows:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import tempfile
 import time
+from pathlib import Path
 
 from bridge.daemon.running import Running
 from bridge.errors import StoreError
@@ -23,6 +25,7 @@ _COUNT_SHARE = 20  # counting takes at most one part in this many of the time
 _TURN_S = 1.0  # how soon another worker takes over counting when the first one is gone
 _FIRST_PURGE_S = 10.0  # not in the rush of the start
 _PURGE_INTERVAL_S = 3600.0
+_PROBE_BYTES = 4096  # a block: nothing at all fits on a disk without one
 
 
 class QuarantineUpkeep:
@@ -30,11 +33,16 @@ class QuarantineUpkeep:
         self._running = running
         self._worker = running.core.worker
         self._usage: Usage | None = None
+        self.problem = ""  # why no mail can be stored, as of the last count
 
     @property
     def usage(self) -> Usage | None:
         """The last count; None until there is one, and in workers that do not count."""
         return self._usage
+
+    @property
+    def _directory(self) -> Path:
+        return self._running.core.state / self._running.config.quarantine.directory
 
     @property
     def _quarantine(self) -> Quarantine:
@@ -71,7 +79,7 @@ class QuarantineUpkeep:
         while True:
             began = time.monotonic()
             if not self._worker.is_first:
-                self._usage, due = None, 0.0
+                self._usage, self.problem, due = None, "", 0.0
             elif began >= due:
                 self._usage = await self._count()
                 due = began + self._pause_s(time.monotonic() - began)
@@ -83,10 +91,30 @@ class QuarantineUpkeep:
 
     async def _count(self) -> Usage | None:
         try:
-            return await self._quarantine.usage()
+            usage = await self._quarantine.usage()
         except StoreError as exc:
             log.warning("quarantine: the stored mail could not be counted: %s", exc)
+            self.problem = str(exc)
             return None
+        limit = self._running.config.quarantine.max_size
+        if limit is not None and usage.size_bytes >= limit:
+            self.problem = f"quarantine.max_size is reached: {usage.size_bytes} of {limit} bytes"
+        elif self._quarantine.is_remote:
+            self.problem = ""
+        else:
+            self.problem = await asyncio.to_thread(_not_writable, self._directory)
+        return usage
+
+
+def _not_writable(directory: Path) -> str:
+    """Why no file can be written there; "" if one can."""
+    try:
+        with tempfile.TemporaryFile(dir=directory) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+    except OSError as exc:
+        return f"{directory} cannot be written to: {exc.strerror}"
+    return ""
 
 
 def clean(quarantine: Quarantine) -> None:

@@ -33,6 +33,13 @@ class Running:
     def scanner(self) -> Scanner:
         return self._components.scanner
 
+    @property
+    def saturation(self) -> tuple[bool, bool]:
+        """Whether new mail is refused because of our own limit, and because the scanner is full."""
+        admission, limit = self.core.admission, self.components.limit
+        is_full = admission.is_full or (limit is not None and admission.in_processing >= limit.current)
+        return is_full, self.scanner.is_saturated()
+
     def switch_to(self, components: Components, opened: Mapping[ListenerKey, Server]) -> list[Server]:
         """Use these components from now on. Returns the servers of listeners that are not configured any more."""
         conf, core = components.config, self.core

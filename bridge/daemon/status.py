@@ -12,15 +12,20 @@ from dataclasses import asdict
 from typing import Any
 
 from bridge import __version__
+from bridge.daemon.health import RECENT_S, Health, assess, merged_hops
+from bridge.daemon.quarantine_upkeep import QuarantineUpkeep
 from bridge.daemon.running import Running
 from bridge.daemon.shutdown import Shutdown
-from bridge.observe.metrics import Metrics
+from bridge.observe.metrics import SATURATION, Metrics
+from bridge.relay.monitored import MonitoredRelay
+from bridge.scanner.client import Host
 
 
 class Status:
-    def __init__(self, running: Running, shutdown: Shutdown) -> None:
+    def __init__(self, running: Running, shutdown: Shutdown, upkeep: QuarantineUpkeep) -> None:
         self._running = running
         self._shutdown = shutdown
+        self._upkeep = upkeep
         self._started = time.monotonic()
 
     @property
@@ -51,27 +56,46 @@ class Status:
             "pid": os.getpid(),
             "uptime_s": round(time.monotonic() - self._started),
             "ready": not self.problem(),
+            "phase": self.problem(),
             "in_processing": core.admission.in_processing,
             "max_in_processing": core.admission.settings.max_in_processing,
             "bytes_in_processing": core.spool.in_use,
             "connections": self.connections,
+            "saturated": [cause for cause, is_so in zip(SATURATION, running.saturation, strict=True) if is_so],
+            "quarantine_problem": self._quarantine_problem(),
+            "recent": list(core.recent.last),
             "reload": asdict(core.reloads),
             "listeners": [
                 {"name": listener.name, "protocol": listener.protocol, "address": str(listener.address)}
                 for listener in running.config.listeners
             ],
             "lists": core.list_refresh.state(),
-            "scanner": [
-                {
-                    "url": host.url,
-                    "status": str(host.status or "unknown"),
-                    "circuit": str(host.circuit.state),
-                    "in_flight": host.in_flight,
-                }
-                for host in running.scanner.hosts
-            ],
-            "next_hops": [
-                {"name": hop.name, "up": hop.is_up, "busy": hop.busy}
-                for hop in {hop.name: hop for hop in running.components.hops}.values()
-            ],
+            "scanner": [_scanner(host) for host in running.scanner.hosts],
+            "next_hops": merged_hops([self._next_hop(hop) for hop in running.components.hops]),
         }
+
+    def health(self, state: dict[str, Any]) -> Health:
+        """What is wrong, by the state of all workers together."""
+        return assess(state, self._running.config)
+
+    def _next_hop(self, hop: MonitoredRelay) -> dict[str, Any]:
+        is_up = self._running.components.is_up(hop)
+        return {"name": hop.name, "up": is_up, "busy": hop.busy, "problem": hop.problem if is_up is False else ""}
+
+    def _quarantine_problem(self) -> str:
+        recent = self._running.core.recent
+        is_recent = time.monotonic() - recent.quarantine_at < RECENT_S
+        return self._upkeep.problem or (recent.quarantine_problem if is_recent else "")
+
+
+def _scanner(host: Host) -> dict[str, Any]:
+    problem, case = host.outage
+    return {
+        "url": host.url,
+        "status": str(host.status or "unknown"),
+        "circuit": str(host.circuit.state),
+        "in_flight": host.in_flight,
+        "problem": problem,
+        "case": case,
+        "status_problem": host.status_problem,
+    }

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.config import model
 from bridge.config.model import Config
-from bridge.config.policy import Policy as PolicyConfig
 from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
 from bridge.daemon import resources
 from bridge.errors import ConfigError
+from bridge.filter import rule_names
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import AdmissionSettings
 from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
@@ -79,6 +80,7 @@ def scanner_settings(conf: Config, token: str) -> ScannerSettings:
         connect_timeout_s=scanner.connect_timeout,
         status_interval_s=scanner.status_interval,
         resubmit=scanner.resubmit,
+        max_request_bytes=MAX_MESSAGE_BYTES if scanner.size_limit_counts == "request" else None,
     )
 
 
@@ -268,8 +270,8 @@ def _secret(conf: Config, name: str | None, key: str) -> str | None:
 def filter_settings(conf: Config, listener: model.Listener) -> FilterSettings:
     return FilterSettings(
         deadline_s=listener.deadline,
-        policy=_policy(conf.policy_for(listener)),
-        tenant_policies={tenant.uid: _policy(conf.policy_for(listener, tenant)) for tenant in conf.tenants},
+        policy=_policy(conf, listener),
+        tenant_policies={tenant.uid: _policy(conf, listener, tenant) for tenant in conf.tenants},
         tenant_by_domain=tenants_by_domain(conf),
         default_tenant=conf.scanner.tenant_uid,
         max_received=conf.limits.max_received,
@@ -334,12 +336,25 @@ def limit(conf: Config) -> AdaptiveLimit | None:
     return AdaptiveLimit(conf.admission.max_in_processing) if conf.admission.limit == "adaptive" else None
 
 
-def _policy(conf: PolicyConfig) -> Policy:
-    return {case: _rule(conf.entry_for(case.value)) for case in Case}
+def _policy(conf: Config, listener: model.Listener, tenant: model.Tenant | None = None) -> Policy:
+    policy = conf.policy_for(listener, tenant)
+    return {case: _rule(policy.entry_for(case.value), _rule_name(conf, listener, tenant, case)) for case in Case}
 
 
-def _rule(entry: PolicyEntry) -> Rule:
-    return Rule(entry.action, entry.code, entry.text, entry.keep_copy)
+def _rule(entry: PolicyEntry, name: str) -> Rule:
+    return Rule(entry.action, entry.code, entry.text, entry.keep_copy, name)
+
+
+def _rule_name(conf: Config, listener: model.Listener, tenant: model.Tenant | None, case: Case) -> str:
+    """Where the entry of this case is set; the most specific place comes first."""
+    key = conf.policy_for(listener, tenant).key_for(case.value)
+    if tenant is not None and key in tenant.policy.model_fields_set:
+        return rule_names.of_tenant(tenant.uid, key)
+    if key in listener.policy.model_fields_set:
+        return rule_names.of_listener(listener.name, key)
+    if key not in conf.policy.model_fields_set and key in PROFILES[listener.profile].policy:
+        return rule_names.of_profile(listener.profile, key)
+    return rule_names.of_policy(key)
 
 
 def tenants_by_domain(conf: Config) -> dict[str, str]:
@@ -369,10 +384,13 @@ def smtp_settings(conf: Config, listener: model.Listener) -> SmtpSettings:
         hostname=hostname(conf),
         protocol=listener.protocol,
         trusted=tuple(ipaddress.ip_network(network) for network in listener.trusted_clients),
-        tls=resources.listener_tls(listener.tls, conf.directory, f"{listener.name}.tls") if listener.tls else None,
+        tls=resources.listener_tls(listener.tls, conf.directory, f"listener {listener.name}: tls")
+        if listener.tls
+        else None,
         tls_required=listener.tls.required if listener.tls else False,
         proxy_protocol=listener.proxy_protocol,
         client_header=ClientHeader(listener.client_header) if listener.client_header else None,
+        client_is_sender=PROFILES[listener.profile].client_is_sender,
         max_message_size=limits.max_message_size,
         max_connections=limits.max_connections,
         max_connections_per_client=limits.max_connections_per_client,

@@ -12,9 +12,10 @@ from typing import assert_never
 
 from bridge.api.scanning import AnalysisResult
 from bridge.errors import StoreError
+from bridge.filter import rule_names
 from bridge.filter.headers import Fields, HeaderEditor
 from bridge.filter.outcome import Outcome, Record
-from bridge.filter.policy import Case, Rule, accepted, reply_for, reply_to_error, with_id
+from bridge.filter.policy import CANNOT_HOLD, Case, Rule, accepted, reply_for, reply_to_error, with_id
 from bridge.mail.action import Action
 from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
@@ -45,6 +46,11 @@ class Actions:
                     return Outcome(action, with_id(reply, tx.id, _ggrid(result)), result)
                 case Action.DISCARD:
                     return Outcome(action, accepted(tx.id), result)
+                case Action.HOLD if self._relay is None and not tx.can_hold:
+                    session, record.rule = tx.session, rule_names.CANNOT_HOLD
+                    text = "listener %s: %s: the mail server cannot hold mail; %s is deferred"
+                    log.warning(text, session.listener, session.peer, tx.id)
+                    return Outcome(Action.TEMPFAIL, with_id(CANNOT_HOLD, tx.id, _ggrid(result)), result)
                 case Action.HOLD if self._relay is None:
                     return Outcome(action, accepted(tx.id), result, self._headers.stamp(tx.id, result, str(why)))
                 case Action.HOLD | Action.QUARANTINE:  # without a milter there is no hold queue but ours
@@ -53,9 +59,7 @@ class Actions:
                 case _:
                     assert_never(action)
         except StoreError as exc:
-            log.error("mail %s: could not be quarantined: %s", tx.id, exc)
-            record.error = exc
-            return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id, _ggrid(result)), result)
+            return _not_stored(record, exc, result)
 
     async def keep_refused(self, record: Record, reply: Reply) -> Outcome:
         """Quarantine a mail that we would refuse. None of our fields are added: its first line might continue one."""
@@ -64,16 +68,16 @@ class Actions:
         if stripped is not None:
             tx.message.replace_head(stripped)
         try:
-            await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply)})
+            await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply), "rule": record.rule})
         except StoreError as exc:
-            log.error("mail %s: could not be quarantined: %s", tx.id, exc)
-            record.error = exc
-            return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
+            return _not_stored(record, exc, None)
         return Outcome(Action.QUARANTINE, accepted(tx.id))
 
     async def hand_on(self, record: Record, result: AnalysisResult | None, unscanned: str = "") -> Outcome:
         """Relay the mail, or have the mail server deliver it. `unscanned`: why there is no result, for the header."""
         tx = record.tx
+        if result is None:
+            record.unscanned = unscanned.partition(" ")[0]
         stamp = self._headers.stamp(tx.id, result, unscanned)
         if self._relay is None:
             return Outcome(Action.RELAY, accepted(tx.id), result, stamp)
@@ -90,7 +94,7 @@ class Actions:
 
     async def _store(self, record: Record, why: Case, result: AnalysisResult | None) -> None:
         tx = record.tx
-        facts: dict[str, object] = {"reason": str(why)}
+        facts: dict[str, object] = {"reason": str(why), "rule": record.rule}
         if result is not None:
             facts |= {"decision": str(result.decision), "verdict": result.verdict}
             facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
@@ -98,15 +102,25 @@ class Actions:
         await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
 
 
+def _not_stored(record: Record, exc: StoreError, result: AnalysisResult | None) -> Outcome:
+    log.error("mail %s: could not be quarantined: %s", record.tx.id, exc)
+    record.error, record.rule = exc, rule_names.QUARANTINE_FAILED
+    return Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), record.tx.id, _ggrid(result)), result)
+
+
 def _not_handed_on(record: Record, exc: NextHopError, result: AnalysisResult | None, stamp: Fields) -> Outcome:
-    record.error = exc
+    """The action agrees with the reply, also if some recipients have the mail and others do not."""
+    record.error, record.rule = exc, rule_names.NEXT_HOP
     tx, ggrid = record.tx, _ggrid(result)
     replies: tuple[Reply, ...] = ()
-    if isinstance(exc, Mixed):
+    if not isinstance(exc, Mixed):
+        record.unscanned = ""
+    else:
         record.next_id, record.is_mixed = exc.queue_id, exc.accepted > 0
         if tx.is_per_recipient:
             replies = tuple(_with_our_id(reply, tx.id, ggrid) for reply in exc.replies)
-    return Outcome(Action.RELAY, _with_our_id(exc.reply, tx.id, ggrid), result, stamp, replies)
+    action = Action.REJECT if exc.reply.code >= 500 else Action.TEMPFAIL
+    return Outcome(action, _with_our_id(exc.reply, tx.id, ggrid), result, stamp, replies)
 
 
 def _with_our_id(reply: Reply, mail_id: str, ggrid: str) -> Reply:

@@ -1,8 +1,9 @@
 """Envelope lists: what the operator's lists say about a mail before its content is sent.
 
-Look-ups in local copies, no I/O, a few microseconds each. Lists of the deployment are checked at MAIL;
-the tenant, and so its lists, is known at RCPT. A blocking match wins over an allowing one, unless the
-operator says otherwise. If this is wrong, wanted mail is refused permanently.
+Look-ups in local copies, no I/O, a few microseconds each. All of them are made at RCPT, also those about the
+sender: the tenant is known only then, and so is the recipient, by whom operators look for a refused mail in the
+log. A blocking match wins over an allowing one, unless the operator says otherwise. If this is wrong, wanted mail
+is refused permanently.
 """
 
 from __future__ import annotations
@@ -53,15 +54,9 @@ class EnvelopeLists:
         self.block_recipients = bool(settings.block_recipients)
         self.refusal = Reply(550, "5.7.1", settings.text)
 
-    def match_at_mail(self, session: Session, sender: str) -> ListMatch | None:
-        """What the mail is refused for at MAIL, by the lists of the deployment."""
-        return None if session.in_header else self.blocked(session, sender, None)  # else see match_mail
-
     def match_at_rcpt(self, session: Session, sender: str, recipient: str, tenant: str | None) -> ListMatch | None:
-        """What this recipient is refused for at RCPT, by its tenant's lists and the lists of recipients."""
-        found = None
-        if tenant is not None and not session.in_header:
-            found = self.blocked(session, sender, tenant)
+        """What this recipient is refused for at RCPT: its sender, its client, or the recipient itself."""
+        found = None if session.in_header else self._blocked_by_any(session, sender, tenant)  # else see match_mail
         return found or self.blocked_recipient(recipient, tenant)
 
     def match_mail(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
@@ -69,11 +64,7 @@ class EnvelopeLists:
 
         If the client is named in the mail's header, it was unknown until now; so blocking lists are checked as well.
         """
-        found = None
-        if session.in_header:
-            found = self.blocked(session, sender, None)
-            if found is None and tenant is not None:
-                found = self.blocked(session, sender, tenant)
+        found = self._blocked_by_any(session, sender, tenant) if session.in_header else None
         return found or self.allowed(session, sender, tenant)
 
     def match_in_shadow(
@@ -87,7 +78,7 @@ class EnvelopeLists:
         return None if found is None else replace(found, action=ListAction.SHADOW_SKIPPED)
 
     def _would_block(self, session: Session, envelope: Envelope, tenant_of: TenantOf) -> ListMatch | None:
-        """The first match among all checks that MAIL and RCPT would have made."""
+        """The first match among all checks that RCPT would have made."""
         found = self.blocked(session, envelope.sender, None)
         for recipient in () if found else envelope.addresses:
             tenant = tenant_of(recipient)
@@ -97,6 +88,11 @@ class EnvelopeLists:
             if found:
                 break
         return found
+
+    def _blocked_by_any(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
+        """By a list of the deployment, else by one of the tenant."""
+        found = self.blocked(session, sender, None)
+        return self.blocked(session, sender, tenant) if found is None and tenant is not None else found
 
     def blocked(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
         """The sender or client is on a blocking list of this scope: the deployment's, or the tenant's."""
@@ -113,22 +109,17 @@ class EnvelopeLists:
     def allowed(self, session: Session, sender: str, tenant: str | None) -> ListMatch | None:
         """The sender or client is on a list of mail that needs no scan.
 
-        The client counts only if a trusted mail server named it: that server's own address, on such a list, would
-        let all mail pass unscanned.
+        The address of a mail server that names no client, on such a list, would let all its mail pass unscanned.
         """
-        client = session.client.address if session.is_told else None
-        found = self._find(self._settings.skip_scan, _scopes(tenant), sender, client)
+        found = self._find(self._settings.skip_scan, _scopes(tenant), sender, _named_client(session))
         return None if found is None else replace(found, action=ListAction.SKIPPED)
 
-    def lacks_copy(self, tenant: str | None, *, at_recipient: bool) -> bool:
+    def lacks_copy(self, tenant: str | None) -> bool:
         """Whether a blocking list has no local copy yet and the operator wants a tempfail in that case."""
         settings = self._settings
         if not settings.needs_copies:
             return False
-        needed = [(name, tenant) for name in settings.block]
-        if at_recipient:
-            needed = needed if tenant else []
-            needed += [(name, scope) for name in settings.block_recipients for scope in _scopes(tenant)]
+        needed = [(name, scope) for name in settings.block + settings.block_recipients for scope in _scopes(tenant)]
         return any(self._copies(name, scope) is None for name, scope in needed)
 
     def _find(
@@ -143,6 +134,11 @@ class EnvelopeLists:
                 if copy is not None and (entry := _matching_entry(copy.table, normalised, client)):
                     return ListMatch(name, entry, ListAction.REFUSED)
         return None
+
+
+def _named_client(session: Session) -> str | None:
+    """The address that the scanner gets, too: never that of our own mail server."""
+    return session.client.address if session.is_told else None
 
 
 def _matching_entry(table: Table, normalised: str, client: str | None) -> str | None:

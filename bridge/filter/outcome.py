@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from bridge.api.scanning import AnalysisResult
+from bridge.errors import AmbiguousMail
 from bridge.filter.headers import Fields
 from bridge.filter.late.decisions import LateStatus
 from bridge.mail.action import Action
@@ -14,6 +15,8 @@ from bridge.mail.reply import Reply
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction
 from bridge.runtime.value import value
+
+AMBIGUOUS = "mime:ambiguous:"  # as the tags of the scanning service begin
 
 
 @value
@@ -51,11 +54,16 @@ class Record:
     listed: ListMatch | None = None  # the envelope list that the mail is on
     limit: str | None = None  # the limit that the mail exceeded and was refused for
     at: Literal["", "mail", "rcpt"] = ""  # refused before the content: the whole mail, or one recipient
-    note: str = ""  # why the mail was refused or passed without a decision, where no error and no list is the reason
+    rule: str = ""  # the rule that decided, in shadow mode the one that would have: see `rule_names`
+    unscanned: str = ""  # why the mail was handed on without a decision
+    doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
 
     @property
     def why(self) -> str:
-        """For the log: the note and the error."""
-        if self.error is None:
-            return self.note
-        return f"{self.note}; {self.error}" if self.note else str(self.error)
+        """For the log: the reasons why the mail is ambiguous, and the error."""
+        if not self.doubts:
+            return "" if self.error is None else str(self.error)
+        doubts = ", ".join([f"{AMBIGUOUS}{doubt}" for doubt in self.doubts])
+        if self.error is None or isinstance(self.error, AmbiguousMail):
+            return doubts
+        return f"{doubts}; {self.error}"

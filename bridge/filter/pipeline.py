@@ -14,11 +14,12 @@ import random
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from time import monotonic
-from typing import Any, Literal, assert_never
+from typing import Any, assert_never
 from zlib import crc32
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, BorderMtaData
-from bridge.errors import Saturated, ScanError, ScanRefused, ScanTimeout
+from bridge.errors import AmbiguousMail, Saturated, ScanError, ScanRefused, ScanTimeout
+from bridge.filter import rule_names
 from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
@@ -42,6 +43,7 @@ from bridge.filter.policy import (
     cause_of,
     reply_for,
     reply_to_error,
+    rule_of_refusal,
     with_id,
 )
 from bridge.filter.released import ReleasedMail
@@ -50,10 +52,10 @@ from bridge.filter.split_by_tenant import process_split, recipients_by_tenant
 from bridge.mail.action import Action
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.list_match import ListAction
+from bridge.mail.list_match import ListAction, ListMatch
 from bridge.mail.message import HEAD_LIMIT, Message, Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Session
+from bridge.mail.session import Client, Session
 from bridge.mail.trace import Trace
 from bridge.mail.transaction import Transaction, new_id
 from bridge.mime import ambiguity, structure
@@ -144,26 +146,40 @@ class Filter:
             return None
         return reply_for(Case.SATURATED, self._settings.policy[Case.SATURATED], Saturated(""))
 
-    def refused_by_list(self, session: Session, sender: str, recipient: str | None = None) -> Reply | None:
-        """The refusal at MAIL, or with a recipient at RCPT; None if no list refuses it."""
+    def refused_by_list(self, session: Session, sender: str, recipient: str) -> Reply | None:
+        """The refusal of a recipient at RCPT; None if no list refuses it."""
         lists = self.envelope_lists
         if lists is None or self._is_shadow(session, sender):
             return None
-        if recipient is None:
-            tenant, found = None, lists.match_at_mail(session, sender)
-        else:
-            if lists.block_recipients and not has_certain_domain(recipient):
-                return UNCERTAIN_DOMAIN
-            tenant = self._tenant_of(recipient)
-            found = lists.match_at_rcpt(session, sender, recipient, tenant)
-        if found is None:
-            return NO_COPY if lists.lacks_copy(tenant, at_recipient=recipient is not None) else None
+        if lists.block_recipients and not has_certain_domain(recipient):
+            return self.refuse_early(session, sender, recipient, UNCERTAIN_DOMAIN)
+        tenant = self._tenant_of(recipient)
+        found = lists.match_at_rcpt(session, sender, recipient, tenant)
+        if found is not None:
+            return self.refuse_early(session, sender, recipient, lists.refusal, listed=found)
+        return self.refuse_early(session, sender, recipient, NO_COPY) if lists.lacks_copy(tenant) else None
+
+    def refuse_early(
+        self,
+        session: Session,
+        sender: str,
+        recipient: str | None,
+        reply: Reply,
+        size: int = 0,
+        listed: ListMatch | None = None,
+    ) -> Reply:
+        """Log and count a refusal at RCPT, or without a recipient at MAIL. Returns the reply, with our id."""
         now = monotonic()
         envelope = Envelope(sender, () if recipient is None else (Recipient(recipient),))
         tx = Transaction(new_id(), session, envelope, Message(_NO_CONTENT), now, now)
-        outcome = Outcome(Action.REJECT, with_id(lists.refusal, tx.id))
-        stage: Literal["mail", "rcpt"] = "mail" if recipient is None else "rcpt"
-        self._tell(Record(tx, 0, tenant, outcome, listed=found, at=stage))
+        outcome = Outcome(Action.TEMPFAIL if reply.is_temporary else Action.REJECT, with_id(reply, tx.id))
+        record = Record(tx, size, None, outcome, listed=listed, at="mail" if recipient is None else "rcpt")
+        record.tenant = None if recipient is None else self._tenant_of(recipient)
+        if listed is not None:
+            record.rule = rule_names.of_list(listed.name)
+        else:
+            record.rule = rule_names.WITHOUT_COPY if reply is NO_COPY else rule_of_refusal(reply)
+        self._tell(record)
         return outcome.reply
 
     def refuse(self, tx: Transaction, reply: Reply, size: int) -> Outcome:
@@ -171,12 +187,12 @@ class Filter:
         action = Action.TEMPFAIL if reply.is_temporary else Action.REJECT
         outcome = Outcome(action, with_id(reply, tx.id))
         tx.message.close()
-        self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply)))
+        self._tell(Record(tx, size, outcome=outcome, error=cause_of(reply), rule=rule_of_refusal(reply)))
         return outcome
 
     async def refuse_content(self, tx: Transaction, reply: Reply) -> Outcome:
         """Refuse a complete mail that the intake cannot pass on; after a queue, it is quarantined."""
-        record = Record(tx, tx.message.size)
+        record = Record(tx, tx.message.size, rule=rule_of_refusal(reply))
         try:
             record.outcome = await self._refuse(record, reply)
         finally:
@@ -206,7 +222,7 @@ class Filter:
             record.outcome = await self._run_steps(record, token)
         except Exception as exc:
             log.exception("mail %s: unexpected error", tx.id)
-            record.error = exc
+            record.error, record.rule = exc, rule_names.INTERNAL_ERROR
             record.outcome = Outcome(Action.TEMPFAIL, with_id(reply_to_error(exc), tx.id))
         finally:
             self._tell(record)
@@ -233,12 +249,14 @@ class Filter:
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
+            record.rule = rule_names.RELOADED
             return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
         if token is not None:
             return await self._hand_on_released(record, token)
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
         is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
         if is_refused and not is_shadow:
+            record.error, record.rule = AmbiguousMail(), rule_names.of_ambiguity(tx.session.listener)
             return await self._refuse(record, AMBIGUOUS)
         if self.envelope_lists is not None:
             outcome = await self._apply_lists(self.envelope_lists, record, is_shadow)
@@ -256,14 +274,17 @@ class Filter:
         rule = policy[why]
         if why is Case.SLOW:  # an operator knows one deadline
             why = Case.DEADLINE
+        record.rule = rule.name
         if is_shadow:
-            record.would, rule = Action.REJECT if is_refused else _would_be(record, rule), _SHADOW
+            self._note_would_be(record, rule, is_refused)
+            rule = _SHADOW
         return await self._actions.carry_out(record, why, rule, result)
 
     # The steps.
 
     async def _refuse(self, record: Record, reply: Reply) -> Outcome:
         """Refuse a mail for its content. After a queue, a bounce would bring it, unscanned, to a forged sender."""
+        record.rule = record.rule or rule_of_refusal(reply)
         if not self._settings.keeps_refused:
             return Outcome(Action.REJECT, with_id(reply, record.tx.id))
         log.info("mail %s: quarantined instead of bounced: %s", record.tx.id, reply)
@@ -290,8 +311,7 @@ class Filter:
         message = record.tx.message
         takes_long = message.is_in_file or message.size > _INLINE_BYTES
         reasons = await asyncio.to_thread(_rare_doubts, message) if takes_long else _rare_doubts(message)
-        if reasons:
-            record.note = f"ambiguous: {', '.join(reasons)}"
+        record.doubts = tuple(reasons)
         return bool(reasons)
 
     async def _strip_our_fields(self, tx: Transaction, head: bytes) -> Token | None:
@@ -304,7 +324,7 @@ class Filter:
 
     async def _hand_on_released(self, record: Record, token: Token) -> Outcome:
         assert self._released_mail is not None
-        record.note = "released from the quarantine, not scanned again"
+        record.rule = rule_names.RELEASED
         outcome = None
         try:
             outcome = await self._actions.hand_on(record, None, "released")
@@ -340,6 +360,7 @@ class Filter:
         record.listed = found
         if found is None:
             return None
+        record.rule = rule_names.of_list(found.name)
         match found.action:
             case ListAction.REFUSED:
                 return Outcome(Action.REJECT, with_id(lists.refusal, tx.id))
@@ -391,6 +412,20 @@ class Filter:
             await late.follow(record.tenant, tx.envelope, tx.message, exc.scan, self._slots.leave)
             raise
 
+    def _note_would_be(self, record: Record, rule: Rule, is_refused: bool) -> None:
+        """Shadow mode: the action that would have been taken, and by which rule.
+
+        An ambiguous mail would be refused before the lists are asked, and a list takes precedence over the decision.
+        """
+        record.would = rule.action
+        if is_refused:
+            record.would, record.rule = Action.REJECT, rule_names.of_ambiguity(record.tx.session.listener)
+            if self._settings.keeps_refused:
+                record.would = Action.QUARANTINE
+        elif record.listed is not None:
+            record.would = Action.REJECT if record.listed.action is ListAction.SHADOW_REFUSED else Action.RELAY
+            record.rule = rule_names.of_list(record.listed.name)
+
     def _tell(self, record: Record) -> None:
         try:
             self._report(record)
@@ -405,31 +440,22 @@ def _no_decision(record: Record, exc: ScanError | Saturated) -> Case:
     return case_of_error(exc)
 
 
-def _would_be(record: Record, rule: Rule) -> Action | None:
-    """Shadow mode: the action that would have been taken; a list takes precedence over the decision."""
-    if record.listed is None:
-        return rule.action
-    match record.listed.action:
-        case ListAction.SHADOW_REFUSED:
-            return Action.REJECT
-        case ListAction.SHADOW_SKIPPED:
-            return Action.RELAY
-        case ListAction.REFUSED | ListAction.SKIPPED:
-            return None
-        case _:
-            assert_never(record.listed.action)
-
-
 def _request(tx: Transaction, tenant: str | None) -> AnalysisRequest:
+    """Names the client only if we were told who it is: otherwise it is our own mail server."""
+    session = tx.session
+    client = session.client if session.is_told else _UNKNOWN
     return AnalysisRequest(
         BorderMtaData(
             envelope_from=tx.envelope.sender,
             envelope_recipients=tx.envelope.addresses,
-            remote_address=tx.session.client.address,
-            sender_helo=tx.session.client.helo,
+            remote_address=client.address,
+            sender_helo=client.helo,
         ),
         tenant,
     )
+
+
+_UNKNOWN = Client()
 
 
 def _rare_doubts(message: Message) -> list[str]:

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from bridge.api.scanning import Decision
-from bridge.errors import BridgeError, Saturated, ScanTimeout, SpoolFull
+from bridge.errors import AmbiguousMail, BridgeError, Saturated, ScanTimeout, SpoolFull
+from bridge.filter import rule_names
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 
@@ -42,6 +43,7 @@ class Rule:
     code: int | None = None
     text: str | None = None
     keep_copy: bool = False
+    name: str = ""  # where the operator finds it: see `rule_names`
 
 
 Policy = Mapping[Case, Rule]
@@ -76,12 +78,27 @@ def _reply_of(error: type[BridgeError]) -> Reply:
 SATURATED = _reply_of(Saturated)
 NO_STORAGE = _reply_of(SpoolFull)
 BARE = Reply(550, "5.5.2", "Error: a CR, LF or NUL outside a line end is not accepted")
-AMBIGUOUS = Reply(554, "5.6.0", "The MIME structure of this mail is ambiguous")
+AMBIGUOUS = _reply_of(AmbiguousMail)
 LONG_HEAD = Reply(554, "5.6.0", "The header section is too long")
 CONTINUES = Reply(550, "5.6.0", "The mail begins with white space: its first line would continue a header field")
 TENANTS_CHANGED = Reply(451, "4.3.5", "The configuration has changed, try again later")
 UNCERTAIN_DOMAIN = Reply(553, "5.1.3", "The domain of this recipient is not certain: write it as user@domain")
 LOOP = Reply(554, "5.4.6", "Too many hops: this mail is in a loop")
+TWO_CLIENTS = Reply(550, "5.7.1", "The HELO of this mail's client contains another address")
+TOO_MANY_FORGED = Reply(550, "5.6.0", "Too many reserved header fields")
+CANNOT_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
+
+_RULE_OF_REFUSAL = {
+    BARE: rule_names.LINE_ENDS,
+    CONTINUES: rule_names.FIRST_LINE,
+    TWO_CLIENTS: rule_names.CLIENT,
+    TOO_MANY_FORGED: rule_names.OUR_FIELDS,
+    LONG_HEAD: rule_names.of_limit("header"),
+    LOOP: rule_names.of_limit("max_received"),
+    SATURATED: rule_names.EXHAUSTED,
+    NO_STORAGE: rule_names.SPOOL,
+    UNCERTAIN_DOMAIN: rule_names.RECIPIENT_DOMAIN,
+}
 
 _INTERNAL = _reply_of(BridgeError)
 _REFUSED = Reply(550, "5.7.1", "The message was refused")
@@ -93,6 +110,13 @@ def cause_of(refusal: Reply) -> BridgeError | None:
     if refusal == SATURATED:
         return Saturated("bytes in processing reached their limit during the transfer")
     return SpoolFull("cannot write to the spool: is its disk full?") if refusal == NO_STORAGE else None
+
+
+def rule_of_refusal(reply: Reply) -> str:
+    """The name of the rule by which the intake, or the pipeline before the scan, refuses a mail with this reply."""
+    if reply.code == 552:
+        return rule_names.TOO_LARGE
+    return _RULE_OF_REFUSAL.get(reply, rule_names.CONTENT)
 
 
 def reply_for(case: Case, rule: Rule, error: BaseException | None) -> Reply:

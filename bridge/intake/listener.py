@@ -23,6 +23,7 @@ log = logging.getLogger(__name__)
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 LOOPBACK: tuple[Network, ...] = (ipaddress.IPv4Network("127.0.0.0/8"), ipaddress.IPv6Network("::1/128"))
 
+UNKNOWN = "unknown"  # in place of an address
 _UNTRUSTED_SHARE = 20  # clients that are not trusted get at most a twentieth of the connections,
 _UNTRUSTED_MIN = 5  # but never fewer than this
 _MAX_REMEMBERED = 10_000
@@ -71,7 +72,7 @@ class TrustedClients:
     def _look_up(self, address: str) -> bool:
         try:
             ip = ipaddress.ip_address(address)
-        except ValueError:  # the client disconnected before its address could be read
+        except ValueError:  # UNKNOWN
             return False
         return any(ip in network for network in self._networks)
 
@@ -169,7 +170,13 @@ class Listener(Generic[C]):
 
 
 def peer_address(peername: Any) -> str | None:
-    """The bare address of a socket's other end; None for a unix socket. A mapped IPv4 address is IPv4."""
+    """The bare address of a socket's other end; None for a unix socket. A mapped IPv4 address is IPv4.
+
+    A client that resets its connection before we accept it has no peer name, but its data still arrives: such a
+    client is UNKNOWN, and never trusted.
+    """
+    if peername is None:
+        return UNKNOWN
     if not isinstance(peername, tuple):
         return None
     address = str(peername[0])

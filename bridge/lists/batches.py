@@ -1,7 +1,7 @@
 """Sends many entries in requests of at most 500, a few in parallel, and counts what happened.
 
 If a batch fails, no new one is started, and those in flight are finished. So the counts say exactly
-what was done; only requests whose answer was lost are uncertain.
+what was done; only requests whose answer was lost, or cannot be read, are uncertain.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from bridge.api.lists import MAX_ENTRIES_PER_REQUEST
-from bridge.lists.errors import ListsError, ListsUnavailable
+from bridge.lists.errors import ListsError, ListsUnavailable, ListsUncertain
 
 T = TypeVar("T")
 Progress = Callable[[int], None]  # called with the number of entries that were just processed
@@ -24,7 +24,7 @@ class Tally:
 
     confirmed: int = 0  # entries in requests that the service confirmed
     modified: int = 0  # the sum of its modifiedEntries
-    uncertain: int = 0  # entries in requests without an answer: they may or may not have been processed
+    uncertain: int = 0  # entries in requests without a readable answer: they may or may not have been processed
     refused: dict[str, str] = field(default_factory=dict)  # entry -> reason, of entries skipped with keep_going
 
 
@@ -62,7 +62,7 @@ async def run(
                 tally.uncertain -= len(batch)
             except ListsError as exc:
                 failed.append(exc)
-                if not isinstance(exc, ListsUnavailable):
+                if not isinstance(exc, ListsUnavailable | ListsUncertain):
                     tally.uncertain -= len(batch)
                 return
             if progress is not None:

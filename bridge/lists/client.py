@@ -34,7 +34,15 @@ from bridge.api.lists import (
 from bridge.api.request_id import REQUEST_ID
 from bridge.lists import batches
 from bridge.lists.batches import BatchResult, Progress, Tally
-from bridge.lists.errors import EntryRefused, ListsMalformed, ListsRefused, ListsUnavailable, clean, refusal
+from bridge.lists.errors import (
+    EntryRefused,
+    ListsMalformed,
+    ListsRefused,
+    ListsUnavailable,
+    ListsUncertain,
+    clean,
+    refusal,
+)
 from bridge.lists.ndjson import EntryReader
 from bridge.lists.retry import Patience, RetrySettings, parse_retry_after
 
@@ -116,8 +124,7 @@ class ListClient:
             while left:
                 body = _body(tenant, listName=name, entries=[entry.to_dict() for entry in left])
                 try:
-                    modified = _modified(await self._call(ADD_PATH, body, MAX_ANSWER))
-                    return BatchResult(modified, len(batch) - len(left))
+                    return BatchResult(await self._change(ADD_PATH, body), len(batch) - len(left))
                 except EntryRefused as exc:
                     named = _named(exc, [entry.entry for entry in left])
                     if not keep_going or exc.position is None or exc.position >= len(left):
@@ -143,7 +150,7 @@ class ListClient:
         async def send(batch: list[str]) -> BatchResult:
             body = _body(tenant, listName=name, entries=batch)
             try:
-                return BatchResult(_modified(await self._call(DELETE_PATH, body, MAX_ANSWER)))
+                return BatchResult(await self._change(DELETE_PATH, body))
             except EntryRefused as exc:
                 raise _named(exc, batch) from None
 
@@ -184,6 +191,13 @@ class ListClient:
                 if received:
                     raise ListsUnavailable(f"cut off after {received:,} entries: {exc}", received=received) from exc
                 await self._wait_or_raise(patience, exc)
+
+    async def _change(self, path: str, body: bytes) -> int:
+        """The number of modified entries. Raises ListsUncertain if the answer to the change cannot be read."""
+        try:
+            return _modified(await self._call(path, body, MAX_ANSWER))
+        except ListsMalformed as exc:
+            raise ListsUncertain(f"{exc}; the service may or may not have made the change") from None
 
     async def _call(self, path: str, body: bytes, max_answer: int) -> bytes:
         patience = Patience(self._settings.retry)

@@ -8,6 +8,7 @@
     ├── EntryRefused           400, 409, ...: the service names an entry  permanent
     ├── ListsRefused           any other refusal, redirect, bad TLS cert  permanent
     └── ListsMalformed         the answer is not valid                    permanent
+        └── ListsUncertain     200 to a change, but not valid             it may have been made: look, or run it again
 
 The texts are for the operator and are shown unchanged. They quote the service, with the key and
 control characters removed: a server that echoes our headers must not make us leak them.
@@ -64,6 +65,10 @@ class ListsRefused(ListsError):
 
 class ListsMalformed(ListsError):
     """The answer does not conform to the List API."""
+
+
+class ListsUncertain(ListsMalformed):
+    """The service answered a change with 200 and something that cannot be read: nobody knows whether it was made."""
 
 
 def refusal(status: int, failure: Failure, retry_after_s: float | None, secret: str) -> ListsError:

@@ -14,7 +14,7 @@ import csv
 import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Container, Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, assert_never
@@ -85,6 +85,12 @@ def read(raw: bytes, kind: Format, shown: str) -> dict[str, str | None]:
         found[entry] = comment
     mistakes.check()
     return found
+
+
+def places(raw: bytes, kind: Format, shown: str, wanted: Container[str]) -> dict[str, str]:
+    """Where some of the entries are, as `file:line`; for content that `read` has accepted."""
+    rows = _rows(raw.decode("utf-8-sig"), kind, _Mistakes(shown))
+    return {entry: f"{shown}:{line}" for line, entry, _ in rows if entry in wanted}
 
 
 class _Mistakes:

@@ -17,6 +17,7 @@ from bridge.lists.client import ListClient
 from bridge.lists.errors import ListNotFound, ListsError, clean
 from bridge.lists.sync import Applied, Difference, WantedEntries, apply, difference
 from bridge.lists.tree import Target
+from bridge.runtime.suggestion import did_you_mean
 
 
 class State(StrEnum):
@@ -111,8 +112,10 @@ async def available(client: ListClient, targets: Iterable[Target]) -> dict[Targe
             scopes[target.tenant] = {info.name: info for info in await client.lists(target.tenant)}
         info = scopes[target.tenant].get(target.name)
         if info is None:
-            names = ", ".join(sorted(scopes[target.tenant])) or "none"
-            unknown.append(f"there is no list {clean(str(target))}; available lists: {clean(names)}")
+            known = sorted(scopes[target.tenant])
+            shown = clean(", ".join(known) or "none")
+            hint = did_you_mean(target.name, known)
+            unknown.append(f"there is no list {clean(str(target))}; available lists: {shown}{clean(hint)}")
         else:
             found[target] = info
     if unknown:

@@ -2,7 +2,8 @@
 
 The connection's peer is usually our own mail server. The host that sent the mail to it is the `Client`:
 the peer itself, or the host that a trusted peer named by XFORWARD, XCLIENT, PROXY, a header field or
-milter macros. The scanner sees only the `Client`.
+milter macros. The scanner sees only the `Client`, and only if it was named (`is_told`) or if the listener's profile
+says that our peers send their own mail: our mail server's address would pass checks that are made for the sender's.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from bridge.runtime.value import value
 
 @value
 class Client:
-    """The sending host as the border mail server saw it. None: unknown, and never guessed."""
+    """The sending host as the border mail server saw it. None: unknown."""
 
     address: str | None = None  # a bare IPv4 or IPv6 address
     port: int | None = None
@@ -35,5 +36,5 @@ class Session:
     tls: str | None = None  # the TLS version between the peer and us
     helo: str | None = None  # the peer's own HELO
     esmtp: bool = True
-    is_told: bool = False  # a trusted peer named the client; it is not the peer itself
+    is_told: bool = False  # a trusted peer named the client, or the profile says that it is the peer
     in_header: bool = False  # the client is named in the mail's header, so it is unknown before the content

@@ -25,6 +25,7 @@ class Transaction:
     received_at: float  # when the last byte arrived
     deadline: float  # when the client must have its reply
     is_per_recipient: bool = False  # the client reads one reply for each recipient (LMTP, PRDR)
+    can_hold: bool = True  # milter: the mail server offers to put a mail into its hold queue
 
 
 def new_id() -> str:

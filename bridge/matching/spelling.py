@@ -14,6 +14,8 @@ from urllib.parse import urlsplit
 
 from bridge.mail.address import comparable_address, comparable_domain
 
+Network = ipaddress.IPv4Network | ipaddress.IPv6Network
+
 MAX_ENTRY = 512
 MAX_COMMENT = 2000
 
@@ -69,14 +71,22 @@ def _domain(text: str) -> str:
     return domain(re.sub(r"^(\*\.|\.|@)", "", text))
 
 
-def network(text: str) -> ipaddress.IPv4Network | ipaddress.IPv6Network:
+def network(text: str) -> Network:
     """A network; a single address becomes a network of one. Raises ValueError."""
     try:
         if "%" in text:  # an IPv6 zone is meaningless on another machine
             raise ValueError
-        return ipaddress.ip_network(text.strip(), strict=False)
+        return _as_ipv4(ipaddress.ip_network(text.strip(), strict=False))
     except ValueError:
         raise ValueError("not an IP address or network, for example 192.0.2.0/24") from None
+
+
+def _as_ipv4(network: Network) -> Network:
+    """`::ffff:192.0.2.0/120` as 192.0.2.0/24: the addresses of clients are converted likewise."""
+    if isinstance(network, ipaddress.IPv6Network) and network.prefixlen >= 96:
+        first = network.network_address.ipv4_mapped
+        return ipaddress.IPv4Network((first, network.prefixlen - 96)) if first else network
+    return network
 
 
 def _url(text: str) -> str:

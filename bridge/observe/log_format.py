@@ -30,9 +30,13 @@ def key_value(fields: Mapping[str, Any], never_quoted: Collection[str] = ()) -> 
 
 def as_json(fields: Mapping[str, Any]) -> str:
     """One JSON object that starts with the time."""
-    time = datetime.now(UTC).isoformat(timespec="milliseconds")
     cut = {name: _cut(value) if isinstance(value, str) else value for name, value in fields.items()}
-    return json.dumps({"time": time, **cut}).replace("\x7f", "\\u007f")  # JSON does not escape DEL
+    return json.dumps({"time": now(), **cut}).replace("\x7f", "\\u007f")  # JSON does not escape DEL
+
+
+def now() -> str:
+    """The time of a line, in UTC."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
 def escaped(text: str) -> str:

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from bridge.observe import log_format
 from bridge.observe.log_format import JsonFormatter, KeyValueFormatter
 from bridge.observe.log_throttle import LogThrottle
 from bridge.observe.redaction import FULL, Redaction
@@ -30,21 +31,23 @@ _INFO = 6
 _SEVERITIES = {logging.DEBUG: 7, logging.WARNING: 4, logging.ERROR: 3, logging.CRITICAL: 2}  # of syslog
 
 
-def set_up(format_: str, level: str, shared: bool = False, redaction: Redaction = FULL) -> LineWriter:
+def set_up(
+    format_: str, level: str, shared: bool = False, redaction: Redaction = FULL, timestamp: bool = False
+) -> LineWriter:
     """Send all log lines to standard error in one format. aiosmtpd's own lines below warning are left out.
 
     When several processes share it, only short writes keep their lines whole, unless it is a file. Long
     writes are cheaper: each write makes the thread and the event loop wait for each other.
     """
     max_write = select.PIPE_BUF if shared and not _is_file(_STDERR) else _MAX_WRITE
-    writer = LineWriter(_STDERR, max_write=max_write)
+    writer = LineWriter(_STDERR, max_write=max_write, timestamp=timestamp and format_ != "json")
     _install(writer, format_, level, redaction)
     return writer
 
 
-def set_up_without_thread(format_: str, level: str, redaction: Redaction = FULL) -> None:
+def set_up_without_thread(format_: str, level: str, redaction: Redaction = FULL, timestamp: bool = False) -> None:
     """The same format without a thread, for a process that forks and logs little."""
-    _install(DirectWriter(), format_, level, redaction)
+    _install(DirectWriter(timestamp and format_ != "json"), format_, level, redaction)
 
 
 def _install(handler: logging.Handler, format_: str, level: str, redaction: Redaction) -> None:
@@ -67,9 +70,11 @@ class LineWriter(logging.Handler):
         on_lost: Callable[[], None] = lambda: None,
         max_write: int = _MAX_WRITE,
         max_lines: int = MAX_LINES,
+        timestamp: bool = False,
     ) -> None:
         super().__init__()
         self._fd = fd
+        self._timestamp = timestamp
         self._max_write = max_write
         self._max_lines = max_lines
         self.on_lost = on_lost
@@ -99,6 +104,8 @@ class LineWriter(logging.Handler):
         if len(self._lines) >= self._max_lines:
             self.on_lost()
             return
+        if self._timestamp:
+            line = f"time={log_format.now()} {line}"
         self._lines.append(f"<{severity}>{line}" if self._to_journal else line)
         if not self._has_lines.is_set():
             self._has_lines.set()
@@ -144,10 +151,15 @@ class LineWriter(logging.Handler):
 class DirectWriter(logging.Handler):
     """Writes each line immediately, or drops it if the write would block."""
 
+    def __init__(self, timestamp: bool = False) -> None:
+        super().__init__()
+        self._timestamp = timestamp
+
     def emit(self, record: logging.LogRecord) -> None:
         try:
             severity = f"<{_SEVERITIES.get(record.levelno, _INFO)}>" if is_journal(_STDERR) else ""
-            line = _encode(f"{severity}{self.format(record)}")
+            time_ = f"time={log_format.now()} " if self._timestamp else ""
+            line = _encode(f"{severity}{time_}{self.format(record)}")
             if select.select([], [_STDERR], [], 0)[1]:
                 os.write(_STDERR, line)
         except (OSError, ValueError):

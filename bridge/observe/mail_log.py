@@ -60,7 +60,7 @@ class _Ordinary(Enum):
     """Which ordinary mails have the field."""
 
     EVERY = auto()
-    SOME = auto()
+    SOME = auto()  # follows a field that is OURS: after a word from outside, that word could imitate it
     NO = auto()  # a mail that has it is not ordinary
 
 
@@ -77,6 +77,10 @@ class _Field:
     derive: Callable[[Record], Any] | None = None  # the value, where `source` alone is not enough
     redact: Callable[[Redaction, Any], Any] | None = None  # hides the addresses in the value
     show: Callable[[Any], Any] | None = None  # from the value to what the line shows of it
+
+
+def _joined_tags(tags: tuple[str, ...]) -> str:
+    return ",".join(tags)
 
 
 def _milliseconds(seconds: float) -> float:
@@ -129,6 +133,10 @@ def _redact_words(redaction: Redaction, value: object) -> str:
     return redaction.text(str(value))
 
 
+def _redact_tags(redaction: Redaction, tags: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(map(redaction.text, tags))
+
+
 def _redact_refusals(redaction: Redaction, refusals: list[tuple[str, str]]) -> list[tuple[str, str]]:
     return [(redaction.address(address), redaction.text(reply)) for address, reply in refusals]
 
@@ -150,7 +158,10 @@ _FIELDS = (  # in reading order
     _Field("tenant", "tenant"),
     _Field("decision", "outcome?.result?.decision", _OURS, _EVERY),
     _Field("verdict", "outcome?.result?.verdict", _WORD, _EVERY, absent=""),
+    _Field("rule", "rule", _WORD, _EVERY, absent=""),
     _Field("action", "outcome?.action", _OURS, _EVERY, otherwise="cancelled"),
+    _Field("tags", "outcome?.result?.tags", _WORD, _SOME, absent=(), show=_joined_tags, redact=_redact_tags),
+    _Field("unscanned", "unscanned", _OURS, absent=""),
     _Field("would", "would"),
     _Field("at", "at", absent=""),
     _Field("list", "listed", _WORD, show=attrgetter("name")),
@@ -256,7 +267,8 @@ def _formatter(fields: tuple[_Field, ...]) -> Callable[[Record], str]:
 def _conversion(field: _Field) -> Callable[[Any], Any] | None:
     """From the value to its text in the line; None if nothing is to be done."""
     if field.ordinary is _SOME:
-        return lambda value: "" if value == field.absent else f" {field.name}={value}"
+        show = field.show or str
+        return lambda value: "" if value == field.absent else f" {field.name}={show(value)}"
     if field.kind is _TEXT:
         return lambda value: escaped(str(value))
     return field.show

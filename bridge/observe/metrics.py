@@ -26,6 +26,7 @@ from bridge.filter.late.decisions import LateScanEnd, LateStatus
 from bridge.filter.outcome import Record
 from bridge.mail.action import Action
 from bridge.mail.list_match import ListAction
+from bridge.mime.ambiguity import CRAFTED, RARE
 from bridge.observe.metric_types import Counter, Gauge, Histogram
 
 DECISIONS = (*(d.value for d in Decision), "none")  # none: no decision was reached
@@ -40,6 +41,7 @@ LIMITS = (  # docs/reference/limits.md explains each
     *("command_timeout", "data_timeout", "mail_timeout", "min_data_rate"),
 )
 SATURATION = ("limit", "scanner")
+DOUBTS = sorted(CRAFTED | RARE)  # docs/operate/service.md explains each
 TOLD = ("each", "one")
 REFRESHES = ("ok", "failed")
 
@@ -84,6 +86,12 @@ class Metrics(Collector):
         self.mail_bytes = Counter("scanbridge_mail_bytes", "Bytes of the mails that were finished.", ("listener",))
         self.failures = Counter("scanbridge_failures", "Mails with an error, by kind of error.", ("reason",))
         self.failures.start([label.value for label in FailureLabel])
+        self.ambiguous_mails = Counter(
+            "scanbridge_ambiguous_mails",
+            "Mails that refuse_ambiguous_mime refuses, or would refuse in shadow mode, by reason; a mail may have "
+            "several.",
+            ("listener", "reason"),
+        )
         self.shadow_mails = Counter(
             "scanbridge_shadow_mails",
             "Mails in shadow mode, by the action that would have been taken.",
@@ -193,7 +201,7 @@ class Metrics(Collector):
         )
         self.next_hop_up = Gauge(
             "scanbridge_next_hop_up",
-            "0 if the last attempt to connect failed and was made within the last minute, otherwise 1.",
+            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent while nobody has tried.",
             ("next_hop",),
             combine=min,
         )
@@ -280,6 +288,7 @@ class Metrics(Collector):
         self.replies.start(names, CODES)
         self.mixed_mails.start(names, TOLD)
         self.mail_bytes.start(names)
+        self.ambiguous_mails.start(names, DOUBTS)
         self.shadow_mails.start(names, [a.value for a in Action])
         self.refused_early.start(names, STAGES)
         self.refused_connections.start(names, REFUSED_CONNECTIONS)
@@ -342,11 +351,14 @@ class Metrics(Collector):
             self.list_matches.values[listener, record.listed.name, record.listed.action.value] += 1
         if record.at == "rcpt":
             return  # one recipient only, not a mail
-        self.mail_bytes.values[listener,] += record.size
+        if not record.at:  # otherwise the size is what the client announced
+            self.mail_bytes.values[listener,] += record.size
         if record.limit is not None:
             self.limits_hit.values[listener, record.limit] += 1
         if record.error is not None:
             self.failures.values[reason_of(record.error),] += 1
+        for doubt in record.doubts:
+            self.ambiguous_mails.values[listener, doubt] += 1
         if record.is_mixed:
             self.mixed_mails.values[listener, "each" if record.tx.is_per_recipient else "one"] += 1
         if record.late is not None:

@@ -11,6 +11,7 @@ on first use.
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import sqlite3
 import threading
@@ -19,6 +20,7 @@ import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,7 @@ from bridge.runtime.database import MEMORY, Database, DatabaseNewer, DatabaseUnu
 BUSY_S = 0.5  # short, because a mail's reply waits for it; missing records are added later
 AWAY_S = 5.0  # a database server that failed is not tried again for this long
 VERSION_TABLE = "quarantine_schema"
+_BATCH = 200  # ids in one statement
 _LOCK = 0x5CA7B12E  # an advisory lock that serialises writers in PostgreSQL, as SQLite does by itself
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
@@ -112,6 +115,7 @@ class Query:
     decision: str = ""
     listener: str = ""
     state: str = ""
+    client: str = ""  # an IP address or network
     since: float | None = None  # Unix time
     until: float | None = None
     limit: int = 0  # 0: no limit
@@ -133,16 +137,17 @@ class Index:
 
     def put(self, stored_records: Iterable[StoredRecord]) -> None:
         """Add or replace records. Raises IndexFailed."""
+        all_records = {stored.id: stored for stored in stored_records}
+        if not all_records:
+            return
         with self._transaction(writes=True) as connection:
-            for stored in stored_records:
-                self._delete(connection, stored.id)
-                self._insert(connection, stored)
+            self._delete(connection, list(all_records))
+            self._insert(connection, all_records.values())
 
     def remove(self, ids: Iterable[str]) -> None:
         """Raises IndexFailed."""
         with self._transaction(writes=True) as connection:
-            for mail_id in ids:
-                self._delete(connection, mail_id)
+            self._delete(connection, list(ids))
 
     def known(self) -> dict[str, int]:
         """All ids, with the size of their .releases. Raises IndexFailed."""
@@ -154,10 +159,13 @@ class Index:
         """Newest first. Raises IndexFailed."""
         sql = select(mails.c.id, mails.c.about, mails.c.releases, mails.c.kept_at)
         sql = sql.where(mails.c.place == self._place, *_conditions(query))
-        sql = sql.order_by(mails.c.kept_at.desc(), mails.c.id.desc()).limit(query.limit or None)
+        sql = sql.order_by(mails.c.kept_at.desc(), mails.c.id.desc())
+        if not query.client:  # which has no column: those records are read and compared
+            sql = sql.limit(query.limit or None)
         with self._transaction() as connection:
             rows = connection.execute(sql).all()
-        return [record.read(StoredRecord(*row)) for row in rows]
+        found = [record.read(StoredRecord(*row)) for row in rows]
+        return list(islice(_from_client(found, query.client), query.limit or None)) if query.client else found
 
     def check(self) -> None:
         """Check a SQLite file for damage. Raises IndexFailed after setting a damaged file aside."""
@@ -234,34 +242,35 @@ class Index:
             except OSError:  # it does not exist, or cannot be renamed
                 pass
 
-    def _delete(self, connection: Connection, mail_id: str) -> None:
-        for table in (mails, recipients, tags):
-            connection.execute(delete(table).where(table.c.place == self._place, table.c.id == mail_id))
+    def _delete(self, connection: Connection, ids: list[str]) -> None:
+        for start in range(0, len(ids), _BATCH):
+            some = ids[start : start + _BATCH]
+            for table in (mails, recipients, tags):
+                connection.execute(delete(table).where(table.c.place == self._place, table.c.id.in_(some)))
 
-    def _insert(self, connection: Connection, stored: StoredRecord) -> None:
-        mail = record.read(stored)
-        key = {"place": self._place, "id": stored.id}
-        connection.execute(
-            insert(mails),
-            {
-                **key,
-                "kept_at": mail.time.timestamp(),
-                "sender": _address_text(mail.envelope.sender),
-                "subject": _text(mail.subject),
-                "listener": _text(mail.listener),
-                "tenant": _text(mail.tenant),
-                "decision": _text(mail.decision),
-                "state": mail.state,
-                "about": stored.metadata,
-                "releases": stored.releases,
-            },
-        )
-        for table, column, values in (
-            (recipients, "address", map(_address_text, mail.envelope.addresses)),
-            (tags, "tag", map(_text, mail.tags)),
-        ):
-            if rows := [{**key, column: value} for value in dict.fromkeys(values)]:
-                connection.execute(insert(table), rows)
+    def _insert(self, connection: Connection, stored_records: Iterable[StoredRecord]) -> None:
+        """All rows of a table in one statement: ten times as fast as one statement for each mail."""
+        rows: dict[Table, list[dict[str, Any]]] = {mails: [], recipients: [], tags: []}
+        for stored in stored_records:
+            mail = record.read(stored)
+            key = {"place": self._place, "id": stored.id}
+            rows[mails].append({**key, **_columns(mail), "about": stored.metadata, "releases": stored.releases})
+            addresses = dict.fromkeys(map(_address_text, mail.envelope.addresses))
+            rows[recipients] += [{**key, "address": address} for address in addresses]
+            rows[tags] += [{**key, "tag": tag} for tag in dict.fromkeys(map(_text, mail.tags))]
+        for table, content in rows.items():
+            if content:
+                connection.execute(insert(table), content)
+
+
+def _columns(mail: MailRecord) -> dict[str, Any]:
+    texts = {"subject": mail.subject, "listener": mail.listener, "tenant": mail.tenant, "decision": mail.decision}
+    return {
+        "kept_at": mail.time.timestamp(),
+        "sender": _address_text(mail.envelope.sender),
+        "state": mail.state,
+        **{name: _text(value) for name, value in texts.items()},
+    }
 
 
 def _file_identity(path: Path | None) -> tuple[int, ...]:
@@ -298,6 +307,19 @@ def _conditions(query: Query) -> Iterator[ColumnElement[bool]]:
         yield mails.c.kept_at >= query.since
     if query.until is not None:
         yield mails.c.kept_at < query.until
+
+
+def _from_client(found: Iterable[MailRecord], client: str) -> Iterator[MailRecord]:
+    """Those that came from this address or network. An IPv4 address may be written as an IPv6 one."""
+    network = ipaddress.ip_network(client, strict=False)
+    for mail in found:
+        try:
+            address = ipaddress.ip_address(mail.client.address or "")
+        except ValueError:  # unknown
+            continue
+        mapped = getattr(address, "ipv4_mapped", None)
+        if address in network or (mapped is not None and mapped in network):
+            yield mail
 
 
 def _is_address(column: Column[str], wanted: str) -> ColumnElement[bool]:

@@ -130,6 +130,19 @@ class Quarantine:
                 log.warning("%s; reading every record instead", exc)
         raise StoreError("quarantine: the index cannot be searched")
 
+    @property
+    def place(self) -> str:
+        """Where the mail is, for messages."""
+        return self._store.name
+
+    def ids(self) -> list[str]:
+        """Of all mail, in any order. Raises StoreError."""
+        return list(self._store.listing())
+
+    def older_than(self, moment: float) -> set[str]:
+        """The ids of mail that was stored before this Unix time. Raises StoreError."""
+        return {mail_id for mail_id, listed in self._store.listing().items() if listed.kept_at < moment}
+
     def read(self, mail_id: str) -> MailRecord:
         """Raises MailNotFound or StoreError."""
         return record.read(self._store.read(mail_id))

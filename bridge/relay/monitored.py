@@ -1,11 +1,15 @@
 """One next hop as operators see it: what became of the mails it was given, and whether it can be reached.
 
-Wraps the relay that does the work, and passes on its results unchanged.
+Wraps the relay that does the work, and passes on its results unchanged. A next hop that has had no mail for a while
+is tested with a connection of its own (`test`): otherwise nobody would know that the next mail will fail. If this is
+wrong, a next hop that is down is reported as up.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import math
 from collections.abc import Callable
 
 from bridge.mail.next_hop import NextHopError
@@ -15,9 +19,11 @@ from bridge.relay.handshake import CannotConnect
 from bridge.relay.relay import Relay, SmtpRelay
 from bridge.relay.replies import LATE, LOST
 
+log = logging.getLogger(__name__)
+
 RESULTS = ("taken", "deferred", "refused", "unreachable", "lost")
 STATES = ("busy", "idle")
-DOWN_S = 60.0  # a failed connection attempt says nothing about the state a minute later
+_QUIT_S = 5.0  # after the time to connect
 
 
 class MonitoredRelay:
@@ -28,12 +34,14 @@ class MonitoredRelay:
         self.pool = relay.pool if isinstance(relay, SmtpRelay) else None  # a Maildir has no connections
         self._relay = relay
         self._on_result = on_result
-        self._failed_at: float | None = None
+        self.is_up: bool | None = None  # None: nobody has tried
+        self.problem = ""  # why it is not up
+        self._learned_at = -math.inf
 
     @property
-    def is_up(self) -> bool:
-        """False if the last attempt to connect failed recently."""
-        return self._failed_at is None or asyncio.get_running_loop().time() - self._failed_at > DOWN_S
+    def age_s(self) -> float:
+        """How old our knowledge is; infinite if nobody has tried."""
+        return asyncio.get_running_loop().time() - self._learned_at
 
     @property
     def busy(self) -> int:
@@ -46,20 +54,46 @@ class MonitoredRelay:
         except NextHopError as exc:
             self._on_failure(exc)
             raise
-        self._failed_at = None
+        self._learn(True)
         self._on_result(self.name, "taken")
         return delivered
 
     def _on_failure(self, exc: NextHopError) -> None:
         if isinstance(exc, CannotConnect):
-            self._failed_at = asyncio.get_running_loop().time()
+            self._learn(False, exc)
             result = "unreachable"
-        elif exc.reply in (LATE, LOST):  # after LATE there may never have been a connection
+        elif exc.reply == LATE:  # there may never have been a connection
+            result = "lost"
+        elif exc.reply == LOST:
+            self._learn(True)
             result = "lost"
         else:
-            self._failed_at = None
+            self._learn(True)
             result = "deferred" if exc.reply.is_temporary else "refused"
         self._on_result(self.name, result)
+
+    async def test(self, limit_s: float) -> None:
+        """Connect, read the greeting, send EHLO and QUIT; no mail is mentioned."""
+        try:
+            async with asyncio.timeout(limit_s + _QUIT_S):
+                await self._relay.probe()
+        except (NextHopError, TimeoutError) as exc:
+            self._learn(False, exc)
+        else:
+            self._learn(True)
+
+    def _learn(self, is_up: bool, exc: Exception | None = None) -> None:
+        self._learned_at = asyncio.get_running_loop().time()
+        if is_up is self.is_up:
+            return
+        if exc is not None:
+            text = str(exc) or "it does not answer"
+            self.problem = text.removeprefix(f"{self.name}: ").removeprefix(f"{self.name.partition('://')[2]}: ")
+            log.warning("next hop %s cannot be used: %s", self.name, self.problem)
+        elif self.is_up is False:
+            self.problem = ""
+            log.info("next hop %s can be used again", self.name)
+        self.is_up = is_up
 
     async def probe(self) -> tuple[str, ...]:
         return await self._relay.probe()

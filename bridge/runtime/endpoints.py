@@ -46,6 +46,14 @@ class Endpoint:
         except ValueError:
             return False
 
+    @property
+    def is_any(self) -> bool:
+        """Whether it stands for all addresses of this machine."""
+        try:
+            return ipaddress.ip_address(self.host).is_unspecified
+        except ValueError:
+            return False
+
     def __str__(self) -> str:
         if self.path:
             return f"unix:{self.path}"

@@ -3,8 +3,9 @@
 uvicorn expects to own the process: it handles the signals, and exits when a port is taken. Here it
 does neither: `HttpServer` runs any ASGI application on sockets that the caller has bound. It also
 limits what uvicorn leaves unlimited: the size and duration of a request's head, and the number of
-connections. Knows neither the scanning service nor the admin endpoint. If this is wrong, a client
-that sends half a request holds a connection forever, or the body of one request is read as the next one.
+connections; and a client that speaks HTTP/1.0 gets no chunks. Knows neither the scanning service nor the
+admin endpoint. If this is wrong, a client that sends half a request holds a connection forever, or the body
+of one request is read as the next one.
 """
 
 from __future__ import annotations
@@ -15,14 +16,16 @@ import json
 import logging
 import socket
 import ssl
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
 import httptools
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from bridge.runtime.connection_timer import ConnectionTimer
 from bridge.runtime.endpoints import Endpoint
@@ -58,7 +61,7 @@ class HttpServer:
         timer = ConnectionTimer(asyncio.get_running_loop(), interval_s)
         self._sockets = list(sockets)
         config = uvicorn.Config(
-            app,
+            _UnchunkedForOldClients(app),
             http=cast("type[asyncio.Protocol]", partial(_Protocol, limits=limits, timer=timer)),
             ws="none",
             lifespan="off",
@@ -157,6 +160,9 @@ class _Protocol(HttpToolsProtocol):
         self._head_until: float | None = None  # None: no head is awaited
         self._head_to_read_again: bytes | None = None  # without the request to upgrade
         self._bytes_without_body = 0  # received since a head or a byte of a body: chunk sizes, trailers
+        self._in_body = False  # the head of a request is complete, its body is not
+        self._rest_until: float | None = None  # for the rest of a body whose request is answered already
+        self._last_answer: bytes | None = None  # a refusal that waits for the answers to earlier requests
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -171,6 +177,10 @@ class _Protocol(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        if self._last_answer is not None:
+            return
+        if self._head_until is None and not self._in_body:
+            self._await_head()  # an empty line, which may precede a head, is no beginning for the parser
         if self._head_until is not None:
             self._head_bytes += len(data)
             if self._head_bytes > self._limits.max_head_bytes and not self._ends_within(data):
@@ -216,6 +226,7 @@ class _Protocol(HttpToolsProtocol):
         super().on_message_begin()
         if self._head_until is None:
             self._await_head()
+            self._head_bytes = 1  # at least
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_until is not None:  # a trailer is no header field: it must not authorize anything
@@ -229,7 +240,10 @@ class _Protocol(HttpToolsProtocol):
                 self._head_to_read_again = _plain_head(method, self.url, version, self.headers)
             return
         self._head_until = None
+        self._in_body = True
         self._bytes_without_body = 0
+        if self.parser.get_http_version() != "1.1":
+            self.expect_100_continue = False  # RFC 9110 10.1.1
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -238,13 +252,32 @@ class _Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
+            self._in_body = False
+            self._rest_until = None
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
         self._refuse(400, "bad_request", msg)
 
+    def on_response_complete(self) -> None:
+        if self._last_answer is not None and not self.pipeline and not self.transport.is_closing():
+            self.transport.write(self._last_answer)
+            self.transport.close()
+        if self._in_body and not self.pipeline:
+            self._rest_until = self.loop.time() + self._limits.head_timeout_s
+        super().on_response_complete()
+
     def check_deadlines(self) -> None:
-        if self._head_until is not None and self.loop.time() >= self._head_until:
+        now = self.loop.time()
+        if self._rest_until is not None and now >= self._rest_until:
+            self.transport.close()
+            return
+        if self._head_until is None or now < self._head_until:
+            return
+        self._head_until = None
+        if self._head_bytes:
+            self._refuse(408, "head_timeout", "the header of the request took too long")
+        else:  # a connection opened in advance, whose client would take this for the answer to its first request
             self.timeout_keep_alive_handler()
 
     def _await_head(self) -> None:
@@ -252,16 +285,72 @@ class _Protocol(HttpToolsProtocol):
         self._head_until = self.loop.time() + self._limits.head_timeout_s
 
     def _refuse(self, status: int, error: str, message: str) -> None:
-        """Answer with the API's Error object (bridge.api.failure), and close."""
-        if self.cycle is not None and not self.cycle.response_complete and self.cycle.response_started:
-            self.transport.close()  # a second answer must not begin inside the first
-            return
+        """Answer with the API's Error object (bridge.api.failure), and close.
+
+        Earlier requests of a client that does not wait for answers are answered first, so that none of them gets
+        this answer.
+        """
+        must_wait = self.cycle is not None and not self.cycle.response_complete
+        if self._in_body and self.pipeline:
+            self.pipeline.popleft()  # this request; earlier ones are not answered yet
+        elif self._in_body:
+            if self.cycle.response_started:
+                self.transport.close()  # a request has one answer, and nothing may begin inside it
+                return
+            must_wait = False
         body = json.dumps({"error": error, "message": message}).encode()
-        self.transport.write(
-            b"HTTP/1.1 %d Refused\r\nContent-Type: application/json\r\n"
-            b"Content-Length: %d\r\nConnection: close\r\n\r\n%s" % (status, len(body), body)
-        )
+        answer = (
+            b"HTTP/1.1 %d %b\r\nContent-Type: application/json\r\nContent-Length: %d\r\nConnection: close\r\n\r\n%b"
+        ) % (status, HTTPStatus(status).phrase.encode(), len(body), body)
+        if must_wait:
+            self._head_until = None
+            self._last_answer = answer
+            return
+        self.transport.write(answer)
         self.transport.close()
+
+
+class _UnchunkedForOldClients:
+    """An application that sends a client of HTTP/1.0 no chunks: a body of unknown length ends with the connection.
+
+    RFC 9112 6.1 demands it, and uvicorn does not do it. A body that cannot be sent to its end must not look
+    complete, so the connection is then reset.
+    """
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["http_version"] == "1.1":
+            await self._app(scope, receive, send)
+            return
+        cycle: RequestResponseCycle = send.__self__  # where uvicorn keeps how it frames the answer
+        ends_with_connection = False
+
+        async def send_unchunked(message: Any) -> None:
+            nonlocal ends_with_connection
+            if message["type"] == "http.response.start":
+                ends_with_connection = all(name.lower() != b"content-length" for name, _ in message["headers"])
+                cycle.keep_alive = False
+                if ends_with_connection:
+                    cycle.chunked_encoding = False
+            elif ends_with_connection:
+                cycle.expected_content_length = len(message.get("body", b""))
+            await send(message)
+
+        try:
+            await self._app(scope, receive, send_unchunked)
+        finally:
+            if ends_with_connection and not cycle.response_complete:
+                _reset(cycle.transport)
+
+
+def _reset(transport: asyncio.Transport) -> None:
+    """Close the connection in a way that the client can tell from the end of a body."""
+    if (sock := transport.get_extra_info("socket")) is not None:
+        with contextlib.suppress(OSError):  # closed, or a Unix socket
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    transport.abort()
 
 
 def _plain_head(method: bytes, url: bytes, version: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:

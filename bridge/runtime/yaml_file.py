@@ -10,14 +10,15 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import yaml
 
 from bridge.errors import ConfigError
-from bridge.runtime.did_you_mean import did_you_mean, similar
+from bridge.runtime.suggestion import did_you_mean, nearest
 
 if TYPE_CHECKING:  # `read` alone must be quick to import
     from pydantic import BaseModel, ValidationError
@@ -37,31 +38,40 @@ def load(path: Path, model: type[M], text: str | None = None) -> M:
 
     Validators find the file's `directory` in the validation context.
     """
+    if text is None:
+        text = read_text(path)
+    tree = Tree(path)
+    value = tree.read(text)
+    result, mistakes = None, tree.mistakes
+    if tree.parsed:
+        result, more = validate({} if value is None else value, model, tree, {"directory": path.parent})
+        mistakes = mistakes + more
+    if mistakes or result is None:
+        raise ConfigError("\n".join(sorted(mistakes, key=_line_of)))
+    return result
+
+
+def read_text(path: Path) -> str:
+    """Raises ConfigError."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as exc:
+        raise ConfigError(f"{path}: cannot be read: {_reason(exc)}; {_next_step(exc)}") from exc
+
+
+def validate(value: Any, model: type[M], trees: _Places, context: dict[str, Any]) -> tuple[M | None, list[str]]:
+    """`value` as a `model`, or None and its mistakes, each with the file and line that `trees` knows for it."""
     from pydantic import ValidationError
 
-    if text is None:
-        try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as exc:
-            raise ConfigError(
-                f"{path}: cannot be read: {_reason(exc)}; check the path after -c or in $SCANBRIDGE_CONFIG"
-            ) from exc
-    tree = _Tree(path)
-    value = tree.read(text)
-    mistakes = tree.mistakes
-    if tree.parsed:
-        try:
-            result = model.model_validate({} if value is None else value, context={"directory": path.parent})
-        except ValidationError as exc:
-            mistakes = mistakes + _describe(exc, tree, model)
-    if mistakes:
-        raise ConfigError("\n".join(sorted(mistakes, key=_line_of))) from None
-    return result
+    try:
+        return model.model_validate(value, context=context), []
+    except ValidationError as exc:
+        return None, _describe(exc, trees, model)
 
 
 def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
     """Plain data, and a function for the line of each part. Raises ConfigError. Ten times faster, for long lists."""
-    tree = _Tree(path)
+    tree = Tree(path)
     value = tree.read(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if tree.mistakes:
         raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
@@ -70,7 +80,7 @@ def read(path: Path, text: str) -> tuple[Any, Callable[[Path_], int]]:
 
 def lines(path: Path, text: str) -> dict[Path_, int]:
     """The line of every key and list item. Raises ConfigError."""
-    tree = _Tree(path)
+    tree = Tree(path)
     tree.read(text)
     if tree.mistakes:
         raise ConfigError("\n".join(sorted(tree.mistakes, key=_line_of)))
@@ -86,7 +96,7 @@ def dump(data: object, width: float | None = 110) -> str:
     return yaml.safe_dump(data, sort_keys=False, width=width)  # escapes what cannot be seen
 
 
-class _Tree:
+class Tree:
     """Converts YAML nodes to plain values and remembers the line of every key."""
 
     def __init__(self, path: Path) -> None:
@@ -161,6 +171,10 @@ class _Tree:
     def _mistake(self, node: yaml.Node, where: Path_, what: str) -> None:
         self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
 
+    def at(self, where: Path_) -> str:
+        """File, line and name of a key."""
+        return f"{self.path}:{self.line(where)}: {_dotted(where) or 'the file'}"
+
     def place(self, loc: tuple[int | str, ...]) -> Path_:
         """The key of an error: `loc` also names union branches, which are not keys."""
         where: Path_ = ()
@@ -173,6 +187,38 @@ class _Tree:
         while where and where not in self.lines:
             where = where[:-1]
         return self.lines.get(where, 1)
+
+
+@dataclass(frozen=True)
+class Trees:
+    """Several files that are one configuration, each below its own keys: `()` for a file that has all of them."""
+
+    parts: Sequence[tuple[Path_, Tree]]
+
+    def at(self, where: Path_) -> str:
+        part = self._part(where)
+        if part is None:  # a key that none of these files has
+            return f"{self.parts[0][1].path}: {_dotted(where)}"
+        below, tree = part
+        return tree.at(where[len(below) :])
+
+    def place(self, loc: tuple[int | str, ...]) -> Path_:
+        part = self._part(loc)
+        if part is None:
+            return loc
+        below, tree = part
+        return (*below, *tree.place(loc[len(below) :]))
+
+    def _part(self, where: Path_) -> tuple[Path_, Tree] | None:
+        """The file with the most specific keys."""
+        fitting = [part for part in self.parts if where[: len(part[0])] == part[0]]
+        return max(fitting, key=lambda part: len(part[0]), default=None)
+
+
+class _Places(Protocol):
+    def at(self, where: Path_) -> str: ...
+
+    def place(self, loc: tuple[int | str, ...]) -> Path_: ...
 
 
 class _TooMany(Exception):
@@ -215,7 +261,7 @@ _WORDS = {
 }
 
 
-def _describe(exc: ValidationError, tree: _Tree, model: type[BaseModel]) -> list[str]:
+def _describe(exc: ValidationError, tree: _Places, model: type[BaseModel]) -> list[str]:
     """pydantic's errors in our words, without the values."""
     found: dict[str, None] = {}
     for error in exc.errors(include_input=False, include_url=False):
@@ -224,8 +270,7 @@ def _describe(exc: ValidationError, tree: _Tree, model: type[BaseModel]) -> list
         what = what.replace("'", "") or error["msg"].removeprefix("Value error, ")
         if error["type"] == "extra_forbidden":
             what += _suggestion(model, where)
-        name = _dotted(where) or "the file"
-        found[f"{tree.path}:{tree.line(where)}: {name}: {what}"] = None
+        found[f"{tree.at(where)}: {what}"] = None
     return list(found)
 
 
@@ -236,7 +281,7 @@ def _suggestion(model: type[BaseModel], where: Path_) -> str:
     if found := did_you_mean(word, _keys_at(schema, schema, where[:-1])):
         return found
     elsewhere = {key: place for place, keys in _sections(schema, schema, "") for key in keys}
-    key = similar(word, elsewhere, cutoff=0.8)
+    key = nearest(word, elsewhere, 0.8)
     return f"; did you mean {elsewhere[key]}{key}?" if key else ""
 
 
@@ -287,6 +332,16 @@ def _dotted(where: Path_) -> str:
 def _line_of(text: str) -> tuple[int, str]:
     match = re.search(r":(\d+): ", text)
     return (int(match.group(1)) if match else 0, text)
+
+
+def _next_step(exc: Exception) -> str:
+    match exc:
+        case UnicodeDecodeError():
+            return "save it as UTF-8"
+        case PermissionError():
+            return "use the user who may read it, or root"
+        case _:
+            return "check the path given with -c"
 
 
 def _reason(exc: Exception) -> str:

@@ -27,7 +27,7 @@ from functools import cached_property, partial
 from typing import Never, Protocol
 
 from bridge.api.request_id import REQUEST_ID
-from bridge.api.scanning import AnalysisRequest, AnalysisResult, QueueStatus
+from bridge.api.scanning import BOUNDARY_BYTES, AnalysisRequest, AnalysisResult, QueueStatus, form
 from bridge.errors import (
     MessageTooLarge,
     Saturated,
@@ -123,6 +123,9 @@ class Scanner:
         doubts: list[_Doubt] = []  # hosts that got some of the mail and gave no decision
         loop = self._loop
         submission = _Submission(request, message, header)
+        limit = self._settings.max_request_bytes
+        if limit is not None and (size := submission.body_bytes()) > limit:
+            raise MessageTooLarge(f"the request would have {size} bytes, more than the {limit} that the scanner takes")
         for host in self._by_preference():
             is_probe = host.begin()
             began, was_broken, was_silent = loop.time(), host.is_broken, host.silent
@@ -134,6 +137,7 @@ class Scanner:
                 return _learn(host, answer, now, began)
             except _NotReached as exc:
                 host.learn(Event.UNREACHABLE, loop.time())
+                host.failed(exc)
                 log.warning("scanner %s could not be reached: %s", host.url, exc)
                 problem = ScanUnavailable(f"{host.url}: {exc}")
                 if exc.was_sent:
@@ -145,6 +149,7 @@ class Scanner:
             except (ScanUnavailable, ScanMalformed, ScanRefused) as exc:
                 # Its traceback holds this frame, which holds the error: a reference cycle.
                 problem, may_go_on = exc.with_traceback(None), self._may_go_on_after(exc)
+                host.failed(exc)
                 doubts.append(_Doubt(host, problem, began, was_broken))
                 if host.decided_since <= began:
                     self._start_check(host, request.tenant_uid)
@@ -217,11 +222,13 @@ class Scanner:
             return None
         except Saturated:
             return None
-        except (ScanRefused, MessageTooLarge):
+        except (ScanRefused, MessageTooLarge) as exc:
             host.is_broken = True
+            host.failed(exc)
             return False
         except (_NotReached, ScanError) as exc:
             host.is_broken = True
+            host.failed(exc)
             host.learn(Event.UNREACHABLE if isinstance(exc, _NotReached) else Event.FAILURE, loop.time())
             return False
         finally:
@@ -326,10 +333,10 @@ class Scanner:
         except DeadlinePassed as exc:
             if exc.late is not None:
                 exc.late.abandon()
-            host.unanswered += 1
+            host.did_not_answer(loop.time())
             raise ScanTimeout(f"{host.url}: no status in time") from None
         except _NotReached as exc:
-            host.unanswered += 1
+            host.did_not_answer(loop.time())
             host.learn(Event.UNREACHABLE, loop.time())
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
         host.echoes = answer.is_tied  # the service may have been replaced by one that does not know our id
@@ -356,6 +363,7 @@ class Scanner:
             if host.is_broken:
                 self._start_check(host, host.probe_tenant)
             problem = trouble
+            host.status_problem = trouble.removeprefix(f"{host.url}: ")
             if (host.status, problem) != before:
                 level = logging.WARNING if problem else logging.INFO
                 log.log(level, "scanner %s is %s", host.url, host.status or f"unknown: {problem}")
@@ -488,7 +496,7 @@ def _learn(host: Host, answer: Answer, now: float, began: float) -> AnalysisResu
         host.saturated_at, host.saturated_until = now, now + (exc.retry_after_s or 0.0)
         raise
     host.learn(Event.SUCCESS, now)
-    host.is_broken = False
+    host.is_broken, host.scan_problem = False, ""
     if host.saturated_until and began >= host.saturated_at:
         host.saturated_until = 0.0
     if began > host.decided_since:
@@ -507,17 +515,15 @@ class _Submission:
     def to(self, host: Host, request_id: bytes | None = None) -> Iterator[bytes]:
         request_id = request_id or next(_ids)
         boundary = request_id  # no sender can know it
-        head = (
-            b'--%b\r\nContent-Disposition: form-data; name="parameters"\r\nContent-Type: application/json\r\n\r\n'
-            b'%b\r\n--%b\r\nContent-Disposition: form-data; name="email"; filename="mail.eml"\r\n'
-            b"Content-Type: message/rfc822\r\n\r\n"
-        ) % (boundary, _parameters(self.request), boundary)
-        tail = b"\r\n--%b--\r\n" % boundary
+        head, tail = form(_parameters(self.request), boundary)
         lines = b"%b%b\r\nContent-Type: multipart/form-data; boundary=%b\r\nContent-Length: %d\r\n\r\n"
         lines %= (_ID_FIELD, request_id, boundary, len(head) + self.message.size + len(tail))
         yield b"".join((host.submit_head, self.header, lines, head))
         yield from self.message.chunks()
         yield tail
+
+    def body_bytes(self) -> int:
+        return self.message.size + sum(map(len, form(_parameters(self.request), b"x" * BOUNDARY_BYTES)))
 
 
 _ID_FIELD = REQUEST_ID.encode("ascii") + b": "
@@ -526,11 +532,20 @@ _ID_FIELD = REQUEST_ID.encode("ascii") + b": "
 def _draw() -> Iterator[bytes]:
     """Random request ids, also boundaries. Drawn by the hundred, because each draw is a system call."""
     while True:
-        drawn = os.urandom(100 * 18).hex().encode("ascii")
-        yield from (drawn[start : start + 36] for start in range(0, len(drawn), 36))
+        drawn = os.urandom(100 * BOUNDARY_BYTES // 2).hex().encode("ascii")
+        yield from (drawn[start : start + BOUNDARY_BYTES] for start in range(0, len(drawn), BOUNDARY_BYTES))
 
 
 _ids = _draw()
+
+
+def _draw_again() -> None:
+    """Workers are forked: those that were already drawn belong to the parent."""
+    global _ids
+    _ids = _draw()
+
+
+os.register_at_fork(after_in_child=_draw_again)
 
 
 class _Status:

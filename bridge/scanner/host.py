@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 _MAX_ANSWER = 1024 * 1024
 _MAX_IDLE_S = 4.0  # below the five seconds after which common servers close an idle connection
 _LOST_AFTER = 3  # consecutive status requests without an answer
+_SILENT_AFTER = 2
 _LATENCY_MEMORY_S = 10.0  # after that a slow host gets another try
 
 
@@ -33,6 +34,7 @@ class ScannerSettings:
     connect_timeout_s: float = 5.0
     status_interval_s: float = 5.0
     resubmit: bool = False  # a mail that was sent completely may be sent to another host as well
+    max_request_bytes: int | None = None  # for a service that counts the form around the mail as well
 
 
 class Host:
@@ -49,6 +51,9 @@ class Host:
         self.in_flight = 0
         self.status: QueueStatus | None = None  # None: unknown
         self.unanswered = 0  # consecutive status requests without an answer
+        self.silent_since = 0.0  # when the first of them ended
+        self.status_problem = ""  # what the last status request failed with
+        self.scan_problem = ""  # what the last scan failed with, if none has succeeded since
         self._has_status = False  # it has answered a status request before
         self.awaited: set[ScannerConnection] = set()  # connections that a late answer is expected on
         self.saturated_until = 0.0
@@ -99,6 +104,30 @@ class Host:
     def is_lost(self) -> bool:
         """Most likely frozen: it used to answer status requests and has stopped."""
         return self._has_status and self.unanswered >= _LOST_AFTER
+
+    @property
+    def outage(self) -> tuple[str, str]:
+        """Why no mail is scanned here, as far as we know, and the case of the policy; empty if mail is scanned."""
+        is_back = self.circuit.state is State.CLOSED or (self.circuit.state is State.HALF_OPEN and not self.silent)
+        if self.is_broken or not is_back:
+            case = "refused" if self.is_broken and self.scan_problem[:1] == "4" else "unreachable"
+            problem = self.status_problem if self.silent else self.scan_problem
+            return problem or self.scan_problem or "it failed recently", case
+        if "(401)" in self.status_problem:  # with 403, the token may still have the permission to scan
+            return self.status_problem, "refused"
+        if self.unanswered >= _SILENT_AFTER and self.decided_since < self.silent_since:
+            return self.status_problem, "deadline"
+        return "", ""
+
+    def failed(self, problem: object) -> None:
+        """A scan failed; the text may begin with our URL."""
+        self.scan_problem = str(problem).removeprefix(f"{self.url}: ")
+
+    def did_not_answer(self, now: float) -> None:
+        """A status request was not answered in time, or there was no connection."""
+        if not self.unanswered:
+            self.silent_since = now
+        self.unanswered += 1
 
     def answered(self) -> None:
         """A status request was answered, with whatever status."""

@@ -1,12 +1,16 @@
-"""The service as an ASGI application: its routes, its components, and their start and stop order."""
+"""The service as an ASGI application: its routes, its components, and their start and stop order.
+
+A `Site` belongs to one configuration and never changes. A reload starts a second site; requests that began in the
+first are answered there.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,6 +18,7 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from bridge.api.failure import Failure
 from bridge.api.lists import ADD_PATH, DELETE_PATH, GET_LISTS_PATH, LIST_ENTRIES_PATH
@@ -41,80 +46,127 @@ from bridge.service.store import Store
 PAGE_POLICY = "default-src 'none'; style-src 'unsafe-inline'"
 
 
-def create_app(config: ServiceConfig, timings: Timings) -> Starlette:
-    """Build the application; nothing runs until its lifespan starts."""
-    guard = config.guard
-    tokens = StaticTokens(config.abby.staticApiTokens)
-    admission = Admission(
-        guard.maxGuardRequestsInProcessing, guard.guardRequestThrottleThreshold, timings.throttle_max_s
-    )
-    store = Store(config.database_url)
-    keys = KeyRing(store)
-    lists = ListStore(store, config.lists)
-    follower = ListFollower(store, lists, keys)
-    records = RecordWriter(store, config.records.retention)
-    engines = engines_of(config.analyzers)
-    metrics = ServiceMetrics(engine.name for engine in engines)
-    backend: AnalysisBackend
-    if config.abby.serviceProviders.core.hosts:
-        backend = CoreNodes(config, timings)
-    else:
-        backend = AnalysisQueue(Pipeline(config, follower, records, engines, metrics), guard.mainWorkerCount)
-    metrics.gauge("in_processing", "submitEmail requests in processing.", lambda: admission.in_processing)
-    metrics.gauge("queue_waiting", "Analyses waiting for a worker.", lambda: backend.waiting)
-    metrics.gauge(
-        "records_dropped",
-        "Analysis records lost because the database was unavailable.",
-        lambda: records.dropped,
-    )
-    metrics.gauge("lists_current", "1 while the lists in memory are up to date.", lambda: follower.current)
-    status = partial(queue_status, admission, backend)
-    submit = SubmitEmailEndpoint(
-        tokens,
-        admission,
-        backend,
-        Spool(guard.maxGuardRequestsInProcessing * MAX_MESSAGE_BYTES),
-        metrics,
-        enabled=guard.scanSources.restApi is not None,
-        timeout_s=config.abby.serviceProviders.core.longRequestTimeout / 1000,
-    )
-    app = Starlette(
-        routes=[
-            Route(SUBMIT_PATH, submit, methods=["POST"]),
-            Route(STATUS_PATH, StatusEndpoint(tokens, status), methods=["POST"]),
-            *_list_routes(ListsApi(lists, keys, follower)),
-            *_health_routes(Health(tokens, follower, metrics, status)),
-            *_document_routes(),
-        ],
-        middleware=[Middleware(EchoRequestId)],
-        lifespan=_lifespan(store, [follower, records, backend]),
-        exception_handlers={HTTPException: _http_error, Exception: _internal_error},
-    )
-    app.router.redirect_slashes = False  # a path is exact or 404; none of our clients follows redirects
-    return app
+@dataclass(slots=True)
+class Lasting:
+    """What a reload keeps: counts, so that requests of the old and the new configuration share one limit."""
+
+    admission: Admission
+    metrics: ServiceMetrics
+
+    @classmethod
+    def new(cls, timings: Timings) -> Lasting:
+        return cls(Admission(1, 1, timings.throttle_max_s), ServiceMetrics())
 
 
-class _Component(Protocol):
-    async def start(self) -> None: ...
+class Site:
+    """The service with one configuration: from `start` until its last request is answered."""
 
-    async def stop(self) -> None: ...
+    def __init__(self, config: ServiceConfig, timings: Timings, lasting: Lasting) -> None:
+        """Build everything; nothing runs until `start`. Raises ConfigError."""
+        self.config = config
+        self._lasting = lasting
+        self._store = Store(config.database_url)
+        self._keys = KeyRing(self._store)
+        self._lists = ListStore(self._store, config.lists)
+        allowing = config.decisions.allowing(self._lists.definitions)
+        self._follower = ListFollower(self._store, self._lists, self._keys, allowing)
+        self._records = RecordWriter(self._store, config.records.retention)
+        self._engines = engines_of(config.analyzers)
+        self._backend: AnalysisBackend
+        if config.abby.serviceProviders.core.hosts:
+            self._backend = CoreNodes(config, timings, self._store.identity)
+        else:
+            pipeline = Pipeline(config, self._follower, self._records, self._engines, lasting.metrics)
+            self._backend = AnalysisQueue(pipeline, config.guard.mainWorkerCount)
+        self._app = self._application(timings)
+        self._requests = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._stack = AsyncExitStack()
 
-
-def _lifespan(
-    store: Store, components: Sequence[_Component]
-) -> Callable[[Starlette], AbstractAsyncContextManager[None]]:
-    """Start in order, stop in reverse order, even if one fails to start."""
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
+    async def start(self) -> None:
+        """Start in order. Raises ConfigError or StoreUnavailable, and has then stopped what was started."""
         async with AsyncExitStack() as stack:
-            stack.callback(store.close)  # the first component opens it
-            for component in components:
+            stack.callback(self._store.close)  # the first component opens it
+            for component in (self._follower, self._records, self._backend):
                 stack.push_async_callback(component.stop)
                 await component.start()
-            yield
+            self._stack = stack.pop_all()
 
-    return lifespan
+    async def stop(self) -> None:
+        """Stop in reverse order."""
+        await self._stack.aclose()
+
+    @property
+    def loaded(self) -> bool:
+        """Whether the lists could be read."""
+        return self._follower.loaded
+
+    def enter(self) -> None:
+        """From now on, requests come here."""
+        guard, admission = self.config.guard, self._lasting.admission
+        admission.limit = guard.maxGuardRequestsInProcessing
+        admission.threshold = guard.guardRequestThrottleThreshold
+        self._show_metrics()
+
+    def _application(self, timings: Timings) -> Starlette:
+        guard, core = self.config.guard, self.config.abby.serviceProviders.core
+        tokens = StaticTokens(self.config.abby.staticApiTokens)
+        status = partial(queue_status, self._lasting.admission, self._backend)
+        enabled = guard.scanSources.restApi is not None
+        submit = SubmitEmailEndpoint(
+            tokens,
+            self._lasting.admission,
+            self._backend,
+            Spool(guard.maxGuardRequestsInProcessing * MAX_MESSAGE_BYTES),
+            self._lasting.metrics,
+            enabled=enabled,
+            timeout_s=core.longRequestTimeout / 1000,
+            idle_s=timings.upload_idle_s,
+        )
+        scanning = enabled and bool(self.config.abby.staticApiTokens)
+        health = Health(tokens, self._follower, self._lasting.metrics, status, scanning=scanning)
+        app = Starlette(
+            routes=[
+                Route(SUBMIT_PATH, submit, methods=["POST"]),
+                Route(STATUS_PATH, StatusEndpoint(tokens, status, self._store.identity), methods=["POST"]),
+                *_list_routes(ListsApi(self._lists, self._keys, self._follower)),
+                *_health_routes(health),
+                *_document_routes(),
+            ],
+            middleware=[Middleware(EchoRequestId)],
+            exception_handlers={HTTPException: _http_error, Exception: _internal_error},
+        )
+        app.router.redirect_slashes = False  # a path is exact or 404; none of our clients follows redirects
+        return app
+
+    def _show_metrics(self) -> None:
+        metrics = self._lasting.metrics
+        metrics.know_engines(engine.name for engine in self._engines)
+        metrics.gauge(
+            "in_processing", "submitEmail requests in processing.", lambda: self._lasting.admission.in_processing
+        )
+        metrics.gauge("queue_waiting", "Analyses waiting for a worker.", lambda: self._backend.waiting)
+        metrics.gauge(
+            "records_dropped",
+            "Analysis records lost because the database was unavailable.",
+            lambda: self._records.dropped,
+        )
+        metrics.gauge("lists_current", "1 while the lists in memory are up to date.", lambda: self._follower.current)
+
+    async def idle(self) -> None:
+        """Wait until no request is in processing here."""
+        await self._idle.wait()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._requests += 1
+        self._idle.clear()
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._requests -= 1
+            if not self._requests:
+                self._idle.set()
 
 
 def _list_routes(api: ListsApi) -> list[Route]:

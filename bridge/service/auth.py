@@ -27,7 +27,9 @@ class StaticTokens:
     """The `staticApiTokens` of the configuration."""
 
     def __init__(self, tokens: Iterable[StaticApiToken]) -> None:
-        self._known = [(digest(t.secret), t.name, frozenset(t.permissions)) for t in tokens]
+        self._known = [
+            (digest(secret), token.name, frozenset(token.permissions)) for token in tokens for secret in token.secrets
+        ]
 
     def check(self, scope: Scope, permission: str) -> str:
         """Return the name of the token's user. Raises Refused with 401 or 403."""

@@ -3,7 +3,9 @@
 The API process keeps tokens, limits and the upload; the analysis happens on a node. The least busy
 node is asked first. A node that cannot be reached is excluded and probed every few seconds
 until it answers again; its mail goes to the next node. That is safe, because an analysis changes
-nothing. All nodes share one published configuration, tokens included.
+nothing. All nodes share one published configuration, tokens included, and one database: a node with a file of its
+own would not learn of changes that this service has accepted. A node says which database it has in each status
+answer (`DATABASE_ID`); one with another database prevents the start, and gets no mail if it appears later.
 
 A node that fails after it got a mail may fail because of that mail. So it is excluded only if it also fails to
 answer a status request, and a mail on which two nodes failed is undecided: it is not sent to a third.
@@ -15,8 +17,8 @@ import asyncio
 import logging
 import secrets
 import ssl
-from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 
 import httpx2
 
@@ -28,12 +30,14 @@ from bridge.service.analysis.job import AnalysisJob
 from bridge.service.responses import Refused
 from bridge.service.scanning.admission import RETRY_AFTER_S
 from bridge.service.settings import Permission, ServiceConfig, Timings
+from bridge.service.store import DATABASE_ID
 
 STATUS_TIMEOUT_S = 2.0
 CONNECT_TIMEOUT_S = 5.0
 WRITE_TIMEOUT_S = 60.0
 MAX_ANSWER = 1024 * 1024
 MAX_FAILURES = 2  # nodes that fail on one mail
+SEPARATE = "it has another database, so changes of lists here would have no effect there"
 
 log = logging.getLogger("bridge.service")
 
@@ -44,6 +48,8 @@ class CoreNode:
     busy: int = 0
     alive: bool = True
     echoes: bool = False  # its answers carry our request id
+    reasons: set[str] = field(default_factory=set)  # why it is excluded, as logged
+    database: str = ""  # the identity of the database that it uses, if it has told us
 
 
 class NodeFailed(Exception):
@@ -57,7 +63,8 @@ class NodeUnreachable(NodeFailed):
 class CoreNodes:
     """An `AnalysisBackend` that forwards each job to a node."""
 
-    def __init__(self, config: ServiceConfig, timings: Timings) -> None:
+    def __init__(self, config: ServiceConfig, timings: Timings, database: Callable[[], str]) -> None:
+        """`database` gives the identity of our own database (`store.identity`)."""
         core = config.abby.serviceProviders.core
         self.nodes = [CoreNode(url) for url in core.hosts]
         self._probe_interval_s = timings.probe_interval_s
@@ -68,9 +75,17 @@ class CoreNodes:
         limits = httpx2.Limits(max_connections=None, max_keepalive_connections=100)
         verify = _trust(config)
         self._client = httpx2.AsyncClient(trust_env=False, verify=verify, timeout=timeout, limits=limits)
+        self._database = database
         self._probe: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
+        """Raises ConfigError if a node that answers uses another database than this service."""
+        await asyncio.gather(*(self._status(node) for node in self.nodes))
+        if separate := [node.url for node in self.nodes if self._is_separate(node)]:
+            raise ConfigError(
+                f"abby.serviceProviders.core.hosts: {', '.join(separate)}: {SEPARATE}; set `database` to the same "
+                "value everywhere: postgresql://..., or an absolute sqlite:////path on one machine"
+            )
         self._probe = asyncio.create_task(self._probe_excluded(), name="core-probe")
 
     async def stop(self) -> None:
@@ -105,6 +120,8 @@ class CoreNodes:
         for node in by_preference(self.nodes):
             if failures == MAX_FAILURES:
                 break
+            if self._is_separate(node):
+                continue
             node.busy += 1
             try:
                 answer = await self._ask(node, job)
@@ -165,6 +182,7 @@ class CoreNodes:
                     node.echoes = False
                     raise NodeFailed("the answer belongs to another request")
                 node.echoes = given is not None
+                node.database = response.headers.get(DATABASE_ID, node.database)
                 body = bytearray()
                 async for piece in response.aiter_bytes():
                     body += piece
@@ -172,9 +190,9 @@ class CoreNodes:
                         raise NodeFailed(f"answer larger than {MAX_ANSWER} bytes")
                 return response.status_code, bytes(body)
         except (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.InvalidURL) as exc:
-            raise NodeUnreachable(type(exc).__name__) from exc
+            raise NodeUnreachable(_reason(exc)) from exc
         except httpx2.HTTPError as exc:
-            raise NodeFailed(type(exc).__name__) from exc
+            raise NodeFailed(_reason(exc)) from exc
 
     async def _status(self, node: CoreNode) -> QueueStatus | None:
         """The node's own status; None if it does not answer, and the node is then excluded."""
@@ -184,11 +202,17 @@ class CoreNodes:
             if status != 200:
                 raise NodeFailed(f"HTTP status {status}")
             found = queue_status_from_json(body)
+            if self._is_separate(node):
+                raise NodeFailed(SEPARATE)
         except (NodeFailed, TimeoutError, ValueError, RecursionError) as exc:
             _mark(node, alive=False, why=str(exc) or "no answer")
             return None
         _mark(node, alive=True)
         return found
+
+    def _is_separate(self, node: CoreNode) -> bool:
+        ours = self._database()
+        return bool(node.database and ours) and node.database != ours
 
     async def _probe_excluded(self) -> None:
         while True:
@@ -202,11 +226,40 @@ def by_preference(nodes: Sequence[CoreNode]) -> list[CoreNode]:
 
 
 def _mark(node: CoreNode, *, alive: bool, why: str = "") -> None:
-    if node.alive and not alive:
+    """Log each change once, not per mail or probe."""
+    if alive:
+        if not node.alive:
+            log.info("core=%s answers again", node.url)
+        node.reasons.clear()
+    elif why not in node.reasons:
         log.warning("core=%s excluded: %s", node.url, why)
-    elif alive and not node.alive:
-        log.info("core=%s answers again", node.url)
+        node.reasons.add(why)
     node.alive = alive
+
+
+def _reason(exc: BaseException) -> str:
+    """What is wrong with a certificate, or the type of another error."""
+    found: BaseException | None = exc
+    while found is not None:
+        if isinstance(found, ssl.SSLCertVerificationError):
+            return _certificate_problem(found)
+        if isinstance(found, ssl.SSLError):
+            return f"TLS failed: {found.reason or type(found).__name__}"
+        found = found.__cause__ or found.__context__
+    return type(exc).__name__
+
+
+def _certificate_problem(exc: ssl.SSLCertVerificationError) -> str:
+    text = exc.verify_message or "not valid"
+    match exc.verify_code:
+        case 10:  # X509_V_ERR_CERT_HAS_EXPIRED
+            return f"its certificate has expired ({text}); renew it on the node"
+        case 62 | 64:  # X509_V_ERR_HOSTNAME_MISMATCH, X509_V_ERR_IP_ADDRESS_MISMATCH
+            return f"its certificate has another name ({text}); use that name in hosts, or another certificate"
+        case 18 | 19 | 20 | 21:  # self-signed, or an issuer that is not in our file
+            return f"its certificate has an unknown issuer ({text}); name the issuer's certificate in caFile"
+        case _:
+            return f"its certificate is not valid ({text})"
 
 
 def _frame(job: AnalysisJob, boundary: str) -> tuple[bytes, bytes]:
@@ -233,7 +286,7 @@ async def _stream(head: bytes, job: AnalysisJob, tail: bytes) -> AsyncIterator[b
 def _token(config: ServiceConfig) -> str:
     for token in config.abby.staticApiTokens:
         if not token.permissions or {Permission.SCAN, Permission.STATUS} <= set(token.permissions):
-            return token.secret
+            return token.secrets[0]
     raise ConfigError(
         "abby.staticApiTokens: core hosts need a token with the permissions scan and status; add one, or remove "
         "abby.serviceProviders.core.hosts"
@@ -241,11 +294,11 @@ def _token(config: ServiceConfig) -> str:
 
 
 def _trust(config: ServiceConfig) -> ssl.SSLContext:
-    ca_file = config.abby.serviceProviders.core.caFile
+    core = config.abby.serviceProviders.core
     try:
-        return ssl.create_default_context(cafile=str(config.directory / ca_file) if ca_file else None)
+        return ssl.create_default_context(cafile=core.ca_path)
     except (OSError, ssl.SSLError) as exc:
         raise ConfigError(
-            f"abby.serviceProviders.core.caFile: cannot load certificates from {ca_file}: "
+            f"abby.serviceProviders.core.caFile: cannot load certificates from {core.caFile}: "
             f"{exc.strerror or type(exc).__name__}"
         ) from exc

@@ -1,8 +1,8 @@
 """Endpoints for operators: /livez, /readyz and /metrics.
 
 /livez answers as long as the event loop runs. /readyz answers 200 if a scan sent now would be
-served: the lists are current and the queue is not stuck. /metrics is open to clients on this machine;
-others need a token with the permission `metrics`.
+served: scanning is configured, the lists are current, and the queue is not stuck. /metrics is open to
+clients on this machine; others need a token with the permission `metrics`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,11 @@ class Health:
         follower: ListFollower,
         metrics: ServiceMetrics,
         status: Callable[[], Awaitable[QueueStatus]],
+        *,
+        scanning: bool,
     ) -> None:
+        """`scanning`: whether the configuration allows scans at all."""
+        self._scanning = scanning
         self._tokens = tokens
         self._status = status
         self._follower = follower
@@ -39,7 +43,7 @@ class Health:
         return JSONResponse({"status": "ok"})
 
     async def ready(self, _request: Request) -> Response:
-        problems = []
+        problems = [] if self._scanning else ["scanning is disabled (see the log)"]
         if not self._follower.current:
             problems.append("lists")
         if await self._status() is QueueStatus.RED:

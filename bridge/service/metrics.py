@@ -38,13 +38,20 @@ class ServiceMetrics:
             self._decisions.labels(str(decision))
         for status in (400, 401, 403, 408, 413, 415, 503, 504, 507):
             self._refused.labels(str(status))
-        for name in ("mime", *engines):
-            self._failures.labels(name)
+        self._gauges: dict[str, Gauge] = {}
+        self.know_engines(["mime", *engines])
         self._known = {str(decision): self._decisions.labels(str(decision)) for decision in Decision}
 
+    def know_engines(self, names: Iterable[str]) -> None:
+        """Show their failures from the start, as 0."""
+        for name in names:
+            self._failures.labels(name)
+
     def gauge(self, name: str, text: str, value: Callable[[], float]) -> None:
-        """A gauge whose value is computed at each scrape."""
-        Gauge(f"scanservice_{name}", text, registry=self.registry).set_function(value)
+        """A gauge whose value is computed at each scrape; after a reload, by the new configuration's parts."""
+        if name not in self._gauges:
+            self._gauges[name] = Gauge(f"scanservice_{name}", text, registry=self.registry)
+        self._gauges[name].set_function(value)
 
     def decided(self, decision: Decision) -> None:
         self._known[decision].inc()

@@ -35,14 +35,21 @@ ERRORS: dict[str, tuple[int, str]] = {
     "not_found": (404, "There is no such path."),
     "list_not_found": (404, "There is no list of this name."),
     "method_not_allowed": (405, "The path does not support this method."),
+    "head_timeout": (408, "The request line and header fields did not arrive within 30 s."),
     "upload_timeout": (408, "The upload stalled or is too slow."),
     "invalid_entry": (409, "An entry could never match in a list of this category."),
     "list_full": (409, "The addition would exceed the list's maxSize; nothing was added."),
-    "payload_too_large": (413, "The mail is larger than 50 MiB, or the List API request is larger than 8 MiB."),
+    "payload_too_large": (
+        413,
+        "The mail is larger than 50 MiB, the whole submitEmail request larger than 52 MiB, or the List API request "
+        "larger than 8 MiB.",
+    ),
     "not_multipart": (415, "submitEmail requires multipart/form-data."),
     "parameters_not_json": (415, "The content type of the part `parameters` must be application/json."),
     "not_json": (415, "The List API requires application/json."),
+    "encoded_body": (415, "The body of the request is compressed (Content-Encoding, Transfer-Encoding)."),
     "head_too_large": (431, "The request line and header fields are larger than 64 KiB."),
+    "trailer_too_large": (431, "The trailer fields of a chunked request are larger than 64 KiB."),
     "internal": (500, "An internal error occurred."),
     "core_unavailable": (502, "No core node answered (serviceProviders.core.hosts)."),
     "saturated": (503, "maxGuardRequestsInProcessing is reached; see Retry-After."),
@@ -51,6 +58,19 @@ ERRORS: dict[str, tuple[int, str]] = {
     "analysis_timeout": (504, "The analysis took longer than longRequestTimeout."),
     "storage_full": (507, "The mail cannot be stored for analysis."),
 }
+
+# Errors that only some operations can give; all others are possible everywhere.
+_OF_SCANS = frozenset(
+    (
+        *("invalid_multipart", "missing_part", "duplicate_part", "invalid_parameters", "parameters_too_large"),
+        *("not_multipart", "parameters_not_json", "scan_source_disabled"),
+        *("core_unavailable", "analysis_timeout", "storage_full"),
+    )
+)
+_OF_LISTS = frozenset(
+    ("invalid_request", "too_many_entries", "list_not_found", "invalid_entry", "list_full", "not_json")
+)
+_OF_HEALTH = frozenset({"not_ready"})
 
 
 def document() -> Json:
@@ -121,7 +141,9 @@ def _submit() -> Json:
             "email": {
                 "type": "string",
                 "format": "binary",
-                "description": f"The raw mail; at most {MAX_MESSAGE_BYTES} bytes.",
+                "description": f"The raw mail; at most {MAX_MESSAGE_BYTES} bytes (50 MiB). Only the bytes of the "
+                "mail count: delimiters, part headers, `parameters` (at most 1 MiB) and other parts (at most 1 MiB "
+                "together) do not. A larger mail gets 413.",
             },
         },
     }
@@ -135,6 +157,7 @@ def _submit() -> Json:
         "responses": _responses(
             _json_response("The result of the analysis.", "MessageAnalysisResult"),
             *(400, 401, 403, 408, 413, 415, 502, 503, 504, 507),
+            without=_OF_LISTS | _OF_HEALTH,
         ),
     }
 
@@ -145,7 +168,9 @@ def _status() -> Json:
         "tags": ["Email Scanning API"],
         "summary": "Get the status of the analysis queue.",
         "security": [{"token": []}],
-        "responses": _responses(_json_response("The status of the queue.", "SystemStatus"), 401, 403),
+        "responses": _responses(
+            _json_response("The status of the queue.", "SystemStatus"), 401, 403, without=_OF_SCANS
+        ),
     }
 
 
@@ -156,7 +181,7 @@ def _list_operation(name: str, summary: str, body: Json, success: Json, *statuse
         "summary": summary,
         "security": [{"apikey": []}],
         "requestBody": {"required": True, "content": {"application/json": body}},
-        "responses": _responses(success, 400, 401, 408, 413, 415, 503, *statuses),
+        "responses": _responses(success, 400, 401, 408, 413, 415, 503, *statuses, without=_OF_SCANS | _OF_HEALTH),
     }
 
 
@@ -187,7 +212,8 @@ def _list_entries() -> Json:
 
 def _health(name: str, summary: str, *statuses: int) -> Json:
     success = _json_response("The check passed.", "Health")
-    return {"operationId": name, "tags": ["Operation"], "summary": summary, "responses": _responses(success, *statuses)}
+    responses = _responses(success, *statuses, without=_OF_SCANS | _OF_LISTS)
+    return {"operationId": name, "tags": ["Operation"], "summary": summary, "responses": responses}
 
 
 def _metrics() -> Json:
@@ -197,7 +223,7 @@ def _metrics() -> Json:
         "tags": ["Operation"],
         "summary": "Get the metrics. Clients on other machines need a token with the permission `metrics`.",
         "security": [{}, {"token": []}],
-        "responses": _responses(text, 401, 403),
+        "responses": _responses(text, 401, 403, without=_OF_SCANS),
     }
 
 
@@ -214,11 +240,15 @@ def _schemas() -> Json:
 
 
 def _scanning_schemas() -> Json:
-    address = {"anyOf": [{"type": "string", "format": "ipv4"}, {"type": "string", "format": "ipv6"}, {"type": "null"}]}
     border = {
         "envelopeFrom": {"type": "string", "description": "The envelope sender; empty for the null sender."},
         "envelopeRecipients": {"type": "array", "minItems": 1, "items": _TEXT},
-        "remoteAddress": {**address, "description": "The IP address of the sending mail server."},
+        "remoteAddress": {
+            "type": ["string", "null"],
+            "description": "The IP address of the sending mail server. Brackets, the prefix `IPv6:`, a port, an IPv6 "
+            "zone and white space are removed, and an IPv4-mapped IPv6 address counts as the IPv4 address. Anything "
+            "that is no address (empty, `unknown`, a host name, `0.0.0.0`, `::`) counts as absent.",
+        },
         "senderHelo": {"type": ["string", "null"], "description": "The HELO or EHLO name of the sending mail server."},
     }
     result = {
@@ -284,10 +314,10 @@ def _json_response(description: str, schema: str) -> Json:
     return {"description": description, "content": {"application/json": {"schema": _ref(schema)}}}
 
 
-def _responses(success: Json, *statuses: int) -> Json:
+def _responses(success: Json, *statuses: int, without: frozenset[str] = frozenset()) -> Json:
     found: Json = {"200": success}
     for status in sorted(statuses):
-        names = [name for name, (code, _) in ERRORS.items() if code == status]
+        names = [name for name, (code, _) in ERRORS.items() if code == status and name not in without]
         response = _json_response(", ".join(f"`{name}`" for name in names), "Error")
         if status == 503:
             retry_after = {"schema": {"type": "integer"}, "description": "Seconds to wait before the next attempt."}

@@ -1,4 +1,4 @@
-"""What both APIs read from a request: its header fields, its content type, its `tenantUid`.
+"""What both APIs read from a request: its header fields, its content type, its JSON, its `tenantUid`.
 
 Pure functions, so they can be tested with tables. They do not know which status an endpoint
 answers with: what is wrong is a ValueError, and the endpoint turns it into its own error.
@@ -6,8 +6,10 @@ answers with: what is wrong is a ValueError, and the endpoint turns it into its 
 
 from __future__ import annotations
 
+import json
 import re
 from functools import lru_cache
+from typing import Any
 from uuid import UUID
 
 from python_multipart.multipart import parse_options_header
@@ -33,7 +35,38 @@ def parse_options(value: bytes) -> tuple[bytes, dict[bytes, bytes]]:
 
 def is_json(content_type: bytes) -> bool:
     kind, options = parse_options(content_type)
-    return kind == b"application/json" and options.get(b"charset", b"utf-8").lower() in (b"utf-8", b"utf8")
+    return kind == b"application/json" and options.get(b"charset", b"utf-8").lower() in _UTF_8
+
+
+_UTF_8 = (b"utf-8", b"utf8", b"us-ascii")
+
+
+def decode_json(raw: bytes) -> Any:
+    """Raises ValueError, RecursionError.
+
+    A byte order mark, which some libraries write, is skipped. A name that occurs twice in an object is an error:
+    parsers differ in which of the two they use.
+    """
+    return _JSON.decode(raw.decode("utf-8-sig"))
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("a name occurs twice")
+    return found
+
+
+def _no_constant(_name: str) -> None:
+    raise ValueError("NaN and Infinity are not JSON")
+
+
+_JSON = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_no_constant)
+
+
+def waits_for_continue(scope: Scope) -> bool:
+    """Whether the client sends the body only when it is told to. RFC 9110 10.1.1: HTTP/1.0 does not know that."""
+    return scope["http_version"] == "1.1" and header(scope, b"expect").lower() == b"100-continue"
 
 
 def tenant_uid(value: object) -> str | None:

@@ -15,7 +15,7 @@ from typing import Any
 from starlette.types import Receive, Scope, Send
 
 from bridge.api.failure import Failure
-from bridge.service.requests import header
+from bridge.service.requests import header, waits_for_continue
 
 DRAIN_BYTES = 256 * 1024 * 1024
 DRAIN_S = 30.0
@@ -45,6 +45,14 @@ class Refused(Exception):
             self.headers.append((b"www-authenticate", challenge.encode()))
 
 
+def check_plain(scope: Scope) -> None:
+    """Refuse a compressed body, which would be read as if it were not. Raises Refused."""
+    encoding = header(scope, b"content-encoding").lower() or b"identity"
+    transfer = header(scope, b"transfer-encoding").lower() or b"chunked"
+    if encoding != b"identity" or transfer != b"chunked":
+        raise Refused(415, "encoded_body", "the body is compressed; send it as it is, with no Content-Encoding")
+
+
 def storage_unavailable() -> Refused:
     return Refused(503, "storage_unavailable", "the lists are not available at the moment", retry_after_s=5)
 
@@ -58,11 +66,12 @@ async def refuse(scope: Scope, receive: Receive, send: Send, refused: Refused) -
     body = json.dumps(refused.failure.to_dict()).encode()
     length = header(scope, b"content-length")
     small = length.isdigit() and int(length) <= KEEP_ALIVE_BYTES
-    if small or (not length and not header(scope, b"transfer-encoding")):
+    if (small or (not length and not header(scope, b"transfer-encoding"))) and refused.status != 408:
         await _send(send, refused.status, body, refused.headers, more=False)
         return
     await _send(send, refused.status, body, [*refused.headers, (b"connection", b"close")], more=True)
-    if not (refused.before_body and header(scope, b"expect")):  # a client waiting for 100 Continue sends no body
+    # A client waiting for 100 Continue sends no body; one that has not sent it in time may never do so.
+    if refused.status != 408 and not (refused.before_body and waits_for_continue(scope)):
         await _drain(receive)
     await send({"type": "http.response.body", "body": b"", "more_body": False})
 

@@ -2,22 +2,31 @@
 
 Combines the service's configuration (address, TLS, application) with the generic HTTP server.
 `scanbridge service` and the daemon's embedded service both start it this way.
+
+A reload leaves sockets and connections alone. The new configuration gets parts of its own, which start next to
+the old ones; only when all of them work does the next request go there. Requests that are being answered keep the
+configuration they began with. So no request can fail because of a reload, and a configuration that does not work
+changes nothing.
 """
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import ssl
-from collections.abc import Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.http_server import DRAIN_S, HttpServer
+from bridge.runtime.http_server import DRAIN_S, HttpLimits, HttpServer
 from bridge.runtime.listening_socket import CannotListen, bind
 from bridge.runtime.tls import server_context
 from bridge.service.settings import ServiceConfig, Timings, Tls
+
+if TYPE_CHECKING:
+    from bridge.service.app import Lasting, Site
 
 
 class ServiceServer:
@@ -25,38 +34,110 @@ class ServiceServer:
 
     def __init__(self, timings: Timings | None = None) -> None:
         self._timings = timings or Timings()
-        self._lifespan: AbstractAsyncContextManager[Any] | None = None
         self._http: HttpServer | None = None
+        self._site: Site | None = None
+        self._lasting: Lasting | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._retired: set[asyncio.Task[None]] = set()
 
     @property
     def addresses(self) -> list[Endpoint]:
         return self._http.addresses if self._http else []
 
+    @property
+    def config(self) -> ServiceConfig:
+        assert self._site is not None, "it is not running"
+        return self._site.config
+
     async def start(self, config: ServiceConfig, sockets: Sequence[socket.socket] | None = None) -> None:
         """Raises CannotListen, ConfigError, or StoreUnavailable if the database cannot be used."""
-        from bridge.service.app import create_app  # slow to import; a daemon without this service does not need it
+        from bridge.service.app import Lasting, Site  # slow to import; a daemon without this service does not need it
 
         bound = list(sockets) if sockets is not None else [bind(config.listen)]
         try:
-            tls = tls_context(config.tls, config.directory)
-            app = create_app(config, self._timings)
-            self._lifespan = app.router.lifespan_context(app)
-            await self._lifespan.__aenter__()
+            self._tls = tls_context(config.tls, config.directory)
+            self._lasting = Lasting.new(self._timings)
+            self._site = Site(config, self._timings, self._lasting)
+            await self._site.start()
         except BaseException:
-            self._lifespan = None
+            self._site = None
             for sock in bound:
                 sock.close()
             raise
-        self._http = HttpServer(app, bound, tls)
+        self._site.enter()
+
+        async def answer(scope: Any, receive: Any, send: Any) -> None:
+            assert self._site is not None
+            await self._site(scope, receive, send)
+
+        limits = HttpLimits(head_timeout_s=self._timings.head_s)
+        self._http = HttpServer(answer, bound, self._switching_tls(), limits)
         await self._http.start()
+
+    async def reload(self, config: ServiceConfig) -> None:
+        """Use `config` for all further requests. Raises what `start` raises, and keeps the old configuration then."""
+        from bridge.service.app import Site
+
+        assert self._site is not None and self._lasting is not None
+        check_change(self._site.config, config)
+        tls = tls_context(config.tls, config.directory)
+        new = Site(config, self._timings, self._lasting)
+        await new.start()
+        if self._site.loaded and not new.loaded:
+            await new.stop()
+            raise ConfigError("the database cannot be read at the moment; see the log")
+        old, self._site, self._tls = self._site, new, tls
+        new.enter()
+        task = asyncio.create_task(_retire(old), name="retired-configuration")
+        self._retired.add(task)
+        task.add_done_callback(self._retired.discard)
+
+    def show_reloads(self, last: Callable[[], tuple[bool, float]]) -> None:
+        """As metrics: whether the last one succeeded, and since when the configuration is in use."""
+        assert self._lasting is not None
+        metrics = self._lasting.metrics
+        metrics.gauge("reload_success", "1 if the last reload succeeded, or there was none.", lambda: last()[0])
+        metrics.gauge("config_time_seconds", "Unix time since which the configuration is in use.", lambda: last()[1])
 
     async def stop(self, drain_s: float = DRAIN_S) -> None:
         if self._http is not None:
             await self._http.stop(drain_s)
             self._http = None
-        if self._lifespan is not None:
-            await self._lifespan.__aexit__(None, None, None)
-            self._lifespan = None
+        for task in self._retired:  # no request is left that they would wait for
+            task.cancel()
+        await asyncio.gather(*self._retired, return_exceptions=True)
+        if self._site is not None:
+            await self._site.stop()
+            self._site = None
+
+    def _switching_tls(self) -> ssl.SSLContext | None:
+        """A context that passes each handshake on to the newest certificate, as of its first message."""
+        if self._tls is None:
+            return None
+
+        def use_newest(connection: Any, _name: str | None, _context: ssl.SSLContext) -> None:
+            connection.context = self._tls
+
+        outer = server_context()
+        outer.sni_callback = use_newest
+        return outer
+
+
+async def _retire(site: Site) -> None:
+    try:
+        await site.idle()
+    finally:
+        await site.stop()
+
+
+def check_change(old: ServiceConfig, new: ServiceConfig) -> None:
+    """Raises ConfigError when going from one to the other needs a restart."""
+    fixed = [
+        ("listen", str(old.listen), str(new.listen)),
+        ("tls", old.tls is None, new.tls is None),
+    ]
+    if changed := [name for name, before, after in fixed if before != after]:
+        raise ConfigError("\n".join(f"{name}: cannot be changed by a reload; restart the service" for name in changed))
 
 
 def tls_context(tls: Tls | None, directory: Path) -> ssl.SSLContext | None:
@@ -68,6 +149,21 @@ def tls_context(tls: Tls | None, directory: Path) -> ssl.SSLContext | None:
         # OpenSSL would ask for the password of an encrypted key on the terminal; refuse the key instead.
         context.load_cert_chain(directory / tls.cert_file, directory / tls.key_file, password=lambda: b"")
     except (OSError, ssl.SSLError, ValueError) as exc:
-        reason = getattr(exc, "strerror", None) or "the key is encrypted"
-        raise CannotListen(f"tls: {tls.cert_file} and {tls.key_file} cannot be used: {reason}") from exc
+        raise CannotListen(
+            f"tls: {tls.cert_file} and {tls.key_file} cannot be used: {_tls_problem(exc, tls, directory)}"
+        ) from exc
     return context
+
+
+def _tls_problem(exc: Exception, tls: Tls, directory: Path) -> str:
+    if isinstance(exc, ssl.SSLError) and exc.reason == "KEY_VALUES_MISMATCH":
+        return "the key does not belong to the certificate"
+    if isinstance(exc, ssl.SSLError) or not isinstance(exc, OSError):
+        reason = getattr(exc, "reason", None) or getattr(exc, "strerror", None)
+        return f"not PEM, or the key is encrypted ({reason})" if reason else "the key is encrypted"
+    for name in (tls.cert_file, tls.key_file):  # OpenSSL does not say which of the two it is
+        try:
+            (directory / name).open("rb").close()
+        except OSError as problem:
+            return f"{name}: {problem.strerror}"
+    return exc.strerror or type(exc).__name__

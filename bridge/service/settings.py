@@ -3,16 +3,19 @@
 `guard` and `abby` keep their documented camelCase keys; our own keys are at the top level.
 `docs/operate/service.md` explains every key. Secrets are `SecretStr`, so no dump or traceback shows one.
 If this file is wrong, a service starts with limits or tokens that were not configured. So every model
-refuses unknown keys, and all mistakes are reported together, each with its line.
+refuses unknown keys, and all mistakes are reported together, each with its line. `config_files` reads the
+files, and drops keys of the original service that have no meaning here before a model sees them.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 from urllib.parse import urlsplit
 
 from pydantic import (
@@ -30,11 +33,15 @@ from pydantic import (
 )
 
 from bridge.api.scanning import DEFAULT_IN_PROCESSING, Decision
-from bridge.runtime import yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.units import Duration, Size
 
 KiB, MiB = 1024, 1024**2
+REST_API_HINT = "write `restApi: {}`, with a colon, below `scanSources:`"
+PLACEHOLDER_HINT = (
+    "a core host contains a placeholder: write the name of the machine instead, such as https://mta1.example.org:9785"
+)
+MAX_TOKENS = 10  # per name; two are enough to replace one
 SHORT_TOKEN = 16  # a shorter token can be guessed, so the service logs a warning at start
 
 
@@ -44,6 +51,8 @@ class Timings:
 
     throttle_max_s: float = 5.0  # the delay of a request that takes the last slot
     probe_interval_s: float = 2.0  # between two probes of an excluded core node
+    head_s: float = 30.0  # for a request's head
+    upload_idle_s: float = 60.0  # the longest pause within an upload
 
 
 class Section(BaseModel):
@@ -65,8 +74,23 @@ class Tls(Section):
 
 class ScanSources(Section):
     restApi: dict[str, None] | None = Field(  # noqa: N815
-        None, max_length=0, description="Enables submitEmail when present (as an empty map)."
+        None, max_length=0, description="Enables submitEmail when present, as an empty map or without a value."
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _written_otherwise(cls, value: Any) -> Any:
+        """`restApi {}` is text in YAML, and `- restApi` a list."""
+        entries = value if isinstance(value, list) else [value] if isinstance(value, str) else []
+        if any("restApi" in (entry.split() if isinstance(entry, str) else entry or ()) for entry in entries):
+            raise ValueError(REST_API_HINT)
+        return value
+
+    @field_validator("restApi", mode="before")
+    @classmethod
+    def _without_value(cls, value: Any) -> Any:
+        """`restApi:` is present too."""
+        return {} if value is None else value
 
 
 class Guard(Section):
@@ -90,8 +114,16 @@ class Guard(Section):
     def _defaults(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        workers = value.get("mainWorkerCount", DEFAULT_IN_PROCESSING)
+        workers = value.get("mainWorkerCount")
+        if not str(workers).isdigit():  # absent, or a mistake that is reported once
+            return value
         return {"maxGuardRequestsInProcessing": workers, "guardRequestThrottleThreshold": workers, **value}
+
+
+def _abby_directory(info: ValidationInfo) -> Path:
+    """The directory that file names in the section `abby` are relative to."""
+    context = info.context or {}
+    return Path(context.get("abby_directory") or context.get("directory") or "")
 
 
 class Core(Section):
@@ -100,17 +132,44 @@ class Core(Section):
         3_600_000, ge=1000, description="Maximum time for one analysis, in milliseconds."
     )
     caFile: str | None = Field(None, description="CA certificates for the hosts, instead of the system's.")  # noqa: N815
+    _directory: Path = PrivateAttr(default=Path())
+
+    @field_validator("hosts", mode="before")
+    @classmethod
+    def _no_hosts(cls, hosts: Any) -> Any:
+        return [] if hosts is None else hosts
 
     @field_validator("hosts")
     @classmethod
     def _hosts(cls, hosts: list[str]) -> list[str]:
         for host in hosts:
+            if re.search(r"[{}<>$]|%7[bd]", host, re.IGNORECASE):
+                raise ValueError(PLACEHOLDER_HINT)
             _check_url(host, "a core host must be https://host:9785, or http://host:port on loopback", https=True)
         return [host.rstrip("/") for host in hosts]
+
+    @model_validator(mode="after")
+    def _place(self, info: ValidationInfo) -> Core:
+        self._directory = _abby_directory(info)
+        return self
+
+    @property
+    def ca_path(self) -> str | None:
+        return str(self._directory / self.caFile) if self.caFile else None
+
+    @property
+    def remote_hosts(self) -> list[str]:
+        """Those on other machines."""
+        return [host for host in self.hosts if not Endpoint(host=urlsplit(host).hostname or "").is_local]
 
 
 class ServiceProviders(Section):
     core: Core = Core()
+
+    @field_validator("core", mode="before")
+    @classmethod
+    def _without_value(cls, value: Any) -> Any:
+        return {} if value is None else value
 
 
 class Permission:
@@ -121,17 +180,25 @@ class Permission:
     METRICS = "metrics"
 
 
+PERMISSIONS = {
+    Permission.SCAN: "submit mail (submitEmail)",
+    Permission.STATUS: "read the status of the queue (admin/status)",
+    Permission.METRICS: "read /metrics from another machine",
+}
+
+
 class StaticApiToken(Section):
     name: str = Field(min_length=1, max_length=100, description="Name of the token's user, for the log.")
-    token: SecretStr | None = Field(None, description="The secret itself; we recommend 64 hex digits.")
-    token_file: str | None = Field(
+    token: tuple[SecretStr, ...] = Field(
+        (), description="The secret, or a list of secrets that are all valid. We recommend 64 hex digits."
+    )
+    token_file: str | list[str] | None = Field(
         None,
         exclude=True,
-        description="File with the secret: in $CREDENTIALS_DIRECTORY if it exists there, else relative to this file.",
+        description="File with the secret, or several, one per line; or a list of files. A file is in "
+        "$CREDENTIALS_DIRECTORY if it exists there, else relative to this file.",
     )
-    permissions: list[Literal["scan", "status", "metrics"]] = Field(
-        [], description="What the token may do: scan, status, metrics. Empty: everything."
-    )
+    permissions: list[str] = Field([], description="What the token may do: scan, status, metrics. Empty: everything.")
 
     @model_validator(mode="before")
     @classmethod
@@ -139,46 +206,98 @@ class StaticApiToken(Section):
         """Replace `token_file` with the file's content, so that the rest of the service sees only tokens."""
         if not isinstance(value, dict):
             return value
-        if (value.get("token") is None) == (value.get("token_file") is None):
+        given, files = _several(value.get("token")), _several(value.get("token_file"))
+        if bool(given) == bool(files):
             raise ValueError("set either token or token_file")
-        if value.get("token_file") is None:
-            return value
-        name = value["token_file"]
-        beside_config = Path((info.context or {}).get("directory", Path())) / str(name)
-        credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / str(name)
-        try:
-            text = (credential if credential.exists() else beside_config).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as exc:
-            reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
-            raise ValueError(f"cannot read token_file {name}: {reason}") from exc
-        return {**value, "token": text}
+        if not files:
+            return {**value, "token": given}
+        found = [token for name in files for token in _tokens_in(str(name), _abby_directory(info))]
+        return {**value, "token": found}
+
+    @field_validator("permissions", mode="before")
+    @classmethod
+    def _no_permissions(cls, value: Any) -> Any:
+        return [] if value is None else value
 
     @field_validator("token")
     @classmethod
-    def _strong(cls, token: SecretStr | None) -> SecretStr | None:
-        if token is not None and not re.fullmatch(r"[\x21-\x7e]{1,512}", token.get_secret_value()):
+    def _printable(cls, tokens: tuple[SecretStr, ...]) -> tuple[SecretStr, ...]:
+        if not all(re.fullmatch(r"[\x21-\x7e]{1,512}", token.get_secret_value()) for token in tokens):
             raise ValueError(
                 "a token is up to 512 printable characters without spaces; create one with `scanbridge service token`"
             )
-        return token
+        if len(tokens) > MAX_TOKENS:
+            raise ValueError(f"at most {MAX_TOKENS} tokens can be valid for one name at the same time")
+        return tuple({token.get_secret_value(): token for token in tokens}.values())
 
     @property
-    def secret(self) -> str:
-        return self.token.get_secret_value() if self.token else ""
+    def secrets(self) -> list[str]:
+        """All that are valid now: one, or two while a token is being replaced."""
+        return [token.get_secret_value() for token in self.token]
+
+    @property
+    def files(self) -> list[str]:
+        return [str(name) for name in _several(self.token_file)]
+
+
+def _several(value: Any) -> list[Any]:
+    if value is None:
+        return []
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def token_path(name: str, directory: Path) -> Path:
+    """In $CREDENTIALS_DIRECTORY if it exists there, else next to the configuration."""
+    beside_config = directory / name
+    credential = Path(os.environ.get("CREDENTIALS_DIRECTORY") or beside_config.parent) / name
+    return credential if os.path.exists(credential) else beside_config  # noqa: PTH110 (Path.exists may raise)
+
+
+def _tokens_in(name: str, directory: Path) -> list[str]:
+    """One per line. Raises ValueError."""
+    try:
+        text = token_path(name, directory).read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as exc:
+        reason = exc.strerror if isinstance(exc, OSError) else "not UTF-8 text"
+        raise ValueError(f"cannot read token_file {name}: {reason}") from exc
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+        raise ValueError(f"token_file {name} is empty; create a token with `scanbridge service token`")
+    return found
 
 
 class Abby(Section):
     serviceProviders: ServiceProviders = ServiceProviders()  # noqa: N815
     staticApiTokens: list[StaticApiToken] = []  # noqa: N815
+    _directory: Path = PrivateAttr(default=Path())
+
+    @field_validator("staticApiTokens", mode="before")
+    @classmethod
+    def _no_tokens(cls, tokens: Any) -> Any:
+        return [] if tokens is None else tokens
 
     @field_validator("staticApiTokens")
     @classmethod
     def _names(cls, tokens: list[StaticApiToken]) -> list[StaticApiToken]:
         if len({token.name for token in tokens}) != len(tokens):
             raise ValueError("two tokens have the same name")
-        if len({token.secret for token in tokens}) != len(tokens):
-            raise ValueError("two names share the same token")
+        owners: dict[str, str] = {}
+        for token in tokens:
+            for secret in token.secrets:
+                other = owners.setdefault(secret, token.name)
+                if other != token.name:
+                    raise ValueError(f"{other} and {token.name} have the same token; give each name its own")
         return tokens
+
+    @model_validator(mode="after")
+    def _place(self, info: ValidationInfo) -> Abby:
+        self._directory = _abby_directory(info)
+        return self
+
+    @property
+    def directory(self) -> Path:
+        """The directory that token files are relative to."""
+        return self._directory
 
 
 LIST_NAME = r"^[a-z0-9][a-z0-9-]{0,63}$"
@@ -300,6 +419,11 @@ class Decisions(Section):
     scores: dict[str, float] = Field({}, description="Scores of tags, where they differ from the default.")
     otherwise: Decision = Field(Decision.DELIVER, description="Decision when no rule matches (verdict `clean`).")
 
+    def allowing(self, lists: Iterable[str]) -> frozenset[str]:
+        """Those lists that can get a mail delivered: a rule that delivers names the tag `list:NAME`."""
+        patterns = [tag for rule in self.rules if rule.decision is Decision.DELIVER for tag in rule.tags]
+        return frozenset(name for name in lists if any(fnmatchcase(f"list:{name}", tag) for tag in patterns))
+
 
 class Records(Section):
     retention: Duration = Field(30 * 86400.0, description="How long analysis records are kept.")
@@ -315,7 +439,7 @@ class ServiceConfig(Section):
     database: SecretStr = Field(SecretStr("sqlite:///service.sqlite"), description="SQLAlchemy URL.")
     lists: list[ListDefinition] = []
     analyzers: Analyzers = Analyzers()
-    decisions: Decisions = Decisions()
+    decisions: Decisions = Field(Decisions(), validate_default=True)
     records: Records = Records()
     log_scans: bool = Field(True, description="Log one line per analysis.")
     _directory: Path = PrivateAttr(default=Path())
@@ -341,6 +465,23 @@ class ServiceConfig(Section):
             raise ValueError("two lists have the same name")
         return lists
 
+    @field_validator("decisions")
+    @classmethod
+    def _lists_that_allow(cls, decisions: Decisions, info: ValidationInfo) -> Decisions:
+        """One link or one attachment must not get a whole mail delivered: the rest of it may be anything."""
+        for definition in info.data.get("lists", ()):
+            if definition.category in ("url", "attachment") and decisions.allowing([definition.name]):
+                raise ValueError(
+                    f"a rule delivers mail because of the list {definition.name}, but one {definition.category} "
+                    "cannot vouch for a whole mail; rename the list, or change the rule"
+                )
+        return decisions
+
+    @field_validator("guard", "abby", mode="before")
+    @classmethod
+    def _without_value(cls, value: Any) -> Any:
+        return {} if value is None else value
+
     @model_validator(mode="after")
     def _place(self, info: ValidationInfo) -> ServiceConfig:
         self._directory = (info.context or {}).get("directory", Path())
@@ -365,16 +506,12 @@ class ServiceConfig(Section):
         return url
 
 
-def load(path: Path) -> ServiceConfig:
-    return yaml_file.load(path, ServiceConfig)
-
-
-def embedded(state_dir: Path, listen: str, token: str) -> ServiceConfig:
+def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
     """The configuration of the embedded service, which has no file."""
     return ServiceConfig(
         listen=Endpoint.parse(listen),
         guard=Guard(scanSources=ScanSources(restApi={})),
-        abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=SecretStr(token))]),
+        abby=Abby(staticApiTokens=[StaticApiToken(name="bridge", token=tuple(map(SecretStr, tokens)))]),
         database=SecretStr(embedded_database(state_dir)),
         log_scans=False,  # the bridge already logs one line per mail
     )

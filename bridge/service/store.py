@@ -8,8 +8,11 @@ seen change 7 has seen all earlier ones, in PostgreSQL too.
 
 from __future__ import annotations
 
+import hashlib
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import (
     BigInteger,
@@ -33,6 +36,7 @@ from bridge.errors import BridgeError
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
 
+PROBE_S = 5.0
 MIGRATION_LOCK = 0x5CA7B12D  # an arbitrary number for the advisory lock
 
 metadata = MetaData()
@@ -115,12 +119,21 @@ class StoreUnavailable(BridgeError):
 STORAGE_ERRORS = (SQLAlchemyError, StoreUnavailable)  # what an unavailable database raises
 
 
+DATABASE_ID = "x-scan-database"  # a header of status answers, for the service in front of a core node
+
+
 class Store:
     """One database; after `open` it has the newest schema."""
 
     def __init__(self, url: str) -> None:
         self._url = url
         self._engine: Engine | None = None
+        self._identity = ""
+
+    def identity(self) -> str:
+        """Differs between two SQLite files, of any machine, and between SQLite and PostgreSQL. Empty if unknown."""
+        self._identity = self._identity or _identity(Database(self._url))
+        return self._identity
 
     @property
     def engine(self) -> Engine:
@@ -156,6 +169,18 @@ class Store:
             raise
         self._engine = engine
 
+    def probe(self) -> None:
+        """Connect, and change nothing. Raises StoreUnavailable."""
+        try:
+            engine = Database(self._url).engine(wait_s=PROBE_S)
+            try:
+                engine.connect().close()
+            finally:
+                engine.dispose()
+        except (DatabaseUnusable, SQLAlchemyError) as exc:
+            why = database.reason(exc) if isinstance(exc, SQLAlchemyError) else exc
+            raise StoreUnavailable(f"cannot use the database: {why}") from exc
+
     def close(self) -> None:
         if self._engine is not None:
             self._engine.dispose()
@@ -171,6 +196,19 @@ class Store:
         """A transaction that takes the write lock at its start, so it cannot fail halfway for lack of it."""
         with database.writing(self.engine) as connection:
             yield connection
+
+
+def _identity(target: Database) -> str:
+    if not target.is_sqlite:
+        return "postgresql"
+    if target.path is None or str(target.path) == ":memory:":
+        return f"sqlite-{secrets.token_hex(8)}"
+    try:
+        found = target.path.stat()
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text()
+    except OSError:
+        return ""
+    return "sqlite-" + hashlib.sha256(f"{boot}:{found.st_dev}:{found.st_ino}".encode()).hexdigest()[:16]
 
 
 def next_numbers(connection: Connection, count: int) -> int:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import socket
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
@@ -17,7 +20,7 @@ from click.testing import CliRunner, Result
 
 from bridge.cli import main
 from bridge.runtime import yaml_file
-from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, configuration, running_bridge
+from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, configuration, free_port, running_bridge
 from tests.requirements import need
 
 GREEN = b'{"messageQueueStatus": "GREEN"}'
@@ -38,6 +41,7 @@ class World:
         self.data = configuration(directory, self.scanner, self.hop, {"limits": limits}, tls=tls)
         (directory / "token").chmod(0o600)
         self.options: list[str] = []
+        self.taken: list[socket.socket] = []
 
     @property
     def listener(self) -> dict[str, Any]:
@@ -88,6 +92,8 @@ def world(tmp_path: Path) -> Iterator[World]:
     background = Background()
     world = World(tmp_path, background)
     yield world
+    for sock in world.taken:
+        sock.close()
     background.run(world.scanner.stop())
     background.run(world.hop.stop())
     background.close()
@@ -154,6 +160,26 @@ def shift_chain(world: World) -> None:
     )
 
 
+def take(world: World, address: str) -> None:
+    """Another program listens there until the end of the test."""
+    host, _, port = address.rpartition(":")
+    world.taken.append(socket.create_server((host, int(port))))
+
+
+def second_filter(world: World) -> None:
+    """A milter beside the proxy filter: every mail is scanned twice."""
+    world.postfix("proxy", lambda text: text.replace("smtpd_proxy_timeout", f"{MILTERS}\nsmtpd_proxy_timeout"))
+    world.data["listeners"].append({"name": "m", "protocol": "milter", "address": f"127.0.0.1:{free_port()}"})
+    path = world.directory / "postfix" / "main.cf"
+    path.write_text(path.read_text().replace("ADDRESS", world.data["listeners"][1]["address"]))
+    os.utime(path, (0, 0))
+
+
+MILTERS = """\
+smtpd_milters = inet:ADDRESS
+milter_default_action = tempfail"""
+
+
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
@@ -173,6 +199,13 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
                                "WARNING", "smtpd_authorized_xforward_hosts"),
     "deadline too long": (lambda w: w.listener.update(deadline="100s"), "PROBLEM", "set it to 90s"),
     "too few descriptors": (lambda w: w.data["limits"].update(max_connections=10**9), "WARNING", "LimitNOFILE="),
+    "admin port taken": (lambda w: take(w, w.data["admin"]["address"]), "PROBLEM", "set admin.address to another port"),
+    "admin port twice": (lambda w: w.data["admin"].update(address=w.listener["address"]),
+                         "PROBLEM", "the same address as listener test"),
+    "slow mail passes": (lambda w: w.data.update(policy={"deadline": "relay"}), "WARNING", "deadline: relay: a mail"),
+    "failing mail passes": (lambda w: w.listener.update(policy={"failed": "relay"}),
+                            "WARNING", "use tempfail or quarantine"),
+    "milter and proxy filter": (second_filter, "PROBLEM", "scanned twice, by smtpd_proxy_filter of smtp/inet and "),
     "unreachable database": (
         lambda w: w.data.update(state_database="postgresql://x@127.0.0.1:1/x"), "PROBLEM", "state_database",
     ),
@@ -227,6 +260,57 @@ def test_mistake_is_found_with_its_remedy(world: World, name: str) -> None:
     (line,) = done.stdout.splitlines()
     assert f": {state}: " in line and remedy in line, line
     assert done.exit_code == (1 if state == "PROBLEM" else 0)
+
+
+def test_a_listener_that_postfix_does_not_use_is_a_note(world: World) -> None:
+    """The guide has a milter and a proxy listener and says to use one of them; the other was called a problem."""
+    world.postfix("proxy")
+    world.data["listeners"].append({"name": "m", "protocol": "milter", "address": f"127.0.0.1:{free_port()}"})
+    done = world.run()
+    note, good = done.stdout.splitlines()
+    assert note.startswith("Postfix and listener m: NOTE: this Postfix does not use it") and good.startswith("OK: ")
+    assert done.exit_code == 0
+    found = json.loads(world.run("--json").stdout)
+    assert found["ok"] is True and [finding["state"] for finding in found["findings"]].count("note") == 1
+
+
+def test_the_admin_port_of_another_daemon_is_found(world: World, tmp_path: Path) -> None:
+    """Its listeners are not ours, so it cannot be the daemon of this configuration."""
+    other = tmp_path / "other"
+    other.mkdir()
+    with running_bridge(other) as bridge:
+        world.data["admin"]["address"] = f"127.0.0.1:{bridge.admin_port}"
+        world.listener["name"] = "mx"
+        done = world.run()
+        (line,) = done.stdout.splitlines()
+        assert "another scanbridge daemon" in line and "set admin.address" in line and done.exit_code == 1
+
+
+@pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
+def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
+    """They lead to a Postfix in which `check` finds nothing, keep what is there, and change nothing the second time."""
+    world.postfix(mode)
+    place = world.directory / "commanded"
+    place.mkdir()
+    (place / "main.cf").write_text(
+        "compatibility_level = 3.6\nmyhostname = m.example\nsmtpd_milters = inet:h:1, inet:h:2\n"
+    )
+    (place / "master.cf").write_text("smtp inet n - n - - smtpd\n  -o syslog_name=postfix/front\n" + LOCAL)
+    arguments = ["setup", "postfix", "--mode", mode, "--commands", "-c", str(world.directory / "bridge.yml")]
+    script = CliRunner().invoke(main, arguments).stdout
+    environment = {"MAIL_CONFIG": str(place), "PATH": f"{os.environ['PATH']}:/usr/sbin"}
+    seen = []
+    for _ in range(2):
+        subprocess.run(["/bin/sh", "-e"], input=script, text=True, env=environment, check=True, timeout=120)
+        seen.append([(place / name).read_text() for name in ("main.cf", "master.cf")])
+    assert seen[0] == seen[1]
+    assert "syslog_name=postfix/front" in seen[0][1] and "inet:h:1, inet:h:2" in seen[0][0]
+    shutil.rmtree(world.directory / "postfix")
+    place.rename(world.directory / "postfix")
+    for name in ("main.cf", "master.cf"):
+        os.utime(world.directory / "postfix" / name, (0, 0))
+    done = world.run()
+    assert (done.exit_code, done.stdout[:3]) == (0, "OK:"), done.stdout
 
 
 def test_json_has_every_finding(world: World) -> None:

@@ -99,9 +99,7 @@ def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
     missing = str(tmp_path / "none.yml")
     done = CliRunner().invoke(main, ["check"], env={"SCANBRIDGE_CONFIG": missing})
     assert done.exit_code == 78
-    assert done.stderr == (
-        f"{missing}: cannot be read: No such file or directory; check the path after -c or in $SCANBRIDGE_CONFIG\n"
-    )
+    assert done.stderr == (f"{missing}: cannot be read: No such file or directory; check the path given with -c\n")
 
 
 # config
@@ -152,6 +150,24 @@ def test_scan_prints_one_decision_per_file(place: Place) -> None:
         "borderMtaData": {"envelopeFrom": "a@b", "envelopeRecipients": ["c@d", "e@f"]},
         "tenantUid": TENANT,
     }
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "2001:db8::7"])
+def test_scan_tells_who_sent_the_mail(place: Place, address: str) -> None:
+    """As the mail server saw it: SPF and lists of networks then give the same result as for the mail itself."""
+    path = place.mail("a.eml", b"Subject: a\n\nhello\n")
+    done = place.run("scan", path, "--remote-address", address, "--helo", "mx.example.org")
+    assert done.exit_code == 0
+    border = place.scanner.submissions[0].parameters["borderMtaData"]
+    assert (border["remoteAddress"], border["senderHelo"]) == (address, "mx.example.org")
+
+
+@pytest.mark.parametrize("address", ["", "unknown", "192.0.2", "mx.example.org", "192.0.2.0/24"])
+def test_scan_refuses_what_is_not_an_address(place: Place, address: str) -> None:
+    """A typing error would silently change the result."""
+    done = place.run("scan", place.mail("a.eml", b"Subject: a\n\n"), "--remote-address", address)
+    assert done.exit_code == 2 and "for example 192.0.2.7" in done.stderr
+    assert place.scanner.submissions == []
 
 
 def test_scan_prints_json(place: Place) -> None:
@@ -331,7 +347,7 @@ def test_status_over_a_unix_socket(tmp_path: Path) -> None:
         state = ask(Endpoint(path=str(path)))
         assert state is not None and state["ready"] is True
         shown = table(state).splitlines()
-        assert f"next hop       {running.next_hop.url}: up" in shown
+        assert f"next hop       {running.next_hop.url}: not tried yet" in shown
         state["scanner"][0]["circuit"] = "open"
         assert table(state).splitlines()[-2].endswith("in flight, circuit open")
         assert "workers" not in table(state)

@@ -176,7 +176,7 @@ nonsense: 1
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay: {{nexthop: x}}\n", "bridge.yml:12: tenants.0.relay.nexthop"),
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next"),
         (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: text is expected here"),
-        (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first in line 9; remove one"),
+        (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first in line 9"),
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: : a key must be a word"),
         (SMALL + "\"odd key\\e\": 1\n", 'bridge.yml:9: "odd key\\u001b": unknown key'),
         (SMALL + "<<: {log: {level: debug}}\n", 'bridge.yml:9: "<<": unknown key'),
@@ -235,7 +235,7 @@ relay: {next_hop: "127.0.0.1:3"}
 )
 def test_only_plain_scalars_are_anything_but_text(written: str, read: object) -> None:
     """`no` is not False, `1:30` is not 90, and nothing is ever constructed."""
-    assert yaml_file._Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
+    assert yaml_file.Tree(Path("x")).read(f"key: {written}\n") == {"key": read}
 
 
 def test_a_switch_accepts_true_and_false_only() -> None:
@@ -317,7 +317,15 @@ def test_a_value_is_never_printed(text: str) -> None:
         (changed(policy={"undecided": {"action": "tempfail", "code": 421}}), "which close the connection"),
         (changed(policy={"drop": {"action": "discard", "code": 550}}), "reject (5xx) and tempfail (4xx) only"),
         (changed(policy={"bounce": {"action": "reject", "text": "a\nb"}}), "printable ASCII"),
-        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "two tenants"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["A", "a"]}]), "in two places: tenants.0.rec"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["*.example.com"]}]), "no `*` and no dot in front"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": [".example.com"]}]), "no `*` and no dot in front"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["http://x.example"]}]), "not a URL"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a@x.example"]}]), "the part after the @ only"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a..b"]}]), "separated by single dots"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["-x.example"]}]), "letters, digits and hyphens"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["x" * 64]}]), "letters, digits and hyphens"),
+        (changed(tenants=[{"uid": TENANT, "recipient_domains": ["a b"]}]), "letters, digits and hyphens"),
         (changed(tenants=[{"uid": TENANT, "recipient_domains": [d]} for d in "ab"]), "same uid"),
         (listener(client_header="Received"), "client_header"),
         (listener(client_header="X-Client:"), "client_header"),
@@ -459,7 +467,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
     assert "$defs" not in json.dumps(schema)
     validator = jsonschema_rs.Draft7Validator(schema)
     for text in ROUND_TRIPS.values():
-        validator.validate(yaml_file._Tree(Path("x")).read(text))
+        validator.validate(yaml_file.Tree(Path("x")).read(text))
         validator.validate(effective(load(text)))
     for wrong in (
         changed(nonsense={}),
@@ -468,7 +476,7 @@ def test_the_schema_is_draft_7_and_agrees_with_the_loader() -> None:
         listener(protocol="ftp"),
         changed(scanner={"urls": []}),
     ):
-        assert not validator.is_valid(yaml_file._Tree(Path("x")).read(wrong))
+        assert not validator.is_valid(yaml_file.Tree(Path("x")).read(wrong))
 
 
 def test_the_schema_shows_defaults_as_one_would_write_them() -> None:
@@ -513,3 +521,23 @@ def test_a_file_that_cannot_be_read_is_reported(tmp_path: Path) -> None:
 def test_the_limit_of_the_api_is_the_default() -> None:
     """50 MiB, the limit of the service."""
     assert load(SMALL).limits.max_message_size == MAX_MESSAGE_BYTES
+
+
+def test_a_domain_in_two_places_is_reported_at_the_second_one(tmp_path: Path) -> None:
+    """The line was that of `tenants:`, whichever entry was wrong."""
+    text = "\n".join(
+        [
+            *(
+                "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}",
+                "listeners: [{name: a, address: '127.0.0.1:1'}]",
+            ),
+            *("relay: {next_hop: '127.0.0.1:2'}", "tenants:", f"- uid: {TENANT}", "  recipient_domains:"),
+            *("  - a.example", "  - b.example", f"- uid: {TENANT[:-1]}9", "  recipient_domains:", "  - c.example"),
+            *("  - B.EXAMPLE.", "  - '[192.0.2.1]'", "  - b\u00fccher.example", "  - localhost", "  - a_b.example", ""),
+        ]
+    )
+    with pytest.raises(ConfigError) as caught:
+        yaml_file.load(tmp_path / "bridge.yml", Config, text)
+    places = "in two places: tenants.0.recipient_domains.1 and here; remove one of them"
+    expected = f"tenants.1.recipient_domains.1: b.example and B.EXAMPLE. are the same domain, {places}"
+    assert str(caught.value) == f"{tmp_path}/bridge.yml:12: {expected}"

@@ -61,6 +61,11 @@ def get(port: int, path: str) -> tuple[int, str]:
         return 0, ""
 
 
+def accepts_mail(port: int) -> bool:
+    """Whether the daemon has started; it may report that its scanner or its next hop is down."""
+    return get(port, "/readyz")[1] not in ("", "starting\n", "stopping\n")
+
+
 class Bridge:
     """A running `scanbridge run`."""
 
@@ -78,7 +83,7 @@ class Bridge:
             )
 
     def wait_ready(self) -> None:
-        until(lambda: self.process.poll() is not None or get(self.admin, "/readyz")[0] == 200, "the daemon to be ready")
+        until(lambda: self.process.poll() is not None or accepts_mail(self.admin), "the daemon to accept mail")
         assert self.process.poll() is None, self.log
 
     @property

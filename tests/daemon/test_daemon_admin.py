@@ -65,11 +65,12 @@ def test_clients_cannot_add_label_values(parts: tuple[Bridge, FakeScanner]) -> N
 
 
 def test_health_pages(parts: tuple[Bridge, FakeScanner]) -> None:
-    """Alive and ready; other pages do not exist."""
+    """Alive and ready, by both names; other pages do not exist."""
     bridge, _ = parts
     assert get(bridge.admin, "/livez") == (200, "ok\n")
     assert get(bridge.admin, "/readyz") == (200, "ok\n")
-    assert get(bridge.admin, "/")[0] == 404
+    assert get(bridge.admin, "/healthz") == (200, "ok\n")
+    assert get(bridge.admin, "/nothing")[0] == 404
 
 
 def test_status_shows_the_live_state(parts: tuple[Bridge, FakeScanner]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from bridge.testing import TOKEN
 from tests.chain import Destination, Postfix, free_port, is_listening, until
-from tests.daemon.process_kit import ROOT, environment, get, scanbridge
+from tests.daemon.process_kit import ROOT, accepts_mail, environment, get, scanbridge
 from tests.daemon.workers.workers_kit import children, is_alive
 from tests.requirements import unavailable
 
@@ -101,7 +101,7 @@ class Bridge:
                 command, stdout=log, stderr=log, env=environment(PYTHONPATH=str(ROOT)), start_new_session=True
             )
         self.starts += 1
-        until(lambda: not self.is_alive() or get(self.ports["admin"], "/readyz")[0] == 200, "the bridge to be ready")
+        until(lambda: not self.is_alive() or accepts_mail(self.ports["admin"]), "the bridge to accept mail")
         return self.is_alive()
 
     @property

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from bridge.testing import answer, result, running_bridge
-from tests.filter.smtp_kit import mail_lines
+from tests.filter.smtp_kit import counted, mail_lines
 
 BODY = b"\r\n--b\r\n\r\nx\r\n--b--\r\n"
 ORDINARY = b"Subject: x\r\nContent-Type: multipart/mixed; boundary=b\r\n" + BODY
@@ -28,8 +28,12 @@ def test_ambiguous_mail_is_refused_without_a_scan(tmp_path: Path) -> None:
             for content in (TWO_BOUNDARIES, TWO_TYPES, LARGE):
                 assert client.mail(content).startswith(b"554 5.6.0 The MIME structure of this mail is ambiguous (id=")
             assert len(bridge.scanner.submissions) == scanned == 2
-        types = "ambiguous: duplicate-type"
-        assert [line.get("why") for line in lines] == [None, None, "ambiguous: boundaries, boundary", types, types]
+        types, boundaries = "mime:ambiguous:duplicate-type", "mime:ambiguous:boundaries, mime:ambiguous:boundary"
+        assert [line.get("why") for line in lines] == [None, None, boundaries, types, types]
+        assert [line.get("error") for line in lines] == [None, None, *["ambiguous"] * 3]
+        assert {line["rule"] for line in lines[2:]} == {"listeners.test.refuse_ambiguous_mime"}
+        assert counted(bridge, "ambiguous_mails_total", listener="test", reason="duplicate-type") == 2
+        assert counted(bridge, "failures_total", reason="ambiguous") == 3
 
 
 def test_ambiguous_mail_is_scanned_by_default(tmp_path: Path) -> None:
@@ -53,4 +57,7 @@ def test_shadow_mode_did_not_show_that_ambiguous_mail_would_be_refused(tmp_path:
         scanned = len(bridge.scanner.submissions)
         assert client.mail(TWO_TYPES).startswith(b"250 ") and len(bridge.scanner.submissions) > scanned
         assert (lines[-1]["action"], lines[-1]["would"]) == ("relay", "reject")
-        assert lines[-1]["why"].startswith("ambiguous: duplicate-type") and ("; " in lines[-1]["why"]) == (code == 500)
+        assert lines[-1]["rule"] == "listeners.test.refuse_ambiguous_mime"
+        assert counted(bridge, "ambiguous_mails_total", listener="test", reason="duplicate-type") == 1
+        why = lines[-1]["why"]
+        assert why.startswith("mime:ambiguous:duplicate-type") and ("; " in why) == (code == 500)

@@ -8,6 +8,7 @@ import pytest
 
 from bridge.api.scanning import Decision
 from bridge.errors import (
+    AmbiguousMail,
     BridgeError,
     FailureLabel,
     MessageTooLarge,
@@ -150,9 +151,9 @@ def every_error() -> list[type[BridgeError]]:
 
 @pytest.mark.parametrize("kind", every_error(), ids=lambda kind: kind.__name__)
 def test_each_error_class_carries_a_valid_case_label_and_reply(kind: type[BridgeError]) -> None:
-    """Case and label belong to their closed sets; only a mail that is too large is refused permanently."""
+    """Case and label belong to their closed sets; only a mail that is too large or ambiguous is refused permanently."""
     assert Case(kind.policy_case) and FailureLabel(kind.label)
-    assert Reply(*kind.client_reply).is_temporary == (kind is not MessageTooLarge)
+    assert Reply(*kind.client_reply).is_temporary == (kind not in (AmbiguousMail, MessageTooLarge))
 
 
 def test_each_label_belongs_to_an_error() -> None:

@@ -86,15 +86,16 @@ HELLOS = [
 
 
 @pytest.mark.parametrize("hello", HELLOS)
-def test_any_helo_is_valid_json_and_a_clean_header(shared: RunningBridge, hello: bytes) -> None:
+def test_any_helo_is_valid_json_and_a_clean_header(tmp_path: Path, hello: bytes) -> None:
     """Whatever a client sends in HELO, the scanner gets strict UTF-8 JSON and the header stays one field."""
-    with shared.client() as client:
-        client.open(b"EHLO " + hello)
-        assert client.mail().startswith(b"250")
-    border = shared.scanner.submissions[0].parameters["borderMtaData"]
+    with running_bridge(tmp_path, profile="direct") as bridge:
+        with bridge.client() as client:
+            client.open(b"EHLO " + hello)
+            assert client.mail().startswith(b"250")
+        border, content = bridge.scanner.submissions[0].parameters["borderMtaData"], bridge.next_hop.mails[0].content
     assert border["senderHelo"] == hello.decode("utf-8", "replace").strip()
     json.dumps(border, ensure_ascii=False).encode("utf-8")
-    received = shared.next_hop.mails[0].content.partition(b"\r\nX-Scan-")[0]
+    received = content.partition(b"\r\nX-Scan-")[0]
     assert received.isascii() and received.count(b"\r\n") == 2 and b"\x1b" not in received
 
 

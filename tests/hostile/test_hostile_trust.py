@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import ssl
 import struct
 import time
@@ -57,7 +58,7 @@ def test_session_is_reset_after_starttls(tls_bridge: RunningBridge, certificate:
         assert b"STARTTLS" not in extensions and b"AUTH" not in extensions and b"XFORWARD" in extensions
         assert client.say(b"STARTTLS") == [b"454 4.7.0 TLS not available"]
         assert client.mail().startswith(b"250")
-    assert tls_bridge.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "127.0.0.1"
+    assert "remoteAddress" not in tls_bridge.scanner.submissions[-1].parameters["borderMtaData"]
     assert b" with ESMTPS id " in tls_bridge.next_hop.mails[-1].content
 
 
@@ -161,6 +162,27 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
         yield bridge
 
 
+def test_stranger_who_resets_before_being_accepted_stays_a_stranger(guarded: RunningBridge) -> None:
+    """Such a connection has no peer name, as a trusted unix socket has none, but its commands are still read."""
+    refused = _refused(guarded)
+    mail = b"EHLO x\r\nMAIL FROM:<evil@x.example>\r\nRCPT TO:<b@example.org>\r\nDATA\r\nSubject: x\r\n\r\nx\r\n.\r\n"
+    for _ in range(20):
+        with socket.socket() as stranger:
+            stranger.bind(("127.0.0.9", 0))
+            stranger.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            stranger.connect(("127.0.0.1", guarded.port))
+            stranger.sendall(mail)
+    until(lambda: _refused(guarded) >= refused + 20, "all attempts are refused")
+    assert guarded.scanner.submissions == [] and guarded.next_hop.mails == []
+
+
+def _refused(bridge: RunningBridge) -> float:
+    value = bridge.daemon.status.metrics.registry.get_sample_value(
+        "scanbridge_connections_refused_total", {"listener": "test", "reason": "untrusted"}
+    )
+    return value or 0.0
+
+
 RELAY_PROBES = [
     *(
         b"<>",
@@ -240,20 +262,20 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
     [
         (b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 25\r\n", "192.0.2.7"),
         (b"PROXY TCP6 2001:db8::7 ::1 4711 25\r\n", "2001:db8::7"),
-        (b"PROXY UNKNOWN\r\n", "127.0.0.1"),
-        (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", "127.0.0.1"),
+        (b"PROXY UNKNOWN\r\n", None),
+        (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None),
         (V2_IPV4, "192.0.2.7"),
         (V2_IPV6, "2001:db8::7"),
-        (v2(0, 0x00, b""), "127.0.0.1"),
+        (v2(0, 0x00, b""), None),
     ],
 )
-def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, address: str) -> None:
-    """The client is the one the header names; for UNKNOWN or a health check it is the proxy itself."""
+def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, address: str | None) -> None:
+    """The client is the one the header names; UNKNOWN and a health check name none, and the proxy is not the sender."""
     with proxied.client() as client:
         client.send(header)
         client.open()
         assert client.mail().startswith(b"250")
-    assert proxied.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == address
+    assert proxied.scanner.submissions[-1].parameters["borderMtaData"].get("remoteAddress") == address
 
 
 def test_proxied_stranger_cannot_send(proxied: RunningBridge) -> None:
@@ -336,6 +358,6 @@ def test_proxy_header_on_a_plain_port_changes_nothing(guarded: RunningBridge) ->
         while client.reply()[:3] != b"250":
             pass
         assert client.mail().startswith(b"250")
-    assert guarded.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "127.0.0.1"
+    assert "remoteAddress" not in guarded.scanner.submissions[-1].parameters["borderMtaData"]
     guarded.scanner.submissions.clear()
     guarded.next_hop.mails.clear()

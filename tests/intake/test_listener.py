@@ -34,7 +34,8 @@ class V6(SmtpClient):
 def test_unix_socket_is_guarded_by_its_permissions(tmp_path: Path) -> None:
     """Every client that can open the socket is trusted; the scanner gets no address, because there is none."""
     path = tmp_path / "bridge.sock"
-    with running_bridge(tmp_path, address=f"unix:{path}", unix_mode="0600") as bridge, Unix(path) as client:
+    listener = {"address": f"unix:{path}", "unix_mode": "0600", "profile": "direct"}
+    with running_bridge(tmp_path, **listener) as bridge, Unix(path) as client:
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert b"XFORWARD" in client.open()
         assert client.mail().startswith(b"250 ")
@@ -47,7 +48,7 @@ def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
     """The default of trusted_clients is this machine, in both families."""
     need_ipv6()
     port = free_port()
-    with running_bridge(tmp_path, address=f"[::1]:{port}") as bridge, V6(port) as client:
+    with running_bridge(tmp_path, address=f"[::1]:{port}", profile="direct") as bridge, V6(port) as client:
         client.open()
         assert client.mail().startswith(b"250 ")
         assert bridge.scanner.submissions[0].parameters["borderMtaData"]["remoteAddress"] == "::1"
@@ -61,7 +62,7 @@ def test_ipv6_loopback_is_trusted_by_default(tmp_path: Path) -> None:
         (("2001:db8::1", 25, 0, 0), "2001:db8::1"),
         (("fe80::1%eth0", 25, 0, 2), "fe80::1"),
         ("", None),
-        (None, None),
+        (None, "unknown"),
     ],
 )
 def test_peer_is_a_bare_address(peer: object, address: str | None) -> None:

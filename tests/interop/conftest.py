@@ -145,7 +145,7 @@ def installed(ports, postfix, tmp_path_factory):
 SERVICE = """\
 listen: 127.0.0.1:{ports.service}
 guard: {{scanSources: {{restApi: {{}}}}}}
-abby: {{staticApiTokens: [{{name: bridge, token: {token}}}]}}
+abby: {{serviceProviders: {{core: {{hosts: []}}}}, staticApiTokens: [{{name: bridge, token: {token}}}]}}
 """
 
 BRIDGE = """\

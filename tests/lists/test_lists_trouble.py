@@ -39,7 +39,13 @@ def adding(then: bytes, after: int = 2):
         (http(401, {"error": "unauthorized"}), 77, "refuses the API key"),
         (http(404, {"error": "list_not_found"}), 1, "404 (list_not_found)"),
         (http(409, {"error": "list_full", "message": "no more than 1000"}), 1, "no more than 1000"),
-        (http(200, b"<html>"), 1, "not JSON"),
+        (http(200, b"<html>"), 75, "not JSON; the service may or may not have made the change"),
+        (http(200, b""), 75, "not JSON"),
+        (http(200, b'{"modifiedEnt'), 75, "not JSON"),
+        (http(200, ["x"]), 75, "not an object"),
+        (http(200, {}), 75, "does not say how many"),
+        (http(200, {"modifiedEntries": "3"}), 75, "does not say how many"),
+        (http(200, {"modifiedEntries": 1}, "Content-Encoding: gzip"), 75, "compressed"),
     ],
 )
 @pytest.mark.parametrize("command", ["add", "sync"])
@@ -54,8 +60,27 @@ def test_a_failure_in_the_middle_is_reported_with_what_was_done(tmp_path, comman
         assert "run the same command again" in done.stderr
         if code != 75:
             assert "not done: 1,500" in done.stderr
-        machine = server.run(command, "large", *source, "--json", patience="30ms")
-        assert json.loads(machine.stdout)["exit_code"] == code
+        machine = json.loads(server.run(command, "large", *source, "--json", patience="30ms").stdout)
+        assert machine["exit_code"] == code
+        counts = machine if command == "add" else machine["lists"][0]
+        assert (counts["uncertain"] > 0) is (code == 75)
+
+
+@pytest.mark.parametrize("command", ["add", "delete"])
+@pytest.mark.parametrize(
+    "unreadable", [http(200, b"<html>"), http(200, b""), Misbehaving.CUT + b"HTTP/1.1 200 X\r\n\r\n{"]
+)
+def test_an_unreadable_200_is_neither_success_nor_failure(tmp_path, command, unreadable):
+    """The change may have been made: it is counted as uncertain, and the message says what to do."""
+    with misbehaving(tmp_path, lambda _: unreadable) as server:
+        done = server.run(command, "large", "a@x.org", "b@x.org", patience="0s")
+        assert done.exit_code == 75
+        assert done.stdout.startswith("large of the deployment: 0 entries ")
+        assert "done: 0 of 2, 2 uncertain (no clear answer); not done: 0; run the same command again" in done.stderr
+        assert "lists entries" in done.stderr
+        assert len(server.seen) == 1
+        machine = json.loads(server.run(command, "large", "a@x.org", "--json", patience="0s").stdout)
+    assert (machine["confirmed"], machine["uncertain"], machine["not_done"]) == (0, 1, 0)
 
 
 def test_short_failures_are_retried(tmp_path):

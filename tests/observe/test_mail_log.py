@@ -67,7 +67,7 @@ def read(line: str) -> dict[str, Any]:
 @st.composite
 def nearly_ordinary(draw: st.DrawFn) -> Record:
     """A mail with nothing special about it, except for up to two fields."""
-    special = draw(st.sets(st.integers(0, 23), max_size=2))
+    special = draw(st.sets(st.integers(0, 26), max_size=2))
     numbers = count()
 
     def usually(usual: Any, *others: Any) -> Any:
@@ -80,7 +80,8 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
     session = Session("S1", "mx", "127.0.0.1", client, usually(None, "TLSv1.3"))
     recipients = (Recipient(word("to@example.org")),) * usually(1, 0, 2, 30)
     tx = Transaction("ID1", session, Envelope(word("from@example.org"), recipients), Message(Spool(10)), 0.0, 1.0)
-    result = usually(AnalysisResult(Decision.DELIVER, word("clean"), word("1")), None)
+    tags = usually((), ("a",), ("a:b", "c"), ("a b",), ("x next_id=1",), ("y" * 1001,), ("",))
+    result = usually(AnalysisResult(Decision.DELIVER, word("clean", "x tags=y"), word("1"), tags), None)
     reply = Reply(250, "2.0.0", word("Ok"))
     outcome = Outcome(Action.RELAY, reply, result, (), usually((), (reply,) * len(recipients)))
     record = Record(
@@ -96,8 +97,9 @@ def nearly_ordinary(draw: st.DrawFn) -> Record:
     )
     record.listed = usually(None, ListMatch("list", "entry", ListAction.SKIPPED))
     record.at = usually("", "mail", "rcpt")
-    record.note = usually("", "ambiguous: nul")
-    assert next(numbers) == 24, "every field may be special"
+    record.rule, record.unscanned = usually("policy.deliver", ""), usually("", "released")
+    record.doubts = usually((), ("nul",))
+    assert next(numbers) == 27, "every field may be special"
     return record
 
 
@@ -115,6 +117,7 @@ def test_ordinary_mail_uses_the_fast_form(ident: str | None, next_id: str) -> No
     mail = record()
     session = replace(mail.tx.session, client=Client("192.0.2.1", helo="a.example", ident=ident), tls=None)
     mail.tx, mail.error, mail.message_id, mail.next_id = replace(mail.tx, session=session), None, "<1@x>", next_id
+    mail.rule = "policy.deliver"
     assert mail_log._ordinary_line(mail) == general_form(mail) == line_of(mail)
 
 

@@ -12,7 +12,7 @@ import yaml
 
 from bridge.config.model import Config
 from bridge.runtime import yaml_file
-from bridge.service import settings
+from bridge.service import config_files
 
 BASE = Path(__file__).parents[2] / "deploy/kubernetes"
 KUSTOMIZATION = yaml.safe_load((BASE / "kustomization.yaml").read_text())
@@ -92,4 +92,4 @@ def test_configurations_are_valid(tmp_path: Path) -> None:
     token.write_text("5ca11ab1e" * 7 + "0\n")
     text = (BASE / "service.yml").read_text().replace("/run/secrets/scanbridge/token", str(token))
     (tmp_path / "service.yml").write_text(text)
-    assert settings.load(tmp_path / "service.yml")
+    assert config_files.load(tmp_path / "service.yml")

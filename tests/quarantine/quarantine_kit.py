@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
+import select
+import struct
 import subprocess
 import sys
+import termios
 import threading
 import time
 from collections.abc import Iterator
@@ -58,6 +64,25 @@ class Desk:
 
     def run(self, *args: str) -> subprocess.CompletedProcess[bytes]:
         return subprocess.run(self.command(*args), capture_output=True, timeout=SOON_S, check=False)
+
+    def on_terminal(self, *args: str, answer: str = "", columns: int = 100) -> tuple[int, str]:
+        """Run the command on a real terminal, and answer its question. Returns the exit code and all it wrote."""
+        master, slave = pty.openpty()
+        fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 40, columns, 0, 0))
+        environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"} | {"TERM": "xterm"}
+        with subprocess.Popen(self.command(*args), stdin=slave, stdout=slave, stderr=slave, env=environment) as running:
+            os.close(slave)
+            output = b""
+            while select.select([master], [], [], SOON_S)[0]:
+                try:
+                    output += os.read(master, 65536)
+                except OSError:  # EIO: the command has ended
+                    break
+                if answer and b"[y/N]" in output:
+                    os.write(master, answer.encode() + b"\n")
+                    answer = ""
+            os.close(master)
+        return running.returncode, output.decode().replace("\r\n", "\n")
 
     def call(self, *args: str) -> Result:
         """Run the command in this process, which is ten times as fast."""

@@ -88,8 +88,8 @@ def test_a_release_that_is_still_running_keeps_others_out(here: Desk) -> None:
         assert hop.heard.acquire(timeout=SOON_S)
         second = here.call("release", mail_id)
         assert second.exit_code == 4 and "released or removed by another process" in second.stderr
-        assert here.call("delete", mail_id).exit_code == 4
-        assert here.call("purge", "--older-than", "0s").stdout == "0 deleted\n"
+        assert here.call("delete", "--yes", mail_id).exit_code == 4
+        assert here.call("purge", "--older-than", "0s", "--yes").stdout == "0 deleted\n"
         let_go(here.bridge, hop)
         assert codes(first) == [0]
         assert len(hop.mails) == 1

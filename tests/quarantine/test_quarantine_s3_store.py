@@ -69,9 +69,9 @@ def test_every_command_works_on_mail_in_a_bucket(here: Desk, tmp_path: Path, obj
     assert here.call("export", large, str(tmp_path)).exit_code == 0
     for suffix in ("eml", "json", "releases"):
         assert (tmp_path / f"{large}.{suffix}").read_bytes() == (stored / f"{large}.{suffix}").read_bytes()
-    assert here.call("delete", small).exit_code == 0
+    assert here.call("delete", "--yes", small).exit_code == 0
     assert here.call("show", small).exit_code == 3
-    assert here.call("purge", "--older-than", "0s").stdout == "1 deleted\n"
+    assert here.call("purge", "--older-than", "0s", "--yes").stdout == "1 deleted\n"
     assert here.listed() == [] and not list(stored.glob("*"))
     actions = [json.loads(line)["action"] for line in (here.directory / "actions.log").read_text().splitlines()]
     assert actions == ["released", "removed", "purged"]
@@ -85,7 +85,7 @@ def test_a_running_release_keeps_others_out_of_the_bucket(here: Desk) -> None:
         first = here.start("release", mail_id)
         assert hop.heard.acquire(timeout=SOON_S)
         assert here.call("release", mail_id).exit_code == 4
-        assert here.call("delete", mail_id).exit_code == 4
+        assert here.call("delete", "--yes", mail_id).exit_code == 4
         first.kill()
         first.communicate(timeout=SOON_S)
         let_go(here.bridge, hop)

@@ -157,7 +157,7 @@ def test_a_release_on_one_machine_keeps_the_other_out_until_it_dies(two_machines
         assert hop.heard.acquire(timeout=SOON_S)
         refused = second.call("release", mail_id)
         assert refused.exit_code == 4 and "released or removed by another process" in refused.stderr
-        assert second.call("purge", "--older-than", "0s").stdout == "0 deleted\n"
+        assert second.call("purge", "--older-than", "0s", "--yes").stdout == "0 deleted\n"
         running.kill()
         running.communicate(timeout=SOON_S)
         let_go(first.bridge, hop)

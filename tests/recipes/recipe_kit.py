@@ -113,7 +113,7 @@ guard:
   scanSources: {{restApi: {{}}}}
   maxGuardRequestsInProcessing: {slots}
   guardRequestThrottleThreshold: {slots}
-abby: {{staticApiTokens: [{{name: bridge, token: {token}}}]}}
+abby: {{serviceProviders: {{core: {{hosts: []}}}}, staticApiTokens: [{{name: bridge, token: {token}}}]}}
 decisions:
   rules:
     - {{tags: ["malware:*"], verdict: malware, decision: quarantine}}

@@ -28,7 +28,7 @@ from bridge.quarantine.index import Query
 from bridge.quarantine.quarantine import Quarantine, QuarantineSettings
 from bridge.runtime import yaml_file
 from bridge.service.analysis import headers
-from bridge.service.analysis.authentication import dmarc
+from bridge.service.analysis.authentication import dmarc, find_record
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.settings import ListDefinition
 from bridge.testing import (
@@ -163,8 +163,8 @@ def test_another_domain_stays_another(same: Callable[[str, str], bool]) -> None:
 def test_alignment_ignores_the_spelling_of_a_signature(written: str) -> None:
     """DMARC compares the author's domain with the signer's in one spelling."""
     records = {"_dmarc.xn--bcher-kva.test": ["v=DMARC1; p=reject; adkim=s"]}
-    found = dmarc("xn--bcher-kva.test", {"adkim": [written]}, lambda name: records.get(name, []))
-    assert found == "pass"
+    record = find_record("xn--bcher-kva.test", lambda name: records.get(name, []))
+    assert dmarc("xn--bcher-kva.test", {"adkim": [written]}, record) == "pass"
 
 
 @pytest.mark.parametrize("sender", ["v@sub.B\u00dcCHER.test.", "v@-odd-.b\u00fccher.test", "v@a..xn--bcher-kva.test"])

@@ -64,13 +64,17 @@ async def test_connections_are_bounded() -> None:
 
 
 async def test_a_head_that_does_not_end_is_not_waited_for() -> None:
-    """A client that sends half a request's head, or nothing, is disconnected; complete requests are not."""
+    """A client that sends half a request's head, or nothing, is disconnected; complete requests are not.
+
+    Half a head gets 408. A connection opened in advance gets no answer to a request that it has not sent.
+    """
     async with serving(head_timeout_s=0.2) as server:
         patient_reader, patient = await connect(server, REQUEST)
         assert (await patient_reader.readline()).startswith(b"HTTP/1.1 204 ")
-        for start in (b"", REQUEST[:10]):
+        for start, answer in ((b"", b""), (REQUEST[:10], b"HTTP/1.1 408 ")):
             reader, writer = await connect(server, start)
-            assert await reader.read() == b""
+            assert (await reader.read()).startswith(answer)
+            assert reader.at_eof() and bool(answer) == bool(start)
             writer.close()
         assert not patient_reader.at_eof()
         patient.close()

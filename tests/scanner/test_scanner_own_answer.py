@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -161,3 +163,17 @@ async def test_our_service_and_our_client_agree(tmp_path) -> None:
             assert scanner.hosts[0].echoes
     finally:
         await asyncio.to_thread(config_of.__exit__, None, None, None)
+
+
+def test_request_ids_drawn_before_a_fork_are_not_used_by_the_child() -> None:
+    """Two workers with the same ids could take each other's answers, and a sender could know a boundary."""
+    program = (
+        "import os\n"
+        "from bridge.scanner import client\n"
+        "next(client._ids)\n"
+        "child = os.fork()\n"
+        "os.write(1, next(client._ids) + b' ')\n"
+        "if child: os.waitpid(child, 0)\n"
+    )
+    drawn = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
+    assert len(drawn) == 2 and drawn[0] != drawn[1]

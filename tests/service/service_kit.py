@@ -38,6 +38,7 @@ CONFIG = f"""
 listen: 127.0.0.1:0
 guard: {{scanSources: {{restApi: {{}}}}}}
 abby:
+  serviceProviders: {{core: {{}}}}
   staticApiTokens:
     - {{name: test, token: {TOKEN}}}
 database: sqlite:///service.sqlite
@@ -115,12 +116,21 @@ class Running(Service):
 
     def stop(self) -> None:
         self.call(self.server.stop(5))
+        self.call(_end_handshakes())
         self._end()
 
     def _end(self) -> None:
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join(DEADLINE_S)
         self.loop.close()
+
+
+async def _end_handshakes() -> None:
+    """asyncio does not cancel the task of a TLS handshake whose client gave up a moment ago."""
+    left = [task for task in asyncio.all_tasks() if "_accept_connection2" in repr(task.get_coro())]
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
 
 
 class ServiceProcess(Service):

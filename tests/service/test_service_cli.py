@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from bridge.cli import main
 from bridge.runtime import yaml_file
-from bridge.service import settings
+from bridge.service import config_files, settings
 from bridge.service.analysis.decision import delivered_anyway
 from tests.service.service_kit import CONFIG, DEADLINE_S, command
 
@@ -153,15 +153,19 @@ def test_defaults_follow_the_documented_shape(tmp_path):
 
 def test_a_token_can_be_read_from_a_file(tmp_path, monkeypatch):
     """The file is in the credentials directory if there is one, else next to the configuration."""
-    text = "abby: {staticApiTokens: [{name: a, token_file: secret}]}"
+    text = "abby: {serviceProviders: {core: {}}, staticApiTokens: [{name: a, token_file: secret}]}"
+
+    def token() -> str:
+        return config_files.load(tmp_path / "service.yml").config.abby.staticApiTokens[0].secrets[0]
+
     (tmp_path / "service.yml").write_text(text)
     (tmp_path / "secret").write_text("next-to-the-configuration\n")
-    assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "next-to-the-configuration"
+    assert token() == "next-to-the-configuration"
     (tmp_path / "credentials").mkdir()
     (tmp_path / "credentials" / "secret").write_text("in-the-credentials-directory")
     monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path / "credentials"))
-    assert settings.load(tmp_path / "service.yml").abby.staticApiTokens[0].secret == "in-the-credentials-directory"
-    assert "credentials-directory" not in repr(settings.load(tmp_path / "service.yml"))
+    assert token() == "in-the-credentials-directory"
+    assert "credentials-directory" not in repr(config_files.load(tmp_path / "service.yml"))
 
 
 def test_without_a_configuration_keys_are_for_the_embedded_service(tmp_path, monkeypatch):

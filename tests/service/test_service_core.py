@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import socket
 from contextlib import ExitStack
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 import trustme
 
+from bridge.errors import ConfigError
 from bridge.service.core_nodes import CoreNode, by_preference
 from bridge.service.settings import Timings
 from tests.service.service_kit import CONFIG, EICAR, GTUBE, attached, free_port, mail, service, submit_head, wait_for
@@ -18,7 +20,7 @@ MIB = 1024 * 1024
 
 def _front(*ports: int, scheme: str = "http", more: str = "") -> str:
     hosts = ", ".join(f'"{scheme}://127.0.0.1:{port}"' for port in ports)
-    return CONFIG.replace("abby:\n", f"abby:\n  serviceProviders: {{core: {{hosts: [{hosts}]{more}}}}}\n")
+    return CONFIG.replace("core: {}", f"core: {{hosts: [{hosts}]{more}}}")
 
 
 def _at(port: int) -> str:
@@ -27,9 +29,14 @@ def _at(port: int) -> str:
 
 @pytest.fixture
 def place(tmp_path):
-    def make(name: str) -> Path:
+    """Directories whose services share one database, as nodes must."""
+    (tmp_path / "service.sqlite").touch()
+
+    def make(name: str, own_database: bool = False) -> Path:
         path = tmp_path / name
         path.mkdir(exist_ok=True)
+        if not own_database and not (path / "service.sqlite").exists():
+            (path / "service.sqlite").symlink_to(tmp_path / "service.sqlite")
         return path
 
     return make
@@ -72,6 +79,79 @@ def test_without_any_node_the_answer_is_502_and_the_status_red(place):
         assert (answer.status, answer.json["error"]) == (502, "core_unavailable")
         assert front.status().json == {"messageQueueStatus": "RED"}
         assert front.request("GET", "/readyz").status == 503
+
+
+def test_a_node_with_another_database_prevents_the_start(place):
+    """A change of a list would be accepted here and have no effect there."""
+    with service(place("node", own_database=True)) as node:
+        with pytest.raises(ConfigError, match="it has another database"):
+            service(place("front"), _front(node.port)).__enter__()
+        with service(place("other", own_database=True), _at(free_port())) as unrelated:
+            assert unrelated.submit(mail()).status == 200
+
+
+def test_a_node_with_another_database_gets_no_mail_if_it_appears_later(place, caplog):
+    """The front is not ready, and says why once."""
+    port, fast = free_port(), Timings(probe_interval_s=0.1)
+    with service(place("front"), _front(port), timings=fast) as front:
+        assert front.submit(mail()).status == 502
+        with service(place("node", own_database=True), _at(port)) as node:
+            wait_for(lambda: "it has another database" in caplog.text)
+            for _ in range(3):
+                assert front.submit(mail()).status == 502
+            assert _decided(node) == 0
+            assert front.request("GET", "/readyz").status == 503
+        assert caplog.text.count("it has another database") == 1
+        with service(place("repaired"), _at(port)):
+            wait_for(lambda: front.submit(mail()).status == 200)
+
+
+def _expired(directory: Path) -> Path:
+    """A CA, and a certificate that it issued for one day of the past. trustme issues only valid ones."""
+    authority = trustme.CA()
+    leaf = authority.issue_cert("127.0.0.1", not_after=datetime(2020, 1, 2, tzinfo=UTC))
+    leaf.private_key_and_cert_chain_pem.write_to_path(str(directory / "node.pem"))
+    return _write(authority, directory)
+
+
+def _misnamed(directory: Path) -> Path:
+    authority = trustme.CA()
+    authority.issue_cert("mta2.example.org").private_key_and_cert_chain_pem.write_to_path(str(directory / "node.pem"))
+    return _write(authority, directory)
+
+
+def _of_another_issuer(directory: Path) -> Path:
+    trustme.CA().issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(directory / "node.pem"))
+    return _write(trustme.CA(), directory)
+
+
+def _write(authority: trustme.CA, directory: Path) -> Path:
+    authority.cert_pem.write_to_path(str(directory / "ca.pem"))
+    return directory / "ca.pem"
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (_expired, "its certificate has expired"),
+        (_misnamed, "its certificate has another name"),
+        (_of_another_issuer, "its certificate has an unknown issuer"),
+    ],
+)
+def test_the_certificate_problem_of_a_node_is_named_once(place, caplog, make, said):
+    """At start, without a mail, and not again for each mail or probe."""
+    ca_file = make(place("node"))
+    tls = CONFIG + "tls: {cert_file: node.pem, key_file: node.pem}\n"
+    more = f", caFile: {ca_file}"
+    with (
+        service(place("node"), tls) as node,
+        service(place("front"), _front(node.port, scheme="https", more=more)) as front,
+    ):
+        assert said in caplog.text
+        for _ in range(3):
+            assert front.submit(mail()).status == 502
+            assert front.request("GET", "/readyz").status == 503
+    assert caplog.text.count(said) == 1, caplog.text
 
 
 def test_full_nodes_lead_to_503(place):

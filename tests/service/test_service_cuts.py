@@ -92,7 +92,7 @@ def test_too_many_names_are_reported() -> None:
 
 EXTENSIONS = (
     "vb ws wsc sct msc url vhdx wim jnlp application appref-ms settingcontent-ms library-ms search-ms diagcab "
-    "msixbundle appinstaller py pyw ps1xml slk iqy rdp hlp theme website xbap mst msu gadget shb shs pl rb php deb rpm pkg"
+    "msixbundle appinstaller py pyw ps1xml slk iqy rdp hlp theme website xbap mst msu gadget shb shs pl rb php deb rpm"
 )
 
 

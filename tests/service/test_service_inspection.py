@@ -335,6 +335,8 @@ def test_too_much_names_the_bound():
         ({"list:blocked-urls", "list:allowed-senders"}, 0, "blocked", Decision.BOUNCE),
         ({"spam:gtube", "list:blocked-senders"}, 0, "blocked", Decision.BOUNCE),
         ({"spam:gtube"}, 0, "spam", Decision.BOUNCE),
+        ({"mime:executable"}, -0.1, "suspicious", Decision.QUARANTINE),
+        ({"mime:executable"}, -1000, "suspicious", Decision.QUARANTINE),
         ({"rspamd:reject", "incomplete"}, 0, "spam", Decision.BOUNCE),
         ({"incomplete", "list:allowed-senders"}, 0, "incomplete", Decision.UNDECIDED),
         ({"list:allowed-domains"}, 100, "allowed", Decision.DELIVER),

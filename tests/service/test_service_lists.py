@@ -9,11 +9,14 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+import yaml
+from pydantic import ValidationError
 from sqlalchemy import create_engine, text
 
+from bridge.matching.spelling import normalise
 from bridge.service.lists.index import ListIndex, traits_of
 from bridge.service.lists.store import GLOBAL, PREDEFINED, ListFull, ListStore
-from bridge.service.settings import ListDefinition
+from bridge.service.settings import Decisions, ListDefinition, ServiceConfig
 from bridge.service.store import MIGRATIONS, Store, StoreUnavailable
 from tests.service.service_kit import (
     CONFIG,
@@ -309,7 +312,7 @@ def test_a_long_list_is_streamed_while_others_are_served(running, lists):
 )
 def test_matching(list_name, entry, traits, hit):
     """Addresses, domains with their subdomains, networks, hosts and hashes each match as documented."""
-    index = ListIndex(PREDEFINED)
+    index = ListIndex(PREDEFINED, Decisions().allowing(known.name for known in PREDEFINED))
     index.add(GLOBAL, list_name, entry)
     assert index.match(None, traits_of(*traits)) == ([list_name] if hit else [])
     index.remove(GLOBAL, list_name, entry)
@@ -410,3 +413,51 @@ def test_lost_connections_to_postgresql_are_reopened(tmp_path, postgresql):
         wait_for(lambda: lists.add("blocked-senders", "b@bad.example").status == 200)
         wait_for(lambda: running.submit(mail(), sender="b@bad.example").json["decision"] == "bounce")
         wait_for(lambda: running.request("GET", "/readyz").status == 200)
+
+
+def test_a_list_that_delivers_mail_never_looks_at_the_from_field(tmp_path):
+    """Whatever its name is: the author of a mail chooses what is in From."""
+    rules = """
+lists:
+  - {name: vip-senders, category: sender}
+decisions:
+  rules:
+    - {tags: ["list:vip-senders"], verdict: vip, decision: deliver}
+  otherwise: quarantine
+"""
+    with service(tmp_path, CONFIG + rules, with_key=True) as running:
+        lists = Lists(running)
+        wait_for(lambda: lists.call("getLists", {}).status == 200)
+        entry = {"listName": "vip-senders", "entries": [{"entry": "boss@bank.example"}]}
+        assert lists.call("addEntries", entry).status == 200
+        wait_for(lambda: running.submit(mail(), sender="boss@bank.example").json["decision"] == "deliver")
+        forged = running.submit(mail(From="boss@bank.example"), sender="x@evil.example").json
+        assert (forged["decision"], forged["tags"]) == ("quarantine", [])
+
+
+@pytest.mark.parametrize(
+    ("definition", "rules"),
+    [
+        ("{name: allowed-urls, category: url}", ""),
+        ("{name: allowed-files, category: attachment}", ""),
+        ("{name: ours, category: url}", 'decisions: {rules: [{tags: ["list:*"], verdict: ok, decision: deliver}]}\n'),
+    ],
+)
+def test_one_link_or_file_cannot_get_a_whole_mail_delivered(definition, rules):
+    """Such a configuration is refused: a program beside the link would be delivered, too."""
+    with pytest.raises(ValidationError, match="cannot vouch for a whole mail"):
+        ServiceConfig.model_validate(yaml.safe_load(f"lists: [{definition}]\n{rules}"))
+
+
+@pytest.mark.parametrize(
+    ("entry", "stored"),
+    [
+        ("::ffff:203.0.113.0/120", "203.0.113.0/24"),
+        ("::ffff:203.0.113.7", "203.0.113.7/32"),
+        ("::ffff:0:0/96", "0.0.0.0/0"),
+        ("::/0", "::/0"),
+    ],
+)
+def test_an_ipv4_network_written_as_ipv6_is_stored_as_ipv4(entry, stored):
+    """Clients are compared by their IPv4 address, so the entry would never match."""
+    assert normalise("network", entry) == stored

@@ -25,7 +25,7 @@ BAD = b"Subject: bad"
 
 
 @contextmanager
-def scripted(*answers, status: bytes | None = None):
+def scripted(*answers, status: bytes | None = None, status_with_id: bool = True):
     """An HTTP server in a thread. `answers` are taken in turn, the last one for ever; each gets the request's id.
 
     Yields (port, the bodies it got).
@@ -35,7 +35,8 @@ def scripted(*answers, status: bytes | None = None):
 
     def reply(head: bytes, body: bytes) -> bytes:
         if b"/admin/status" in head.split(b"\r\n")[0]:
-            return response(status if status is not None else b'{"messageQueueStatus": "GREEN"}', given(head))
+            text = status if status is not None else b'{"messageQueueStatus": "GREEN"}'
+            return response(text, given(head) if status_with_id else b"")
         with lock:
             bodies.append(body)
             make = answers[min(len(bodies), len(answers)) - 1]
@@ -105,7 +106,8 @@ def test_a_node_that_answers_twice_does_not_decide_on_the_next_mail(tmp_path: Pa
         def node_answer(make, with_id=with_id):
             return lambda request_id, body: make(request_id if with_id else b"", body)
 
-        with scripted(node_answer(twice), node_answer(twice), node_answer(bounce)) as (port, bodies):
+        answers = [node_answer(twice), node_answer(twice), node_answer(bounce)]
+        with scripted(*answers, status_with_id=with_id) as (port, bodies):
             place = tmp_path / str(with_id)
             place.mkdir()
             with service(place, _front(port)) as front:

@@ -181,8 +181,11 @@ def trial(root: Path, command: str) -> None:
     """The service that runs the trial and then shuts the machine down."""
     place = root / "opt/trial"
     (place / "results").mkdir(parents=True)
+    modules = place / "tests/systemd"  # they import each other by these names
+    modules.mkdir(parents=True)
     for source in HERE.glob("*.py"):
         shutil.copy(source, place)
+        shutil.copy(source, modules)
     (root / "etc/systemd/system/trial.service").write_text(TRIAL.format(command=command))
     run(["chroot", str(root), "systemctl", "enable", "trial.service"])
     run(["chroot", str(root), "systemctl", "mask", "systemd-remount-fs.service", "systemd-networkd.service"])
@@ -195,7 +198,7 @@ After=multi-user.target
 Type=oneshot
 ExecStart={command}
 ExecStopPost=/bin/kill -s RTMIN+14 1
-Environment=HOME=/root PYTHONDONTWRITEBYTECODE=1
+Environment=HOME=/root PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=/opt/trial
 StandardOutput=file:/opt/trial/results/output
 StandardError=inherit
 TimeoutStartSec=infinity

@@ -381,7 +381,8 @@ def scanning(world: World) -> str:
     (ETC / "service-token").write_text(TOKEN + "\n")
     (ETC / "service.yml").write_text(
         "listen: 127.0.0.1:9081\nguard: {scanSources: {restApi: {}}}\n"
-        "abby: {staticApiTokens: [{name: bridge, token_file: service-token, permissions: [scan, status]}]}\n"
+        "abby:\n  serviceProviders: {core: {hosts: []}}\n"
+        "  staticApiTokens: [{name: bridge, token_file: service-token, permissions: [scan, status]}]\n"
     )
     systemctl("start", "scanbridge-scanner.socket")
     world.configure(scanner={"urls": ["http://127.0.0.1:9081"], "token_file": "api-token"})
@@ -393,6 +394,14 @@ def scanning(world: World) -> str:
     systemctl("restart", BRIDGE)
     with Load(4) as load:
         until(lambda: len(load.accepted) > 20, "mail to flow", 60)
+        pid, text = show("MainPID", SCANNER), (ETC / "service.yml").read_text()
+        for change, outcome in (("records: {retention: 7d}\n", "reload succeeded"), ("nonsense: 1\n", "reload failed")):
+            (ETC / "service.yml").write_text(text + change)
+            systemctl("reload", SCANNER)
+            until(lambda said=outcome: said in journal(SCANNER), outcome, 60)
+        (ETC / "service.yml").write_text(text)
+        assert show("MainPID", SCANNER) == pid and show("ActiveState", SCANNER) == "active"
+        assert not load.seen["451"], "a reload must not defer mail"
         systemctl("restart", SCANNER)
         done = len(load.accepted)
         until(lambda: len(load.accepted) > done + 20, "mail to flow again", 60)
@@ -402,7 +411,10 @@ def scanning(world: World) -> str:
     assert uid != 0
     systemctl("stop", BRIDGE, SCANNER, "scanbridge-scanner.socket")
     accepted = len(load.accepted)
-    return f"started by its socket, as user {uid}; a restart under load: {accepted} mails accepted, {deferred} deferred"
+    return (
+        f"started by its socket, as user {uid}; two reloads (one of them with a mistake) and a restart under load: "
+        f"{accepted} mails accepted, {deferred} deferred"
+    )
 
 
 def main() -> int:

@@ -107,7 +107,7 @@ def service(directory: Path) -> Iterator[str]:
     data = {
         "listen": f"127.0.0.1:{SERVICE}",
         "guard": {"scanSources": {"restApi": {}}},
-        "abby": {"staticApiTokens": [{"name": "tools", "token": TOKEN}]},
+        "abby": {"serviceProviders": {"core": {}}, "staticApiTokens": [{"name": "tools", "token": TOKEN}]},
         "database": "sqlite:///service.sqlite",
     }
     (directory / "service.yml").write_text(yaml_file.dump(data))

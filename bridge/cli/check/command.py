@@ -45,7 +45,7 @@ def check(
 ) -> None:  # fmt: skip
     """Find problems and say what to change.
 
-    Tests everything that the configuration refers to. Prints problems and warnings only, or one line if there
+    Tests everything that the configuration refers to. Prints problems, warnings and notes only, or one line if there
     are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.
     """
     if test and not to:
@@ -68,12 +68,11 @@ def check(
 
 
 def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool) -> Iterator[str]:
-    wrong = sorted(
-        (finding for finding in findings if finding.text), key=lambda finding: not finding.problem
-    )  # problems first
-    yield from map(str, findings if verbose else wrong)
+    order = ("problem", "warning", "note")
+    shown = sorted((finding for finding in findings if finding.text), key=lambda finding: order.index(finding.state))
+    yield from map(str, findings if verbose else shown)
     yield from map(str, outcomes)  # always shown: --send-test asked for them
-    if not wrong and not verbose:
+    if not verbose and all(finding.state == "note" for finding in shown):
         yield f"OK: {len(findings)} checks passed"
 
 
@@ -87,9 +86,11 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
     yield local.check_state_directory(conf)
     token = local.check_token(conf)
     yield token
-    for finding in local.check_listeners(conf, running):
+    sockets = [*local.check_listeners(conf, state), local.check_admin(conf, state)]
+    faulty = {finding.what for finding in sockets if finding.problem}
+    shared = [finding for finding in local.check_addresses(conf) if finding.what not in faulty]
+    for finding in (*sockets, *shared, *local.check_policies(conf)):
         yield finding
-    yield local.check_admin(conf, running)
     yield local.check_descriptors(conf, state)
     if conf.embedded_service and not running:
         yield Finding("scanner", detail=_LATER)

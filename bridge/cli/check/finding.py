@@ -7,20 +7,21 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`problem`: it does not work, or not safely. `warning`: it works, but needs attention."""
+    """`problem`: it does not work, or not safely. `warning`: it works, but needs attention. `note`: good to know."""
 
     what: str
     problem: str = ""
     detail: str = ""
     warning: str = ""
+    note: str = ""
 
     @property
     def state(self) -> str:
-        return "problem" if self.problem else "warning" if self.warning else "ok"
+        return "problem" if self.problem else "warning" if self.warning else "note" if self.note else "ok"
 
     @property
     def text(self) -> str:
-        return self.problem or self.warning
+        return self.problem or self.warning or self.note
 
     def __str__(self) -> str:
         state = f"{self.state.upper()}: {self.text}" if self.text else "ok"

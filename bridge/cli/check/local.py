@@ -19,6 +19,7 @@ from bridge.config.profiles import PROFILES
 from bridge.daemon import certificates, embedded, resources, wiring
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
+from bridge.mail.action import Action
 from bridge.runtime.endpoints import Endpoint
 
 SOON_S = 14 * 86400.0  # automatic renewal happens earlier than this
@@ -66,9 +67,11 @@ def check_token(conf: Config) -> Finding:
     return Finding("token", detail=conf.scanner.token_file, warning=warning)
 
 
-def check_listeners(conf: Config, running: bool) -> Iterator[Finding]:
+def check_listeners(conf: Config, state: dict[str, Any] | None) -> Iterator[Finding]:
+    """`state`: that of the running daemon, which listens on its own addresses already."""
+    taken = {entry["address"] for entry in state["listeners"]} if state else set()
     for listener in conf.listeners:
-        yield _listener(conf, listener, running)
+        yield _listener(conf, listener, str(listener.address) in taken)
         if listener.tls is not None:
             key = f"listener {listener.name}: tls.cert_file"
             path = resources.locate(listener.tls.cert_file, conf.directory)
@@ -99,14 +102,59 @@ def _listener(conf: Config, listener: Listener, running: bool) -> Finding:
     return Finding(what, detail=detail + (", in use by the running daemon" if running else ""))
 
 
-def check_admin(conf: Config, running: bool) -> Finding:
+def check_admin(conf: Config, state: dict[str, Any] | None) -> Finding:
+    """`state` is what answers there now: our daemon, or that of another configuration."""
     address = conf.admin.address
+    if state is not None:
+        ours = {(listener.name, str(listener.address)) for listener in conf.listeners}
+        theirs = {(entry["name"], entry["address"]) for entry in state["listeners"]}
+        if not ours & theirs:
+            where = ", ".join(sorted(f"{name} on {place}" for name, place in theirs))
+            problem = f"another scanbridge daemon (pid {state['pid']}, {where}) uses {address}; set admin.address"
+            return Finding("admin", problem)
+        return Finding("admin", detail=f"{address}, in use by the running daemon")
     try:
-        if not running and not address.systemd:
+        if not address.systemd:
             _try_to_listen(address)
     except BridgeError as exc:
-        return Finding("admin", str(exc))
-    return Finding("admin", detail=str(address) + (", in use by the running daemon" if running else ""))
+        return Finding("admin", f"{exc}; set admin.address to another port, or stop what uses this one")
+    return Finding("admin", detail=str(address))
+
+
+def check_addresses(conf: Config) -> Iterator[Finding]:
+    """Two of our own sockets cannot have one address; each of them alone would be free."""
+    named = [(f"listener {listener.name}", str(listener.address)) for listener in conf.listeners]
+    named.append(("admin", str(conf.admin.address)))
+    if conf.embedded_service:
+        named.append(("the embedded service", str(wiring.service_address(conf))))
+    seen: dict[str, str] = {}
+    for name, address in named:
+        other = seen.setdefault(address, name)
+        if other != name:
+            yield Finding(name, f"it has the same address as {other}, {address}: give one of them another port")
+
+
+_UNSCANNED = {
+    "deadline": "a mail that takes too long to scan is delivered unscanned",
+    "failed": "a mail on which the scanner fails is delivered unscanned",
+}
+
+
+def check_policies(conf: Config) -> Iterator[Finding]:
+    """Settings by which a sender gets a mail delivered unscanned: it only has to be slow, or to break the scanner."""
+    for listener in conf.listeners:
+        policies = [(listener.name, conf.policy_for(listener))]
+        policies += [
+            (f"{listener.name}, tenant {tenant.uid}", conf.policy_for(listener, tenant))
+            for tenant in conf.tenants
+            if tenant.policy.model_fields_set & set(_UNSCANNED)
+        ]
+        for name, policy in policies:
+            for key, text in _UNSCANNED.items():
+                entry = getattr(policy, key)
+                if entry is not None and entry.action is Action.RELAY:
+                    warning = f"{text}, and its sender can bring that about: use tempfail or quarantine"
+                    yield Finding(f"policy of listener {name}", warning=f"{key}: relay: {warning}")
 
 
 def _try_to_listen(address: Endpoint) -> None:

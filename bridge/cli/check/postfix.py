@@ -17,7 +17,7 @@ from pathlib import Path
 
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.postfix_milter import NAMES as MILTER_NAMES
-from bridge.cli.check.postfix_milter import check_milters
+from bridge.cli.check.postfix_milter import check_milters, milter_names
 from bridge.cli.check.seconds import seconds
 from bridge.cli.postfix_lines import HEADERS_BYTES, front_size, mail_server_wait_s
 from bridge.config.model import Config, Listener
@@ -30,6 +30,7 @@ _NAMES = (
     "mailbox_size_limit",
     "message_size_limit",
     "queue_directory",
+    "receive_override_options",
     "smtp_data_done_timeout",
     "smtp_send_xforward_command",
     "smtpd_authorized_xforward_hosts",
@@ -61,15 +62,71 @@ def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
     except (OSError, subprocess.SubprocessError) as exc:
         yield Finding(f"Postfix in {directory}", f"postconf cannot read it: {_why(exc)}")
         return
-    for listener in conf.listeners:
-        if listener.protocol == "smtp" and listener.profile == "postfix-proxy":
+    used = [listener for listener in conf.listeners if _is_used(listener, settings)]
+    unused = [listener for listener in conf.listeners if _kind(listener) and listener not in used]
+    for listener in used or conf.listeners:  # if none is used, each of them says what to set
+        if _kind(listener) == "proxy":
             yield from _proxy(conf, listener, settings)
-        elif listener.protocol == "smtp" and listener.profile == "postfix-content-filter":
+        elif _kind(listener) == "content_filter":
             yield from _content_filter(conf, listener, settings)
-    milters = [listener for listener in conf.listeners if listener.protocol == "milter"]
+    milters = [listener for listener in (used or conf.listeners) if _kind(listener) == "milter"]
     overrides = [options["smtpd_milters"] for options in settings.overrides.values() if "smtpd_milters" in options]
     yield from check_milters(milters, settings.main, overrides, list(settings.services.values()))
+    for listener in unused if used else []:
+        note = "this Postfix does not use it; if no other mail server does, remove it from the configuration"
+        yield Finding(f"Postfix and listener {listener.name}", note=note)
+    yield from scanned_twice(conf, used, settings)
     yield from _mailboxes(settings)
+
+
+def _kind(listener: Listener) -> str:
+    """How Postfix passes mail to it; "" if it is not for Postfix."""
+    if listener.protocol == "milter":
+        return "milter"
+    if listener.protocol != "smtp":
+        return ""
+    return {"postfix-proxy": "proxy", "postfix-content-filter": "content_filter"}.get(listener.profile, "")
+
+
+def _is_used(listener: Listener, settings: Settings) -> bool:
+    return any(_passes(service, listener, settings) for service in (*settings.smtpds(), "pickup/unix"))
+
+
+def _passes(service: str, listener: Listener, settings: Settings) -> str:
+    """The setting by which this service of Postfix passes mail to the listener; "" if it does not."""
+    match _kind(listener):
+        case "proxy":
+            is_set = settings.of(service, "smtpd_proxy_filter") in names_of(listener.address)
+            return "smtpd_proxy_filter" if is_set and service != "pickup/unix" else ""
+        case "content_filter":
+            value = settings.of(service, "content_filter").partition(":")[2]
+            return "content_filter" if value in names_of(listener.address) else ""
+        case "milter":
+            name = "non_smtpd_milters" if service == "pickup/unix" else "smtpd_milters"
+            is_off = "no_milters" in settings.of(service, "receive_override_options")
+            words = re.split(r"[\s,{}]+", settings.of(service, name))
+            is_set = any(word in milter_names(listener.address, settings.main) for word in words)
+            return name if is_set and not is_off else ""
+    return ""
+
+
+def scanned_twice(conf: Config, used: list[Listener], settings: Settings) -> Iterator[Finding]:
+    """Mail that passes two of our listeners: two filters at once, or one of them where scanned mail comes back."""
+    backs = [service for service in settings.smtpds() if _is_way_back(conf, service)]
+    for service in (*settings.smtpds(), "pickup/unix"):
+        steps = [(service, name) for listener in used if (name := _passes(service, listener, settings))]
+        if not steps or service in backs:
+            continue
+        if any(name != "smtpd_milters" for _, name in steps):  # it comes back
+            milters = [listener for listener in used if _kind(listener) == "milter"]
+            steps += [(back, name) for back in backs for one in milters if (name := _passes(back, one, settings))]
+        if len(steps) > 1:
+            ways = " and ".join(f"{name} of {where}" for where, name in steps)
+            yield Finding(
+                f"Postfix {service}",
+                f"mail is scanned twice, by {ways}: remove all but one of them "
+                "(at the service that takes scanned mail back, set -o smtpd_milters= in master.cf)",
+            )
 
 
 def _proxy(conf: Config, listener: Listener, settings: Settings) -> Iterator[Finding]:

@@ -68,6 +68,14 @@ def _settings(main: dict[str, str]) -> Iterator[Finding]:
         yield Finding("Postfix non_smtpd_milters", detail="empty: mail submitted by local programs is not scanned")
 
 
+def milter_names(address: Endpoint, main: dict[str, str]) -> list[str]:
+    """As smtpd_milters may write it, also for a chrooted smtpd."""
+    names, queue = _names(address), main["queue_directory"]
+    if address.path and PurePosixPath(address.path).is_relative_to(queue):
+        names.append(f"unix:/{PurePosixPath(address.path).relative_to(queue)}")
+    return names
+
+
 def _names(address: Endpoint) -> list[str]:
     if address.path:
         return [f"unix:{address.path}"]

@@ -17,6 +17,8 @@ from typing import Any, TextIO
 import click
 
 from bridge.api.lists import ListEntry, ListFileInfo
+from bridge.cli.lists import dangers
+from bridge.cli.lists.dangers import force_option
 from bridge.cli.lists.progress import meter
 from bridge.cli.lists.refresh import refresh
 from bridge.cli.lists.session import (
@@ -27,10 +29,12 @@ from bridge.cli.lists.session import (
     fail,
     format_option,
     keep_going_option,
+    naming,
     run,
     say_refused,
     with_session,
 )
+from bridge.cli.lists.sources import Source
 from bridge.cli.lists.sync import sync
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.errors import BridgeError
@@ -87,14 +91,14 @@ def entries(session: Session, name: str, output: Path | None, kind: str | None) 
     chosen = Format(kind) if kind else Format.JSONL if session.as_json else Format.TEXT
     if output is not None:
         chosen = Format(kind) if kind else files.format_of(output)
-        count = run(_save(session, name, output, chosen))
+        count = run(naming(session, name, _save(session, name, output, chosen)))
         say(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
         return
     try:
         with click.open_file("-", "w", encoding="utf-8") as target:
             is_terminal = sys.stdout.isatty()
             write = (lambda text: target.write(visible_lines(text))) if is_terminal else target.write
-            run(_stream(session, name, write, chosen, hidden=is_terminal))
+            run(naming(session, name, _stream(session, name, write, chosen, hidden=is_terminal)))
             target.flush()
     except BrokenPipeError:
         raise  # the reader closed the pipe: click exits quietly
@@ -162,13 +166,18 @@ def _with_source(command: Callable[..., None]) -> Callable[..., None]:
 @_with_source
 @click.option("--comment", help="Comment for entries that have none.")
 @keep_going_option
+@force_option
 @with_session
 def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None,
-        comment: str | None, keep_going: bool) -> None:  # fmt: skip
-    """Add entries to LIST from arguments, files or standard input. Existing ones get the new comment."""
-    wanted = [
-        ListEntry(entry, (comment or "") if own is None else own) for entry, own in _given(given, paths, kind).items()
-    ]
+        comment: str | None, keep_going: bool, force: bool) -> None:  # fmt: skip
+    """Add entries to LIST from arguments, files or standard input. Existing ones get the new comment.
+
+    An entry that affects far more mail than people expect (@gmail.com, 0.0.0.0/0, your own domain) needs --force.
+    """
+    entries_, sources = _given(given, paths, kind)
+    if not force:
+        run(dangers.check(session, name, entries_, sources))
+    wanted = [ListEntry(entry, (comment or "") if own is None else own) for entry, own in entries_.items()]
     tally = Tally()
 
     async def send() -> None:
@@ -184,7 +193,7 @@ def add(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, 
 @with_session
 def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> None:
     """Delete entries from LIST, as given in arguments, files or standard input. Missing entries are ignored."""
-    unwanted = list(_given(given, paths, kind))
+    unwanted = list(_given(given, paths, kind)[0])
     tally = Tally()
 
     async def send() -> None:
@@ -195,29 +204,29 @@ def delete(session: Session, name: str, given: tuple[str, ...], paths: tuple[Pat
     _change(session, name, "deleted", len(unwanted), tally, send())
 
 
-def _given(arguments: tuple[str, ...], paths: tuple[Path, ...], kind: str | None) -> dict[str, str | None]:
-    chosen = Format(kind) if kind else None
+def _given(
+    arguments: tuple[str, ...], paths: tuple[Path, ...], kind: str | None
+) -> tuple[dict[str, str | None], list[Source]]:
+    """The entries with their comments, and the files that they come from."""
     found: dict[str, str | None] = dict.fromkeys(arguments)
     if not arguments and not paths:
         if sys.stdin.isatty():
             raise click.UsageError("give entries as arguments, with --file, or on standard input")
         paths = (Path("-"),)
+    sources = [Source(path, Format(kind) if kind else None) for path in paths]
     try:
-        for path in paths:
-            if str(path) == "-":
-                found |= files.read(sys.stdin.buffer.read(), chosen or Format.TEXT, "standard input")
-            else:
-                found |= files.read_file(path, chosen)
+        for source in sources:
+            found |= source.read()
         if "" in found:
             raise InputError("an entry is empty")
     except InputError as exc:
         fail(exc)
-    return found
+    return found, sources
 
 
 def _change(session: Session, name: str, verb: str, total: int, tally: Tally, work: Coroutine[Any, Any, None]) -> None:
     """Run an addition or deletion and report what was done and what was not, even after an error."""
-    code, problem = attempt(work)
+    code, problem = attempt(naming(session, name, work))
     code = code or (EXIT_FAILED if tally.refused else 0)
     left = total - tally.confirmed - tally.uncertain - len(tally.refused)
     if session.as_json:

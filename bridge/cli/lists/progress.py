@@ -20,22 +20,26 @@ LINE_EVERY_S = 5.0
 
 
 @contextmanager
-def meter(label: str, total: int | None, *, hidden: bool = False) -> Iterator[Callable[[int], None]]:
-    """Yields a function to be called with the number of entries just processed."""
+def meter(
+    label: str, total: int | None, *, hidden: bool = False, what: str = "entries"
+) -> Iterator[Callable[[int], None]]:
+    """Yields a function to be called with the number of entries, or `what` is counted, just processed."""
     if hidden or total == 0:
         yield lambda count: None
     elif sys.stderr.isatty():
         with _bar(label, total) as advance:
             yield advance
     else:
-        yield PlainMeter(label, total)
+        yield PlainMeter(label, total, what=what)
 
 
 class PlainMeter:
     """Prints a line at most every five seconds; a shorter command prints none."""
 
-    def __init__(self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._label, self._total, self._clock = label, total, clock
+    def __init__(
+        self, label: str, total: int | None, clock: Callable[[], float] = time.monotonic, what: str = "entries"
+    ) -> None:
+        self._label, self._total, self._clock, self._what = label, total, clock, what
         self._done = 0
         self._began = self._said = clock()
 
@@ -49,9 +53,9 @@ class PlainMeter:
     def line(self, now: float) -> str:
         rate = self._done / max(now - self._began, 1e-9)
         if self._total is None:
-            return f"{self._label}: {self._done:,} entries ({rate:,.0f}/s)"
+            return f"{self._label}: {self._done:,} {self._what} ({rate:,.0f}/s)"
         left = (self._total - self._done) / max(rate, 1e-9)
-        return f"{self._label}: {self._done:,} of {self._total:,} entries ({rate:,.0f}/s, {left:,.0f} s left)"
+        return f"{self._label}: {self._done:,} of {self._total:,} {self._what} ({rate:,.0f}/s, {left:,.0f} s left)"
 
 
 @contextmanager

@@ -9,6 +9,7 @@ import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run
+from bridge.cli.state import state_directory
 from bridge.cli.terminal import say, say_json
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
@@ -30,7 +31,7 @@ def refresh(path: Path | None, as_json: bool) -> None:
     wanted = wiring.wanted_lists(conf)
     if not wanted:
         fail(ConfigError("no listener enforces a list: add lists: {block: [...]} to one of them"))
-    copies = Copies(resources.state_directory(conf.state_directory) / "lists")
+    copies = Copies(state_directory(conf, path) / "lists")
     try:
         resources.make_directory(copies.directory.parent, "state_directory")
         job = wiring.list_job(conf, copies.directory, wanted)

@@ -10,11 +10,15 @@ from typing import Any
 
 import click
 
+from bridge.api.lists import ListFileInfo
+from bridge.cli.lists import dangers
+from bridge.cli.lists.dangers import force_option
 from bridge.cli.lists.progress import meter
 from bridge.cli.lists.session import (
     EXIT_DIFFERENT,
     EXIT_FAILED,
     EXIT_UNCONFIRMED,
+    DangerousEntries,
     Session,
     account,
     attempt,
@@ -25,9 +29,11 @@ from bridge.cli.lists.session import (
     say_refused,
     with_session,
 )
+from bridge.cli.lists.sources import Source
 from bridge.cli.terminal import confirm, say, say_json, say_lines
-from bridge.lists import files, plan, tree
+from bridge.lists import plan, tree
 from bridge.lists.client import ListClient
+from bridge.lists.danger import Dangers
 from bridge.lists.errors import EntryRefused, ListFull, clean
 from bridge.lists.files import Format, InputError
 from bridge.lists.plan import Plan, State
@@ -66,22 +72,33 @@ class _Share(click.ParamType[Any]):
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
 @click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: verify.")
 @keep_going_option
+@force_option
 @with_session
 def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
-         too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool) -> None:  # fmt: skip
+         too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
     """Update LIST to match FILE, or many lists to match the files in a DIRECTORY.
 
     In a directory, blocked-senders.txt is the deployment's list of that name, and
     TENANT/blocked-senders.txt is a tenant's. After an interruption, run it again to continue.
     """
-    job = SyncJob(session, Choices(prune, verify, yes, keep_going, too_many))
+    sources = {
+        target: Source(target.path, Format(kind) if kind else None) for target in _targets_or_exit(session, places)
+    }
+    job = SyncJob(session, Choices(prune, verify, yes, keep_going, too_many, force), sources)
     try:
-        wanted = {target: _read(target.path, Format(kind) if kind else None) for target in _targets(session, places)}
+        wanted = {target: source.read() for target, source in sources.items()}
     except InputError as exc:
         fail(exc)
     code, problem = attempt(job.run(wanted, dry_run=dry_run))
     job.report(code or job.code, problem, dry_run=dry_run)
     sys.exit(code or job.code)
+
+
+def _targets_or_exit(session: Session, places: tuple[str, ...]) -> list[Target]:
+    try:
+        return _targets(session, places)
+    except InputError as exc:
+        fail(exc)
 
 
 def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
@@ -99,12 +116,6 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
             raise click.UsageError("expected LIST and FILE, or a directory")
 
 
-def _read(path: Path, kind: Format | None) -> Entries:
-    if str(path) == "-":
-        return files.read(sys.stdin.buffer.read(), kind or Format.TEXT, "standard input")
-    return files.read_file(path, kind)
-
-
 @dataclass(frozen=True, slots=True)
 class Choices:
     """The operator's options."""
@@ -114,20 +125,22 @@ class Choices:
     yes: bool
     keep_going: bool
     too_many: Callable[[Plan], bool]
+    force: bool
 
 
 class SyncJob:
     """All lists of one `sync`, from reading the files to the report."""
 
-    def __init__(self, session: Session, choices: Choices) -> None:
+    def __init__(self, session: Session, choices: Choices, sources: dict[Target, Source]) -> None:
         self._session = session
         self._choices = choices
+        self._sources = sources
         self.plans: list[Plan] = []
         self.code = 0
 
     async def run(self, wanted: dict[Target, Entries], *, dry_run: bool) -> None:
         async with ListClient(self._session.settings) as client:
-            await self._prepare(client, wanted)
+            await self._prepare(client, wanted, dry_run=dry_run)
             if dry_run:
                 self.code = 0 if all(planned.is_empty for planned in self.plans) else EXIT_DIFFERENT
             elif not self._confirmed():
@@ -135,7 +148,7 @@ class SyncJob:
             else:
                 await self._carry_out(client)
 
-    async def _prepare(self, client: ListClient, wanted: dict[Target, Entries]) -> None:
+    async def _prepare(self, client: ListClient, wanted: dict[Target, Entries], *, dry_run: bool) -> None:
         """Find all differences before changing anything; report what is impossible for all lists together."""
         infos = await plan.available(client, wanted)
         full: list[str] = []
@@ -149,6 +162,21 @@ class SyncJob:
                     full.append(f"{target}: {exc}")
         if full:
             raise ListFull("\n".join(full))
+        if not self._choices.force:
+            self._refuse_dangers(infos, dry_run=dry_run)
+
+    def _refuse_dangers(self, infos: dict[Target, ListFileInfo], *, dry_run: bool) -> None:
+        """Additions only: an entry that is in the list already is left alone. A dry run only says so."""
+        known, shown = Dangers(self._session.own_domains), []
+        for planned in self.plans:
+            category = self._session.category(planned.target.name, infos[planned.target].category)
+            reasons = dangers.found(known, category, [entry.entry for entry in planned.change.additions])
+            shown += dangers.lines(reasons, [self._sources[planned.target]]) if reasons else []
+        if shown and dry_run:
+            for line in [*shown, "these need --force"]:
+                say(line, err=True)
+        elif shown:
+            raise DangerousEntries("\n".join([*shown, "add --force if you mean it"]))
 
     def _confirmed(self) -> bool:
         for planned in self.plans:

@@ -1,123 +1,99 @@
 """`scanbridge quarantine`: find, inspect, release and delete quarantined mail.
 
 Standard output has the result, standard error the problems; `session` has the exit codes. Text written by
-strangers reaches the terminal only without its control characters.
+strangers reaches the terminal only without its control characters. What a command needs is imported when it runs.
 """
 
 from __future__ import annotations
 
 import sys
-import time
-from collections.abc import Iterable
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-import uvloop
 
 from bridge.cli.common import EXIT_CONFIG, config_option, fail_config
-from bridge.cli.quarantine.content import copy, copy_into, header_section
-from bridge.cli.quarantine.sender_lists import allow_sender, block_sender
-from bridge.cli.quarantine.session import (
-    EXIT_UNKNOWN,
-    Session,
-    exit_code,
-    fail,
-    log_to_syslog,
-    login_name,
-    most_serious,
+from bridge.cli.moments import Moment
+from bridge.cli.quarantine.filters import with_filters
+from bridge.cli.quarantine.selection import (
+    Choice,
+    consent,
+    select,
+    show_dry_run,
+    show_table,
+    with_consent,
+    with_selection,
 )
-from bridge.cli.quarantine.view import facts, table
-from bridge.cli.terminal import confirm, console, say, say_json
-from bridge.daemon import resources, wiring
-from bridge.errors import BridgeError, ConfigError
-from bridge.intake.smtp.paths import parse_path
-from bridge.mail.next_hop import NextHopError
-from bridge.mail.reply import Reply
-from bridge.quarantine.index import Query
-from bridge.quarantine.quarantine import MailNotFound
-from bridge.quarantine.record import STATES
-from bridge.quarantine.release import ReleaseRequest, release
-from bridge.relay.relay import Mixed, Relay
-from bridge.runtime import units
+from bridge.cli.terminal import say, say_cells, say_csv, say_json
 
-_WIDE = 200  # columns, when the output is not a terminal
+if TYPE_CHECKING:
+    from bridge.cli.quarantine.session import Session
+    from bridge.quarantine.record import MailRecord
+    from bridge.quarantine.release import ReleaseRequest
+    from bridge.relay.relay import Relay
 
-
-def _moment(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    """A point in time, or how long ago."""
-    if value is None:
-        return None
-    try:
-        return time.time() - units.parse_duration(value)
-    except ValueError:
-        pass
-    try:
-        return datetime.fromisoformat(value).timestamp()  # local time if it has no zone
-    except ValueError:
-        raise click.BadParameter("expected a time such as 2026-01-31T12:00, or an age such as 2d") from None
-
-
-def _period(_ctx: click.Context, _param: click.Parameter, value: str | None) -> float | None:
-    try:
-        return None if value is None else units.parse_duration(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from None
+_MAX_SHOWN = 64 * 1024 * 1024  # bytes of a mail that `show` reads; no mail is larger
 
 
 @click.group()
 def quarantine() -> None:
-    """Find, inspect, release and delete quarantined mail."""
-    log_to_syslog()
+    """Find, inspect, release and delete quarantined mail.
 
-
-quarantine.add_command(block_sender)
-quarantine.add_command(allow_sender)
+    Commands that act on mail take ids, or the filters of `list`, or --all.
+    """
 
 
 @quarantine.command("list")
 @config_option
-@click.option(
-    "--recipient",
-    default="",
-    metavar="TEXT",
-    help="Recipient contains TEXT, or matches '*@example.org'.",
-)
-@click.option("--sender", default=None, metavar="TEXT", help="Envelope sender contains TEXT; '' for the null sender.")
-@click.option("--subject", default="", metavar="TEXT", help="Subject contains TEXT.")
-@click.option(
-    "--since",
-    callback=_moment,
-    metavar="TIME",
-    help="Quarantined since TIME, such as 2026-01-31, 2026-01-31T12:00 or 2d (two days ago).",
-)
-@click.option("--until", callback=_moment, metavar="TIME", help="Quarantined before TIME.")
-@click.option("--tenant", default="", metavar="UUID", help="Belongs to this tenant (tenantUid).")
-@click.option("--decision", default="", help="The scanner's decision, or the error if there was none (`unreachable`).")
-@click.option("--tag", default="", help="Has this tag; * is a wildcard, as in 'malware:*'.")
-@click.option("--listener", default="", help="Received by this listener.")
-@click.option("--state", type=click.Choice(STATES), default=None, help="Release state.")
+@with_filters
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")
+@click.option("--wide", is_flag=True, help="Show all columns in full, however long the line gets.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
-def list_mails(path: Path | None, as_json: bool, state: str | None, limit: int, **wanted: Any) -> None:
-    """List quarantined mail, newest first."""
+def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool, as_csv: bool, as_json: bool) -> None:
+    """List quarantined mail, newest first: one line per mail.
+
+    On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.
+    """
+    from bridge.cli.quarantine.session import Session
+
+    if wide + as_csv + as_json > 1:
+        raise click.UsageError("choose one of --wide, --csv and --json")
     session = Session.open(path)
-    try:
-        found = session.quarantine.search(Query(**wanted, state=state or "", limit=limit + 1 if limit else 0))
-    except BridgeError as exc:
-        fail(f"scanbridge quarantine: {exc}")
+    found = session.search(**wanted, limit=limit + 1 if limit else 0)
     more = bool(limit) and len(found) > limit
     found = found[:limit] if limit else found
     if as_json:
         for mail in found:
             say_json(mail.to_dict())
+    elif as_csv:
+        _say_csv(found)
     elif found:
-        console(width=None if sys.stdout.isatty() else _WIDE).print(table(found))
-    else:
-        say("no matching mail", err=True)
+        _say_wide(found) if wide else show_table(found)
+    if not found and not as_json:
+        session.say_none()
     if more:
         say(f"only the newest {limit} are shown; --limit 0 shows all", err=True)
+
+
+def _say_csv(mails: list[MailRecord]) -> None:
+    from bridge.cli.quarantine.columns import WIDE, rows
+
+    header, *others = rows(mails, WIDE)
+    say_csv(*map(str.lower, header))
+    for row in others:
+        say_csv(*row)
+
+
+def _say_wide(mails: list[MailRecord]) -> None:
+    from bridge.cli.quarantine.columns import WIDE, lines, rows
+
+    if sys.stdout.isatty():
+        for line in lines(mails, WIDE, None):
+            say(line)
+    else:
+        for row in rows(mails, WIDE):
+            say_cells(*row)
 
 
 @quarantine.command()
@@ -126,7 +102,14 @@ def list_mails(path: Path | None, as_json: bool, state: str | None, limit: int, 
 @click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
 @click.option("--raw", is_flag=True, help="Print the mail itself, as stored.")
 def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
-    """Show the details and the header section of a mail."""
+    """Show why a mail is here, its header section, attachments and text."""
+    from bridge.cli.quarantine import view
+    from bridge.cli.quarantine.content import beginning, copy, header_section
+    from bridge.cli.quarantine.mail_text import read
+    from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, fail
+    from bridge.errors import BridgeError
+    from bridge.quarantine.quarantine import MailNotFound
+
     session = Session.open(path)
     if raw:
         _refuse_terminal()
@@ -135,24 +118,31 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
         if raw:
             copy(session.quarantine.chunks(mail_id), sys.stdout.buffer)
             return
-        head = header_section(session.quarantine.chunks(mail_id))
-    except MailNotFound as exc:
-        fail(f"{mail_id}: {exc}", EXIT_UNKNOWN)
+        content = beginning(session.quarantine.chunks(mail_id), _MAX_SHOWN)
+    except MailNotFound:
+        fail(f"{mail_id}: {session.unknown(mail_id)}", EXIT_UNKNOWN)
     except (BridgeError, OSError) as exc:
         fail(f"{mail_id}: {exc}")
+    head, reading = header_section(content), read(content[mail.head_size :])
     if as_json:
-        say_json({**mail.to_dict(), "header": head}, indent=2)
+        attached = [attachment.to_dict() for attachment in reading.attachments]
+        say_json(
+            {**mail.to_dict(), "header": head, "text": "\n".join(reading.lines), "attachments": attached}, indent=2
+        )
         return
-    for name, value in facts(mail):
+    for name, value in view.facts(mail):
         say(f"{name + ':':12} {value}")
+    for line in view.content(reading):
+        say(line)
     say()
+    say("--- header section ---")
     for line in head.split("\r\n"):  # splitlines() would divide lines at characters that readers show in one line
         say(line.expandtabs())
 
 
 @quarantine.command("release")
 @config_option
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
+@with_selection
 @click.option(
     "--to",
     "to",
@@ -161,109 +151,203 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     help="Send to this address instead of the original recipients; repeatable.",
 )
 @click.option("--again", is_flag=True, help="Release it even to those who have it, and after everyone has it.")
-def release_mails(path: Path | None, ids: tuple[str, ...], to: tuple[str, ...], again: bool) -> None:
+def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail to the next hop, for its original recipients or others, without scanning it again.
 
-    A mail is released to each recipient only once, even if two people try at the same time.
+    A mail is released to each recipient only once, even if two people try at the same time. Mail that filters select
+    is released after a confirmation; mail that everyone has is left out, unless --again or --state says otherwise.
     """
+    import uvloop
+
+    from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, login_name, most_serious
+    from bridge.daemon import wiring
+    from bridge.errors import ConfigError
+    from bridge.quarantine.release import ReleaseRequest
+
+    addresses = tuple(map(_address, to))
     session = Session.open(path)
+    selection = select(session, choice)
+    mails = selection.mails
+    if choice.is_by_filter and not again and "state" not in choice.wanted:
+        mails = _not_released(mails)
+    if choice.dry_run:
+        show_dry_run(mails, "release")
+        sys.exit(most_serious(selection.codes))
+    if not mails:
+        sys.exit(most_serious(selection.codes))
     try:
-        tokens = wiring.release_tokens(session.config, resources.state_directory(session.config.state_directory))
-        order = ReleaseRequest(login_name(), tuple(map(_address, to)), again, tokens)
+        order = ReleaseRequest(login_name(), addresses, again, wiring.release_tokens(session.config, session.state))
         relay = wiring.relay(session.config)
     except ConfigError as exc:
         fail_config(exc)
     if relay is None:
-        fail("no next hop is configured: set relay.next_hop", EXIT_CONFIG)
-    sys.exit(uvloop.run(_release_all(session, ids, relay, order)))
-
-
-async def _release_all(session: Session, ids: Iterable[str], relay: Relay, order: ReleaseRequest) -> int:
-    codes = []
+        say("no next hop is configured: set relay.next_hop", err=True)
+        sys.exit(EXIT_CONFIG)
+    if choice.is_by_filter:
+        consent(mails, verb=f"release to {', '.join(to) or 'their recipients'}", yes=choice.yes, done="released")
     try:
-        for mail_id in dict.fromkeys(ids):
-            try:
-                delivered = await release(session.quarantine, mail_id, relay, order)
-            except BridgeError as exc:
-                codes.append(exit_code(exc))
-                is_partial = isinstance(exc, Mixed) and exc.accepted > 0
-                say(f"{mail_id}: {'released to some only' if is_partial else 'not released'}: {exc}", err=True)
-                if isinstance(exc, NextHopError):
-                    session.note("release failed", mail_id, to=list(order.to), reply=str(exc.reply))
-            else:
-                session.note("released", mail_id, to=list(order.to), reply=str(delivered.reply))
-                say(f"{mail_id}: released: {delivered.reply}")
+        code = uvloop.run(_release_all(session, mails, selection.codes, relay, order))
+    except KeyboardInterrupt:
+        code = EXIT_INTERRUPTED
+    sys.exit(code)
+
+
+def _not_released(mails: list[MailRecord]) -> list[MailRecord]:
+    left = [mail for mail in mails if mail.state != "released"]
+    if len(left) < len(mails):
+        say(f"{len(mails) - len(left):,} already released, left out (--again includes them)", err=True)
+    return left
+
+
+async def _release_all(
+    session: Session, mails: list[MailRecord], codes: list[int], relay: Relay, order: ReleaseRequest
+) -> int:
+    from bridge.cli.quarantine.bulk import Bulk
+    from bridge.cli.quarantine.session import exit_code
+    from bridge.errors import BridgeError
+    from bridge.mail.next_hop import NextHopError
+    from bridge.quarantine.release import release
+    from bridge.relay.relay import Mixed
+
+    try:
+        with Bulk("released", len(mails), codes) as bulk:
+            for mail in mails:
+                try:
+                    delivered = await release(session.quarantine, mail.id, relay, order)
+                except BridgeError as exc:
+                    is_partial = isinstance(exc, Mixed) and exc.accepted > 0
+                    what = "released to some only" if is_partial else "not released"
+                    bulk.failed(f"{mail.id}: {what}: {exc}", exit_code(exc))
+                    if isinstance(exc, NextHopError):
+                        session.note("release failed", mail.id, to=list(order.to), reply=str(exc.reply))
+                else:
+                    session.note("released", mail.id, to=list(order.to), reply=str(delivered.reply))
+                    bulk.succeeded(f"{mail.id}: released: {delivered.reply}")
     finally:
         await relay.close()
-    return most_serious(codes)
+    return bulk.code
 
 
 @quarantine.command()
 @config_option
-@click.argument("ids", metavar="ID...", nargs=-1, required=True)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def delete(path: Path | None, ids: tuple[str, ...], yes: bool) -> None:
-    """Delete mail permanently."""
+@with_selection
+def delete(path: Path | None, choice: Choice) -> None:
+    """Delete mail permanently, after a confirmation."""
+    from bridge.cli.quarantine.session import Session, most_serious
+
     session = Session.open(path)
-    if not yes and sys.stdin.isatty():
-        confirm(f"Permanently delete {len(ids)} mails?", abort=True)
-    codes = []
-    for mail_id in dict.fromkeys(ids):
-        try:
-            session.quarantine.remove(mail_id)
-        except BridgeError as exc:
-            codes.append(exit_code(exc))
-            say(f"{mail_id}: not deleted: {exc}", err=True)
-        else:
-            session.note("removed", mail_id)
-            say(f"{mail_id}: deleted")
-    sys.exit(most_serious(codes))
+    selection = select(session, choice)
+    if choice.dry_run:
+        show_dry_run(selection.mails, "delete")
+        sys.exit(most_serious(selection.codes))
+    consent(selection.mails, verb="permanently delete", yes=choice.yes, done="deleted")
+    sys.exit(_delete_all(session, selection.mails, selection.codes))
+
+
+def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, is_purge: bool = False) -> int:
+    from bridge.cli.quarantine.bulk import Bulk
+    from bridge.cli.quarantine.session import exit_code
+    from bridge.errors import BridgeError
+
+    with Bulk("deleted", len(mails), codes) as bulk:
+        for mail in mails:
+            try:
+                session.quarantine.remove(mail.id)
+            except BridgeError as exc:
+                bulk.failed(f"{mail.id}: not deleted: {exc}", exit_code(exc))
+            else:
+                session.note("purged" if is_purge else "removed", mail.id)
+                bulk.succeeded("" if is_purge else f"{mail.id}: deleted")
+    if is_purge:
+        say(f"{bulk.count:,} deleted")
+    return bulk.code
 
 
 @quarantine.command()
 @config_option
+@with_filters
 @click.option(
     "--older-than",
-    callback=_period,
-    metavar="PERIOD",
-    help="Delete mail that has been in quarantine for longer than this, such as 30d. Default: quarantine.retention.",
+    type=Moment(),
+    metavar="AGE",
+    help="Delete mail that has been in quarantine for longer than this, such as 30d, or since before a date. "
+    "Default: quarantine.retention.",
 )
-def purge(path: Path | None, older_than: float | None) -> None:
-    """Permanently delete all old mail. The daemon does this automatically once an hour."""
+@with_consent
+def purge(path: Path | None, wanted: dict[str, Any], older_than: float | None, yes: bool, dry_run: bool) -> None:
+    """Permanently delete all old mail, after a confirmation. The daemon does this automatically once an hour."""
+    import time
+
+    from bridge.cli.quarantine.session import Session, fail
+    from bridge.errors import BridgeError
+
     session = Session.open(path)
     try:
-        removed = session.quarantine.purge_now(
-            session.config.quarantine.retention if older_than is None else older_than
-        )
+        before = time.time() - session.config.quarantine.retention if older_than is None else older_than
+        old = session.quarantine.older_than(before)
     except (BridgeError, OSError) as exc:
         fail(f"scanbridge quarantine: {exc}")
-    for mail_id in removed:
-        session.note("purged", mail_id)
-    say(f"{len(removed)} deleted")
+    mails = [mail for mail in session.search(**wanted) if mail.id in old] if old else []
+    if dry_run:
+        show_dry_run(mails, "delete")
+        return
+    if not mails:
+        say("0 deleted")
+        return
+    consent(mails, verb="permanently delete", yes=yes, done="deleted")
+    sys.exit(_delete_all(session, mails, [], is_purge=True))
 
 
 @quarantine.command()
 @config_option
-@click.argument("mail_id", metavar="ID")
+@with_selection
 @click.argument("target", metavar="DIR|-")
-def export(path: Path | None, mail_id: str, target: str) -> None:
-    """Copy a mail and its metadata into a directory, or write the mail to standard output."""
-    session = Session.open(path)
+def export(path: Path | None, choice: Choice, target: str) -> None:
+    """Copy mail and its metadata into a directory, or write one mail to standard output."""
+    from bridge.cli.quarantine.session import Session, most_serious
+
     if target == "-":
         _refuse_terminal()
-    try:
-        item = session.quarantine.read_stored(mail_id)
-        if target == "-":
-            copy(session.quarantine.chunks(mail_id), sys.stdout.buffer)
-            return
-        copy_into(session.quarantine.chunks(mail_id), Path(target) / f"{mail_id}.eml")
-        copy_into([item.metadata], Path(target) / f"{mail_id}.json")
-        if item.releases:
-            copy_into([item.releases], Path(target) / f"{mail_id}.releases")
-    except MailNotFound as exc:
-        fail(f"{mail_id}: {exc}", EXIT_UNKNOWN)
-    except (BridgeError, OSError) as exc:
-        fail(f"{mail_id}: not exported: {exc}")
+    session = Session.open(path)
+    selection = select(session, choice)
+    if choice.dry_run:
+        show_dry_run(selection.mails, "export")
+        sys.exit(most_serious(selection.codes))
+    if target == "-" and len(selection.mails) > 1:
+        raise click.UsageError(f"{len(selection.mails)} mails are selected: only one can be written to standard output")
+    sys.exit(_export_all(session, selection.mails, selection.codes, target))
+
+
+def _export_all(session: Session, mails: list[MailRecord], codes: list[int], target: str) -> int:
+    from bridge.cli.quarantine.bulk import Bulk
+    from bridge.cli.quarantine.content import copy
+    from bridge.cli.quarantine.session import EXIT_FAILED, exit_code
+    from bridge.errors import BridgeError
+
+    with Bulk("exported", len(mails), codes) as bulk:
+        for mail in mails:
+            try:
+                if target == "-":
+                    copy(session.quarantine.chunks(mail.id), sys.stdout.buffer)
+                else:
+                    _export_into(session, mail.id, Path(target))
+            except BridgeError as exc:
+                bulk.failed(f"{mail.id}: not exported: {exc}", exit_code(exc))
+            except OSError as exc:
+                bulk.failed(f"{mail.id}: not exported: {exc}", EXIT_FAILED)
+            else:
+                bulk.succeeded()
+    return bulk.code
+
+
+def _export_into(session: Session, mail_id: str, directory: Path) -> None:
+    from bridge.cli.quarantine.content import copy_into
+
+    item = session.quarantine.read_stored(mail_id)
+    copy_into(session.quarantine.chunks(mail_id), directory / f"{mail_id}.eml")
+    copy_into([item.metadata], directory / f"{mail_id}.json")
+    if item.releases:
+        copy_into([item.releases], directory / f"{mail_id}.releases")
 
 
 def _refuse_terminal() -> None:
@@ -272,7 +356,16 @@ def _refuse_terminal() -> None:
 
 
 def _address(text: str) -> str:
+    from bridge.intake.smtp.paths import parse_path
+    from bridge.mail.reply import Reply
+
     found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="not an address")
     if isinstance(found, Reply) or not found.address or found.params:
         raise click.BadParameter("not a mail address", param_hint="--to")
     return found.address
+
+
+from bridge.cli.quarantine.sender_lists import allow_sender, block_sender  # noqa: E402
+
+quarantine.add_command(block_sender)
+quarantine.add_command(allow_sender)

@@ -10,13 +10,18 @@ from typing import BinaryIO
 from bridge.mail.message import HEAD_LIMIT
 
 
-def header_section(chunks: Iterable[bytes]) -> str:
-    """Including the fields that we added."""
-    content = b""
+def beginning(chunks: Iterable[bytes], limit: int) -> bytes:
+    """The mail, or as much of it as the limit allows."""
+    content = bytearray()
     for chunk in chunks:
         content += chunk
-        if b"\r\n\r\n" in content or len(content) >= HEAD_LIMIT:
+        if len(content) >= limit:
             break
+    return bytes(content[:limit])
+
+
+def header_section(content: bytes) -> str:
+    """Including the fields that we added."""
     return content[:HEAD_LIMIT].partition(b"\r\n\r\n")[0].decode("utf-8", "replace")
 
 

@@ -1,7 +1,8 @@
-"""`scanbridge quarantine block-sender | allow-sender`: add the sender of a quarantined mail to a list.
+"""`scanbridge quarantine block-sender | allow-sender`: add the senders of quarantined mails to a list.
 
 The entry's comment names the mail, its date and the operator. An existing entry is left unchanged, with its
-comment. Exit codes are those of `scanbridge lists`, and 3 if there is no such mail.
+comment; a sender of several mails is added once. Exit codes are those of `scanbridge lists`, and 3 if there is no such
+mail. A dangerous entry (the domain of a large provider, one's own domain) needs --force: senders are often forged.
 """
 
 from __future__ import annotations
@@ -10,30 +11,28 @@ import functools
 import sys
 from collections.abc import Callable
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from bridge.api.lists import ListEntry
 from bridge.cli.common import config_option
-from bridge.cli.lists.session import EXIT_FAILED, attempt, exit_code, fail
-from bridge.cli.quarantine.session import EXIT_UNKNOWN, Session, login_name
-from bridge.cli.terminal import say, say_json
-from bridge.daemon import wiring
+from bridge.cli.quarantine.selection import Choice, select, show_table, with_selection
+from bridge.cli.terminal import can_ask, confirm, say, say_json
 from bridge.errors import BridgeError, ConfigError
-from bridge.lists.client import ListClient
-from bridge.lists.errors import ListNotFound
-from bridge.mail.address import domain_of
-from bridge.matching import spelling
-from bridge.matching.match import DOMAIN, NETWORK, SENDER
-from bridge.quarantine.quarantine import MailNotFound
-from bridge.quarantine.record import MailRecord
+
+if TYPE_CHECKING:
+    from bridge.cli.quarantine.session import Session
+    from bridge.config.lists import Lists
+    from bridge.lists.client import ListClient
+    from bridge.quarantine.record import MailRecord
+
+_SHOWN = 20  # entries before a question
 
 _options = (
     config_option,
-    click.argument("ids", metavar="ID...", nargs=-1, required=True),
+    with_selection,
     click.option("--domain", "whole_domain", is_flag=True, help="Add the sender's whole domain, not only the address."),
     click.option("--list", "name", default=None, help="Add to this list instead of the configured one."),
     click.option(
@@ -42,6 +41,7 @@ _options = (
         is_flag=True,
         help="Add for the whole deployment, not only for a tenant.",
     ),
+    click.option("--force", is_flag=True, help="Add dangerous entries, too: a large provider, your own domain."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mail."),
 )
 
@@ -56,34 +56,43 @@ def _with_options(command: Callable[..., None]) -> Callable[..., None]:
 
 @click.command("block-sender")
 @_with_options
-def block_sender(path: Path | None, name: str | None, **given: Any) -> None:
-    """Add a mail's envelope sender to the list of blocked senders (lists.block_list).
+def block_sender(path: Path | None, choice: Choice, **given: Any) -> None:
+    """Add the envelope senders of mails to the list of blocked senders (lists.block_list).
 
     The entry applies to the mail's tenant; without a tenant, or with --global, to the whole deployment.
     """
-    _add(path, name, "block", **given)
+    _add(path, choice, "block", **given)
 
 
 @click.command("allow-sender")
 @_with_options
-def allow_sender(path: Path | None, name: str | None, **given: Any) -> None:
-    """Add a mail's envelope sender to the list of allowed senders (lists.allow_list).
+def allow_sender(path: Path | None, choice: Choice, **given: Any) -> None:
+    """Add the envelope senders of mails to the list of allowed senders (lists.allow_list).
 
     The entry applies to the mail's tenant; without a tenant, or with --global, to the whole deployment.
     Envelope senders are easily forged: if possible, allow the networks of a partner's mail servers instead.
     """
-    _add(path, name, "allow", **given)
+    _add(path, choice, "allow", **given)
 
 
 def _add(
     path: Path | None,
-    name: str | None,
+    choice: Choice,
     what: str,
-    ids: tuple[str, ...],
+    *,
+    name: str | None,
     whole_domain: bool,
     everywhere: bool,
+    force: bool,
     as_json: bool,
 ) -> None:
+    import uvloop
+
+    from bridge.cli.lists.session import fail
+    from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, most_serious
+    from bridge.daemon import wiring
+    from bridge.lists.client import ListClient
+
     session = Session.open(path)
     lists = session.config.lists
     try:
@@ -92,76 +101,211 @@ def _add(
         settings = wiring.list_settings(session.config)
     except ConfigError as exc:
         fail(exc)
+    selection = select(session, choice)
     chosen = name or (lists.block_list if what == "block" else lists.allow_list)
-    codes = []
-    for mail_id in dict.fromkeys(ids):
-        job = Addition(mail_id, chosen, login_name())
-        try:
-            mail = session.quarantine.read(mail_id)
-            job.tenant = None if everywhere else mail.tenant or None
-            code, problem = attempt(job.run(ListClient(settings), mail, whole_domain=whole_domain))
-        except MailNotFound as exc:
-            code, problem = EXIT_UNKNOWN, str(exc)
-        except BridgeError as exc:
-            code, problem = exit_code(exc), str(exc)
-        codes.append(code)
-        if not problem and job.added:
-            session.note(f"{what}ed sender", mail_id, list=chosen, tenant=job.tenant, entry=job.entry)
-        job.report(problem, code, as_json=as_json)
-    sys.exit(next((code for code in (EXIT_FAILED, 78, 77, 75, EXIT_UNKNOWN) if code in codes), 0))
+    additions = [Addition(mail, None if everywhere else mail.tenant or None) for mail in selection.mails]
+    job = Job(session, lists, what, chosen, additions, whole_domain, force)
+
+    async def work() -> None:
+        async with ListClient(settings) as client:
+            await job.prepare(client)
+            if job.confirmed(choice):
+                await job.carry_out(client)
+
+    try:
+        uvloop.run(work())
+    except KeyboardInterrupt:
+        say("interrupted", err=True)
+        sys.exit(EXIT_INTERRUPTED)
+    if not choice.dry_run:
+        job.report(as_json=as_json)
+    sys.exit(job.refusal or most_serious([*selection.codes, *(addition.code for addition in job.additions)]))
 
 
 @dataclass(slots=True)
 class Addition:
-    """Adds one mail's sender to a list."""
+    """The sender of one mail, and what became of it."""
 
-    mail_id: str
-    list_name: str
-    by: str
-    tenant: str | None = None
+    mail: MailRecord
+    tenant: str | None
     entry: str = ""
+    normal: str = ""  # the entry as it is compared
     added: bool = False
+    is_there: bool = False
+    problem: str = ""
+    code: int = 0
 
-    async def run(self, client: ListClient, mail: MailRecord, *, whole_domain: bool) -> None:
-        async with client:
-            infos = {info.name: info for info in await client.lists(self.tenant)}
-            if self.list_name not in infos:
-                raise ListNotFound(f"the service has no list {self.list_name}")
-            category = infos[self.list_name].category
-            self.entry = entry_of(mail, category, whole_domain=whole_domain)
-            if await self._is_there(client, category):
-                return
-            moment = mail.time.strftime("%Y-%m-%d %H:%M UTC")
-            comment = f"quarantined mail {mail.id} of {moment}, by {self.by}"
-            await client.add(self.list_name, [ListEntry(self.entry, comment)], self.tenant)
-            self.added = True
+    def fail(self, exc: BridgeError) -> None:
+        from bridge.cli.lists.session import exit_code
 
-    async def _is_there(self, client: ListClient, category: str) -> bool:
-        """In any spelling: adding it again would overwrite its comment."""
-        own = spelling.normalise(category, self.entry)
-        async with aclosing(client.entries(self.list_name, self.tenant)) as entries:
+        self.problem, self.code = str(exc), exit_code(exc)
+
+
+@dataclass(slots=True)
+class Job:
+    """All additions to one list."""
+
+    session: Session
+    lists: Lists
+    what: str  # block or allow
+    list_name: str
+    additions: list[Addition]
+    whole_domain: bool = False
+    force: bool = False
+    refusal: int = 0  # the exit code if the operator did not agree
+    _seen: set[tuple[str | None, str]] = field(default_factory=set)
+
+    @property
+    def due(self) -> list[Addition]:
+        return [each for each in self.additions if not each.problem and not each.is_there]
+
+    async def prepare(self, client: ListClient) -> None:
+        """Find the entries, and which of them exist already. Changes nothing."""
+        for tenant in dict.fromkeys(each.tenant for each in self.additions):
+            mine = [each for each in self.additions if each.tenant == tenant]
+            try:
+                category = await self._category(client, tenant)
+                for each in mine:
+                    self._find_entry(each, category)
+                await self._find_existing(client, tenant, category, [each for each in mine if not each.problem])
+            except BridgeError as exc:
+                for each in mine:
+                    each.fail(exc)
+
+    async def _category(self, client: ListClient, tenant: str | None) -> str:
+        from bridge.lists.errors import ListNotFound
+        from bridge.runtime.suggestion import did_you_mean
+
+        infos = {info.name: info for info in await client.lists(tenant)}
+        if self.list_name not in infos:
+            hint = did_you_mean(self.list_name, infos) or f"; available lists: {', '.join(sorted(infos)) or 'none'}"
+            raise ListNotFound(f"the service has no list {self.list_name}{hint}")
+        return str(self.lists.kinds.get(self.list_name, infos[self.list_name].category))
+
+    def _find_entry(self, each: Addition, category: str) -> None:
+        from bridge.cli.lists.session import DangerousEntries, own_domains
+        from bridge.lists.danger import Dangers
+        from bridge.mail.address import domain_of
+        from bridge.matching import spelling
+
+        try:
+            each.entry = entry_of(each.mail, category, whole_domain=self.whole_domain)
+            each.normal = spelling.normalise(category, each.entry)
+            ours = own_domains(self.session.config) | set(map(domain_of, each.mail.envelope.addresses))
+            if not self.force and (why := Dangers(ours).reason(category, each.entry)):
+                raise DangerousEntries(f"{each.entry} is dangerous: {why}; add --force if you mean it")
+        except BridgeError as exc:
+            each.fail(exc)
+
+    async def _find_existing(self, client: ListClient, tenant: str | None, category: str, mine: list[Addition]) -> None:
+        """In any spelling: adding an entry again would overwrite its comment. Reads the list once."""
+        from bridge.matching import spelling
+
+        if not mine:
+            return
+        wanted = {each.normal: each for each in mine} | {each.entry: each for each in mine}
+        found: set[str] = set()
+        async with aclosing(client.entries(self.list_name, tenant)) as entries:
             async for listed in entries:
                 try:
-                    if listed.entry == self.entry or spelling.normalise(category, listed.entry) == own:
-                        return True
+                    name = listed.entry if listed.entry in wanted else spelling.normalise(category, listed.entry)
                 except ValueError:  # an entry that the service accepted, and we cannot read
-                    pass
-        return False
+                    continue
+                if name in wanted:
+                    found.add(wanted[name].normal)
+        for each in mine:
+            each.is_there = each.normal in found
 
-    def report(self, problem: str, code: int, *, as_json: bool) -> None:
-        scope = f"tenant {self.tenant}" if self.tenant else "the deployment"
-        if as_json:
-            row = {"id": self.mail_id, "list": self.list_name, "tenant": self.tenant, "entry": self.entry or None}
-            say_json({**row, "added": self.added, "problem": problem or None, "exit_code": code})
-        elif problem:
-            say(f"{self.mail_id}: not added to {self.list_name}: {problem}", err=True)
-        else:
-            done = "added to" if self.added else "already on"
-            say(f"{self.mail_id}: {self.entry} {done} {self.list_name} of {scope}")
+    def confirmed(self, choice: Choice) -> bool:
+        """Asks if filters selected the mails; shows what would be added in a dry run."""
+        from bridge.cli.quarantine.session import EXIT_FAILED, EXIT_UNCONFIRMED
+
+        if choice.dry_run:
+            self._show_dry_run()
+            return False
+        if not choice.is_by_filter or choice.yes or not self.due:
+            return True
+        entries = list(dict.fromkeys(each.entry for each in self.due))
+        for entry in entries[:_SHOWN]:
+            say(f"+ {entry}", err=True)
+        if len(entries) > _SHOWN:
+            say(f"+ ... and {len(entries) - _SHOWN:,} more (--dry-run shows all)", err=True)
+        what = f"add {len(entries):,} entries from {len(self.due):,} mails to {self.list_name}"
+        if not can_ask():
+            say(f"this would {what}: add --yes to confirm; nothing was changed", err=True)
+            self.refusal = EXIT_UNCONFIRMED
+        elif not confirm(f"{what[:1].upper()}{what[1:]}?"):
+            say("nothing was changed", err=True)
+            self.refusal = EXIT_FAILED
+        return not self.refusal
+
+    def _show_dry_run(self) -> None:
+        show_table([each.mail for each in self.additions])
+        for line in dict.fromkeys(_shown_plan(each, self.list_name) for each in self.additions):
+            say(line, err=True)
+        say("nothing was changed", err=True)
+
+    async def carry_out(self, client: ListClient) -> None:
+        """Add each entry once. A failure does not stop the others."""
+        from bridge.api.lists import ListEntry
+        from bridge.cli.quarantine.session import login_name
+
+        for each in self.due:
+            if (each.tenant, each.normal) in self._seen:
+                each.is_there = True
+                continue
+            moment = each.mail.time.strftime("%Y-%m-%d %H:%M UTC")
+            comment = f"quarantined mail {each.mail.id} of {moment}, by {login_name()}"
+            try:
+                await client.add(self.list_name, [ListEntry(each.entry, comment)], each.tenant)
+            except BridgeError as exc:
+                each.fail(exc)
+                continue
+            each.added = True
+            self._seen.add((each.tenant, each.normal))
+            self.session.note(
+                f"{self.what}ed sender", each.mail.id, list=self.list_name, tenant=each.tenant, entry=each.entry
+            )
+
+    def report(self, *, as_json: bool) -> None:
+        if self.refusal:
+            return
+        for each in self.additions:
+            _report(each, self.list_name, as_json=as_json)
+        if len(self.additions) > 1:
+            failed = sum(bool(each.problem) for each in self.additions)
+            added = sum(each.added for each in self.additions)
+            rest = f"; {failed:,} mails failed, see above" if failed else ""
+            say(f"{added:,} entries from {len(self.additions):,} mails added to {self.list_name}{rest}", err=True)
+
+
+def _shown_plan(each: Addition, list_name: str) -> str:
+    if each.problem:
+        return f"{each.entry or each.mail.id}: would not be added: {each.problem}"
+    return f"{each.entry}: {'already on' if each.is_there else 'would be added to'} {list_name} of {_scope(each)}"
+
+
+def _report(each: Addition, list_name: str, *, as_json: bool) -> None:
+    mail_id = each.mail.id
+    if as_json:
+        row = {"id": mail_id, "list": list_name, "tenant": each.tenant, "entry": each.entry or None}
+        say_json({**row, "added": each.added, "problem": each.problem or None, "exit_code": each.code})
+    elif each.problem:
+        say(f"{mail_id}: not added to {list_name}: {each.problem}", err=True)
+    else:
+        say(f"{mail_id}: {each.entry} {'added to' if each.added else 'already on'} {list_name} of {_scope(each)}")
+
+
+def _scope(each: Addition) -> str:
+    return f"tenant {each.tenant}" if each.tenant else "the deployment"
 
 
 def entry_of(mail: MailRecord, category: str, *, whole_domain: bool) -> str:
     """The entry for the list. Raises NoEntry."""
+    from bridge.mail.address import domain_of
+    from bridge.matching import spelling
+    from bridge.matching.match import DOMAIN, NETWORK, SENDER
+
     sender = mail.envelope.sender
     if not sender:
         raise NoEntry("the mail has the null sender, as bounces do: it has no address to list")

@@ -1,7 +1,8 @@
 """What all commands of `scanbridge quarantine` share: the open quarantine, the audit trail, the exit codes.
 
 Exit codes, the most serious of several mails: 0 done, 1 failed (needs attention), 75 failed for now (run it
-again later), 4 another process has released it or is working on it, 3 no such mail, 78 configuration.
+again later), 4 another process has released it or is working on it, 3 no such mail, 78 configuration; for lists also
+77 the service refuses the key. 2 wrong arguments, or not confirmed. 130 interrupted.
 """
 
 from __future__ import annotations
@@ -13,20 +14,25 @@ import pwd
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.next_hop import NextHopError
+from bridge.quarantine.index import Query
 from bridge.quarantine.quarantine import MailLocked, MailNotFound, Quarantine
+from bridge.quarantine.record import MailRecord
 from bridge.quarantine.release import AlreadyReleased, log_action
+from bridge.runtime.suggestion import nearest
 from bridge.runtime.visible_text import visible
 
-EXIT_FAILED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 3, 4, 75
-_MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
+EXIT_FAILED, EXIT_UNCONFIRMED, EXIT_UNKNOWN, EXIT_TAKEN, EXIT_LATER = 1, 2, 3, 4, 75
+EXIT_INTERRUPTED = 130
+_MOST_SERIOUS_FIRST = (EXIT_INTERRUPTED, EXIT_FAILED, 78, 77, 65, EXIT_LATER, EXIT_TAKEN, EXIT_UNKNOWN, 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +40,50 @@ class Session:
     """The configuration and its quarantine, opened."""
 
     config: Config
+    state: Path
     directory: Path
     quarantine: Quarantine
 
     @classmethod
     def open(cls, path: Path | None) -> Session:
+        log_to_syslog()
         conf = load_or_exit(path)
         try:
-            state = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory")
+            state = resources.make_directory(state_directory(conf, path), "state_directory")
             place = wiring.quarantine_place(conf, state)
         except ConfigError as exc:
             fail_config(exc)
-        return cls(conf, place.directory, Quarantine(place))
+        return cls(conf, state, place.directory, Quarantine(place))
+
+    def search(self, **wanted: Any) -> list[MailRecord]:
+        """Newest first."""
+        try:
+            return self.quarantine.search(Query(**wanted))
+        except BridgeError as exc:
+            fail(f"scanbridge quarantine: {exc}")
+
+    def say_none(self) -> None:
+        """No mail was found: say where we looked."""
+        place, count = self.quarantine.place, len(self._ids())
+        if count:
+            say(f"no matching mail ({count:,} in quarantine at {place})", err=True)
+        else:
+            say(f"No mail in quarantine at {place}", err=True)
+
+    def unknown(self, mail_id: str) -> str:
+        """The message for an id that does not exist. Only a slip of one or two characters is guessed."""
+        ids = self._ids()
+        near = nearest(mail_id, ids, similar=0.9)
+        if near:
+            return f"no such mail; did you mean {near}?"
+        shown = "`scanbridge quarantine list` shows all" if ids else "it is empty"
+        return f"no such mail in the quarantine at {self.quarantine.place}; {shown}"
+
+    def _ids(self) -> list[str]:
+        try:
+            return self.quarantine.ids()
+        except BridgeError:  # this is for a message only
+            return []
 
     def note(self, action: str, mail_id: str, **more: object) -> None:
         """Record who did it, in syslog and in the quarantine's actions.log."""

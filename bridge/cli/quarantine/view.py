@@ -1,46 +1,28 @@
-"""Quarantined mail for people: the table of mails, and the details of one mail.
+"""One quarantined mail for people: what is known about it, its text, its attachments.
 
-Text written by strangers reaches the terminal as text: never as markup, and without control characters.
+Everything is returned as lines of text; `terminal.say` makes them safe to show.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import datetime
 
-from rich.table import Table
-from rich.text import Text
+from bridge.cli.quarantine.mail_text import Attachment, Reading
+from bridge.cli.quarantine.severity import default_scores, worst_first
+from bridge.quarantine.record import KEPT, MailRecord
 
-from bridge.quarantine.record import MailRecord
-from bridge.runtime.visible_text import visible
-
-
-def table(mails: list[MailRecord]) -> Table:
-    shown = Table(box=None, pad_edge=False, header_style="bold")
-    longest = max(len(mail.id) for mail in mails)
-    shown.add_column("ID", no_wrap=True, min_width=longest)
-    shown.add_column("KEPT", no_wrap=True, min_width=16)
-    for name in ("FROM", "TO", "SUBJECT"):
-        shown.add_column(name, overflow="fold", ratio=1)
-    for name in ("DECISION", "TAGS"):
-        shown.add_column(name, overflow="fold")
-    shown.add_column("SIZE", justify="right", no_wrap=True)
-    shown.add_column("STATE", no_wrap=True)
-    for mail in mails:
-        addresses = mail.envelope.addresses
-        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
-        cells = [mail.id, _local(mail.time), f"<{mail.envelope.sender}>", "".join(addresses[:1]) + more]
-        cells += [mail.subject, "damaged .json" if mail.is_damaged else mail.decision, ",".join(mail.tags)]
-        shown.add_row(*(Text(visible(cell)) for cell in [*cells, _size(mail.size), mail.state]))
-    return shown
+_LATER = ("tags", "verdict", "decision", "rule", "reason")  # facts that are shown first, in this order
 
 
 def facts(mail: MailRecord) -> list[tuple[str, str]]:
-    found = [("id", mail.id), ("kept", _local(mail.time)), ("state", mail.state)]
+    found = [("id", mail.id), ("kept", _local(mail.time)), ("state", _state(mail))]
+    found += _reasons(mail)
     found += [("from", f"<{mail.envelope.sender}>")] + [("to", address) for address in mail.envelope.addresses]
     found += [("subject", mail.subject), ("client", mail.client.address or ""), ("helo", mail.client.helo or "")]
     found += [("listener", mail.listener), ("session", mail.session), ("tenant", mail.tenant)]
     found += [("size", f"{mail.size} bytes")]
-    found += [(str(name), _shown(value)) for name, value in mail.facts.items()]
+    found += [(str(name), _shown(value)) for name, value in mail.facts.items() if name not in _LATER]
     for attempt in mail.releases:
         answer = attempt.reply or "started, result unknown"
         found.append(("release", f"{attempt.at} by {attempt.by} to {', '.join(attempt.to)}: {answer}"))
@@ -48,6 +30,42 @@ def facts(mail: MailRecord) -> list[tuple[str, str]]:
     if mail.is_damaged:
         found.append(("note", "the .json file is damaged; the mail can be released with --to"))
     return [(name, value) for name, value in found if value]
+
+
+def _reasons(mail: MailRecord) -> Iterator[tuple[str, str]]:
+    """Decision, verdict, tags and their scores, and the rule that decided, as far as they are known."""
+    for name in ("decision", "verdict", "rule", "reason"):
+        yield name, _shown(mail.facts.get(name) or "")
+    yield "tags", ", ".join(worst_first(mail.tags))
+    scores = default_scores()
+    scored = [f"{tag} {scores[tag]:g}" for tag in worst_first(mail.tags) if tag in scores]
+    if scored:
+        yield "scores", f"{', '.join(scored)} (defaults of the included service)"
+
+
+def _state(mail: MailRecord) -> str:
+    """With the number of recipients who have it, if only some do."""
+    everyone = mail.envelope.recipients
+    have = len(everyone) - len(mail.lacking(everyone))
+    partly = mail.state == KEPT and have
+    return f"{mail.state} (released to {have} of {len(everyone)} recipients)" if partly else mail.state
+
+
+def content(reading: Reading) -> Iterator[str]:
+    """The attachments, then the text."""
+    for attachment in reading.attachments:
+        yield _attachment(attachment)
+    if reading.problem:
+        yield f"note:        {reading.problem}; show --raw has all of it"
+    yield ""
+    yield f"--- text{', from HTML' if reading.is_html else ''} ---"
+    yield from reading.lines or ["(none)"]
+    if reading.left_out:
+        yield f"--- {reading.left_out} more lines: show --raw has all of them ---"
+
+
+def _attachment(part: Attachment) -> str:
+    return f"attachment:  {part.name or '(no name)'}, {part.content_type}, {size(part.size)}, sha256 {part.sha256}"
 
 
 def _shown(value: object) -> str:
@@ -58,7 +76,7 @@ def _local(moment: datetime) -> str:
     return moment.astimezone().strftime("%Y-%m-%d %H:%M")
 
 
-def _size(size: int) -> str:
-    if size < 1024:
-        return f"{size} B"
-    return f"{size / 1024:.0f} KiB" if size < 1024**2 else f"{size / 1024**2:.1f} MiB"
+def size(count: int) -> str:
+    if count < 1024:
+        return f"{count} B"
+    return f"{count / 1024:.0f} KiB" if count < 1024**2 else f"{count / 1024**2:.1f} MiB"

@@ -36,7 +36,7 @@ from bridge.runtime.endpoints import Endpoint
     help="Seconds between updates.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option("--once", is_flag=True, help="Stop after one interval; exit code 1 if no daemon answers.")
+@click.option("--once", is_flag=True, help="Stop after one interval; exit code as of `status`.")
 def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None:
     """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
     monitor = Monitor(load_or_exit(path).admin.address)
@@ -51,7 +51,7 @@ def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         monitor.close()
-    sys.exit(1 if once and not monitor.is_up else 0)
+    sys.exit(1 if once and not monitor.is_good else 0)
 
 
 class Monitor:
@@ -64,8 +64,9 @@ class Monitor:
         self.sample()
 
     @property
-    def is_up(self) -> bool:
-        return self._before is not None
+    def is_good(self) -> bool:
+        """Whether a daemon answers, and reports no problem."""
+        return self._before is not None and not self._before.state.get("problems")
 
     def close(self) -> None:
         self._source.close()

@@ -33,7 +33,8 @@ class Picture:
             return Text.assemble(("no daemon", "bold red"), f"  {seen['problem']}; waiting")
         self._note(seen)
         spark = 0 if width < _NARROW else min(width - 45, HISTORY)
-        parts: list[RenderableType] = [_head(seen), *(Text(line, "bold yellow") for line in seen["warnings"])]
+        parts: list[RenderableType] = [Text(line, "bold red") for line in seen["problems"]]
+        parts += [_head(seen), *(Text(line, "bold yellow") for line in seen["warnings"])]
         parts += [_fill(seen, width, ascii_only), self._flow(seen, spark, ascii_only)]
         parts += [_hosts(seen["scanner"]), _next_hops(seen["next_hops"])]
         if len(seen["workers"]) > 1:
@@ -105,7 +106,7 @@ def _next_hops(hops: list[dict[str, Any]]) -> Table:
     for hop in hops:
         taken = hop["mails_per_s"].get("taken", 0.0)
         rest = sum(hop["mails_per_s"].values()) - taken
-        up = Text("up", "green") if hop["up"] else Text("down", "red")
+        up = Text("up", "green") if hop["up"] else Text("down", "red") if hop["up"] is False else Text("not tried yet")
         connections = ", ".join(f"{count} {state}" for state, count in hop["connections"].items())
         table.add_row(hop["name"], up, _number(taken), Text(_number(rest), "red" if rest else ""), connections)
     return table

@@ -106,6 +106,7 @@ def between(before: Sample, now: Sample) -> dict[str, Any]:
         "quarantine": _quarantine(now),
         "lists": _lists(now),
         "loop_lag_s": now.get("scanbridge_event_loop_lag_seconds"),
+        "problems": state.get("problems", []),
         "warnings": _warnings(before, now),
     }
 
@@ -184,11 +185,11 @@ def _next_hops(before: Sample, now: Sample) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "up": bool(up),
+            "up": up,
             "mails_per_s": _delta(before, now, "scanbridge_next_hop_mails_total", "result", next_hop=name),
             "connections": connections(name),
         }
-        for name, up in now.by("next_hop", "scanbridge_next_hop_up").items()
+        for name, up in ((hop["name"], hop["up"]) for hop in now.state.get("next_hops", ()))
     ]
 
 
@@ -215,9 +216,8 @@ def _warnings(before: Sample, now: Sample) -> list[str]:
     state, found = now.state, []
     if state["uptime_s"] < before.state["uptime_s"]:
         found.append("the daemon was restarted")
-    if not state["reload"]["ok"]:
-        found.append(f"the last reload failed: {state['reload']['problem'].partition(chr(10))[0]}")
-    if silent := state.get("silent_workers"):
+    found += state.get("warnings", [])
+    if (silent := state.get("silent_workers")) and not any(worker["silent_s"] for worker in state["workers"]):
         found.append(f"{silent} workers are not responding")
     if (lag := now.get("scanbridge_event_loop_lag_seconds")) > 0.5:
         found.append(f"the event loop was blocked for {lag:.1f} s")

@@ -19,9 +19,11 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
-from bridge.daemon.admin import OwnStatus, worker_summary
+from bridge.daemon.admin import OwnStatus, with_health, worker_summary
+from bridge.daemon.health import merged_hops
 from bridge.daemon.workers.shared_counters import SharedCounters
 from bridge.daemon.workers.shared_snapshots import SharedSnapshots
+from bridge.observe.metrics import SATURATION
 from bridge.scanner.circuit import State
 
 log = logging.getLogger(__name__)
@@ -69,12 +71,11 @@ class Aggregate:
         snapshots = [snapshot["metrics"] for snapshot in others] + [supervisor.get("metrics", {})]
         return self._status.metrics.merged(snapshots).registry
 
-    def problem(self) -> str:
+    def _phase(self, supervisor: Snapshot) -> str:
+        """Why the daemon accepts no mail; "" if it does."""
         own = "" if self._is_retired() else self._status.problem()
-        if own:
-            return own
-        phase = self._shared.read_supervisor().get("phase", "starting")
-        return "" if phase == "ready" else str(phase)
+        phase = str(supervisor.get("phase", "starting"))
+        return own or ("" if phase == "ready" else phase)
 
     async def state(self) -> dict[str, Any]:
         own = self._status.state()
@@ -82,16 +83,18 @@ class Aggregate:
         now = time.monotonic()
         workers = [worker_summary(own), *(worker_summary(other["state"], now - other["at"]) for other in others)]
         uptime_s = round(now - supervisor["started"]) if "started" in supervisor else own["uptime_s"]
-        return {
-            **merge_states(own, [snapshot["state"] for snapshot in others]),
+        states = [snapshot["state"] for snapshot in others]
+        state = {
+            **merge_states(own, states),
             "pid": self._shared.supervisor,
             "uptime_s": uptime_s,
-            "ready": not self.problem(),
+            "phase": self._phase(supervisor),
             "reload": supervisor.get("reload") or own["reload"],
             "workers": sorted(workers, key=lambda worker: int(worker["pid"])),
             "workers_wanted": self._shared.workers_wanted,
             "silent_workers": silent,
         }
+        return with_health(state, [one["recent"] for one in (own, *states)], self._status)
 
     # Writing our snapshot
 
@@ -160,32 +163,28 @@ class Aggregate:
 def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
     """Our state with the sums of all workers, the worst circuit of each scanner, and every next hop that is down."""
     states = [own, *others]
-    scanner, hops = (_by_key(states, "scanner", "url"), _by_key(states, "next_hops", "name"))
     return {
         **own,
         "connections": sum(state["connections"] for state in states),
-        "scanner": [
-            {
-                **host,
-                "in_flight": sum(seen["in_flight"] for seen in scanner[host["url"]]),
-                "circuit": max((seen["circuit"] for seen in scanner[host["url"]]), key=_CIRCUITS.__getitem__),
-            }
-            for host in own["scanner"]
-        ],
-        "next_hops": [
-            {
-                **hop,
-                "up": all(seen["up"] for seen in hops[hop["name"]]),
-                "busy": sum(seen["busy"] for seen in hops[hop["name"]]),
-            }
-            for hop in own["next_hops"]
-        ],
+        "saturated": [cause for cause in SATURATION if any(cause in state["saturated"] for state in states)],
+        "quarantine_problem": next((text for state in states if (text := state["quarantine_problem"])), ""),
+        "scanner": [_merged_host([host, *_others(others, "scanner", "url", host)]) for host in own["scanner"]],
+        "next_hops": merged_hops(
+            [hop for own_hop in own["next_hops"] for hop in (own_hop, *_others(others, "next_hops", "name", own_hop))]
+        ),
     }
 
 
-def _by_key(states: list[dict[str, Any]], section: str, key: str) -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for state in states:
-        for entry in state[section]:
-            found.setdefault(entry[key], []).append(entry)
-    return found
+def _merged_host(seen: list[dict[str, Any]]) -> dict[str, Any]:
+    """A scanner host is as bad as the worker says that knows the worst of it."""
+    worst = next((host for host in seen if host["problem"]), seen[0])
+    return {
+        **worst,
+        "in_flight": sum(host["in_flight"] for host in seen),
+        "circuit": max((host["circuit"] for host in seen), key=_CIRCUITS.__getitem__),
+    }
+
+
+def _others(states: list[dict[str, Any]], section: str, key: str, own: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the other workers say about the same host or next hop."""
+    return [entry for state in states for entry in state[section] if entry[key] == own[key]]

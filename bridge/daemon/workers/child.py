@@ -56,7 +56,13 @@ def _run_child(conf: Config, work: Work) -> int:
     for number in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all processes; the supervisor acts
         signal.signal(number, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
-    writer = log_writer.set_up(conf.log.format, conf.log.level, shared=True, redaction=wiring.redaction(conf))
+    writer = log_writer.set_up(
+        conf.log.format,
+        conf.log.level,
+        shared=True,
+        redaction=wiring.redaction(conf),
+        timestamp=conf.log.timestamp,
+    )
     try:
         uvloop.run(work(writer))
         return 0

@@ -11,17 +11,14 @@ from collections.abc import Mapping
 from typing import assert_never
 
 from bridge.filter.outcome import Outcome
-from bridge.filter.policy import with_id
+from bridge.filter.policy import CANNOT_HOLD, with_id
 from bridge.intake.milter import codec, protocol
 from bridge.mail.action import Action
-from bridge.mail.reply import Reply
 
 CONTINUE = codec.encode_response(protocol.END_OF_BODY, protocol.CONTINUE)
 DISCARD = codec.encode_response(protocol.END_OF_BODY, protocol.DISCARD)
 PROGRESS = codec.encode_response(protocol.END_OF_BODY, protocol.PROGRESS)
 SKIP = codec.encode_response(protocol.BODY, protocol.SKIP)
-
-_CANNOT_HOLD = Reply(451, "4.3.0", "The mail cannot be held here, try again later")
 
 
 def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agreement: codec.Agreement) -> list[bytes]:
@@ -37,7 +34,7 @@ def frames_for(outcome: Outcome, mail_id: str, forged: Mapping[bytes, int], agre
             hold = codec.encode_quarantine(f"held for review ({mail_id})")
             return [*_edits(outcome, forged, agreement), hold, CONTINUE]
         case Action.HOLD:
-            return [codec.encode_reply(protocol.END_OF_BODY, with_id(_CANNOT_HOLD, mail_id))]
+            return [codec.encode_reply(protocol.END_OF_BODY, with_id(CANNOT_HOLD, mail_id))]
         case unknown:
             assert_never(unknown)
 

@@ -16,19 +16,20 @@ import asyncio
 import logging
 import socket
 from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import cast
 
 from bridge.errors import ProtocolError, ScanTimeout
-from bridge.filter.policy import reply_to_error, with_id
-from bridge.intake.listener import peer_address
+from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
+from bridge.intake.listener import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
 from bridge.intake.milter.context import MilterContext
-from bridge.intake.milter.mail import Mail
+from bridge.intake.milter.mail import TOO_MANY_RECIPIENTS, Mail, declared_size
 from bridge.intake.milter.protocol import State
-from bridge.mail.action import Action
 from bridge.mail.reply import Reply
+from bridge.mail.session import Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.runtime.write_batch import FEW
 
@@ -79,8 +80,7 @@ class MilterConnection(asyncio.Protocol):
         sock = transport.get_extra_info("socket")
         address = None
         if sock.family != socket.AF_UNIX:
-            # No peer name: the client disconnected before it was accepted.
-            address = self.peer = peer_address(transport.get_extra_info("peername")) or "unknown"
+            address = self.peer = peer_address(transport.get_extra_info("peername")) or UNKNOWN
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._quickack = sock.setsockopt if _QUICKACK is not None else None
         if self._context.admit(self, address):
@@ -267,25 +267,38 @@ class MilterConnection(asyncio.Protocol):
         )
         if isinstance(parsed, Reply):
             mail.refuse(parsed)
-        elif context.filter.envelope_lists is not None and (listed := self._refused_by_list(sender)) is not None:
-            mail.refuse(listed)
-        elif mail.refusal is None and (closed := context.filter.closed_at_mail()):
+        elif mail.refusal is not None:  # too large, as it was announced
+            size = declared_size(params)
+            mail.refuse(context.filter.refuse_early(self._describe(), sender, None, mail.refusal, size))
+        elif closed := context.filter.closed_at_mail():
             mail.refuse(closed)
             context.on_saturated("mail")
         self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:
-        mail = self._mail
+        mail, filter_ = self._mail, self._context.filter
         assert mail is not None
-        if self._context.filter.envelope_lists is None:
-            self._answer(protocol.RCPT, mail.add_recipient(data))
+        if filter_.envelope_lists is None:
+            refusal = mail.add_recipient(data)
         else:
-            self._answer(protocol.RCPT, mail.add_recipient(data, lambda to: self._refused_by_list(mail.sender, to)))
+            refusal = mail.add_recipient(data, partial(filter_.refused_by_list, self._describe(), mail.sender))
+        if refusal is TOO_MANY_RECIPIENTS or refusal is UNCERTAIN_DOMAIN:
+            refusal = self._report_recipient(mail, data, refusal)
+        self._answer(protocol.RCPT, refusal)
 
-    def _refused_by_list(self, sender: str, recipient: str | None = None) -> Reply | None:
+    def _report_recipient(self, mail: Mail, data: bytes, refusal: Reply) -> Reply:
+        """Name the refused recipient in the log; for one of too many, by a line that is throttled."""
+        parsed = codec.parse_address(data)
+        address = "" if isinstance(parsed, Reply) else parsed[0]
+        if refusal is UNCERTAIN_DOMAIN:
+            return self._context.filter.refuse_early(self._describe(), mail.sender, address, refusal)
+        log.info("session %s: recipient <%s> refused: max_recipients", self._describe().id, address)
+        return refusal
+
+    def _describe(self) -> Session:
+        """The client of the current mail, before its content is complete."""
         self._session_id = self._session_id or new_id()
-        session = self._client.session(self._session_id, self._settings.name, self.peer)
-        return self._context.filter.refused_by_list(session, sender, recipient)
+        return self._client.session(self._session_id, self._settings.name, self.peer)
 
     def _on_data(self, data: bytes) -> None:
         self._answer(protocol.DATA)
@@ -342,7 +355,10 @@ class MilterConnection(asyncio.Protocol):
         mail.end(data)
         session = self._client.session(self._session_id or new_id(), self._settings.name, self.peer)
         now, filter_ = monotonic(), self._context.filter
-        tx = Transaction(new_id(), session, mail.envelope, mail.message, now, now + filter_.deadline_s)
+        can_hold = self._agreement.can_quarantine
+        tx = Transaction(
+            new_id(), session, mail.envelope, mail.message, now, now + filter_.deadline_s, can_hold=can_hold
+        )
         if mail.refusal is not None:
             outcome = filter_.refuse(tx, mail.refusal, mail.size)
             self._finish_mail([codec.encode_reply(protocol.END_OF_BODY, outcome.reply)])
@@ -359,9 +375,6 @@ class MilterConnection(asyncio.Protocol):
         except Exception as error:  # the filter should raise nothing; if it does, the mail must not pass
             log.exception("%s: the filter failed", tx.id)
             frames = [codec.encode_reply(protocol.END_OF_BODY, with_id(reply_to_error(error), tx.id))]
-        else:
-            if outcome.action is Action.HOLD and not self._agreement.can_quarantine:
-                self._context.warn("%s: the mail server cannot hold mail; %s is deferred", self.peer, tx.id)
         if self._mail is mail:  # else it was dropped when the filter could no longer be stopped
             self._task = None
             self._finish_mail(frames)

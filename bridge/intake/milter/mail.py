@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from bridge.errors import MessageTooLarge, ProtocolError, Saturated
-from bridge.filter.policy import NO_STORAGE, SATURATED, UNCERTAIN_DOMAIN, reply_to_error
+from bridge.filter.policy import NO_STORAGE, SATURATED, TOO_MANY_FORGED, UNCERTAIN_DOMAIN, reply_to_error
 from bridge.intake.milter import codec
 from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
@@ -26,9 +26,8 @@ from bridge.mail.reply import Reply
 MAX_STRIPPED = 500  # forged fields with our prefix in one mail; for each, the mail server searches the header
 TOO_LARGE = reply_to_error(MessageTooLarge())
 
-_TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Too many recipients")
+TOO_MANY_RECIPIENTS = Reply(452, "4.5.3", "Too many recipients")
 _OTHER_TENANT = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
-_TOO_MANY_FORGED = Reply(550, "5.6.0", "Too many reserved header fields")
 _NO_RECIPIENT = Reply(451, "4.5.0", "No recipient was given")
 
 _LF = ord("\n")
@@ -73,7 +72,7 @@ class Mail:
         self._colon = b":" if leading_space else b": "
         self._head: list[bytes] = []  # collected fields, without their line ends
         self._in_head = True
-        if params and _declared_size(params) > limits.max_message_size:
+        if params and declared_size(params) > limits.max_message_size:
             self._refuse_size()
 
     @property
@@ -104,7 +103,7 @@ class Mail:
             return self.refusal
         if len(self.recipients) >= self._limits.max_recipients:
             self._limits.on_hit("max_recipients")
-            return _TOO_MANY_RECIPIENTS
+            return TOO_MANY_RECIPIENTS
         parsed = codec.parse_address(data)
         if isinstance(parsed, Reply):
             return parsed
@@ -166,7 +165,7 @@ class Mail:
             self.forged[name] = self.forged.get(name, 0) + 1
         if sum(self.forged.values()) > MAX_STRIPPED:
             self._limits.on_hit("header")
-            self.refuse(_TOO_MANY_FORGED)
+            self.refuse(TOO_MANY_FORGED)
 
     def _write_head(self, block: bytes) -> None:
         """A subclass may hold the header section back."""
@@ -201,7 +200,7 @@ class Mail:
             self.refuse(NO_STORAGE)
 
 
-def _declared_size(params: tuple[str, ...]) -> int:
+def declared_size(params: tuple[str, ...]) -> int:
     """The value of SIZE=; 0 if it is missing or no number."""
     for param in params:
         name, _, value = param.partition("=")

@@ -49,6 +49,11 @@ def refuse_of_mail(path: Path, hidden: frozenset[str], max_size: int | None, tak
     return None
 
 
+def declared_size(path: Path) -> int:
+    """The value of SIZE=, after `refuse_of_mail`; 0 without one."""
+    return next((int(value or 0) for name, value in path.params if name == "SIZE"), 0)
+
+
 def refuse_of_rcpt(path: Path, hidden: frozenset[str]) -> Reply | None:
     """The refusal of RCPT's parameters, or None."""
     for name, value in path.params:

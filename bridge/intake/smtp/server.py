@@ -21,12 +21,13 @@ from aiosmtpd.smtp import MISSING
 
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
-from bridge.filter.policy import CONTINUES, UNCERTAIN_DOMAIN
+from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
 from bridge.intake.smtp.context import SmtpContext
 from bridge.intake.smtp.envelope import SmtpEnvelope
+from bridge.intake.smtp.parameters import TOO_LARGE
 from bridge.intake.smtp.rules import SessionLimits
 from bridge.intake.smtp.session import SmtpSession
 from bridge.mail.address import domain_of, has_certain_domain
@@ -46,7 +47,6 @@ _CLIENT_FULL = Reply(421, "4.7.0", "Too many connections from your address")
 _NOT_ALLOWED = Reply(550, "5.7.1", "Access denied: this server accepts mail only from trusted clients")
 _TWO_TENANTS = Reply(452, "4.5.3", "Recipients of another tenant: send to them in another transaction")
 _TWO_WAYS = Reply(452, "4.5.3", "Recipients with another route: send to them in another transaction")
-_TWO_CLIENTS = Reply(550, "5.7.1", "The HELO of this mail's client contains another address")
 GOODBYE = Reply(421, "4.3.2", "Service shutting down")
 
 
@@ -76,6 +76,7 @@ class SmtpSettings:
     tls_required: bool = False
     proxy_protocol: bool = False
     client_header: ClientHeader | None = None  # the field in which the mail server names its client
+    client_is_sender: bool = False  # a peer that names no client sends its own mail
     max_message_size: int = 50 * 1024 * 1024
     max_connections: int = 2000
     max_connections_per_client: int = 500
@@ -181,9 +182,9 @@ class SmtpServer:
             return _reply_to_refused(refusal)
         return GOODBYE if self.listener.draining else MISSING
 
-    def _refused(self, address: str | None, reason: Refusal) -> None:
+    def _refused(self, address: str | None, reason: Refusal, mail: str = "") -> None:
         self._on_refused(reason.value)
-        log.info("listener %s: %s refused: %s", self.settings.name, address or "unix", reason.value)
+        log.info("listener %s: %s refused: %s%s", self.settings.name, address or "unix", reason.value, mail)
 
     def handle_CLOSE(self, server: SmtpConnection) -> None:
         """The connection is closed."""
@@ -209,14 +210,9 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not session.trusted:
-            self._refused(session.client.address, Refusal.UNTRUSTED)
+            self._refused(session.client.address, Refusal.UNTRUSTED, f", mail from <{address}>")
             session.strike()
             return _NOT_ALLOWED
-        if self._filter.envelope_lists is not None:
-            refusal = self._filter.refused_by_list(self._describe(session), address)
-            if refusal is not None:
-                session.excuse(self.settings.session.max_recipients + 1)  # RCPTs and DATA
-                return refusal
         return self._admit("mail", self._filter.closed_at_mail())
 
     def handle_RCPT(
@@ -225,7 +221,9 @@ class SmtpServer:
         """A mail belongs to one tenant and goes to one next hop, unless each recipient gets a reply."""
         kinds = self.settings.kinds
         if kinds.by_domain and self._filter.refuses and not has_certain_domain(address, kinds.by_domain):
-            return UNCERTAIN_DOMAIN
+            return self._filter.refuse_early(
+                self._describe(session), envelope.mail_from or "", address, UNCERTAIN_DOMAIN
+            )
         if kinds.by_domain and envelope.rcpt_tos and not session.answers_each:
             first, this = kinds.of(envelope.rcpt_tos[0]), kinds.of(address)
             if first != this:
@@ -236,6 +234,14 @@ class SmtpServer:
                 session.excuse(1)  # DATA
                 return refusal
         return MISSING
+
+    def handle_OVERSIZE(
+        self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, size: int
+    ) -> Any:
+        """The client announced a mail above the limit: no mail follows, so this is its only line."""
+        if not session.trusted:
+            return MISSING
+        return self._filter.refuse_early(self._describe(session), address, None, TOO_LARGE, size)
 
     def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
         return self._admit("data", self._filter.closed())
@@ -256,7 +262,7 @@ class SmtpServer:
             except FoldedClient:
                 return self._filter.refuse_content(transaction, CONTINUES)
             except TwoClients:
-                return self._filter.refuse_content(transaction, _TWO_CLIENTS)
+                return self._filter.refuse_content(transaction, TWO_CLIENTS)
         return self._filter.process(transaction)
 
     async def handle_REFUSED(
@@ -322,6 +328,7 @@ class SmtpServer:
                 client.source,
             )
         in_header = header is not None and session.forwarded is None and not session.introduced
+        is_told = not in_header and (_is_told(session) or self.settings.client_is_sender)
         description = Session(
             session.id,
             self.settings.name,
@@ -330,7 +337,7 @@ class SmtpServer:
             tls=session.ssl["ssl_object"].version() if session.ssl else None,
             helo=session.host_name,
             esmtp=session.extended_smtp,
-            is_told=not in_header and (session.forwarded is not None or _is_told(session)),
+            is_told=is_told,
             in_header=in_header,
         )
         session.described = (told, description)
@@ -362,8 +369,10 @@ def _reply_to_refused(refusal: Refusal) -> Reply:
 
 
 def _is_told(session: SmtpSession) -> bool:
-    """Whether a PROXY header or XCLIENT named the client."""
-    return session.proxy_data is not None or session.client.address != session.peer_address
+    """Whether XFORWARD, XCLIENT or a PROXY header named the client."""
+    if session.forwarded is not None or session.introduced:
+        return True
+    return session.proxy_data is not None and bool(session.proxy_data.src_addr)
 
 
 @lru_cache(_MAX_CLIENTS)

@@ -19,6 +19,7 @@ or judged by the wrong client's address.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -34,12 +35,14 @@ from bridge.intake.smtp.data import DataReader, Fault
 from bridge.intake.smtp.effects import Ask, Authenticate, Close, Effect, ReadContent, StartTls
 from bridge.intake.smtp.envelope import SmtpEnvelope
 from bridge.intake.smtp.fast_path import recognise
-from bridge.intake.smtp.parameters import TOO_LARGE, refuse_of_mail, refuse_of_rcpt
+from bridge.intake.smtp.parameters import TOO_LARGE, declared_size, refuse_of_mail, refuse_of_rcpt
 from bridge.intake.smtp.paths import Path, parse_path
 from bridge.intake.smtp.rules import SessionRules
 from bridge.mail.reply import Reply, weightiest
 from bridge.mail.session import Client, Session
 from bridge.mail.transaction import new_id
+
+log = logging.getLogger(__name__)
 
 _HTTP = re.compile(rb"(?:GET|HEAD|POST|PUT|DELETE|OPTIONS|CONNECT|PATCH|TRACE) \S+ HTTP/|PRI \* HTTP/2")
 _BEFORE_TLS = frozenset({"NOOP", "EHLO", "LHLO", "STARTTLS", "QUIT"})  # RFC 3207 4
@@ -392,6 +395,8 @@ class SmtpSession(StockSession):
         if unchecked is None:
             envelope.smtp_utf8 = envelope.prdr = False
         elif (refusal := self._refuse_mail(unchecked)) is not None:
+            if refusal is TOO_LARGE:
+                return Ask("OVERSIZE", self._refuse_oversize, (address, declared_size(unchecked)))
             return self._refuse(refusal)
         return Ask("MAIL", self._begin_mail, (address, options))
 
@@ -403,6 +408,9 @@ class SmtpSession(StockSession):
         if refusal is TOO_LARGE:
             rules.on_limit("max_message_size")
         return refusal or self._refuse_utf8(path)
+
+    def _refuse_oversize(self, status: Any, *_: Any) -> None:
+        self.answer(TOO_LARGE if status is MISSING else status)
 
     def _refuse_utf8(self, path: Path) -> Reply | None:
         return None if self.envelope.smtp_utf8 or path.is_ascii else replies.NEEDS_SMTPUTF8
@@ -420,12 +428,12 @@ class SmtpSession(StockSession):
         return self.answer(status)
 
     def _rcpt(self, address: str, options: list[str], unchecked: Path | None = None) -> Effect | None:
-        refusal = self._refuse_rcpt(unchecked)
+        refusal = self._refuse_rcpt(address, unchecked)
         if refusal is not None:
             return self._refuse(refusal)
         return Ask("RCPT", self._add_recipient, (address, options))
 
-    def _refuse_rcpt(self, unchecked: Path | None) -> Reply | None:
+    def _refuse_rcpt(self, address: str, unchecked: Path | None) -> Reply | None:
         if unchecked is not None:
             if not unchecked.address:
                 return replies.EMPTY_RECIPIENT
@@ -433,6 +441,7 @@ class SmtpSession(StockSession):
                 return refusal
         if len(self.envelope.rcpt_tos) >= self.rules.limits.max_recipients:
             self.rules.on_limit("max_recipients")
+            log.info("session %s: recipient <%s> refused: max_recipients", self.id, address)
             return replies.TOO_MANY_RECIPIENTS
         return None if unchecked is None else self._refuse_utf8(unchecked)
 

@@ -1,9 +1,12 @@
 """SPF, DKIM and DMARC, where DNS queries are allowed (`analyzers.authentication.dns: true`).
 
 pyspf evaluates SPF and dkimpy verifies signatures. DMARC is small and implemented here: the record
-of the From domain or of a parent (the tree walk that replaced the public suffix list), and alignment.
-The libraries block, so they run in a thread, with one deadline for all lookups of a mail. If DNS does
-not answer, the analyzer raises and gives no answer either.
+of each From domain or of a parent (the tree walk that replaced the public suffix list), and alignment.
+The libraries block, so they run in a thread, with one deadline for all lookups of a mail.
+
+A sender chooses the envelope domain and the domains of signatures, and may choose ones whose name servers never
+answer. That costs those domains their result, not the author's domain its policy: its record and its signatures
+are looked up first. If those lookups get no answer, the analyzer raises and gives no answer either.
 """
 
 from __future__ import annotations
@@ -11,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib import import_module
 from typing import Any
@@ -26,7 +30,8 @@ from bridge.service.analysis.engine import Findings, LimitReached, Mail
 from bridge.service.settings import Authentication
 
 MAX_SIZE = 20 * 1024 * 1024  # dkimpy holds about three copies of a mail
-MAX_SIGNATURES = 5
+MAX_SIGNATURES = 5  # of the author's domains, and as many of others
+MAX_AUTHORS = 10  # domains in From; regular mail has one
 THREADS = 16  # they mostly wait for DNS
 MAX_LABELS = 8  # of a domain, in the tree walk
 
@@ -82,12 +87,22 @@ class AuthenticationAnalyzer:
         """Run all three checks. Blocks; raises DnsUnavailable."""
         content = b"".join(mail.chunks())
         dns = _Dns(self._resolver, time.monotonic() + self._timeout_s)
-        spf, spf_domain = self._check_spf(mail, dns)
-        dkim, dkim_domains = self._check_dkim(content, dns)
-        passed = {"aspf": [spf_domain] if spf == "pass" else [], "adkim": dkim_domains}
-        return Results(spf, dkim, dmarc(_author_domain(content), passed, dns.txt))
+        authors = _author_domains(content)
+        if len(authors) > MAX_AUTHORS:
+            return Results(dmarc="quarantine")
+        records = {author: find_record(author, dns.txt) for author in authors}
+        organisations = {found.organisation for found in records.values() if found}
+        signatures = self._signatures(content, organisations)
+        own = [self._signer(signature, dns, must_answer=True) for signature in signatures.own]
+        spf, spf_domain = self._check_spf(mail, dns, organisations)
+        others = [self._signer(signature, dns) for signature in signatures.others]
+        signers = [domain for domain in own + others if domain]
+        dkim = "pass" if signers else "fail" if signatures.any else "none"
+        passed = {"aspf": [spf_domain] if spf == "pass" else [], "adkim": signers}
+        return Results(spf, dkim, worst(dmarc(author, passed, record) for author, record in records.items()))
 
-    def _check_spf(self, mail: Mail, dns: _Dns) -> tuple[str, str]:
+    def _check_spf(self, mail: Mail, dns: _Dns, organisations: set[str]) -> tuple[str, str]:
+        """The result and its domain. Raises DnsUnavailable if the author's own domain gives no answer."""
         border = mail.request.border
         if not border.remote_address:
             return "", ""
@@ -96,30 +111,59 @@ class AuthenticationAnalyzer:
             timeout=dns.left(), querytime=dns.left(),
         )  # fmt: skip
         _current.dns = dns
-        result = query.check()[0]
-        if result == "temperror":
+        try:
+            result = query.check()[0]
+        except DnsUnavailable:
+            result = "temperror"
+        if result == "temperror" and _aligned(str(query.o), organisations):
             raise DnsUnavailable("spf")
         return str(result), str(query.o)
 
-    def _check_dkim(self, content: bytes, dns: _Dns) -> tuple[str, list[str]]:
-        """`pass` if at least one signature is valid, and the domains of the valid ones."""
+    def _signatures(self, content: bytes, organisations: set[str]) -> _Signatures:
+        """The signatures to verify: those of the author's domains, and some of the others."""
         try:
             verifier = self._dkim.DKIM(content)
-            count = sum(1 for name, _ in verifier.headers if name.lower() == b"dkim-signature")
-            signers = [self._signer(verifier, i, dns) for i in range(min(count, MAX_SIGNATURES))]
         except self._dkim.DKIMException:
-            return "fail", []
-        domains = [domain for domain in signers if domain]
-        return ("pass" if domains else "fail" if count else "none"), domains
+            return _Signatures(any=True)
+        fields = [value for name, value in verifier.headers if name.lower() == b"dkim-signature"]
+        own: list[tuple[Any, int]] = []
+        others: list[tuple[Any, int]] = []
+        for i, value in enumerate(fields):
+            (own if _aligned(_signing_domain(value), organisations) else others).append((verifier, i))
+        return _Signatures(bool(fields), own[:MAX_SIGNATURES], others[:MAX_SIGNATURES])
 
-    def _signer(self, verifier: Any, index: int, dns: _Dns) -> str:
-        """The domain of a signature; empty if the signature is invalid."""
+    def _signer(self, signature: tuple[Any, int], dns: _Dns, must_answer: bool = False) -> str:
+        """The domain of a signature; empty if it is invalid, or if its domain gives no answer, unless it must."""
+        verifier, index = signature
         try:
             if verifier.verify(index, dnsfunc=lambda name, timeout=5: dns.raw_txt(name.decode("utf-8", "replace"))):
                 return comparable_domain(verifier.domain.decode("utf-8", "replace"))
         except (self._dkim.DKIMException, ValueError, KeyError):
             pass
+        except DnsUnavailable:
+            if must_answer:
+                raise
         return ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Signatures:
+    """Pairs of a dkimpy verifier and the number of a signature."""
+
+    any: bool = False
+    own: Sequence[tuple[Any, int]] = ()
+    others: Sequence[tuple[Any, int]] = ()
+
+
+def _signing_domain(value: bytes) -> str:
+    """The `d=` of a signature."""
+    tags = (part.partition(b"=") for part in value.split(b";"))
+    found = [text for name, _, text in tags if name.strip() == b"d"]
+    return comparable_domain(b"".join(found[:1]).strip().decode("utf-8", "replace"))
+
+
+def _aligned(domain: str, organisations: Iterable[str]) -> bool:
+    return any(_within(comparable_domain(domain), organisation) for organisation in organisations)
 
 
 def _library(name: str) -> Any:
@@ -181,22 +225,36 @@ def _spf_lookup(name: str, kind: str, *_unused: Any) -> list[tuple[tuple[str, st
     return [((name, kind), readers[kind](record)) for record in _current.dns.ask(name, kind)]
 
 
-def dmarc(author: str, passed: Mapping[str, Iterable[str]], txt: Callable[[str], list[str]]) -> str:
+@dataclass(frozen=True, slots=True)
+class Record:
+    """The DMARC record that applies to an author's domain."""
+
+    tags: Mapping[str, str]
+    found_at: str
+    organisation: str  # the topmost domain with a record
+
+
+def worst(results: Iterable[str]) -> str:
+    """The strictest of several results: a mail with several authors must satisfy the domains of all of them."""
+    return max(results, key=("", "pass", "none", "quarantine", "reject").index, default="")
+
+
+def dmarc(author: str, passed: Mapping[str, Iterable[str]], record: Record | None) -> str:
     """`pass`, or the policy (`none`, `quarantine`, `reject`) for a mail that fails, or empty without a record.
 
     `passed` contains the domains authenticated by SPF (`aspf`) and DKIM (`adkim`), under the tag that
     says how strictly they must align with the author's domain.
     """
-    record, found_at, organisation = _find_record(author, txt)
     if record is None:
         return ""
+    tags = record.tags
     for tag, domains in passed.items():
-        relaxed = record.get(tag) != "s"
+        relaxed = tags.get(tag) != "s"
         for domain in domains:
             aligned = comparable_domain(domain)
-            if aligned == author or (relaxed and _within(aligned, organisation)):
+            if aligned == author or (relaxed and _within(aligned, record.organisation)):
                 return "pass"
-    policy = record.get("p", "none") if found_at == author else record.get("sp", record.get("p", "none"))
+    policy = tags.get("p", "none") if record.found_at == author else tags.get("sp", tags.get("p", "none"))
     return policy if policy in ("none", "quarantine", "reject") else "none"
 
 
@@ -204,8 +262,8 @@ def _within(domain: str, organisation: str) -> bool:
     return domain == organisation or domain.endswith("." + organisation)
 
 
-def _find_record(author: str, txt: Callable[[str], list[str]]) -> tuple[dict[str, str] | None, str, str]:
-    """The nearest record at or above the domain, its domain, and the organisation: the topmost domain with one."""
+def find_record(author: str, txt: Callable[[str], list[str]]) -> Record | None:
+    """The nearest record at or above the domain."""
     record, found_at, organisation = None, "", author
     labels = author.split(".")
     names = [author] + [".".join(labels[i:]) for i in range(max(1, len(labels) - MAX_LABELS + 1), len(labels) - 1)]
@@ -216,7 +274,7 @@ def _find_record(author: str, txt: Callable[[str], list[str]]) -> tuple[dict[str
         if record is None:
             record, found_at = tags, name
         organisation = name
-    return record, found_at, organisation
+    return None if record is None else Record(record, found_at, organisation)
 
 
 def _record(texts: list[str]) -> dict[str, str] | None:
@@ -227,18 +285,17 @@ def _record(texts: list[str]) -> dict[str, str] | None:
     return {name.strip().lower(): value.strip().lower() for name, _, value in pairs}
 
 
-def _author_domain(content: bytes) -> str:
-    """The domain in From; empty unless there is exactly one."""
+def _author_domains(content: bytes) -> set[str]:
+    """The domains in From."""
     try:
         first = next(walk(content, Bounds()))
     except TooMuch:
-        return ""
-    authors = [address for value in first.values("from") for address in headers.addresses(value)]
-    try:
-        found = {spelling.domain(split_address(address)[1]) for address in authors}
-    except ValueError:
-        return ""
-    return found.pop() if len(found) == 1 else ""
+        return set()
+    found = set()
+    for address in (address for value in first.values("from") for address in headers.addresses(value)):
+        with suppress(ValueError):
+            found.add(spelling.domain(split_address(address)[1]))
+    return found
 
 
 def _ascii(text: str) -> str:

@@ -1,8 +1,9 @@
 """The decision table: turns tags and scores into a verdict and a decision.
 
-Pure: the same tags always give the same result. Two rules override the table. A mail that was not
-inspected completely (tag `incomplete`) is never delivered, unless a rule names that tag itself. And
-each tag counts once, no matter where it came from or how often.
+Pure: the same tags always give the same result. Three rules override the table. A mail that was not
+inspected completely (tag `incomplete`) is never delivered, unless a rule names that tag itself. Each tag
+counts once, no matter where it came from or how often. And the scores of engines together never count below
+0: a sender with good DKIM signatures gets a negative score from rspamd, which must not outweigh an attached program.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class DecisionTable:
         ]
 
     def decide(self, tags: set[str], extra_score: float = 0.0) -> Assessment:
-        score = round(extra_score + sum(self._scores.get(tag, 0.0) for tag in tags), 2)
+        score = round(max(0.0, extra_score) + sum(self._scores.get(tag, 0.0) for tag in tags), 2)
         for pattern, rule in self._rules:
             if pattern is not None and not any(map(pattern.match, tags)):
                 continue

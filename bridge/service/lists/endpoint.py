@@ -9,7 +9,6 @@ neither a lock nor a connection.
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Awaitable, Callable
 from json.encoder import encode_basestring_ascii
@@ -22,8 +21,8 @@ from bridge.matching import spelling
 from bridge.service.keys import KeyRing
 from bridge.service.lists.follow import ListFollower
 from bridge.service.lists.store import GLOBAL, PAGE, Entry, ListFull, ListStore
-from bridge.service.requests import header, is_json, tenant_uid
-from bridge.service.responses import Refused, refuse, send_json, storage_unavailable
+from bridge.service.requests import decode_json, header, is_json, tenant_uid
+from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.settings import ListDefinition
 from bridge.service.store import STORAGE_ERRORS
 
@@ -127,22 +126,25 @@ class ListEndpoint:
 async def _read(scope: Scope, receive: Receive) -> Body:
     if not is_json(header(scope, b"content-type")):
         raise Refused(415, "not_json", "the request must be of type application/json")
+    check_plain(scope)
     raw = bytearray()
     more = True
     try:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             while more:
                 event = await receive()
+                if event["type"] == "http.disconnect":  # what has arrived may look complete and is not
+                    raise _invalid("the request ends before its end")
                 raw += event.get("body", b"")
-                more = event["type"] == "http.request" and event.get("more_body", False)
+                more = event.get("more_body", False)
                 if len(raw) > MAX_BODY:
                     raise Refused(413, "payload_too_large", "the request is larger than 8 MiB")
     except TimeoutError:
         raise Refused(408, "upload_timeout", "the request took too long") from None
     try:
-        body = json.loads(raw.decode("utf-8"))
+        body = decode_json(bytes(raw))
     except (ValueError, RecursionError):
-        raise _invalid("the body is not JSON in UTF-8") from None
+        raise _invalid("the body is not JSON in UTF-8, or has a field twice") from None
     if not isinstance(body, dict):
         raise _invalid("the body must be an object")
     return body

@@ -29,11 +29,12 @@ log = logging.getLogger("bridge.service")
 
 
 class ListFollower:
-    def __init__(self, store: Store, lists: ListStore, keys: KeyRing) -> None:
+    def __init__(self, store: Store, lists: ListStore, keys: KeyRing, allowing: frozenset[str]) -> None:
+        self._allowing = allowing
         self._store = store
         self._lists = lists
         self._keys = keys
-        self.index = ListIndex(lists.definitions.values())
+        self.index = ListIndex(lists.definitions.values(), allowing)
         self._seen = 0
         self._seen_at = 0.0
         self._expired_at = time.monotonic()
@@ -111,7 +112,7 @@ class ListFollower:
         self._store.open()
         self._keys.refresh()
         now = self._lists.now()
-        index = ListIndex(self._lists.definitions.values())
+        index = ListIndex(self._lists.definitions.values(), self._allowing)
         for scope, name, entry in self._lists.everything():
             index.add(scope, name, entry)
         self._seen, self._seen_at = now, time.monotonic()

@@ -28,8 +28,9 @@ class Traits:
 
 
 class ListIndex:
-    def __init__(self, definitions: Iterable[ListDefinition]) -> None:
+    def __init__(self, definitions: Iterable[ListDefinition], allowing: frozenset[str]) -> None:
         self._categories = {definition.name: definition.category for definition in definitions}
+        self._allowing = allowing  # lists that can get a mail delivered
         self._words: dict[str, dict[str, set[str]]] = {}  # by scope, then list
         self._networks: dict[str, dict[str, dict[Length, set[int]]]] = {}
 
@@ -63,7 +64,7 @@ class ListIndex:
     def _matches(self, name: str, words: set[str], traits: Traits) -> bool:
         # The author of a mail chooses its From header, so it can get a mail blocked but never allowed.
         senders = [traits.envelope_sender]
-        if not name.startswith("allowed-"):
+        if name not in self._allowing:
             senders += traits.header_senders
         category = self._categories[name]
         match category:

@@ -25,10 +25,11 @@ from bridge.service.auth import StaticTokens
 from bridge.service.metrics import ServiceMetrics
 from bridge.service.queue import AnalysisBackend
 from bridge.service.requests import header
-from bridge.service.responses import Refused, refuse, send_json, storage_unavailable
+from bridge.service.responses import Refused, check_plain, refuse, send_json, storage_unavailable
 from bridge.service.scanning.admission import Admission
-from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, too_large
+from bridge.service.scanning.upload import MAX_BODY_BYTES, Disconnected, Upload, body_too_large
 from bridge.service.settings import Permission
+from bridge.service.store import DATABASE_ID
 
 log = logging.getLogger("bridge.service")
 
@@ -46,6 +47,7 @@ class SubmitEmailEndpoint:
         *,
         enabled: bool,
         timeout_s: float,
+        idle_s: float,
     ) -> None:
         self._tokens = tokens
         self._admission = admission
@@ -54,6 +56,7 @@ class SubmitEmailEndpoint:
         self._metrics = metrics
         self._enabled = enabled
         self._timeout_s = timeout_s
+        self._idle_s = idle_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -88,11 +91,12 @@ class SubmitEmailEndpoint:
             raise Refused(403, "scan_source_disabled", "guard.scanSources.restApi is not configured")
         if not self._backend.ready:
             raise storage_unavailable()
+        check_plain(scope)
         check_length(scope)
         return self._admission.enter()
 
     async def _scan(self, scope: Scope, receive: Receive) -> AnalysisResult:
-        upload = Upload(self._spool)
+        upload = Upload(self._spool, self._idle_s)
         try:
             request = await upload.read(receive, header(scope, b"content-type"))
             job = AnalysisJob.new(request, upload.mail)
@@ -129,9 +133,12 @@ class SubmitEmailEndpoint:
 class StatusEndpoint:
     """POST /v1/admin/status"""
 
-    def __init__(self, tokens: StaticTokens, status: Callable[[], Awaitable[QueueStatus]]) -> None:
+    def __init__(
+        self, tokens: StaticTokens, status: Callable[[], Awaitable[QueueStatus]], database: Callable[[], str]
+    ) -> None:
         self._tokens = tokens
         self._status = status
+        self._database = database
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -139,7 +146,8 @@ class StatusEndpoint:
         except Refused as refused:
             await refuse(scope, receive, send, refused)
             return
-        await send_json(send, 200, {"messageQueueStatus": str(await self._status())})
+        headers = [(DATABASE_ID.encode(), self._database().encode())]
+        await send_json(send, 200, {"messageQueueStatus": str(await self._status())}, headers)
 
 
 async def queue_status(admission: Admission, backend: AnalysisBackend) -> QueueStatus:
@@ -155,7 +163,7 @@ def check_length(scope: Scope) -> None:
     """Refuse an oversized body with 413 before its first byte is read."""
     length = header(scope, b"content-length")
     if length.isdigit() and int(length) > MAX_BODY_BYTES:
-        raise too_large()
+        raise body_too_large()
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,28 +1,29 @@
 """The `parameters` part of submitEmail: a MessageAnalysisRequest, checked field by field.
 
 Unknown fields are ignored, because a newer client may send them; known fields are checked, because
-the analyzers trust them. Knows JSON, nothing about multipart. Every mistake is a `Refused`
-with the status and the Error object that the client reads.
+the analyzers trust them. `remoteAddress` is not refused, whatever it is: mail servers write addresses in many ways
+and `unknown` where they have none, and a mail must not stay unscanned for that. Knows JSON, nothing about multipart.
+Every mistake is a `Refused` with the status and the Error object that the client reads.
 """
 
 from __future__ import annotations
 
 import ipaddress
-import json
+import re
 from functools import lru_cache
 from typing import Any
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
-from bridge.service.requests import tenant_uid
+from bridge.service.requests import decode_json, tenant_uid
 from bridge.service.responses import Refused
 
 
 def parse_parameters(raw: bytes) -> AnalysisRequest:
     """Raises Refused."""
     try:
-        value = _JSON.decode(raw.decode("utf-8"))
+        value = decode_json(raw)
     except (ValueError, RecursionError):
-        raise _invalid("the part `parameters` is not JSON in UTF-8") from None
+        raise _invalid("the part `parameters` is not JSON in UTF-8, or has a field twice") from None
     if not isinstance(value, dict):
         raise _invalid("`parameters` must be an object")
     return AnalysisRequest(_border(value.get("borderMtaData")), tenant_uid=_tenant(value.get("tenantUid")))
@@ -71,25 +72,28 @@ def _clean(text: str) -> str:
 
 
 def _ip(text: str | None) -> str | None:
-    if text is None:
-        return None
-    try:
-        # An IPv6 zone can be of any length; long values stay out of the cache.
-        return _canonical_ip(text) if len(text) < 64 else str(ipaddress.ip_address(text))
-    except ValueError:
-        raise _invalid("`borderMtaData.remoteAddress` must be an IP address") from None
+    """The address in canonical spelling; None if there is none in the text."""
+    return clean_address(text) if text and len(text) <= _LONGEST_ADDRESS else None
+
+
+_LONGEST_ADDRESS = 100  # with brackets, a port and a zone; longer texts stay out of the cache
+_BRACKETS = re.compile(r"\[([^\[\]]*)\](?::[0-9]{1,5})?")  # [192.0.2.1], [2001:db8::1]:25
+_PORT = re.compile(r"([0-9.]+):[0-9]{1,5}")  # 192.0.2.1:25
+_PREFIX = re.compile(r"ipv[46]:", re.IGNORECASE)  # IPv6:2001:db8::1, as in SMTP
 
 
 @lru_cache(maxsize=4096)  # the same servers send again and again
-def _canonical_ip(text: str) -> str:
-    return str(ipaddress.ip_address(text))
-
-
-def _no_constant(_name: str) -> None:
-    raise ValueError("NaN and Infinity are not JSON")
-
-
-_JSON = json.JSONDecoder(parse_constant=_no_constant)
+def clean_address(text: str) -> str | None:
+    """`[IPv6:2001:DB8::1]:25` is 2001:db8::1, `::ffff:192.0.2.1` is 192.0.2.1; `unknown` and 0.0.0.0 are None."""
+    text = _PREFIX.sub("", text.strip(), count=1)
+    if found := _BRACKETS.fullmatch(text) or _PORT.fullmatch(text):
+        text = _PREFIX.sub("", found[1].strip(), count=1)
+    try:
+        address = ipaddress.ip_address(text.partition("%")[0])  # a zone means something on one machine only
+    except ValueError:
+        return None
+    address = getattr(address, "ipv4_mapped", None) or address
+    return None if address.is_unspecified else str(address)
 
 
 def _invalid(message: str) -> Refused:

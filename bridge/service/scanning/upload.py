@@ -2,8 +2,9 @@
 
 python-multipart's low-level parser walks the stream, and the mail goes straight to a spool (memory
 while it is small, an unlinked file after that), so there is only one copy of it. Everything is
-bounded: the mail, the parameters, the whole body, and the time between two chunks. Every refusal is
-a `Refused` with the status and the Error object that the client reads.
+bounded: the mail, the parameters, the whole body, and the time between two chunks. The limit of 50 MiB is the
+mail's own; the form around it does not count, so whatever another service accepts is accepted here. Every refusal
+is a `Refused` with the status and the Error object that the client reads.
 """
 
 from __future__ import annotations
@@ -25,11 +26,10 @@ from bridge.service.responses import Refused
 from bridge.service.scanning.parameters import parse_parameters
 
 MAX_PARAMETERS_BYTES = 1024 * 1024
-MAX_OVERHEAD_BYTES = 256 * 1024  # delimiters, part headers, parts of other names
+MAX_OVERHEAD_BYTES = 1024 * 1024  # delimiters, part headers, parts of other names
 MAX_BODY_BYTES = MAX_MESSAGE_BYTES + MAX_PARAMETERS_BYTES + MAX_OVERHEAD_BYTES
 MAX_PARTS = 16
-IDLE_S = 60.0  # longest pause within an upload
-MIN_RATE = 1024  # bytes per second, averaged over the whole upload, once IDLE_S has passed
+MIN_RATE = 1024  # bytes per second, averaged over the whole upload, once it has lasted as long as a pause may
 
 log = logging.getLogger("bridge.service")
 logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warning for every malformed body
@@ -38,8 +38,9 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)  # it logs a warni
 class Upload:
     """The body of one request: `read` it, use the returned request and `mail`, then `close` it."""
 
-    def __init__(self, spool: Spool) -> None:
+    def __init__(self, spool: Spool, idle_s: float = 60.0) -> None:
         self.mail = StoredMail(spool)
+        self._idle_s = idle_s  # the longest pause
         self._parameters: bytearray | None = None
         self._has_mail = False
         self._headers: list[tuple[bytearray, bytearray]] = []
@@ -77,7 +78,7 @@ class Upload:
         start = loop.time()
         while True:
             try:
-                async with asyncio.timeout(IDLE_S):
+                async with asyncio.timeout(self._idle_s):
                     event = await receive()
             except TimeoutError:
                 raise Refused(408, "upload_timeout", "the upload stalled") from None
@@ -89,13 +90,13 @@ class Upload:
             if not event.get("more_body", False):
                 return
             elapsed = loop.time() - start
-            if elapsed > IDLE_S and self._size < elapsed * MIN_RATE:
+            if elapsed > self._idle_s and self._size < elapsed * MIN_RATE:
                 raise Refused(408, "upload_timeout", "the upload is too slow")
 
     def _take(self, chunk: bytes, parser: MultipartParser) -> None:
         self._size += len(chunk)
         if self._size > MAX_BODY_BYTES:
-            raise too_large()
+            raise body_too_large()
         if not self._begun:
             # After a leading empty line the parser skips a preamble, but only up to the end of this chunk.
             chunk = chunk.lstrip(b"\r\n")
@@ -143,6 +144,8 @@ class Upload:
         headers = {bytes(name).lower(): bytes(value) for name, value in self._headers}
         disposition, options = parse_options(headers.get(b"content-disposition", b""))
         self._part_name = options.get(b"name", b"").decode("utf-8", "replace") if disposition == b"form-data" else ""
+        if self._part_name in ("parameters", "email"):
+            _check_encoding(headers.get(b"content-transfer-encoding", b""))
         if self._part_name == "parameters":
             if self._parameters is not None:
                 raise Refused(400, "duplicate_part", "the part `parameters` appears twice")
@@ -174,6 +177,17 @@ class Disconnected(Exception):
 
 def too_large() -> Refused:
     return Refused(413, "payload_too_large", "the e-mail is larger than 50 MiB")
+
+
+def body_too_large() -> Refused:
+    text = "the request is larger than 52 MiB: 50 MiB for the e-mail, 1 MiB for `parameters`, 1 MiB for the form"
+    return Refused(413, "payload_too_large", text)
+
+
+def _check_encoding(encoding: bytes) -> None:
+    """RFC 7578 4.7: no part of a form is encoded. A mail in Base64 would be scanned as if it were plain text."""
+    if encoding.strip().lower() not in (b"", b"7bit", b"8bit", b"binary"):
+        raise Refused(400, "invalid_multipart", "a part has a Content-Transfer-Encoding; send the bytes as they are")
 
 
 def _boundary(content_type: bytes) -> bytes:

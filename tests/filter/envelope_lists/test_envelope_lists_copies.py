@@ -230,7 +230,7 @@ def _workers(admin: int) -> list[dict]:
 def _refused(port: int) -> bool:
     with SmtpClient(port) as client:
         client.open()
-        return client.say(b"MAIL FROM:<bad@sender.example>")[0].startswith(b"550")
+        return client.say(b"MAIL FROM:<bad@sender.example>", b"RCPT TO:<b@example.org>")[1].startswith(b"550")
 
 
 def test_a_file_that_is_not_a_valid_table_is_refused(tmp_path):

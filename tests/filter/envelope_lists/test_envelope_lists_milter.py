@@ -33,18 +33,22 @@ def session(port: int, address: str = "198.51.100.99") -> smtplib.SMTP:
     return client
 
 
-def test_blocked_senders_and_clients_are_refused_at_mail(postfix):
+def test_blocked_senders_and_clients_are_refused(postfix):
     """Postfix passes our reply to its client; the session continues."""
     port, _, _ = postfix
     with mail_lines() as lines, session(port) as client:
         for sender in ("bad@sender.example", "x@sub.evil.example"):
-            code, text = client.docmd(f"MAIL FROM:<{sender}>")
+            client.docmd(f"MAIL FROM:<{sender}>")
+            code, text = client.docmd("RCPT TO:<b@example.net>")
             assert (code, text.startswith(b"5.7.1 Refused by the lists of this server (id=")) == (550, True)
             client.docmd("RSET")
         assert client.docmd("MAIL FROM:<good@sender.example>")[0] == 250
     with session(port, "192.0.2.5") as client:
-        assert client.docmd("MAIL FROM:<good@sender.example>")[0] == 550
-    assert [(line["at"], line["list"]) for line in lines] == [("mail", "blocked-senders"), ("mail", "blocked-domains")]
+        client.docmd("MAIL FROM:<good@sender.example>")
+        assert client.docmd("RCPT TO:<b@example.net>")[0] == 550
+    to = "<b@example.net>"
+    found = [(line["at"], line["list"], line["to"]) for line in lines]
+    assert found == [("rcpt", "blocked-senders", to), ("rcpt", "blocked-domains", to)]
 
 
 def test_one_recipient_is_refused_and_the_mail_goes_to_the_other(postfix):

@@ -94,3 +94,31 @@ def test_a_refused_key_and_missing_settings_have_their_own_exit_codes(kept, serv
         assert kept.call("block-sender", kept.stranger).exit_code == 78
     finally:
         kept.config.write_text(before)
+
+
+def test_filters_select_the_senders_and_each_is_added_once(kept, service):
+    """From a campaign to a block list: a dry run, a confirmation, one entry, a summary."""
+    service.clear()
+    for number in range(3):
+        kept.send(b"Subject: campaign %d\r\n\r\nx\r\n" % number, sender=b"boss@campaign.example")
+    chosen = ("--subject", "campaign", "--domain")
+    dry = kept.call("block-sender", *chosen, "--dry-run")
+    assert dry.exit_code == 0 and "@campaign.example: would be added to shunned of the deployment" in dry.stderr
+    assert kept.call("block-sender", *chosen).exit_code == 2 and service.entries("shunned") == {}
+    done = kept.call("block-sender", *chosen, "--yes")
+    assert done.exit_code == 0 and done.stdout.count("added to shunned") == 1 and done.stdout.count("already on") == 2
+    assert "1 entries from 3 mails added to shunned" in done.stderr
+    assert list(service.entries("shunned")) == ["@campaign.example"]
+
+
+def test_a_forged_sender_at_the_own_domain_or_a_provider_needs_force(kept, service):
+    """The mail's own recipients show which domain is the operator's."""
+    service.clear()
+    forged = kept.send(b"Subject: forged\r\n\r\nx\r\n", b"you@firm.example", sender=b"boss@firm.example")
+    provider = kept.send(b"Subject: forged\r\n\r\nx\r\n", sender=b"somebody@gmail.com")
+    for mail, text in ((forged, "your own domain"), (provider, "large mail provider")):
+        done = kept.call("block-sender", mail, "--domain")
+        assert done.exit_code == 4 and text in done.stderr and "--force" in done.stderr, done.output
+    assert kept.call("block-sender", provider).exit_code == 0
+    assert kept.call("block-sender", provider, "--domain", "--force").exit_code == 0
+    assert sorted(service.entries("shunned")) == ["@gmail.com", "somebody@gmail.com"]

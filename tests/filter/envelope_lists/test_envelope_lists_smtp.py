@@ -38,19 +38,22 @@ def bridge(service, tmp_path_factory):
         ("x@a..evil.example.", "blocked-domains", "evil.example"),
     ],
 )
-def test_a_blocked_sender_is_refused_at_mail(bridge, sender, listed, entry):
-    """550 5.7.1 with our id, one log line that names the list, no scan; the next mail of the session passes."""
+def test_a_blocked_sender_is_refused_and_the_line_names_the_recipient(bridge, sender, listed, entry):
+    """550 5.7.1 with our id at RCPT, one log line that names list and recipient, no scan; the next mail passes."""
     before = (
         len(bridge.scanner.submissions),
         counted(bridge, "list_matches_total", listener="test", list=listed, action="refused"),
     )
     with mail_lines() as lines, Client(bridge) as client:
         client.say("EHLO client.example")
-        found = REFUSED.fullmatch(client.say(f"MAIL FROM:<{sender}>"))
+        assert client.say(f"MAIL FROM:<{sender}>").startswith("250")
+        found = REFUSED.fullmatch(client.say("RCPT TO:<b@example.org>"))
         assert found
         assert (lines[0]["id"], lines[0]["list"], lines[0]["entry"]) == (found[1], listed, entry)
-        assert (lines[0]["at"], lines[0]["action"], lines[0]["from"]) == ("mail", "reject", f"<{sender}>")
-        assert client.say("RCPT TO:<b@example.org>").startswith("503")
+        assert (lines[0]["at"], lines[0]["action"], lines[0]["from"]) == ("rcpt", "reject", f"<{sender}>")
+        assert (lines[0]["to"], lines[0]["rule"]) == ("<b@example.org>", f"lists.{listed}")
+        assert client.say("DATA").startswith("503")
+        client.say("RSET")
         assert client.say("MAIL FROM:<good@sender.example>").startswith("250")
         assert client.say("RCPT TO:<b@example.org>").startswith("250")
     assert len(bridge.scanner.submissions) == before[0]
@@ -65,7 +68,8 @@ def test_a_blocked_sender_may_not_write_its_domain_in_unicode(bridge, sender):
     """SMTPUTF8 senders are compared in the same spelling as the entries."""
     with Client(bridge) as client:
         client.say("EHLO client.example")
-        assert REFUSED.fullmatch(client.say(f"MAIL FROM:<{sender}> SMTPUTF8"))
+        client.say(f"MAIL FROM:<{sender}> SMTPUTF8")
+        assert REFUSED.fullmatch(client.say("RCPT TO:<b@example.org>"))
 
 
 @pytest.mark.parametrize(
@@ -87,10 +91,12 @@ def test_a_blocked_client_is_refused(bridge, address):
     """The client that the mail server names by XFORWARD, checked for every mail."""
     with Client(bridge) as client:
         forwarded(client, address)
-        assert REFUSED.fullmatch(client.say("MAIL FROM:<good@sender.example>"))
+        client.say("MAIL FROM:<good@sender.example>")
+        assert REFUSED.fullmatch(client.say("RCPT TO:<b@example.org>"))
         client.say("RSET")
         forwarded(client, "198.51.100.8")
         assert client.say("MAIL FROM:<good@sender.example>").startswith("250")
+        assert client.say("RCPT TO:<b@example.org>").startswith("250")
 
 
 def test_a_blocked_recipient_is_refused_and_the_others_are_not(bridge):
@@ -150,17 +156,18 @@ def test_a_blocking_list_wins_over_an_allowing_one(bridge):
     """192.0.2.200 is on both lists."""
     with Client(bridge) as client:
         forwarded(client, "192.0.2.200")
-        assert REFUSED.fullmatch(client.say("MAIL FROM:<good@sender.example>"))
+        client.say("MAIL FROM:<good@sender.example>")
+        assert REFUSED.fullmatch(client.say("RCPT TO:<b@example.org>"))
 
 
 def test_commands_pipelined_after_a_refusal_are_not_errors(bridge):
-    """Thirty recipients and DATA after a refused MAIL do not count as client errors."""
+    """Thirty refused recipients, and DATA after them, do not count as client errors."""
     with bridge.client() as client:
         client.open()
-        commands = [b"MAIL FROM:<bad@sender.example>", *[b"RCPT TO:<b@example.org>"] * 30, b"DATA"]
+        commands = [b"MAIL FROM:<bad@sender.example>", *[b"RCPT TO:<b@example.org>"] * 30, b"DATA", b"RSET"]
         for _ in range(2):
             replies = client.say(*commands)
-            assert [reply[:3] for reply in replies] == [b"550", *[b"503"] * 31]
+            assert [reply[:3] for reply in replies] == [b"250", *[b"550"] * 30, b"503", b"250"]
         assert client.mail() == b"250 2.0.0 Ok: queued as NEXT1"
 
 
@@ -206,11 +213,13 @@ def test_shadow_mode_only_reports(service, tmp_path, protocol):
 
 
 def test_lmtp_refuses_as_smtp_does(service, tmp_path):
-    """At MAIL and at RCPT, with the same replies."""
+    """At RCPT, with the same replies."""
     lists = {"block": BLOCK, "block_recipients": ["closed-mailboxes"]}
     with door(tmp_path, service, lists, protocol="lmtp") as bridge, Client(bridge) as client:
         client.say("LHLO mx.example")
-        assert REFUSED.fullmatch(client.say("MAIL FROM:<bad@sender.example>"))
+        client.say("MAIL FROM:<bad@sender.example>")
+        assert REFUSED.fullmatch(client.say("RCPT TO:<b@example.org>"))
+        client.say("RSET")
         assert client.say("MAIL FROM:<good@sender.example>").startswith("250")
         assert REFUSED.fullmatch(client.say("RCPT TO:<gone@example.org>"))
         assert client.say("RCPT TO:<b@example.org>").startswith("250")
@@ -224,7 +233,7 @@ def test_a_shadow_share_gets_the_same_answer_at_every_step(service, tmp_path):
         passed = [reply for reply in replies if reply.startswith("250")]
         assert all(REFUSED.fullmatch(reply) for reply in replies if reply not in passed)
         assert 5 <= len(passed) <= 35
-        assert {line.get("at") for line in lines} == {"mail", None}
+        assert {line.get("at") for line in lines} == {"rcpt", None}
 
 
 def test_a_client_named_in_the_mail_is_checked_after_the_final_dot(tmp_path, service):

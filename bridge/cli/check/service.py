@@ -1,0 +1,224 @@
+"""`scanbridge service check`: what the service's configuration refers to, without starting the service.
+
+Nothing is created or changed: no database, no socket file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import logging
+import socket
+import ssl
+import stat
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from bridge.api.scanning import SUBMIT_PATH
+from bridge.cli.check.finding import Finding
+from bridge.cli.check.local import certificate_end
+from bridge.daemon import certificates
+from bridge.daemon.service_process import located
+from bridge.daemon.sockets import open_listening
+from bridge.errors import BridgeError, ConfigError
+from bridge.runtime.endpoints import Endpoint
+from bridge.service.advice import advice
+from bridge.service.config_files import Loaded
+from bridge.service.core_nodes import CoreNodes
+from bridge.service.server import tls_context
+from bridge.service.settings import StaticApiToken, Timings, token_path
+from bridge.service.store import Store
+
+CONNECT_TIMEOUT_S = 5.0
+MAX_PAGE = 1024 * 1024
+
+
+def check_service(loaded: Loaded) -> list[Finding]:
+    logging.getLogger("bridge").addHandler(logging.NullHandler())  # what a running service logs is a finding here
+    findings = [Finding("configuration", detail=", ".join(str(path) for path in loaded.files))]
+    findings += [Finding("configuration", warning=text) for text in advice(loaded)]
+    findings += _secrets(loaded)
+    findings += _certificate(loaded)
+    findings.append(_address(loaded))
+    findings.append(_database(loaded))
+    findings += asyncio.run(_others(loaded))
+    return findings
+
+
+def lines_of(findings: list[Finding], verbose: bool) -> Iterator[str]:
+    wrong = sorted((finding for finding in findings if finding.text), key=lambda finding: not finding.problem)
+    yield from map(str, findings if verbose else wrong)
+    if not wrong and not verbose:
+        yield f"OK: {len(findings)} checks passed"
+
+
+def _secrets(loaded: Loaded) -> Iterator[Finding]:
+    abby = loaded.config.abby
+    for i, token in enumerate(abby.staticApiTokens):
+        where = loaded.at("abby", "staticApiTokens", i)
+        for path in _secret_files(loaded, token):
+            open_to_all = path.stat().st_mode & stat.S_IROTH
+            text = f"{where}: every user of this machine can read the token: run chmod 600 {path}"
+            yield Finding(f"token of {token.name}", detail=str(path), warning=text if open_to_all else "")
+
+
+def _secret_files(loaded: Loaded, token: StaticApiToken) -> list[Path]:
+    if token.files:
+        return [token_path(name, loaded.config.abby.directory) for name in token.files]
+    return [path for path in loaded.files if loaded.at("abby", "staticApiTokens").startswith(f"{path}:")]
+
+
+def _certificate(loaded: Loaded) -> Iterator[Finding]:
+    config = loaded.config
+    if config.tls is None:
+        return
+    what, where = "tls", loaded.at("tls")
+    path = config.directory / config.tls.cert_file
+    try:
+        tls_context(config.tls, config.directory)
+    except BridgeError as exc:
+        yield Finding(what, located(loaded, exc))
+        return
+    if not certificates.is_chain(path):
+        yield Finding(what, f"{where}: {path} is not a chain: our own certificate must come first, then its issuer's")
+    renew = f"renew {path}, then reload the service (SIGHUP)"
+    found = certificate_end(what, certificates.earliest_expiry(path), renew)
+    prefix = f"{where}: "
+    yield Finding(
+        what, found.problem and prefix + found.problem, found.detail, found.warning and prefix + found.warning
+    )
+
+
+def _address(loaded: Loaded) -> Finding:
+    listen = loaded.config.listen
+    if _is_ours(listen, tls=loaded.config.tls is not None):
+        return Finding("listen", detail=f"{listen}, in use by a running service")
+    try:
+        for sock in open_listening(listen):
+            sock.close()
+    except BridgeError as exc:
+        return Finding("listen", f"{loaded.at('listen')}: {exc}")
+    if listen.path:
+        Path(listen.path).unlink(missing_ok=True)
+    return Finding("listen", detail=str(listen))
+
+
+def _is_ours(listen: Endpoint, *, tls: bool) -> bool:
+    """Whether a scanning service answers there: only such a service has this page."""
+    host = ("::1" if ":" in listen.host else "127.0.0.1") if listen.is_any else listen.host
+    connection = http.client.HTTPConnection(host, listen.port, timeout=CONNECT_TIMEOUT_S)
+    try:
+        with _connect(listen, host) as plain, _unverified(plain) if tls else plain as connection.sock:
+            connection.request("GET", "/openapi.json")
+            answer = connection.getresponse()
+            return answer.status == 200 and SUBMIT_PATH.encode() in answer.read(MAX_PAGE)
+    except (OSError, http.client.HTTPException):
+        return False
+
+
+def _connect(listen: Endpoint, host: str) -> socket.socket:
+    if not listen.path:
+        return socket.create_connection((host, listen.port), CONNECT_TIMEOUT_S)
+    sock = socket.socket(socket.AF_UNIX)
+    sock.settimeout(CONNECT_TIMEOUT_S)
+    try:
+        sock.connect(listen.path)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _unverified(plain: socket.socket) -> ssl.SSLSocket:
+    """Its own certificate is checked elsewhere."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    return context.wrap_socket(plain)
+
+
+def _database(loaded: Loaded) -> Finding:
+    url, where = loaded.config.database_url, loaded.at("database")
+    if not url.startswith("sqlite"):
+        try:
+            Store(url).probe()
+        except BridgeError as exc:
+            return Finding("database", f"{where}: {exc}")
+        return Finding("database", detail="PostgreSQL")
+    path = Path(url.partition(":///")[2])
+    if not str(path) or str(path) == ":memory:":
+        return Finding("database", detail="in memory", warning=f"{where}: lists and keys are lost at every restart")
+    existing = next((place for place in (path, *path.parents) if place.exists()), Path("/"))
+    try:
+        with existing.open("r+b") if existing == path else tempfile.TemporaryFile(dir=existing):
+            pass
+    except OSError as exc:
+        return Finding("database", f"{where}: {existing} cannot be written to: {exc.strerror}", str(path))
+    return Finding("database", detail=str(path))
+
+
+async def _others(loaded: Loaded) -> list[Finding]:
+    """Everything that is reached over the network, or starts processes."""
+    return [*await _core(loaded), *await _analyzers(loaded)]
+
+
+async def _core(loaded: Loaded) -> list[Finding]:
+    config = loaded.config
+    if not config.abby.serviceProviders.core.hosts:
+        return []
+    try:
+        nodes = CoreNodes(config, Timings(), Store(config.database_url).identity)
+    except ConfigError as exc:
+        return [Finding("core", located(loaded, exc))]
+    where = loaded.at("abby", "serviceProviders", "core", "hosts")
+    try:
+        await nodes.status()
+    finally:
+        await nodes.stop()
+    return [
+        Finding(
+            f"core {node.url}",
+            "" if node.alive else f"{where}: {node.url}: {'; '.join(sorted(node.reasons)) or 'no answer'}",
+        )
+        for node in nodes.nodes
+    ]
+
+
+async def _analyzers(loaded: Loaded) -> list[Finding]:
+    from bridge.service.analysis.engines import engines_of
+
+    analyzers = loaded.config.analyzers
+    try:
+        engines_of(analyzers)
+    except ConfigError as exc:
+        return [Finding("analyzers", located(loaded, exc))]
+    places = []
+    if analyzers.clamav is not None:
+        places.append(("clamav", analyzers.clamav.address, "address"))
+    if analyzers.rspamd is not None:
+        places.append(("rspamd", _address_of(analyzers.rspamd.url), "url"))
+    return [await _reach(loaded, name, address, key) for name, address, key in places]
+
+
+def _address_of(url: str) -> Endpoint:
+    parts = urlsplit(url)
+    return Endpoint(host=parts.hostname or "", port=parts.port or (443 if parts.scheme == "https" else 80))
+
+
+async def _reach(loaded: Loaded, name: str, address: Endpoint, key: str) -> Finding:
+    opening = (
+        asyncio.open_unix_connection(address.path)
+        if address.path
+        else asyncio.open_connection(address.host, address.port)
+    )
+    try:
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            _, writer = await opening
+    except OSError as exc:  # TimeoutError is one
+        reason = "no answer" if isinstance(exc, TimeoutError) else exc.strerror or type(exc).__name__
+        text = f"{loaded.at('analyzers', name, key)}: {name} cannot be reached at {address}: {reason}; start it"
+        return Finding(name, text)
+    writer.close()
+    return Finding(name, detail=str(address))

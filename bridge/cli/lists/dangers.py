@@ -1,0 +1,58 @@
+"""The check before dangerous entries are added: `--force` is needed for them.
+
+Only additions are checked, and nothing is sent before the check. Deleting such an entry is never hindered.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+import click
+
+from bridge.cli.lists.session import DangerousEntries, Session
+from bridge.cli.lists.sources import Source
+from bridge.lists.client import ListClient
+from bridge.lists.danger import Dangers
+
+_MAX_SHOWN = 20
+
+force_option = click.option(
+    "--force", is_flag=True, help="Add dangerous entries, too: a large provider, a very wide network, your own domain."
+)
+
+
+async def check(session: Session, name: str, entries: Iterable[str], sources: Iterable[Source]) -> None:
+    """Raises DangerousEntries. Asks the service for the list's category only if an entry looks dangerous."""
+    dangers = Dangers(session.own_domains)
+    suspicious = [entry for entry in entries if dangers.may_be(entry)]
+    if not suspicious:
+        return
+    async with ListClient(session.settings) as client:
+        categories = {info.name: info.category for info in await client.lists(session.tenant)}
+    if name in categories:  # otherwise the addition fails, and says so
+        refuse(found(dangers, session.category(name, categories[name]), suspicious), sources)
+
+
+def found(dangers: Dangers, category: str, entries: Iterable[str]) -> dict[str, str]:
+    """The dangerous ones, and why."""
+    return {entry: why for entry in entries if (why := dangers.reason(category, entry))}
+
+
+def refuse(reasons: dict[str, str], sources: Iterable[Source] = ()) -> None:
+    """Raises DangerousEntries if there are any."""
+    if reasons:
+        raise DangerousEntries("\n".join([*lines(reasons, sources), "nothing was changed; add --force if you mean it"]))
+
+
+def lines(reasons: dict[str, str], sources: Iterable[Source] = ()) -> list[str]:
+    """Each with its file and line, if it came from a file."""
+    wanted = set(reasons)
+    places: dict[str, str] = functools.reduce(lambda all_, source: all_ | source.places(wanted), sources, {})
+    shown = [_line(entry, why, places.get(entry, "")) for entry, why in list(reasons.items())[:_MAX_SHOWN]]
+    more = len(reasons) - len(shown)
+    return [*shown, f"and {more:,} more dangerous entries"] if more else shown
+
+
+def _line(entry: str, why: str, place: str) -> str:
+    return f"{place}: {entry!r} is dangerous: {why}" if place else f"{entry!r} is dangerous: {why}"

@@ -1,0 +1,43 @@
+"""Where entries come from: arguments, files, standard input; and the line of each, for messages."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from bridge.lists import files
+from bridge.lists.files import Format, InputError
+from bridge.runtime.visible_text import visible
+
+STANDARD_INPUT = "standard input"
+
+
+@dataclass(slots=True)
+class Source:
+    """A file of entries, or standard input (`-`)."""
+
+    path: Path
+    kind: Format | None = None  # None: by the name of the file
+    _raw: bytes = b""  # of standard input, which cannot be read twice
+
+    @property
+    def _is_standard_input(self) -> bool:
+        return str(self.path) == "-"
+
+    def read(self) -> dict[str, str | None]:
+        """Entries and comments. Raises InputError."""
+        if self._is_standard_input:
+            self._raw = sys.stdin.buffer.read()
+            return files.read(self._raw, self.kind or Format.TEXT, STANDARD_INPUT)
+        return files.read_file(self.path, self.kind)
+
+    def places(self, wanted: set[str]) -> dict[str, str]:
+        """Some entries and their places, as `file:line`."""
+        if self._is_standard_input:
+            return files.places(self._raw, self.kind or Format.TEXT, STANDARD_INPUT, wanted)
+        try:
+            raw = self.path.read_bytes()
+            return files.places(raw, self.kind or files.format_of(self.path), visible(str(self.path)), wanted)
+        except (OSError, ValueError, InputError):  # changed in the meantime
+            return {}

@@ -1,0 +1,72 @@
+"""The options that select quarantined mail: defined once, for `list` and for every command that acts on mail."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from bridge.cli.moments import Moment
+from bridge.runtime.suggestion import did_you_mean
+
+STATES = ("kept", "interrupted", "released")
+
+
+class _State(click.ParamType[str]):
+    name = "state"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        if value not in STATES:
+            self.fail(
+                f"{value!r} is not a state: expected {', '.join(STATES)}{did_you_mean(value, STATES)}", param, ctx
+            )
+        return str(value)
+
+
+class _Network(click.ParamType[str]):
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from ipaddress import ip_network
+
+        try:
+            return str(ip_network(str(value).strip("[] "), strict=False))
+        except ValueError:
+            self.fail("expected an IP address or a network, for example 192.0.2.7 or 192.0.2.0/24", param, ctx)
+
+
+_OPTIONS = (
+    click.option("--recipient", metavar="TEXT", help="Recipient contains TEXT, or matches '*@example.org'."),
+    click.option("--sender", metavar="TEXT",
+                 help="Envelope sender contains TEXT, or matches '*@example.org'; '' for the null sender."),
+    click.option("--subject", metavar="TEXT", help="Subject contains TEXT, or matches a pattern with *."),
+    click.option("--since", type=Moment(), metavar="TIME",
+                 help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
+    click.option("--until", type=Moment(), metavar="TIME", help="Quarantined before TIME (same forms)."),
+    click.option("--tag", metavar="TAG", help="Has this tag; * is a wildcard, as in 'malware:*'."),
+    click.option("--client", type=_Network(), metavar="ADDRESS",
+                 help="Received from this IP address or network (the client of the mail server)."),
+    click.option("--decision", metavar="WORD",
+                 help="The scanner's decision, or the error if there was none (`unreachable`)."),
+    click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
+    click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),
+    click.option("--listener", metavar="NAME", help="Received by this listener."),
+)  # fmt: skip
+NAMES = ("recipient", "sender", "subject", "since", "until", "tag", "client", "decision", "state", "tenant", "listener")
+
+
+def with_filters(command: Callable[..., None]) -> Callable[..., None]:
+    """Adds the options; the command gets those that were given, by name, as `wanted`."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        values = {name: given.pop(name) for name in NAMES}
+        wanted = {name: value for name, value in values.items() if value is not None}
+        for name, value in wanted.items():
+            if value == "" and name != "sender":  # an unset variable in a script must not select everything
+                raise click.UsageError(f"--{name} is empty")
+        command(wanted=wanted, **given)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), wrapped)

@@ -1,0 +1,168 @@
+"""What a mail says, and what is attached to it: for a person who decides about it.
+
+Reads the mail in the plain way (`bridge.mime.structure`), within bounds, and never raises: a mail in the quarantine may
+be broken on purpose. HTML becomes text, with the address of each link behind it, because that is what phishing hides.
+Nothing is opened, fetched or unpacked.
+"""
+
+from __future__ import annotations
+
+import codecs
+import hashlib
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from html import unescape
+
+from bridge.mime.encodings import decode
+from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
+from bridge.mime.words import as_text
+
+MAX_LINES = 200
+MAX_LINE = 500  # characters; a longer line continues on the next
+MAX_TEXT = 256 * 1024  # bytes of a part that are read as text
+MAX_ATTACHMENTS = 100
+_BREAKING = {"p", "div", "br", "tr", "li", "ul", "ol", "table", "h1", "h2", "h3", "h4", "h5", "h6", "blockquote", "hr"}
+_UNSEEN = {"script", "style", "title", "template"}
+_MAX_TAG = 4000  # characters of a tag in which its attributes are looked for
+_LINE = re.compile(r"\r\n|\n|\r")
+_MARKUP = re.compile(r"[a-z/!?]", re.IGNORECASE)  # after <
+_TAG = re.compile(r"/?[a-z][a-z0-9]{0,20}", re.IGNORECASE)
+_HREF = re.compile(r"""href\s{0,9}=\s{0,9}("[^"]*"|'[^']*'|[^\s"'>]+)""", re.IGNORECASE)
+_ALT = re.compile(r"""alt\s{0,9}=\s{0,9}["']([^"']{1,200})""", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    name: str
+    content_type: str
+    size: int  # decoded
+    sha256: str  # of the decoded content, as in the list blocked-attachments
+
+    def to_dict(self) -> dict[str, object]:
+        return {"name": self.name, "type": self.content_type, "size": self.size, "sha256": self.sha256}
+
+
+@dataclass(slots=True)
+class Reading:
+    """The text in lines, and the attachments."""
+
+    lines: list[str] = field(default_factory=list)
+    left_out: int = 0  # lines beyond the limit
+    is_html: bool = False
+    attachments: list[Attachment] = field(default_factory=list)
+    problem: str = ""
+
+
+def read(mail: bytes) -> Reading:
+    found = Reading()
+    texts: dict[str, str] = {}  # the first of each type that says something
+    quoted_until = 0  # the end of an attached message: its texts are not those of this mail
+    try:
+        for part in walk(mail, Bounds()):
+            if part.content_type.startswith("multipart/") or (is_message(part.content_type) and part.depth == 0):
+                continue
+            raw = mail[part.body : part.end]
+            if not _is_text(part):
+                _add_attachment(found, raw, part)
+                quoted_until = max(quoted_until, part.end if is_message(part.content_type) else 0)
+            elif part.body >= quoted_until and not texts.get(part.content_type, "").strip():
+                texts[part.content_type] = _text(raw, part)
+    except TooMuch as exc:
+        found.problem = f"the mail was not read to its end: too many or too large ({exc})"
+    text = texts.get("text/plain", "")
+    if not text.strip() and "text/html" in texts:
+        found.is_html, text = True, html_as_text(texts["text/html"])
+    _put_lines(found, text)
+    return found
+
+
+def _is_text(part: Part) -> bool:
+    is_attached = any(value.lower().lstrip().startswith("attachment") for value in part.values("content-disposition"))
+    return part.content_type in ("text/plain", "text/html") and not is_attached and not part.filename
+
+
+def _text(raw: bytes, part: Part) -> str:
+    content = decode(raw[: 2 * MAX_TEXT], part.encoding)[0][:MAX_TEXT]
+    charset = part.params.get("charset", "").strip()
+    try:
+        is_slow = codecs.lookup(charset).name in ("punycode", "idna") if charset else False
+    except (LookupError, ValueError):
+        is_slow = False
+    return as_text(content, "latin-1" if is_slow else charset)  # such names take quadratic time
+
+
+def _add_attachment(found: Reading, raw: bytes, part: Part) -> None:
+    if len(found.attachments) >= MAX_ATTACHMENTS:
+        found.problem = f"only the first {MAX_ATTACHMENTS} attachments are shown"
+        return
+    content = decode(raw, part.encoding)[0]
+    found.attachments.append(
+        Attachment(part.filename, part.content_type, len(content), hashlib.sha256(content).hexdigest())
+    )
+
+
+def _put_lines(found: Reading, text: str) -> None:
+    lines = [piece for line in _LINE.split(text.strip("\r\n")) for piece in _pieces(line.expandtabs().rstrip())]
+    found.lines, found.left_out = lines[:MAX_LINES], max(0, len(lines) - MAX_LINES)
+
+
+def _pieces(line: str) -> Iterator[str]:
+    for start in range(0, max(1, len(line)), MAX_LINE):
+        yield line[start : start + MAX_LINE]
+
+
+def html_as_text(html: str) -> str:
+    """Without markup, scripts and styles; the address of a link is put behind its text."""
+    pieces = "".join(_HtmlText(html).pieces())
+    lines = (re.sub(r"[ \t\xa0]+", " ", line).strip() for line in pieces.split("\n"))
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip("\n")
+
+
+class _HtmlText:
+    """One pass over the text, in linear time: the standard parser takes minutes for some hostile input (3.11)."""
+
+    def __init__(self, html: str) -> None:
+        self._html = html
+        self._lower = html.lower() if len(html.lower()) == len(html) else html
+        self._at = 0
+        self._links: list[str] = []
+
+    def pieces(self) -> Iterator[str]:
+        while self._at < len(self._html):
+            begin = self._html.find("<", self._at)
+            if begin < 0:
+                begin = len(self._html)
+            yield re.sub(r"\s+", " ", unescape(self._html[self._at : begin]))
+            self._at = begin + 1
+            if self._html.startswith("<!--", begin):
+                self._skip_past("-->")
+            elif _MARKUP.match(self._html, self._at):
+                yield self._tag()
+            elif begin < len(self._html):
+                yield "<"
+
+    def _tag(self) -> str:
+        end = self._html.find(">", self._at)
+        inside = self._html[self._at : end if end >= 0 else len(self._html)]
+        self._at += len(inside) + 1
+        name = _TAG.match(inside)
+        if name is None:
+            return ""
+        tag = name[0].lower()
+        if tag in _UNSEEN:
+            self._skip_past(f"</{tag}")
+            self._skip_past(">")
+        elif tag == "a":
+            href = _HREF.search(inside[:_MAX_TAG])
+            self._links.append(unescape(href[1].strip("\"'")) if href else "")
+        elif tag == "/a" and self._links and (address := self._links.pop()):
+            return f" <{address[:MAX_LINE]}>"
+        elif tag == "img" and (alt := _ALT.search(inside[:_MAX_TAG])):
+            return f"[{unescape(alt[1])}]"
+        return "\n" if tag.removeprefix("/") in _BREAKING else " " if tag == "td" else ""
+
+    def _skip_past(self, mark: str) -> None:
+        """To the end, if it does not come: then no reader shows what follows."""
+        end = self._lower.find(mark, self._at)
+        self._at = end + len(mark) if end >= 0 else len(self._html)

@@ -1,0 +1,49 @@
+"""Why a mail is in the quarantine, the worst reason first.
+
+The order is for people who skim a list. The weights of the included service's tags are its default scores
+(`docs/operate/service.md`); another service's tags are judged by what they are called.
+"""
+
+from __future__ import annotations
+
+import re
+
+from bridge.quarantine.record import MailRecord
+
+_NAMED = (
+    (re.compile("malware|virus|trojan|ransom|worm"), 100.0),
+    (re.compile("phish|fraud|exploit"), 90.0),
+    (re.compile("list:blocked"), 80.0),
+    (re.compile("spam|rspamd:reject"), 70.0),
+    (re.compile("incomplete|failed:|limit:"), 9.0),
+    (re.compile("list:allowed|[:-](?:pass|none)$"), -1.0),
+)
+_UNKNOWN = 0.25  # between the scored tags and those that mean nothing bad
+
+
+def default_scores() -> dict[str, float]:
+    """The included service's; another service has none."""
+    from bridge.service.analysis.decision import TAG_SCORES
+
+    return TAG_SCORES
+
+
+def worst_first(tags: tuple[str, ...]) -> list[str]:
+    scores = default_scores()
+    return sorted(tags, key=lambda tag: (-_weight(tag.lower(), scores), tag))
+
+
+def why(mail: MailRecord) -> str:
+    """The tags, or else the verdict or decision."""
+    if mail.is_damaged:
+        return "damaged .json"
+    if mail.tags:
+        return ",".join(worst_first(mail.tags))
+    return str(mail.facts.get("verdict") or "") or mail.decision
+
+
+def _weight(tag: str, scores: dict[str, float]) -> float:
+    for pattern, weight in _NAMED:
+        if pattern.search(tag):
+            return weight
+    return scores.get(tag, 0.0 if tag.startswith("mime:ambiguous:") else _UNKNOWN)

@@ -1,0 +1,38 @@
+"""The state directory of the daemon whose mail and lists an operator works on.
+
+The systemd units tell the daemon where its state is ($STATE_DIRECTORY). A shell of root does not have that variable,
+and would look in root's home directory and find nothing. So for root, the configuration of the packages means the
+state directory of the packages, also if it was written before it set `state_directory`.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from bridge.config.model import Config
+from bridge.daemon import resources
+
+_CONFIGURATION = Path("/etc/scanbridge")  # bridge.yml, and NAME/bridge.yml of scanbridge@NAME
+_STATE = Path("/var/lib/scanbridge")
+_INSTANCES = Path("/var/lib/scanbridge-instances")
+
+
+def state_directory(conf: Config, path: Path | None) -> Path:
+    """For the configuration in this file, or for the embedded default."""
+    if path is not None and not conf.state_directory and _is_root_without_directory():
+        packaged = _packaged(path)
+        if packaged is not None and packaged.is_dir():
+            return packaged
+    return resources.state_directory(conf.state_directory)
+
+
+def _is_root_without_directory() -> bool:
+    return os.getuid() == 0 and not (os.environ.get("STATE_DIRECTORY") or os.environ.get("XDG_STATE_HOME"))
+
+
+def _packaged(path: Path) -> Path | None:
+    directory = path.absolute().parent
+    if directory == _CONFIGURATION:
+        return _STATE
+    return _INSTANCES / directory.name if directory.parent == _CONFIGURATION else None

@@ -1,0 +1,53 @@
+"""The page at / of the admin address: the state in one sentence, and where to find the rest.
+
+For somebody who opens the address in a browser. No scripts, no styles, nothing from elsewhere: the headers forbid
+all of it, so that no text in the state (an error of the scanner, a name of a next hop) can act.
+"""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+HEADERS = {
+    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+}
+_PAGES = {
+    "/status": "everything that `scanbridge status` shows, as JSON",
+    "/metrics": "numbers for Prometheus",
+    "/readyz": "200 if mail can pass, otherwise 503; the reason in words",
+    "/healthz": "200 if the process answers",
+}
+
+
+def page(state: dict[str, Any]) -> str:
+    """HTML for a browser, from the state of all workers together."""
+    pages = "".join(f'<li><a href="{path}">{path}</a>: {escape(text)}</li>\n' for path, text in _PAGES.items())
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>scanbridge: {escape(_in_short(state))}</title></head>
+<body>
+<h1>scanbridge</h1>
+{_paragraphs(state["problems"] or [_GOOD], "strong")}{_paragraphs([f"Warning: {text}" for text in state["warnings"]])}
+<p>Version {escape(state["version"])}, up {state["uptime_s"]} s, {state["in_processing"]} of \
+{state["max_in_processing"]} mails in processing.</p>
+<ul>
+{pages}</ul>
+</body>
+</html>
+"""
+
+
+_GOOD = "Mail is being accepted, scanned and delivered."
+
+
+def _in_short(state: dict[str, Any]) -> str:
+    return str(state["problems"][0]).partition(":")[0] if state["problems"] else "ok"
+
+
+def _paragraphs(texts: list[str], element: str = "span") -> str:
+    return "".join(f"<p><{element}>{escape(text)}</{element}></p>\n" for text in texts)

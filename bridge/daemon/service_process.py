@@ -1,0 +1,136 @@
+"""The process of `scanbridge service`: start, signals, reloads, stop.
+
+SIGHUP reloads the configuration. It may arrive at any time: before the start is complete (the reload then follows
+it), twice, or during the stop (it is ignored then). A configuration that cannot be used is logged, and the service
+continues with the one it has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from bridge.daemon.reload import Reloader
+from bridge.daemon.sockets import Sockets
+from bridge.daemon.systemd import feed_watchdog, notify, show_stack_on_abort
+from bridge.errors import BridgeError, ConfigError
+from bridge.observe.log_format import VisibleFormatter
+from bridge.service.advice import advice
+from bridge.service.config_files import Loaded, load
+from bridge.service.server import ServiceServer
+
+log = logging.getLogger("bridge.service")
+
+
+class EarlySignals:
+    """Remembers a SIGHUP that arrives before the event loop handles signals; it would end the process."""
+
+    def __init__(self) -> None:
+        self.seen = False
+        signal.signal(signal.SIGHUP, self._remember)
+
+    def _remember(self, *_details: object) -> None:
+        self.seen = True
+
+
+async def run(loaded: Loaded, path: Path, say: Callable[[str], None], early: EarlySignals) -> None:
+    """Run the service until SIGTERM or SIGINT. Raises BridgeError if it cannot start."""
+    _set_up_log()
+    show_stack_on_abort()
+    process = _Process(path)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for sig in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(sig, stop.set)
+    await process.start(loaded)
+    for address in process.server.addresses:
+        say(f"scanning service listening on {address if address.path else f'{loaded.config.scheme}://{address}'}")
+    _warn(loaded)
+    reloader = Reloader(process.reload, lambda: process.summary)
+    loop.add_signal_handler(signal.SIGHUP, reloader.request)
+    if early.seen:
+        reloader.request()
+    feeding = asyncio.create_task(feed_watchdog())
+    notify("READY=1")
+    await stop.wait()
+    loop.remove_signal_handler(signal.SIGHUP)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    notify("STOPPING=1")
+    say("stopping")
+    await reloader.close()
+    await process.server.stop()
+    feeding.cancel()
+
+
+class _Process:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.server = ServiceServer()
+        self.summary = "running"
+        self._reloaded = (True, time.time())
+
+    async def start(self, loaded: Loaded) -> None:
+        sockets = Sockets()
+        try:
+            await self.server.start(loaded.config, sockets.open("service", loaded.config.listen))
+        except BridgeError as exc:
+            exc.args = (located(loaded, exc),)
+            raise
+        sockets.warn_of_idle()
+        self._reloaded = (True, time.time())
+        self.server.show_reloads(lambda: self._reloaded)
+
+    async def reload(self) -> None:
+        """Never raises: a service that ended here would refuse mail because of a typing error."""
+        try:
+            loaded = await asyncio.to_thread(load, self._path)
+            await self._use(loaded)
+        except BridgeError as exc:
+            self._failed(str(exc))
+        except Exception as exc:
+            log.exception("reload failed")
+            self._failed(f"an unexpected error: {type(exc).__name__}")
+        else:
+            self._reloaded = (True, time.time())
+            self.summary = "running"
+            log.info("reload succeeded: the new configuration is in effect")
+            _warn(loaded)
+
+    async def _use(self, loaded: Loaded) -> None:
+        try:
+            await self.server.reload(loaded.config)
+        except BridgeError as exc:
+            raise ConfigError(located(loaded, exc)) from exc
+
+    def _failed(self, problem: str) -> None:
+        self._reloaded = (False, self._reloaded[1])
+        self.summary = "running with the old configuration, because the last reload failed"
+        for line in problem.splitlines():
+            log.error("reload failed, keeping the old configuration: %s", line)
+
+
+def located(loaded: Loaded, exc: BridgeError) -> str:
+    """The error's lines, each of which begins with a key, with the file and line of that key."""
+    return "\n".join(_located(loaded, line) for line in str(exc).splitlines())
+
+
+def _located(loaded: Loaded, line: str) -> str:
+    key = re.match(r"([A-Za-z_]+(?:\.[A-Za-z_]+)*): ", line)
+    return f"{loaded.at(*key.group(1).split('.'))}: {line[key.end() :]}" if key else line
+
+
+def _warn(loaded: Loaded) -> None:
+    for text in advice(loaded):
+        log.warning("%s", text)
+
+
+def _set_up_log() -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(VisibleFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    logging.basicConfig(level=logging.INFO, handlers=[handler])
+    logging.getLogger("httpx2").setLevel(logging.WARNING)  # it logs each request to a core node

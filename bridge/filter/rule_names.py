@@ -1,0 +1,79 @@
+"""The names of the rules that decide about mail: `rule=` in the log, and in the facts of a quarantined mail.
+
+A name is the place in the configuration where an operator would change the decision. Where nothing there decides
+(the next hop refuses the mail, its content cannot be passed on), it is one of the fixed words below. Names are an
+interface: `docs/reference/log.md` has every one of them, and a test compares it with `DOCUMENTED`.
+"""
+
+from __future__ import annotations
+
+# Not from the configuration.
+NEXT_HOP = "next_hop"
+QUARANTINE_FAILED = "quarantine_failed"
+INTERNAL_ERROR = "internal_error"
+RELEASED = "released"
+RELOADED = "reloaded"
+SPOOL = "spool"
+CANNOT_HOLD = "cannot_hold"
+LINE_ENDS = "content.line_ends"
+FIRST_LINE = "content.first_line"
+OUR_FIELDS = "content.our_fields"
+CLIENT = "content.client"
+CONTENT = "content"
+RECIPIENT_DOMAIN = "recipient_domain"
+WITHOUT_COPY = "lists.without_copy"
+EXHAUSTED = "limits.max_bytes_in_processing"
+TOO_LARGE = "limits.max_message_size"
+
+DOCUMENTED = {
+    "policy.KEY": "the general policy, or the default of that key",
+    "listeners.NAME.policy.KEY": "the policy of the listener",
+    "tenants.UID.policy.KEY": "the policy of the tenant",
+    "profiles.NAME.KEY": "the policy that belongs to the listener's profile",
+    "listeners.NAME.refuse_ambiguous_mime": "the structure of the mail is ambiguous",
+    "lists.NAME": "an entry of this list, enforced before the scan",
+    WITHOUT_COPY: "a list that must be enforced has no local copy yet",
+    "limits.NAME": "the mail exceeds a limit, or there is no room for it",
+    RECIPIENT_DOMAIN: "the recipient's domain is not certain, and something depends on it",
+    RELEASED: "released from the quarantine: not scanned again",
+    NEXT_HOP: "the next hop refused the mail, or could not be reached",
+    QUARANTINE_FAILED: "the mail was to be stored in the quarantine, which failed",
+    SPOOL: "the content could not be written to the spool",
+    CANNOT_HOLD: "the mail was to be held, but the mail server did not offer to hold mail",
+    LINE_ENDS: "a CR, LF or NUL in the content that is not part of a line end",
+    FIRST_LINE: "the first line would continue a header field that was put above it",
+    OUR_FIELDS: "too many header fields that only we may write",
+    CLIENT: "the header section names two clients",
+    CONTENT: "the content could not be accepted for another reason; `reply=` has it",
+    RELOADED: "a reload gave the recipients different tenants during the transfer",
+    INTERNAL_ERROR: "an unexpected error; `why=` has its text",
+}
+
+
+def of_policy(key: str) -> str:
+    return f"policy.{key}"
+
+
+def of_listener(name: str, key: str) -> str:
+    return f"listeners.{name}.{of_policy(key)}"
+
+
+def of_tenant(uid: str, key: str) -> str:
+    return f"tenants.{uid}.{of_policy(key)}"
+
+
+def of_profile(name: str, key: str) -> str:
+    return f"profiles.{name}.{key}"
+
+
+def of_ambiguity(listener: str) -> str:
+    return f"listeners.{listener}.refuse_ambiguous_mime"
+
+
+def of_list(name: str) -> str:
+    return f"lists.{name}"
+
+
+def of_limit(name: str) -> str:
+    """`name` is the label of `scanbridge_limits_hit_total`."""
+    return f"limits.{name}"

@@ -1,0 +1,58 @@
+"""What an operator should know about a valid configuration: it works, but probably not as intended.
+
+`scanbridge service` prints it at start and logs it after a reload; `scanbridge service check` shows it without a
+start. Each text begins with the file, line and key, where there is one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from bridge.service.analysis.decision import delivered_anyway
+from bridge.service.config_files import Loaded
+from bridge.service.settings import SHORT_TOKEN
+
+NOT_SCANNING = "scanning is disabled and /readyz fails"
+_CREATE = "create one with `scanbridge service token`"
+
+
+def advice(loaded: Loaded) -> list[str]:
+    return [*loaded.warnings, *_scanning(loaded), *_tokens(loaded), *_address(loaded), *_decisions(loaded)]
+
+
+def _scanning(loaded: Loaded) -> Iterator[str]:
+    if loaded.config.guard.scanSources.restApi is None:
+        yield (
+            f"{loaded.at('guard', 'scanSources')}: {NOT_SCANNING}: every scan is answered with 403, because restApi "
+            "is missing; add `restApi: {}`"
+        )
+
+
+def _tokens(loaded: Loaded) -> Iterator[str]:
+    tokens = loaded.config.abby.staticApiTokens
+    if not tokens:
+        yield (
+            f"{loaded.at('abby', 'staticApiTokens')}: {NOT_SCANNING}: no token is configured, so every scan is "
+            f"refused; {_CREATE}"
+        )
+    for i, token in enumerate(tokens):
+        if any(len(secret) < SHORT_TOKEN for secret in token.secrets):
+            where = loaded.at("abby", "staticApiTokens", i)
+            yield f"{where}: the token of {token.name} is too short to be safe; {_CREATE}"
+
+
+def _address(loaded: Loaded) -> Iterator[str]:
+    config = loaded.config
+    if not config.listen.is_local and config.tls is None:
+        yield (
+            f"{loaded.at('listen')}: other machines can reach the service, and tokens are sent unencrypted; set tls, "
+            "or use a TLS proxy"
+        )
+
+
+def _decisions(loaded: Loaded) -> Iterator[str]:
+    for tag in delivered_anyway(loaded.config.decisions):
+        yield (
+            f"{loaded.at('decisions', 'rules')}: mail with the tag {tag} is delivered; rules replaces all default "
+            f"rules, so add one for {tag}, or set only scores"
+        )

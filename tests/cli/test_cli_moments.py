@@ -1,0 +1,91 @@
+"""Points in time on the command line, in the local time zone."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+
+import pytest
+
+from bridge.cli.moments import parse
+
+MONDAY = "2026-11-16 12:00"
+
+
+@pytest.fixture(params=["UTC", "Europe/Berlin", "America/New_York", "Australia/Lord_Howe"])
+def zone(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setenv("TZ", request.param)
+    time.tzset()
+    yield request.param
+    monkeypatch.undo()
+    time.tzset()
+
+
+def local(text: str) -> float:
+    return datetime.fromisoformat(text).timestamp()
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("now", MONDAY),
+        ("today", "2026-11-16"),
+        ("yesterday", "2026-11-15"),
+        ("Yesterday 14:30", "2026-11-15 14:30"),
+        ("today at 9:05", "2026-11-16 09:05"),
+        ("sunday", "2026-11-15"),
+        ("tuesday", "2026-11-10"),
+        ("monday", "2026-11-09"),
+        ("last mon", "2026-11-09"),
+        ("FRI 17:00", "2026-11-13 17:00"),
+        ("2h", "2026-11-16 10:00"),
+        ("90m", "2026-11-16 10:30"),
+        ("1.5h", "2026-11-16 10:30"),
+        ("1h30m", "2026-11-16 10:30"),
+        ("3d", "2026-11-13 12:00"),
+        ("3 days ago", "2026-11-13 12:00"),
+        ("1w", "2026-11-09 12:00"),
+        ("2026-11-01", "2026-11-01"),
+        ("2026-11-01 14:30", "2026-11-01 14:30"),
+        ("2026-11-01T9:30", "2026-11-01 09:30"),
+        ("2026-11-01 14:30:15", "2026-11-01 14:30:15"),
+        ("2026-11-01T14:30+09:00", "2026-11-01T05:30+00:00"),
+        ("2026-11-01T14:30Z", "2026-11-01T14:30+00:00"),
+    ],
+)
+def test_a_moment_is_understood(zone: str, given: str, expected: str) -> None:
+    assert parse(given, local(MONDAY)) == local(expected)
+
+
+def test_a_day_begins_at_midnight_on_the_clock_and_an_age_is_elapsed_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On 25 October 2026, a day in Berlin had 25 hours; the hour from two to three came twice."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        noon = local("2026-10-26 12:00")
+        assert noon - parse("yesterday", noon) == 37 * 3600
+        assert noon - parse("1d", noon) == 86400
+        second_time = datetime(2026, 10, 25, 1, 30, tzinfo=UTC).timestamp()  # 02:30 for the second time
+        assert parse("30m", second_time) == second_time - 1800
+        assert second_time - parse("today", second_time) == 3.5 * 3600
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["", " ", "30", "2x", "-2d", "2026-13-01", "2026-02-30", "2026-11-01 25:00", "today 24:61", "99999999d",
+     "0000-01-01", "monday tuesday", "ago", "d", "noon", "\x1b[2J", "1" * 5000 + "h", "2h " * 3000 + "!"],
+)  # fmt: skip
+def test_a_mistake_names_the_accepted_forms(given: str) -> None:
+    with pytest.raises(ValueError) as raised:
+        parse(given)
+    assert all(form in str(raised.value) for form in ("2h", "yesterday", "monday", "2026-11-01"))
+
+
+@pytest.mark.parametrize(("given", "meant"), [("yesteday", "yesterday"), ("wensday", "wednesday"), ("todya", "today")])
+def test_a_typing_mistake_names_what_may_be_meant(given: str, meant: str) -> None:
+    with pytest.raises(ValueError, match=f"did you mean {meant}\\?"):
+        parse(given)

@@ -1,0 +1,399 @@
+"""What `status`, /readyz, `top` and the page at / say when mail is not scanned, not delivered or not accepted.
+
+Real daemons: with a scanner that is dead, refuses the token or hangs, and next hops that are down, refuse or hang.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.daemon.quarantine_upkeep import _not_writable
+from bridge.testing import Background, FakeScanner, NextHop, answer, free_port, result
+from tests.daemon.process_kit import Bridge, get, parts, scanbridge, start, until, write_config
+
+SECOND_TENANT = "0b8e0000-0000-4000-8000-000000000002"
+
+
+@contextmanager
+def bridge_with(
+    directory: Path, scanner: str = "", next_hop: str = "", more_scanners: list[str] | None = None, **sections: Any
+) -> Iterator[Bridge]:
+    """A daemon; a scanner or a next hop that is not given works."""
+    with parts() as (_, good_scanner, good_hop):
+        sections.setdefault("relay", {})
+        sections["relay"] = {"probe_interval": "500ms", "connect_timeout": "1s", **sections["relay"]}
+        urls = [scanner or good_scanner.url, *(more_scanners or [])]
+        file, port, admin = write_config(directory, urls[0], next_hop or good_hop.url, **sections)
+        file.write_text(file.read_text().replace(f"- {urls[0]}\n", "".join(f"- {url}\n  " for url in urls).rstrip(" ")))
+        bridge = start(file, port, admin)
+        try:
+            yield bridge
+        finally:
+            bridge.end()
+
+
+def state(bridge: Bridge) -> dict[str, Any]:
+    return dict(json.loads(get(bridge.admin, "/status")[1]))
+
+
+def says(bridge: Bridge, start_: str, end: str = "") -> Callable[[], bool]:
+    """Whether the first problem begins and ends like this."""
+
+    def is_said() -> bool:
+        problems = state(bridge)["problems"]
+        return bool(problems) and problems[0].startswith(start_) and problems[0].endswith(end)
+
+    return is_said
+
+
+def status(bridge: Bridge) -> tuple[int, list[str]]:
+    shown = scanbridge("status", "-c", bridge.directory / "bridge.yml")
+    return shown.returncode, shown.stdout.splitlines()
+
+
+def dead_url() -> str:
+    return f"http://127.0.0.1:{free_port()}"
+
+
+def dead_hop() -> str:
+    return f"smtp://127.0.0.1:{free_port()}"
+
+
+@contextmanager
+def scanner_that(reply: bytes, status_reply: bytes | None = None) -> Iterator[str]:
+    background, scanner = Background(), FakeScanner()
+    scanner.reply = reply
+    if status_reply is not None:
+        scanner.status = status_reply
+    background.run(scanner.start())
+    try:
+        yield scanner.url
+    finally:
+        background.run(scanner.stop())
+        background.close()
+
+
+@contextmanager
+def silent_server() -> Iterator[int]:
+    """Accepts connections, and never says a word."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        held: list[socket.socket] = []
+        ended = threading.Event()
+
+        def accept() -> None:
+            while not ended.is_set():
+                try:
+                    held.append(server.accept()[0])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=accept, daemon=True)
+        thread.start()
+        yield server.getsockname()[1]
+        ended.set()
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join(5)
+        for connection in held:
+            connection.close()
+
+
+# The scanner
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_dead_scanner_is_the_first_thing_that_is_said(tmp_path: Path, workers: int) -> None:
+    """By `status` (exit code 1), by /readyz (503), by `top --once` and at /, before any mail has come."""
+    url = dead_url()
+    with bridge_with(tmp_path, url, workers=workers) as bridge:
+        end = "; all mail is being deferred"
+        until(says(bridge, f"NOT SCANNING: scanner {url}: ", end), "the problem")
+        code, lines = status(bridge)
+        assert code == 1 and lines[0].startswith("NOT SCANNING: ") and lines[0].endswith(end)
+        assert "not ready" in lines[1]
+        code, text = get(bridge.admin, "/readyz")
+        assert code == 503 and text.startswith("NOT SCANNING: ") and text.endswith(f"{end}\n")
+        shown = scanbridge("top", "--once", "--interval", "0.1", "-c", tmp_path / "bridge.yml")
+        assert shown.returncode == 1 and shown.stdout.startswith("NOT SCANNING: ")
+        assert "<strong>NOT SCANNING: " in get(bridge.admin, "/")[1]
+        assert get(bridge.admin, "/livez") == get(bridge.admin, "/healthz") == (200, "ok\n")
+
+
+def test_a_refused_token_is_named(tmp_path: Path) -> None:
+    """The example of the documentation, word for word."""
+    refused = answer(401, b'{"error": "unauthorized"}')
+    with scanner_that(refused, refused) as url, bridge_with(tmp_path, url) as bridge:
+        expected = "NOT SCANNING: token refused (401); all mail is being deferred"
+        until(says(bridge, expected), "the problem")
+        code, lines = status(bridge)
+        assert (code, lines[0]) == (1, expected)
+        assert get(bridge.admin, "/readyz") == (503, f"{expected}\n")
+
+
+def test_a_token_without_the_permission_to_scan_is_named_after_the_first_mail(tmp_path: Path) -> None:
+    """The status request succeeds, so only a mail can show it."""
+    refused = answer(403, b'{"error": "forbidden", "message": "the token lacks scan"}')
+    with scanner_that(refused) as url, bridge_with(tmp_path, url) as bridge:
+        until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")
+        assert state(bridge)["problems"] == []
+        assert bridge.send().startswith("451 4.3.5 ")
+        until(says(bridge, "NOT SCANNING: ", "; all mail is being deferred"), "the problem")
+        assert "403 forbidden the token lacks scan" in state(bridge)["problems"][0]
+
+
+def test_a_token_without_the_permission_to_read_the_status_is_a_warning(tmp_path: Path) -> None:
+    """Mail is scanned, so nothing else would be true."""
+    refused = answer(403, b'{"error": "forbidden"}')
+    with scanner_that(answer(200, result()), refused) as url, bridge_with(tmp_path, url) as bridge:
+        until(lambda: state(bridge)["warnings"], "the warning")
+        assert bridge.send().startswith("250 ")
+        found = state(bridge)
+        assert found["problems"] == [] and "does not report its status" in found["warnings"][0]
+        assert status(bridge)[0] == 0 and get(bridge.admin, "/readyz") == (200, "ok\n")
+
+
+def test_a_scanner_that_hangs_is_named(tmp_path: Path) -> None:
+    with silent_server() as port, bridge_with(tmp_path, f"http://127.0.0.1:{port}") as bridge:
+        until(says(bridge, "NOT SCANNING: ", "no status in time; all mail is being deferred"), "the problem")
+
+
+@pytest.mark.parametrize(
+    ("policy", "words", "code"),
+    [
+        ({"unavailable": "relay"}, "all mail is being delivered unscanned", 200),
+        ({"unavailable": "quarantine"}, "all mail is being quarantined unscanned", 200),
+        ({"unavailable": "relay", "unreachable": "tempfail"}, "all mail is being deferred", 503),
+        ({"unavailable": "reject"}, "all mail is being rejected", 503),
+    ],
+)
+def test_the_words_follow_the_policy(tmp_path: Path, policy: dict[str, str], words: str, code: int) -> None:
+    """/readyz stays at 200 while mail passes unscanned, as the operator wants; `status` fails in any case."""
+    with bridge_with(tmp_path, dead_url(), policy=policy) as bridge:
+        until(says(bridge, "NOT SCANNING: ", words), "the problem")
+        assert get(bridge.admin, "/readyz")[0] == code and status(bridge)[0] == 1
+
+
+def test_a_policy_of_a_tenant_is_part_of_the_words(tmp_path: Path) -> None:
+    tenants = [{"uid": SECOND_TENANT, "recipient_domains": ["b.example"], "policy": {"unavailable": "relay"}}]
+    with bridge_with(tmp_path, dead_url(), tenants=tenants) as bridge:
+        words = "mail is being deferred or delivered unscanned, depending on listener and tenant"
+        until(says(bridge, "NOT SCANNING: ", words), "the problem")
+
+
+def test_one_of_two_scanners_is_a_warning(tmp_path: Path) -> None:
+    with scanner_that(answer(200, result())) as good:
+        dead = dead_url()
+        with bridge_with(tmp_path, good, more_scanners=[dead]) as bridge:
+            until(lambda: state(bridge)["warnings"], "the warning")
+            found = state(bridge)
+            assert found["problems"] == [] and found["ready"]
+            assert found["warnings"][0].startswith(f"scanner {dead}: ")
+            assert found["warnings"][0].endswith("; the other scanner hosts get its mail")
+
+
+def test_a_scanner_that_is_back_is_not_called_down(tmp_path: Path) -> None:
+    """Also before the next mail, while its circuit is still half open."""
+    port = free_port()
+    background, scanner = Background(), FakeScanner()
+    with bridge_with(tmp_path, f"http://127.0.0.1:{port}") as bridge:
+        until(says(bridge, "NOT SCANNING: "), "the problem")
+        background.run(scanner.start(port=port))
+        try:
+            until(lambda: state(bridge)["ready"] and not state(bridge)["problems"], "the recovery")
+            assert bridge.send().startswith("250 ")
+        finally:
+            background.run(scanner.stop())
+            background.close()
+
+
+# The next hop
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_next_hop_that_nobody_tried_is_probed(tmp_path: Path, workers: int) -> None:
+    """It was called up before the first mail failed."""
+    hop = dead_hop()
+    with bridge_with(tmp_path, next_hop=hop, workers=workers) as bridge:
+        end = "; all mail is being deferred"
+        until(says(bridge, f"NOT DELIVERING: next hop {hop} cannot be used (", end), "the problem")
+        code, lines = status(bridge)
+        assert code == 1 and lines[0].startswith("NOT DELIVERING: ")
+        assert any(line.startswith(f"next hop       {hop}: down (") for line in lines)
+        assert get(bridge.admin, "/readyz")[0] == 503
+        assert f'scanbridge_next_hop_up{{next_hop="{hop}"}} 0.0' in get(bridge.admin, "/metrics")[1]
+
+
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp"])
+def test_a_next_hop_that_hangs_is_down(tmp_path: Path, protocol: str) -> None:
+    """It accepts the connection and does not greet."""
+    with silent_server() as port, bridge_with(tmp_path, next_hop=f"{protocol}://127.0.0.1:{port}") as bridge:
+        until(says(bridge, f"NOT DELIVERING: next hop {protocol}://127.0.0.1:{port} "), "the problem")
+
+
+def test_a_next_hop_that_refuses_connections_with_554_is_down(tmp_path: Path) -> None:
+    background, hop = Background(), NextHop()
+    hop.replies[b"CONNECT"] = b"554 no"
+    background.run(hop.start())
+    try:
+        with bridge_with(tmp_path, next_hop=hop.url) as bridge:
+            until(says(bridge, "NOT DELIVERING: "), "the problem")
+            assert "greeting: 554 no" in state(bridge)["problems"][0]
+    finally:
+        background.run(hop.stop())
+        background.close()
+
+
+def test_the_next_hop_of_a_route_is_probed_too(tmp_path: Path) -> None:
+    """Only the mail of that route is deferred, so the daemon stays ready."""
+    hop = dead_hop()
+    routes = [{"recipient_domains": ["b.example"], "next_hop": hop}]
+    with bridge_with(tmp_path, relay={"routes": routes}) as bridge:
+        until(says(bridge, f"NOT DELIVERING: next hop {hop} ", "; mail for b.example is being deferred"), "it")
+        code, text = get(bridge.admin, "/readyz")
+        assert code == 200 and text.startswith("NOT DELIVERING: ")
+        assert status(bridge)[0] == 1
+
+
+def test_one_of_two_next_hops_is_a_warning(tmp_path: Path) -> None:
+    background, good = Background(), NextHop()
+    background.run(good.start())
+    dead = dead_hop()
+    try:
+        config = {"next_hop": good.url, "next_hops": [good.url, dead]}
+        with bridge_with(tmp_path, next_hop=good.url, relay=config) as bridge:
+            until(lambda: state(bridge)["warnings"], "the warning")
+            found = state(bridge)
+            assert found["problems"] == [] and f"next hop {dead} cannot be used" in found["warnings"][0]
+    finally:
+        background.run(good.stop())
+        background.close()
+
+
+def test_a_next_hop_is_not_probed_while_it_takes_mail(tmp_path: Path) -> None:
+    """One connection at the start; then the mails say enough, and they share a connection."""
+    background, hop = Background(), NextHop()
+    background.run(hop.start())
+    try:
+        with bridge_with(tmp_path, next_hop=hop.url, relay={"probe_interval": "1h"}) as bridge:
+            until(lambda: state(bridge)["next_hops"][0]["up"], "the probe")
+            for _ in range(5):
+                assert bridge.send().startswith("250 ")
+            assert len(hop.mails) == 5
+            assert state(bridge)["next_hops"][0]["up"] is True
+    finally:
+        background.run(hop.stop())
+        background.close()
+
+
+def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> None:
+    with bridge_with(tmp_path, next_hop=dead_hop(), relay={"probe_interval": "0s"}) as bridge:
+        assert state(bridge)["next_hops"][0]["up"] is None
+        code, lines = status(bridge)
+        assert code == 0 and any(line.endswith(": not tried yet") for line in lines)
+        assert bridge.send().startswith("451 4.4.1 ")
+        assert state(bridge)["next_hops"][0]["up"] is False
+
+
+# Mail
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mail_that_is_all_deferred_is_said(tmp_path: Path, workers: int) -> None:
+    """The next hop defers every mail. /readyz stays 200: otherwise no mail might come that shows the end of it."""
+    background, hop = Background(), NextHop()
+    hop.replies[b"."] = b"451 4.3.0 not today"
+    background.run(hop.start())
+    try:
+        with bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
+            for _ in range(3):
+                assert bridge.send().startswith("451 ")
+            expected = "DEFERRING ALL MAIL: the last 3 mails were deferred, the last one with error=next_hop"
+            until(lambda: state(bridge)["problems"] == [expected], "the problem")
+            assert status(bridge)[0] == 1 and get(bridge.admin, "/readyz") == (200, f"{expected}\n")
+            assert all("action=tempfail" in line and "rule=next_hop" in line for line in bridge.mail_lines(3))
+            hop.replies.clear()
+            assert bridge.send().startswith("250 ")
+            until(lambda: state(bridge)["problems"] == [], "the end of it")
+    finally:
+        background.run(hop.stop())
+        background.close()
+
+
+def test_a_full_scanner_is_said(tmp_path: Path) -> None:
+    red = answer(200, b'{"messageQueueStatus": "RED"}')
+    with scanner_that(answer(200, result()), red) as url, bridge_with(tmp_path, url) as bridge:
+        until(says(bridge, "SATURATED: the scanner reports that it is full (RED); new mail is being deferred"), "it")
+        assert status(bridge)[0] == 1
+
+
+def test_a_quarantine_that_cannot_be_written_is_noticed(tmp_path: Path) -> None:
+    """Tried once a minute, with a file that has no name. Nobody can write to /proc, not even root."""
+    assert _not_writable(tmp_path) == "" and list(tmp_path.iterdir()) == []
+    assert _not_writable(Path("/proc")).startswith("/proc cannot be written to: ")
+
+
+def test_a_quarantine_that_is_full_is_said(tmp_path: Path) -> None:
+    """A mail for it is deferred; other mail passes."""
+    with parts() as (_, scanner, hop):
+        config, port, admin = write_config(tmp_path, scanner.url, hop.url, quarantine={"max_size": "1KiB"})
+        bridge = start(config, port, admin)
+        try:
+            scanner.reply = answer(200, result("quarantine"))
+            assert bridge.send(b"Subject: x\r\n\r\n" + (b"x" * 60 + b"\r\n") * 100).startswith("452 4.3.1 ")
+            until(says(bridge, "NOT QUARANTINING: ", "; mail for the quarantine is being deferred"), "the problem")
+            assert get(bridge.admin, "/readyz")[0] == 200 and status(bridge)[0] == 1
+            scanner.reply = answer(200, result())
+            assert bridge.send().startswith("250 ")
+        finally:
+            bridge.end()
+
+
+# The page
+
+
+def test_the_page_at_the_root_is_safe_and_leads_to_the_others(tmp_path: Path) -> None:
+    """No scripts, nothing from elsewhere; what the scanner says is escaped."""
+    evil = answer(403, b'{"error": "<script>alert(1)</script>"}')
+    with scanner_that(evil) as url, bridge_with(tmp_path, url) as bridge:
+        until(lambda: state(bridge)["scanner"][0]["status"] == "GREEN", "the status")
+        with urllib.request.urlopen(f"http://127.0.0.1:{bridge.admin}/", timeout=5) as reply:
+            text, headers = reply.read().decode(), reply.headers
+        assert "Mail is being accepted, scanned and delivered." in text
+        assert all(f'href="{path}"' in text for path in ("/metrics", "/healthz", "/readyz", "/status"))
+        assert headers["Content-Security-Policy"].startswith("default-src 'none'")
+        assert (headers["X-Content-Type-Options"], headers["X-Frame-Options"]) == ("nosniff", "DENY")
+        bridge.send()
+        until(says(bridge, "NOT SCANNING: "), "the problem")
+        text = get(bridge.admin, "/")[1]
+        assert "<script" not in text and "&lt;script&gt;" in text and "http-equiv" not in text
+
+
+def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) -> None:
+    key = tmp_path / "key"
+    key.write_text("secret-key\n")
+    lists = {"url": dead_url(), "api_key_file": str(key)}
+    with parts() as (_, scanner, hop):
+        config, port, admin = write_config(tmp_path, scanner.url, hop.url, lists=lists)
+        text = config.read_text().replace("- name: mx\n", "- name: mx\n  lists: {block: [bad]}\n")
+        config.write_text(text)
+        bridge = start(config, port, admin)
+        try:
+            config.write_text(text + "unknown_key: 1\n")
+            bridge.signal(1)
+            until(lambda: len(state(bridge)["warnings"]) == 2, "the warnings")
+            warnings = state(bridge)["warnings"]
+            assert warnings[0].startswith("the last reload failed, and the old configuration is still in use: ")
+            assert warnings[1] == "list bad has no local copy: it is not enforced"
+            config.write_text(text)
+            code, lines = status(bridge)
+            assert code == 0 and lines[:2] == [f"WARNING: {text}" for text in warnings]
+        finally:
+            bridge.end()

@@ -1,0 +1,381 @@
+"""Actions on many mails: the same filters everywhere, nothing by accident, every failure reported."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from rich.cells import cell_len
+
+from bridge.cli.quarantine.mail_text import html_as_text, read
+from bridge.testing import answer, result
+from tests.quarantine.quarantine_kit import Desk, desk, let_go, waiting_hop
+from tests.requirements import unavailable
+
+SUBJECTS = ["plain", "\u4f60\u597d\u4e16\u754c " * 12, "\U0001f389 won", "e\u0301" * 40, "\u05e9\u05dc\u05d5\u05dd 1"]
+ACTIONS = ["release", "delete", "export", "block-sender", "allow-sender"]
+
+
+def mail(subject: str, text: str = "x") -> bytes:
+    return f"Subject: {subject}\r\n\r\n{text}\r\n".encode()
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    """Five mails that nothing in these tests changes."""
+    with desk(tmp_path_factory.mktemp("actions")) as made:
+        made.bridge.scanner.reply = answer(200, result("quarantine", tags=["header:bad-date", "malware:eicar", "x"]))
+        for number, subject in enumerate(SUBJECTS):
+            made.send(mail(subject), sender=b"s%d@spam.example" % number)
+        yield made
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Desk]:
+    with desk(tmp_path) as made:
+        yield made
+
+
+def target(action: str) -> list[str]:
+    return ["/tmp"] if action == "export" else []
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_an_action_without_ids_and_filters_is_refused(here: Desk, action: str) -> None:
+    """Nobody releases or deletes everything because a variable was empty."""
+    refused = {
+        "nothing": [],
+        "an empty filter": ["--recipient", ""],
+        "ids and filters": [here.ids[0], "--sender", "spam"],
+        "filters and --all": ["--all", "--sender", "spam"],
+    }
+    for name, given in refused.items():
+        done = here.call(action, "--yes", *given, *target(action))
+        # Without `lists` in the configuration, the senders' commands stop there first.
+        assert done.exit_code in ((2, 78) if action.endswith("sender") else (2,)), name
+    assert len(here.ids) == len(SUBJECTS) and here.bridge.next_hop.mails == []
+
+
+FILTERS = [
+    ["--recipient", "b@example.org"], ["--sender", "s1@*"], ["--subject", "plain"], ["--since", "today"],
+    ["--until", "2999-01-01"], ["--tag", "malware:*"], ["--client", "127.0.0.0/8"], ["--decision", "quarantine"],
+    ["--state", "kept"], ["--listener", "test"], ["--tenant", "123e4567-e89b-12d3-a456-426614174000"], ["--all"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("given", FILTERS, ids=lambda given: given[0])
+def test_every_filter_of_list_works_for_every_action(here: Desk, given: list[str]) -> None:
+    """A dry run acts on the mails that `list` shows, and shows them the same way."""
+    shown = here.call("list", *[word for word in given if word != "--all"]).stdout
+    for action in ("release", "delete", "export"):
+        done = here.call(action, "--dry-run", *given, *target(action))
+        rows = done.stdout.splitlines()[1:]
+        assert (done.exit_code, rows) == (0, shown.splitlines()[1:]), done.output
+        assert f"{len(rows):,} mail" in done.stderr and "nothing was changed" in done.stderr
+    assert len(here.ids) == len(SUBJECTS) and here.bridge.next_hop.mails == []
+
+
+def test_the_client_is_an_address_or_a_network(here: Desk) -> None:
+    assert len(here.listed("--client", "127.0.0.1")) == 5 and here.listed("--client", "192.0.2.0/24") == []
+    assert here.call("list", "--client", "127.0.0.1", "--limit", "2").stdout.count("\n") == 3
+    assert here.call("list", "--client", "nonsense").exit_code == 2
+
+
+@pytest.mark.parametrize("given", [["delete", "--sender", "s1@"], ["delete", "ID"], ["purge", "--older-than", "0s"]])
+def test_without_a_terminal_nothing_is_deleted_without_yes(here: Desk, given: list[str]) -> None:
+    """It says what and how many, and how to confirm. An answer in a pipe does not count."""
+    words = [here.ids[1] if word == "ID" else word for word in given]
+    done = here.run(*words)
+    assert done.returncode == 2 and b"--yes" in done.stderr and b"nothing was deleted" in done.stderr
+    assert here.ids[1].encode() in done.stderr and (b"1 mail (" in done.stderr or b"5 mails (" in done.stderr)
+    assert len(here.ids) == len(SUBJECTS)
+
+
+def test_a_person_is_shown_the_mails_and_asked(own: Desk) -> None:
+    """No means no; yes deletes exactly what was shown, although more mail has arrived meanwhile."""
+    for number in range(25):
+        own.send(mail(f"number {number}"), sender=b"bad@spam.example")
+    kept = own.send(mail("other"), sender=b"good@friend.example")
+    code, said = own.on_terminal("delete", "--sender", "spam.example", answer="n")
+    assert code == 1 and "Permanently delete 25 mails (" in said and "nothing was deleted" in said
+    assert "number 24" in said and "... and 5 more" in said and "other" not in said
+    assert len(own.ids) == 26
+    code, said = own.on_terminal("delete", "--sender", "spam.example", answer="y")
+    assert code == 0 and "25 of 25" in said and "25 of 25 mails deleted" in said
+    assert own.ids == [kept]
+
+
+def test_the_selection_is_made_before_the_question(own: Desk) -> None:
+    """Mail that arrives while the question is on the screen is not deleted."""
+    first = own.send(mail("first"), sender=b"bad@spam.example")
+    late: list[str] = []
+
+    class Slow(str):
+        def encode(self, *args: str) -> bytes:  # called when the question is on the screen
+            late.append(own.send(mail("late"), sender=b"bad@spam.example"))
+            return super().encode(*args)
+
+    code, said = own.on_terminal("delete", "--sender", "spam.example", answer=Slow("y"))
+    assert code == 0 and first in said and own.ids == late
+
+
+def test_a_bulk_action_goes_on_after_a_failure_and_sums_up(own: Desk) -> None:
+    """Each failure is named; the exit code is that of the most serious one."""
+    ids = [own.send(mail(f"{number}")) for number in range(3)]
+    (own.directory / f"{ids[1]}.eml").unlink()
+    done = own.call("delete", "--yes", ids[0], "NOSUCHMAIL", ids[1], ids[2])
+    assert done.exit_code == 3
+    assert done.stdout == f"{ids[0]}: deleted\n{ids[2]}: deleted\n"
+    assert "NOSUCHMAIL: no such mail" in done.stderr and f"{ids[1]}: not deleted: no such mail" in done.stderr
+    assert done.stderr.endswith("2 of 4 mails deleted; 2 not, see above\n")
+
+
+def test_a_bulk_release_needs_a_confirmation_and_leaves_out_what_everyone_has(own: Desk) -> None:
+    ids = [own.send(mail(f"{number}"), sender=b"good@friend.example") for number in range(3)]
+    assert own.call("release", ids[0]).exit_code == 0
+    refused = own.call("release", "--sender", "friend.example")
+    assert refused.exit_code == 2 and "this would release to their recipients 2 mails" in refused.stderr
+    assert len(own.bridge.next_hop.mails) == 1
+    done = own.call("release", "--sender", "friend.example", "--yes")
+    assert (
+        done.exit_code == 0 and "1 already released, left out" in done.stderr and "2 of 2 mails released" in done.stderr
+    )
+    assert len(own.bridge.next_hop.mails) == 3
+    done = own.call("release", "--sender", "friend.example", "--yes")
+    assert done.exit_code == 0 and len(own.bridge.next_hop.mails) == 3
+
+
+def test_several_mails_are_exported_but_only_one_to_a_pipe(own: Desk, tmp_path: Path) -> None:
+    ids = [own.send(mail(f"{number}")) for number in range(3)]
+    target_directory = tmp_path / "out"
+    target_directory.mkdir()
+    assert own.call("export", "--all", str(target_directory)).exit_code == 0
+    assert {path.stem for path in target_directory.glob("*.eml")} == set(ids)
+    again = own.call("export", *ids[:2], str(target_directory))
+    assert again.exit_code == 1 and again.stderr.count("not exported") == 2
+    assert own.call("export", "--all", "-").exit_code == 2
+    assert own.call("export", "--subject", "1", "-").stdout_bytes.endswith(b"x\r\n")
+
+
+def test_purge_takes_filters_and_shows_first(own: Desk) -> None:
+    spam = own.send(mail("x"), sender=b"bad@spam.example")
+    kept = own.send(mail("y"), sender=b"good@friend.example")
+    shown = own.call("purge", "--older-than", "0s", "--sender", "spam", "--dry-run")
+    assert spam in shown.stdout and kept not in shown.stdout and "would delete 1 mail" in shown.stderr
+    assert own.call("purge", "--older-than", "0s", "--sender", "spam", "--yes").stdout == "1 deleted\n"
+    assert own.ids == [kept]
+
+
+@pytest.mark.parametrize("columns", [20, 40, 60, 80, 132, 300])
+def test_one_line_per_mail_at_any_width(here: Desk, columns: int) -> None:
+    """No line is longer than the terminal, in cells, and the columns of all lines are aligned."""
+    code, said = here.on_terminal("list", columns=columns)
+    lines = said.splitlines()
+    assert code == 0 and len(lines) == len(SUBJECTS) + 1
+    assert [line.split()[0] for line in lines[1:]] == [
+        mail_id[: columns - 1] + "\u2026" * (columns < 20) for mail_id in here.ids[::-1]
+    ]
+    assert all(cell_len(line) <= columns for line in lines)
+    if columns >= 80:
+        assert lines[0].split() == ["ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE"]
+        for name, beginning in (("FROM", "s"), ("TO", "b@"), ("WHY", "malw"), ("STATE", "kept")):
+            place = lines[0].index(name)
+            assert all(_from_cell(line, place).startswith(beginning) for line in lines[1:]), name
+
+
+def _from_cell(line: str, place: int) -> str:
+    """What begins at this column of the screen."""
+    at = 0
+    for i, char in enumerate(line):
+        if at >= place and cell_len(char):
+            return line[i:]
+        at += cell_len(char)
+    return ""
+
+
+def test_a_pipe_gets_whole_cells_and_no_colours(here: Desk) -> None:
+    """Whatever the size of the terminal, the worst tag comes first."""
+    rows = [line.split("\t") for line in here.call("list").stdout.splitlines()]
+    assert {len(row) for row in rows} == {7}
+    assert rows[5][2:] == ["s0@spam.example", "b@example.org", "plain", "malware:eicar,header:bad-date,x", "kept"]
+    assert rows[4][4] == SUBJECTS[1].strip()
+    wide = [line.split("\t") for line in here.call("list", "--wide").stdout.splitlines()]
+    assert wide[0][7:] == ["DECISION", "VERDICT", "SIZE", "CLIENT", "HELO", "LISTENER", "TENANT"]
+    assert here.call("list", "--wide", "--csv").exit_code == 2
+
+
+def test_csv_is_safe_in_a_spreadsheet(own: Desk) -> None:
+    """RFC 4180; no cell is a formula, and quotes, commas and line ends stay in their cell."""
+    for subject in ('=HYPERLINK("http://evil.example","x")', "+1", "-1+1", "@SUM(1)", ' "a", b', "a;=1+1", "plain"):
+        own.send(mail(subject), sender=b"=1@evil.example")
+    done = own.run("list", "--csv")
+    assert done.stdout.endswith(b"\r\n") and done.returncode == 0
+    rows = list(csv.DictReader(io.StringIO(done.stdout.decode(), newline=""), strict=True))
+    assert [row["subject"] for row in rows[::-1]] == [
+        "'=HYPERLINK(\"http://evil.example\",\"x\")", "'+1", "'-1+1", "'@SUM(1)", '"a", b', "a;'=1+1", "plain",
+    ]  # fmt: skip
+    assert rows[0]["from"] == "'=1@evil.example" and rows[0]["state"] == "kept" and rows[0]["id"] == own.ids[-1]
+
+
+def test_show_has_text_attachments_scores_and_rule(own: Desk) -> None:
+    """The text is plain, and each attachment has its type, size and SHA-256."""
+    content = (
+        b"Subject: x\r\nMIME-Version: 1.0\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n"
+        b"--b\r\nContent-Type: text/html; charset=utf-8\r\n\r\n"
+        b"<style>p {}</style><p>Pay <a href='http://evil.example/x'>your bank</a></p><p>\xc3\xbc\x1b[31m</p>\r\n"
+        b"--b\r\nContent-Type: application/pdf; name=bill.pdf\r\nContent-Transfer-Encoding: base64\r\n\r\naGVsbG8=\r\n"
+        b"--b--\r\n"
+    )
+    own.bridge.scanner.reply = answer(200, result("quarantine", tags=["header:bad-date", "mime:macro"]))
+    mail_id = own.send(content)
+    record = own.directory / f"{mail_id}.json"
+    data = json.loads(record.read_text())
+    data["facts"]["rule"] = "policy.quarantine"
+    record.write_text(json.dumps(data))
+    shown = own.call("show", mail_id).stdout
+    digest = "2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824"
+    assert f"attachment:  bill.pdf, application/pdf, 5 B, sha256 {digest}\n" in shown
+    assert "--- text, from HTML ---\nPay your bank <http://evil.example/x>\n\n\u00fc?[31m\n" in shown
+    assert "rule:        policy.quarantine\n" in shown and "tags:        mime:macro, header:bad-date\n" in shown
+    assert "scores:      mime:macro 4, header:bad-date 1 (defaults" in shown
+    about = json.loads(own.call("show", "--json", mail_id).stdout)
+    assert about["attachments"] == [{"name": "bill.pdf", "type": "application/pdf", "size": 5, "sha256": digest}]
+    assert about["text"].startswith("Pay your bank")
+
+
+def test_a_long_text_is_cut_and_says_so(own: Desk) -> None:
+    mail_id = own.send(b"Subject: x\r\n\r\n" + b"line\r\n" * 1000 + b"y" * 900 + b"\r\n")
+    shown = own.call("show", mail_id).stdout
+    assert shown.count("\nline\n") >= 100 and "--- 802 more lines: show --raw has all of them ---" in shown
+
+
+def test_a_wrong_id_names_the_nearest_one_and_is_never_guessed(here: Desk) -> None:
+    """A beginning of an id is not accepted: it may have been cut off while copying."""
+    mail_id = here.ids[0]
+    wrong = mail_id[:-1] + ("0" if mail_id[-1] != "0" else "1")
+    for given in (wrong, mail_id[:-1], mail_id.lower()):
+        done = here.call("delete", "--yes", given)
+        assert done.exit_code == 3 and "did you mean 1A" in done.stderr, done.stderr
+    done = here.call("show", "NOSUCHMAIL")
+    assert f"in the quarantine at {here.directory}" in done.stderr and "quarantine list" in done.stderr
+    assert len(here.ids) == len(SUBJECTS)
+
+
+def test_an_empty_quarantine_says_where_it_is(own: Desk) -> None:
+    assert own.call("list").stderr == f"No mail in quarantine at {own.directory}\n"
+    own.send()
+    assert own.call("list", "--sender", "nobody").stderr == f"no matching mail (1 in quarantine at {own.directory})\n"
+
+
+def test_a_mail_released_to_one_of_two_says_so(own: Desk) -> None:
+    mail_id = own.send(mail("x"), b"one@example.org", b"two@example.org")
+    assert own.call("release", mail_id, "--to", "two@example.org").exit_code == 0
+    assert "state:       kept (released to 1 of 2 recipients)\n" in own.call("show", mail_id).stdout
+    again = own.call("release", mail_id, "--to", "two@example.org")
+    assert again.exit_code == 4 and "two@example.org" in again.stderr and "--again" in again.stderr
+    assert own.call("release", mail_id).exit_code == 0
+    assert [mail.commands[2] for mail in own.bridge.next_hop.mails][1].startswith(b"RCPT TO:<one@example.org>")
+
+
+def test_an_interrupted_bulk_action_says_how_far_it_came(own: Desk) -> None:
+    ids = [own.send(mail(f"{number}")) for number in range(2)]
+    with waiting_hop(own.bridge) as hop:
+        own.use(hop.url)
+        running = own.start("release", *ids)
+        assert hop.heard.acquire(timeout=60)
+        running.send_signal(signal.SIGINT)
+        let_go(own.bridge, hop)  # once the mail is sent, its answer is awaited
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130 and re.search(rb"interrupted: [01] of 2 mails released", said), said
+
+
+@pytest.mark.parametrize(
+    ("html", "text"),
+    [
+        ("<p>a</p><p>b", "a\n\nb"),
+        ("1 < 2 &lt;b&gt; &amp;", "1 < 2 <b> &"),
+        ("x<!-- hidden <p> -->y<script>z</script >w", "xyw"),
+        ("<A class=x HREF = 'http://e.example/?a=1&amp;b=2'>bank</a>", "bank <http://e.example/?a=1&b=2>"),
+        ("<img src=x alt='logo'><td>a<td>b", "[logo] a b"),
+        ("<!DOCTYPE html><style>p {}</style>a<!-- never ends", "a"),
+        ("a<script>never ends", "a"),
+    ],
+)
+def test_html_is_shown_as_text(html: str, text: str) -> None:
+    assert html_as_text(html) == text
+
+
+@pytest.mark.parametrize(
+    "piece", ["<!--", "<a ", "<!", "</", "<?", "&", "<div>", "<script>", "<a href=", "<", "&#x", "<![CDATA["]
+)
+def test_hostile_html_takes_no_time(piece: str) -> None:
+    """The standard parser takes a minute for a quarter of a megabyte of some of these."""
+    begin = time.process_time()
+    html_as_text((piece * 262144)[:262144])
+    assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"\r\n",
+        b"Content-Type: multipart/mixed\r\n\r\nx",
+        b"Content-Type: text/plain; charset=punycode\r\n\r\n" + b"a-" * 99999,
+        b"Content-Type: multipart/mixed; boundary=b\r\n\r\n" + b"--b\r\n\r\nx\r\n" * 9999,
+        b"Content-Type: text/plain; charset=no-such\r\n\r\n\xff\x00",
+        b"Content-Type: message/rfc822\r\n\r\nSubject: y\r\n\r\nz",
+    ],
+)
+def test_a_broken_mail_is_read_without_an_error(content: bytes) -> None:
+    begin = time.process_time()
+    read(content)
+    assert time.process_time() - begin < 5
+
+
+def test_a_long_list_stays_quick(tmp_path: Path) -> None:
+    """Ten thousand mails: a second of CPU time on a slow machine, most of it for starting Python."""
+    directory = tmp_path / "state" / "scanbridge" / "quarantine"
+    directory.mkdir(parents=True)
+    about = {"sender": "a@spam.example", "recipients": ["b@example.org"], "facts": {"tags": ["spam"]}}
+    for number in range(10_000):
+        mail_id = f"1A1E{number:015X}"
+        (directory / f"{mail_id}.eml").write_bytes(b"Subject: x\r\n\r\nx\r\n")
+        moment = f"2026-01-01T00:{number // 60 % 60:02}:{number % 60:02}+00:00"
+        (directory / f"{mail_id}.json").write_text(json.dumps({**about, "id": mail_id, "time": moment}))
+    environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    command = [sys.executable, "-m", "bridge", "quarantine", "list"]
+    for limit_s in (60, 15):  # the first run also builds the index
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        done = subprocess.run(command, env=environment, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert done.stdout.count(b"\n") == 101
+        assert after.ru_utime - before.ru_utime < limit_s
+
+
+def test_root_is_told_where_the_installed_daemon_keeps_its_mail(tmp_path: Path) -> None:
+    """In a shell of root, nothing says where the state of the packaged daemon is; `systemd.md` shows the other case."""
+    if os.getuid() != 0:
+        unavailable("only root can mount")
+    script = 'mount -t tmpfs tmpfs /var/lib && mkdir -p /var/lib/scanbridge/quarantine && exec "$@"'
+    hidden = ("STATE_DIRECTORY", "XDG_STATE_HOME", "SCANBRIDGE_CONFIG")
+    environment = {name: value for name, value in os.environ.items() if name not in hidden} | {"HOME": str(tmp_path)}
+    command = ["unshare", "--mount", "sh", "-c", script, "sh", sys.executable, "-m", "bridge", "quarantine"]
+    listed = subprocess.run([*command, "list"], env=environment, capture_output=True, text=True, check=False)
+    if listed.stderr.startswith(("unshare", "mount")):
+        unavailable(f"namespaces are not available here: {listed.stderr}")
+    hint = "the installed daemon keeps its mail in /var/lib/scanbridge: add -c /etc/scanbridge/bridge.yml"
+    assert listed.stderr == f"No mail in quarantine at {tmp_path}/.local/state/scanbridge/quarantine; {hint}\n"
+    shown = subprocess.run([*command, "show", "NONE"], env=environment, capture_output=True, text=True, check=False)
+    assert shown.returncode == 3 and hint in shown.stderr

@@ -1,0 +1,307 @@
+"""SIGHUP: a running service takes a new configuration, and no request fails because of it."""
+
+from __future__ import annotations
+
+import http.client
+import os
+import re
+import signal
+import socket
+import ssl
+import threading
+from pathlib import Path
+
+import trustme
+
+from tests.service.service_kit import (
+    CONFIG,
+    DEADLINE_S,
+    TOKEN,
+    Lists,
+    ServiceProcess,
+    attached,
+    free_port,
+    mail,
+    multipart,
+    parameters_json,
+    submit_head,
+    wait_for,
+)
+
+NEW_TOKEN = "fedcba9876543210" * 4
+BOTH = CONFIG.replace(f"token: {TOKEN}", f"token: [{TOKEN}, {NEW_TOKEN}]")
+OK = "reload succeeded"
+FAILED = "reload failed, keeping the old configuration"
+
+
+class Process(ServiceProcess):
+    """A service that is asked to reload, and says when it has."""
+
+    def __init__(self, directory: Path, text: str = CONFIG) -> None:
+        (directory / "service.yml").write_text(text)
+        super().__init__(directory)
+
+    def __enter__(self) -> Process:
+        try:
+            self.wait()
+        except BaseException:
+            self.end()
+            raise
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        assert self.end() == 0
+
+    def hang_up(self, text: str, outcome: str = OK) -> str:
+        """Write a configuration, send SIGHUP, and return what was logged until the outcome was."""
+        before = len(self.log())
+        (self.directory / "service.yml").write_text(text)
+        self.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: outcome in self.log()[before:])
+        return self.log()[before:]
+
+
+class Load:
+    """Threads that send requests without a pause, each on one connection, until the `with` block ends."""
+
+    def __init__(self, service: ServiceProcess, count: int = 3, context: ssl.SSLContext | None = None) -> None:
+        self._service = service
+        self._context = context
+        self._ended = threading.Event()
+        self.answered = 0
+        self.failures: list[str] = []
+        self._threads = [threading.Thread(target=self._send, args=(number,)) for number in range(count)]
+
+    def __enter__(self) -> Load:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+
+    def _send(self, number: int) -> None:
+        large = attached(os.urandom(200_000))
+        head = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "multipart/form-data; boundary=part-of-a-test"}
+        connection = self._connect()
+        round_ = 0
+        while not self._ended.is_set():
+            round_ += 1
+            body = multipart(parameters_json(), large if round_ % 4 == 0 else mail())
+            try:
+                if number == 0 or round_ % 10 == 0:  # new connections too
+                    connection.close()
+                    connection = self._connect()
+                connection.request("POST", "/v1/messageQueue/submitEmail", body, head)
+                answer = connection.getresponse()
+                if answer.status != 200:
+                    self.failures.append(f"{answer.status} {answer.read()!r}")
+                answer.read()
+            except (OSError, http.client.HTTPException) as exc:
+                self.failures.append(repr(exc))
+                connection = self._connect()
+            self.answered += 1
+        connection.close()
+
+    def _connect(self) -> http.client.HTTPConnection:
+        if self._context is None:
+            return http.client.HTTPConnection("127.0.0.1", self._service.port, timeout=DEADLINE_S)
+        return http.client.HTTPSConnection("127.0.0.1", self._service.port, timeout=DEADLINE_S, context=self._context)
+
+
+def more(text: str, answered: Load, count: int = 20) -> None:
+    """Wait for further answers."""
+    goal = answered.answered + count
+    wait_for(lambda: answered.answered >= goal or answered.failures)
+    assert not answered.failures, text
+
+
+def test_under_load_no_request_fails_during_reloads(tmp_path):
+    """Tokens, lists, decisions, analyzers and limits change ten times while mail is scanned without a pause."""
+    variants = [
+        BOTH,
+        BOTH + "decisions: {otherwise: quarantine}\n",
+        BOTH + "lists: [{name: partners, category: sender}]\nanalyzers: {mime: {}, urls: null, processes: 1}\n",
+        BOTH.replace("restApi: {}", "restApi: ").replace("guard: {", "guard: {mainWorkerCount: 7, "),
+        BOTH + "guard: broken\n",
+    ]
+    with Process(tmp_path) as service, Load(service) as load:
+        more("before", load)
+        for i in range(10):
+            text = variants[i % len(variants)]
+            service.hang_up(text, FAILED if "broken" in text else OK)
+            more(text, load)
+        assert not load.failures
+        text = service.request("GET", "/metrics").body.decode()
+        assert "scanservice_reload_success 0.0" in text  # the last one was broken
+        decisions = sum(float(x.split()[-1]) for x in text.splitlines() if x.startswith("scanservice_decisions_total{"))
+        assert decisions >= load.answered - 3, "a reload must not reset the counters"
+
+
+def test_each_part_of_the_new_configuration_is_used(tmp_path):
+    """Tokens, decisions, lists and permissions, by the first request after the reload."""
+    with Process(tmp_path) as service:
+        assert service.submit(mail(), NEW_TOKEN).status == 401
+        service.hang_up(BOTH + "decisions: {otherwise: quarantine}\nlists: [{name: partners, category: sender}]\n")
+        assert service.submit(mail(), NEW_TOKEN).json["decision"] == "quarantine"
+        assert service.submit(mail()).status == 200
+        lists = Lists(service)
+        assert lists.add("partners", "a@example.org").status == 200
+        wait_for(lambda: "list:partners" in service.submit(mail()).json["tags"])
+        service.hang_up(CONFIG.replace(TOKEN, NEW_TOKEN))
+        assert service.submit(mail()).status == 401
+        assert service.submit(mail(), NEW_TOKEN).json["decision"] == "deliver"
+        assert lists.add("partners", "b@example.org").json["error"] == "list_not_found"
+        log = service.hang_up(CONFIG.replace("{restApi: {}}", "{}"))
+        assert service.submit(mail()).json["error"] == "scan_source_disabled"
+        assert "service.yml:3: guard.scanSources: scanning is disabled" in log
+        assert service.request("GET", "/readyz").status == 503
+
+
+def test_a_request_that_began_before_is_answered_with_its_own_configuration(tmp_path):
+    """Even if its token is no longer valid when its last byte arrives; and the old parts are then stopped."""
+    body = multipart(parameters_json(), mail())
+    with Process(tmp_path) as service, socket.create_connection(("127.0.0.1", service.port)) as slow:
+        slow.settimeout(DEADLINE_S)
+        slow.sendall(submit_head(len(body)) + body[:100])
+        wait_for(lambda: b"scanservice_in_processing 1.0" in service.request("GET", "/metrics").body)
+        service.hang_up(CONFIG.replace(TOKEN, NEW_TOKEN).replace("guard: {", "guard: {mainWorkerCount: 1, "))
+        full = service.submit(mail(), NEW_TOKEN)
+        assert (full.status, full.json["error"]) == (503, "saturated"), "both configurations share one limit"
+        slow.sendall(body[100:])
+        assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
+        assert service.submit(mail(), NEW_TOKEN).status == 200
+
+
+WRONG = [
+    ("guard: {mainWorkerCount: 0}\n", "service.yml:1: guard.mainWorkerCount:"),
+    ("listen: 127.0.0.1:1\n", "service.yml:1: listen: cannot be changed by a reload; restart the service"),
+    (CONFIG + "tls: {cert_file: a.pem, key_file: a.pem}\n", "service.yml:9: tls: cannot be changed by a reload"),
+    (CONFIG + "analyzers: {plugins: {absent: {}}}\n", "service.yml:9: analyzers.plugins.absent:"),
+    (CONFIG.replace(f"token: {TOKEN}", "token_file: empty"), "service.yml:7: abby.staticApiTokens.0: token_file empty"),
+    (CONFIG.replace("sqlite:///service.sqlite", "sqlite:////proc/none/x"), "cannot use the database"),
+    ("[", "service.yml:1: not YAML"),
+    ("", "service.yml:1: listen: cannot be changed by a reload"),
+]
+
+
+def test_a_configuration_that_cannot_be_used_changes_nothing(tmp_path):
+    """The log says what is wrong and where; scans go on; and the next reload works."""
+    (tmp_path / "empty").write_text("\n")
+    with Process(tmp_path) as service:
+        for text, said in WRONG:
+            log = service.hang_up(text, FAILED)
+            assert said in log, log
+            assert "Traceback" not in log
+            assert service.submit(mail()).status == 200
+        service.hang_up(BOTH)
+        assert service.submit(mail(), NEW_TOKEN).status == 200
+
+
+def test_a_certificate_is_replaced_under_load(tmp_path):
+    """New connections get the new one; a key of another certificate changes nothing."""
+    authority = trustme.CA()
+    first, second, third = (authority.issue_cert("127.0.0.1", f"{n}.example.org") for n in "123")
+
+    def install(certificate: trustme.LeafCert, key: trustme.LeafCert) -> None:
+        (tmp_path / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in certificate.cert_chain_pems))
+        (tmp_path / "key.pem").write_bytes(key.private_key_pem.bytes())
+
+    def served() -> str:
+        context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+        plain = socket.create_connection(("127.0.0.1", service.port), timeout=DEADLINE_S)
+        with plain, context.wrap_socket(plain, server_hostname="127.0.0.1") as tls:
+            return str(tls.getpeercert()["subjectAltName"])
+
+    install(first, first)
+    text = CONFIG + "tls: {cert_file: cert.pem, key_file: key.pem}\n"
+    context = ssl.create_default_context(cadata=authority.cert_pem.bytes().decode())
+    with Process(tmp_path, text) as service, Load(service, context=context) as load:
+        assert "1.example.org" in served()
+        more("first", load)
+        install(second, third)
+        assert "service.yml:9: tls: cert.pem and key.pem cannot be used: the key does not belong" in service.hang_up(
+            text, FAILED
+        )
+        assert "1.example.org" in served()
+        install(second, second)
+        service.hang_up(text)
+        assert "2.example.org" in served()
+        more("second", load)
+        assert not load.failures
+
+
+def test_sighup_at_any_time(tmp_path):
+    """During the start, many at once, and during the stop: none ends the service."""
+    (tmp_path / "service.yml").write_text(CONFIG)
+    service = ServiceProcess(tmp_path)
+    try:
+        status = Path(f"/proc/{service.process.pid}/status")
+
+        def caught() -> int:
+            return int(re.search(r"SigCgt:\s*(\w+)", status.read_text())[1], 16)
+
+        wait_for(lambda: caught() & 1 << signal.SIGHUP - 1)
+        service.process.send_signal(signal.SIGHUP)
+        service.wait()
+        wait_for(lambda: OK in service.log())
+        for _ in range(50):
+            service.process.send_signal(signal.SIGHUP)
+        wait_for(lambda: service.log().count(OK) >= 2)
+        assert service.submit(mail()).status == 200
+        with socket.create_connection(("127.0.0.1", service.port)) as slow:
+            body = multipart(parameters_json(), mail())
+            slow.settimeout(DEADLINE_S)
+            slow.sendall(submit_head(len(body)))
+            wait_for(lambda: b"scanservice_in_processing 1.0" in service.request("GET", "/metrics").body)
+            service.process.send_signal(signal.SIGTERM)
+            assert "stopping" in service.process.stdout.readline()
+            service.process.send_signal(signal.SIGHUP)
+            slow.sendall(body)
+            assert slow.recv(100).startswith(b"HTTP/1.1 200 ")
+    finally:
+        code = service.end()
+    assert code == 0
+
+
+def test_systemd_is_told_of_a_reload(tmp_path, monkeypatch):
+    """RELOADING=1 with the time, then READY=1; also after a reload that failed."""
+    place = tmp_path / "notify"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as listener:
+        listener.bind(str(place))
+        listener.settimeout(DEADLINE_S)
+        monkeypatch.setenv("NOTIFY_SOCKET", str(place))
+        with Process(tmp_path) as service:
+            assert listener.recv(1000) == b"READY=1"
+            for text, outcome in ((BOTH, OK), ("[", FAILED)):
+                service.hang_up(text, outcome)
+                assert listener.recv(1000).startswith(b"RELOADING=1\nMONOTONIC_USEC=")
+                assert listener.recv(1000) == b"READY=1"
+                assert listener.recv(1000).startswith(b"STATUS=running")
+
+
+def test_old_parts_do_not_pile_up(tmp_path):
+    """After many reloads the process has as many threads and files as after one."""
+    with Process(tmp_path) as service:
+        place = Path(f"/proc/{service.process.pid}")
+
+        def used() -> tuple[int, int]:
+            return len(list((place / "task").iterdir())), len(list((place / "fd").iterdir()))
+
+        for _ in range(3):
+            service.hang_up(CONFIG)
+        wait_for(lambda: service.submit(mail()).status == 200)
+        before = used()
+        for _ in range(10):
+            service.hang_up(CONFIG)
+        wait_for(lambda: used()[0] <= before[0] + 2 and used()[1] <= before[1] + 4)
+
+
+def test_a_reload_keeps_the_socket(tmp_path):
+    """Also with a fixed port, which the old configuration still uses."""
+    text = CONFIG.replace("127.0.0.1:0", f"127.0.0.1:{free_port()}")
+    with Process(tmp_path, text) as service:
+        service.hang_up(text + "decisions: {otherwise: quarantine}\n")
+        assert service.submit(mail()).json["decision"] == "quarantine"
