@@ -20,8 +20,8 @@ from bridge.mime import encodings
 from bridge.mime.ambiguity import CONTENT_FIELD
 from bridge.mime.structure import TooMuch
 
-MAX_STARTS = 5000  # places where a part may begin
-MAX_BLANK = 8  # empty lines in one part that could end its header section
+MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
+MAX_BLANK = 8  # empty lines in one part that could end its header section: no program reads a header past more
 MAX_HEAD = 256 * 1024  # bytes in which a header section must end
 
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).

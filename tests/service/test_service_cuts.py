@@ -181,6 +181,14 @@ def test_too_many_senders_are_reported() -> None:
     assert inspect(content, Limits()).limits == {"senders"}
 
 
+@pytest.mark.parametrize("unit", ["<", "a:b;", "a@b.c, ", "(a) ", "@", "=?x?b?/////w==?= "])
+def test_a_long_from_field_blocked_the_event_loop(unit: str) -> None:
+    """60 KB of brackets take 70 ms; a field that no program writes is read in a process."""
+    content = b"From: " + unit.encode() * (60_000 // len(unit)) + b"\r\n\r\nx"
+    with pytest.raises(NeedsProcess):
+        inspect(content, Limits(archives=False))
+
+
 # Links
 
 PAGE = '<html><body><a href="https://evil.example/x">here</a></body></html>\r\n'

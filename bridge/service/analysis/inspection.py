@@ -29,6 +29,7 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 
 MAX_SENDERS = 200  # with more, TooMuch
 WINDOW = 1024 * 1024  # bytes of text examined at a time
+INLINE_FIELD = 4096  # characters of a field with addresses or a date
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
 
 
@@ -37,6 +38,8 @@ _MARKS = (b"begin ", b"begin\t", b"begin-base64", b"=ybegin ", b"(This file must
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
+
+_PARSED = frozenset({"from", "sender", "reply-to", "date"})
 
 # Types besides text/* whose content is shown with its links, by the mail program or by a browser.
 _WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
@@ -213,6 +216,10 @@ class _MailInspector:
             self.file(content, "", nesting)
 
     def header(self, part: Part) -> None:
+        if not self.limits.archives and any(
+            len(value) > INLINE_FIELD for name, value in part.fields if name in _PARSED
+        ):
+            raise NeedsProcess
         if self.limits.look_at_headers:
             self.found.tags |= headers.check(part.fields)
         for value in part.values("from") + part.values("sender"):
