@@ -108,6 +108,18 @@ def unbroken_readings(raw: bytes) -> Iterator[bytes]:
         yield b"".join(map(_base64, _PADDING.split(raw.translate(None, _NOT_BASE64_OR_PAD))))
 
 
+def base64_runs(text: bytes) -> Iterator[bytes]:
+    """Lines of nothing but Base64, wherever they are: some programs need no header field to decode them."""
+    for run in _OTHER_LINE.split(text):
+        if len(run) >= _WORTH_READING:
+            yield _base64(run)
+            line = _LONG_LINE.search(run)
+            if line is not None and line.start() > 0:  # what stands before may be words
+                yield _base64(run[line.start() :])
+
+
+_OTHER_LINE = re.compile(rb"\n(?![A-Za-z0-9+/]+={0,3}[ \t\r]*(?:\n|\Z))[^\n]*")
+_LONG_LINE = re.compile(rb"\n[A-Za-z0-9+/]{19}")
 _PADDING = re.compile(rb"=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
@@ -117,9 +129,11 @@ _JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
 
 
 def _by_lines(raw: bytes) -> bytes:
-    """Each line separately; an incomplete group at the end of a line is dropped."""
-    lines = (line.translate(None, _NOT_BASE64) for line in raw.splitlines())
-    return b"".join(binascii.a2b_base64(line[: len(line) // 4 * 4]) for line in lines)
+    """Each line separately; an incomplete group at the end of a line is dropped unless it is padded."""
+    lines = (line.translate(None, _NOT_BASE64_OR_PAD) for line in raw.splitlines())
+    return b"".join(
+        _base64(line) if b"=" in line else binascii.a2b_base64(line[: len(line) // 4 * 4]) for line in lines
+    )
 
 
 def _padded_groups(groups: bytes) -> bytes:
@@ -131,7 +145,7 @@ def _padded_groups(groups: bytes) -> bytes:
 
 # Quoted-printable
 
-_ODD_QUOTED = re.compile(rb"=(?!\r?\n|[0-9A-F]{2})")
+_ODD_QUOTED = re.compile(rb"=(?![0-9A-F][0-9A-F])(?!\r?\n)")
 _QUOTED = re.compile(rb"=([0-9A-F]{2})")
 _QUOTED_ANY_CASE = re.compile(rb"=([0-9A-Fa-f]{2})")
 _SOFT_BREAK = re.compile(rb"=[ \t\v\f\x00]*\r*\n")
@@ -151,8 +165,12 @@ def quoted_readings(raw: bytes) -> Iterator[bytes]:
         yield _QUOTED_ANY_CASE.sub(_byte, re.sub(wrong, b"", joined))
 
 
+_DIGITS = "0123456789ABCDEFabcdef"
+_BYTES = {(first + second).encode(): bytes.fromhex(first + second) for first in _DIGITS for second in _DIGITS}
+
+
 def _byte(match: re.Match[bytes]) -> bytes:
-    return bytes.fromhex(match.group(1).decode())
+    return _BYTES[match[1]]
 
 
 # Formats that mark their own beginning
@@ -168,7 +186,8 @@ def embedded(raw: bytes) -> Iterator[bytes]:
     if b"=ybegin" in raw:
         yield from map(_yenc, _blocks(raw, _YENC_BEGIN, b"\n=yend"))
     if b"\n:" in raw or raw.startswith(b":"):
-        yield from map(_binhex, _blocks(raw, _BINHEX_BEGIN, b":"))
+        for block in _blocks(raw, _BINHEX_BEGIN, b":"):
+            yield from _binhex(block)
 
 
 def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[bytes]:
@@ -192,6 +211,9 @@ def may_embed(raw: bytes) -> bool:
     return b"begin" in raw or b"BinHex" in raw
 
 
+_FROM_UU = bytes(_ALPHABET[(byte - 32) % 64] for byte in _EVERY)  # other characters count as their lower six bits
+
+
 def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
     """If it is certain that these are such lines, spaces at their ends may be missing."""
     out = []
@@ -202,10 +224,7 @@ def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
         needed = -(-length // 3) * 4
         if line[0] < 32 or line[0] > 96 or (len(line) < needed and not is_certain):
             continue  # not such a line
-        try:
-            out.append(binascii.a2b_uu(line[: 1 + needed].ljust(1 + needed)))
-        except binascii.Error:
-            continue
+        out.append(binascii.a2b_base64(line[1 : 1 + needed].ljust(needed).translate(_FROM_UU))[:length])
     return b"".join(out)
 
 
@@ -239,14 +258,14 @@ _FROM_HQX = bytes.maketrans(_HQX, _ALPHABET)
 _NOT_HQX = bytes(set(_EVERY) - set(_HQX))
 
 
-def _binhex(raw: bytes) -> bytes:
-    """The data fork, or everything if its length cannot be right."""
+def _binhex(raw: bytes) -> Iterator[bytes]:
+    """The data fork, as much as there is of it, and everything: its length may be wrong."""
     packed = raw.partition(b":")[0].translate(None, _NOT_HQX).translate(_FROM_HQX)
     content = _without_runs(_base64(packed))
     start = 1 + content[0] + 19 if content else 0  # name with its length, version, type, creator, flags
     length = int.from_bytes(content[start - 8 : start - 4], "big") if start >= 20 else 0
-    body = content[start + 2 : start + 2 + length]
-    return body if length and len(body) == length else content
+    yield content[start + 2 : start + 2 + length]
+    yield content
 
 
 def _without_runs(content: bytes) -> bytes:

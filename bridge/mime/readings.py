@@ -22,6 +22,7 @@ from bridge.mime.structure import TooMuch
 
 MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
 MAX_BLANK = 8  # empty lines in one part that could end its header section: no program reads a header past more
+MAX_ODD = 8  # other lines that could
 MAX_HEAD = 256 * 1024  # bytes in which a header section must end
 
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
@@ -55,7 +56,7 @@ class Budget:
     """The work that may still be done: bytes read and decoded."""
 
     def __init__(self, size: int) -> None:
-        self._left = 16 * 1024 * 1024 + 200 * size
+        self._left = 16 * 1024 * 1024 + 250 * size
 
     def take(self, count: int) -> None:
         self._left -= count
@@ -97,9 +98,13 @@ def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
     for number, (text, is_usual) in enumerate(_texts(data)):
         for content in encodings.embedded(text):
             yield content, True
-        for region in regions(text):
+        for content in encodings.base64_runs(text) if is_usual else ():
+            yield content, True
+        for region in regions(text, budget):
             raw = text[region.body : region.end]
             yield raw, False
+            if number and len(text) == len(data) + 1:  # other line ends, or no NUL; the content may still have them
+                yield data[region.body - 1 : region.end - 1], False
             core = raw.translate(None, b"= \t\r\n")
             if is_usual and raw not in done and not (number and core in cores):
                 done.add(raw)
@@ -109,8 +114,10 @@ def _all_objects(data: bytes, budget: Budget) -> Iterator[tuple[bytes, bool]]:
 
 
 def texts(data: bytes) -> list[bytes]:
-    """The mail as it is, and with other ideas of where its lines end."""
+    """The mail as it is, with other ideas of where its lines end, and with spaces or nothing instead of NUL."""
     found = [data]
+    if b"\0" in data:
+        found += [data.replace(b"\0", b" "), data.replace(b"\0", b"")]
     if _BARE_CR.search(data):
         found += [_BARE_CR.sub(b"\n", data), _CRS_LF.sub(b"\n", data), _BARE_CR.sub(b"", data)]
     return list(dict.fromkeys(found))
@@ -124,10 +131,11 @@ def _texts(data: bytes) -> Iterator[tuple[bytes, bool]]:
     seen: set[bytes] = set()
     has_quoted = _QUOTED_CLAIM.search(data) is not None
     for text in texts(data):
-        for number, reading in enumerate((text, *(encodings.quoted_readings(text) if has_quoted else ()))):
-            if reading not in seen:
-                seen.add(reading)
-                yield b"\n" + reading, number < 2
+        for number, decoded in enumerate((text, *(encodings.quoted_readings(text) if has_quoted else ()))):
+            for reading in texts(decoded) if number == 1 else [decoded]:  # decoding may reveal line ends
+                if reading not in seen:
+                    seen.add(reading)
+                    yield b"\n" + reading, number < 2
 
 
 def _decoded(text: bytes, region: Region, raw: bytes, budget: Budget) -> Iterator[bytes]:
@@ -144,7 +152,7 @@ def _decoded(text: bytes, region: Region, raw: bytes, budget: Budget) -> Iterato
             yield content
 
 
-def regions(text: bytes) -> Iterator[Region]:
+def regions(text: bytes, budget: Budget) -> Iterator[Region]:
     """Where the content of a part may be, in any reading. The text begins with a line end."""
     lines = [match.span() for match in _DELIMITER.finditer(text)]
     ends = [start for start, _ in lines]
@@ -153,7 +161,7 @@ def regions(text: bytes) -> Iterator[Region]:
         raise TooMuch("readings")
     found: dict[int, Region] = {}
     for start in starts:
-        for place in _bodies(text, start):
+        for place in _bodies(text, start, budget):
             body = _SKIPPED.match(text, place).end()  # type: ignore[union-attr]  # (it matches nothing, too)
             following = bisect_left(ends, body)
             end = ends[following] if following < len(ends) else len(text)
@@ -172,18 +180,20 @@ def _heads(text: bytes) -> Iterator[int]:
             end_of_head = blank.end() - 1 if blank else len(text)
 
 
-def _bodies(text: bytes, start: int) -> Iterator[int]:
+def _bodies(text: bytes, start: int, budget: Budget) -> Iterator[int]:
     """Offsets at which the body of the part may begin: its start, and lines that could end its header section."""
     yield start
     window = min(len(text), start + MAX_HEAD)
     first = _SKIPPED.match(text, start).end()  # type: ignore[union-attr]  # (it matches nothing, too)
     first = max(start, text.rfind(b"\n", start, first))
-    odd = [match for pattern in _NO_FIELD if (match := pattern.search(text, first, window))]
+    odd = [
+        match for pattern in _NO_FIELD for match in _odd_lines(_found(pattern, text, first, window, MAX_ODD, budget))
+    ]
     for match in odd:
         yield match.start()
         yield match.end()
     before, others = start, 0
-    for match in islice(_BLANK.finditer(text, start, window), MAX_BLANK):
+    for match in _found(_BLANK, text, start, window, MAX_BLANK, budget):
         yield match.end()
         others = 0 if _HEADER_LINE.search(text, before, match.start()) else others + 1
         if others > 1:  # this is the body, and so is all that follows
@@ -191,3 +201,26 @@ def _bodies(text: bytes, start: int) -> Iterator[int]:
         before = match.end() - 1
     if before == start and not odd and window < len(text):
         raise TooMuch("readings")  # a header section that does not end
+
+
+def _odd_lines(lines: Iterator[re.Match[bytes]]) -> Iterator[re.Match[bytes]]:
+    """The lines that are not part of a header section, until one follows another: then that is the body."""
+    before = -1
+    for match in lines:
+        if match.start() == before:
+            return
+        yield match
+        before = match.end()
+
+
+def _found(
+    pattern: re.Pattern[bytes], text: bytes, start: int, end: int, count: int, budget: Budget
+) -> Iterator[re.Match[bytes]]:
+    """The first matches. The search is charged: thousands of parts may all search the same lines."""
+    for match in islice(pattern.finditer(text, start, end), count):
+        budget.take(match.end() - start)
+        start = match.end()
+        count -= 1
+        yield match
+    if count:
+        budget.take(end - start)

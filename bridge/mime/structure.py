@@ -15,6 +15,7 @@ import re
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime import ambiguity
@@ -89,8 +90,7 @@ def doubts(data: Buffer, bounds: Bounds) -> set[str]:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Span:
+class _Span(NamedTuple):
     """Where a part is, and what encloses it."""
 
     start: int
@@ -143,20 +143,21 @@ def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, 
     if first[:1] == b"\n" or first == b"\r\n":
         return b"", start + (1 if first[:1] == b"\n" else 2), set()
     window = min(end, start + limit + 4)
-    crlf, lf = data.find(b"\r\n\r\n", start, window), data.find(b"\n\n", start, window)
-    if crlf >= 0 and (lf < 0 or crlf < lf):
-        return data[start:crlf], crlf + 4, set()
+    crlf = data.find(b"\r\n\r\n", start, window)
+    lf = data.find(b"\n\n", start, crlf if crlf >= 0 else window)
     if lf >= 0:
         return data[start:lf], lf + 2, set()
+    if crlf >= 0:
+        return data[start:crlf], crlf + 4, set()
     if end - start > limit:
         raise TooMuch("header")
     head = data[start:end]
     return head, end, set() if not head or head.endswith(b"\n") else {"header-end"}
 
 
-_FOLD = re.compile(rb"\r?\n(?=[ \t])")
 _EMPTY_FOLD = re.compile(rb"\n[ \t]+\r?(?:\n|$)")
-_NAME = re.compile(rb"([!-9;-~]+)([ \t]*):")
+# A field (its name, space before the colon, and its value, folded) or a line that is none.
+_FIELD = re.compile(r"([!-9;-~]+)([ \t]*):([^\n]*(?:\n[ \t][^\n]*)*)\n?|([^\n]*)\n?")
 
 
 def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
@@ -164,21 +165,19 @@ def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
     found: list[tuple[str, str]] = []
     if head[:1] in (b" ", b"\t") or _EMPTY_FOLD.search(head):
         doubts.add("header-line")
-    for line in _FOLD.sub(b"", head).split(b"\n"):
-        match = _NAME.match(line)
-        if match is None:
-            if line.strip():
-                doubts.add("header-line")
+    for name, space, value, other in _FIELD.findall(head.decode("utf-8", "replace")):
+        if space or other.strip(" \t\r\v\f") or value.startswith(":"):
+            doubts.add("header-line")
+        if not name:
             continue
         if len(found) >= MAX_FIELDS:
             raise TooMuch("fields")
-        name, space = match.groups()
-        if space or line.startswith(b":", match.end()):
-            doubts.add("header-line")
-        value = line[match.end() :].strip(b" \t\r")
-        if len(value) > LONG_VALUE and name.lower().startswith(b"content-"):
+        if "\n" in value:
+            value = value.replace("\r\n", "").replace("\n", "")
+        name = name.lower()
+        if len(value) > LONG_VALUE and name.startswith("content-"):
             doubts.add("long-field")
-        found.append((name.decode("ascii").lower(), value.decode("utf-8", "replace")))
+        found.append((name, value.strip(" \t\r")))
     return found
 
 

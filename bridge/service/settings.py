@@ -352,7 +352,7 @@ class Mime(AnalyzerSection):
 
 class Urls(AnalyzerSection):
     timeout: Duration = 20.0
-    max_urls: int = Field(1000, ge=1, description="Hosts looked up in lists; further hosts are not checked.")
+    max_urls: int = Field(5000, ge=1, description="Different hosts in links; a mail with more is `incomplete`.")
 
 
 class HeadersAnalyzer(AnalyzerSection):

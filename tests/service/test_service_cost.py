@@ -55,6 +55,22 @@ def test_a_process_converts_a_limited_number_of_names() -> None:
     assert found.limits == {"urls"}
 
 
+def test_a_newsletter_with_thousands_of_hosts_is_complete() -> None:
+    """A list of links is ordinary mail."""
+    text = " ".join(f"http://host-{number}.example/" for number in range(4000))
+    found = inspect(mail(text.encode(), Content_Type="text/plain; charset=utf-8"), Limits())
+    assert not found.limits and len(found.hosts) == 4000
+
+
+def test_many_short_texts_count_together() -> None:
+    """Each had an allowance of its own, so a mail of many parts could block the event loop."""
+    part = b"--b\r\nContent-Type: text/html\r\n\r\n" + b"&a" * 1900 + b"\r\n"
+    head = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n"
+    inspect(head + part * 2 + b"--b--\r\n", INLINE)
+    with pytest.raises(NeedsProcess):
+        inspect(head + part * 9 + b"--b--\r\n", INLINE)
+
+
 def test_a_mail_with_a_few_international_names_stays_in_the_event_loop() -> None:
     """They are found there."""
     text = "http://b\u00fccher.example/ https://stra\u00dfe.example http://xn--bcher-kva.example"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import re
 import struct
 import tarfile
 import zipfile
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from bridge.mime.structure import TooMuch
-from bridge.service.analysis import tnef
+from bridge.service.analysis import openpgp, tnef
 
 MAX_MEMBER = 128 * 1024 * 1024  # one member is held in memory during its inspection
 _CHUNK = 256 * 1024
@@ -57,12 +58,13 @@ class Member:
 
 def kind_of(content: bytes) -> str:
     """The archive format by its magic number; empty if this is not an archive."""
-    for magic, kind in _MAGIC:
-        if content.startswith(magic):
-            return kind
+    if content.startswith(_MAGIC_NUMBERS):
+        return next(kind for magic, kind in _MAGIC if content.startswith(magic))
     if content[257:262] == b"ustar" or _has_tar_checksum(content):
         return "tar"
-    if content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
+    if openpgp.is_message(content):
+        return "pgp"
+    if b"\x05" in content and content.rfind(b"PK\x05\x06", max(0, len(content) - _ZIP_TAIL)) >= 0:
         return "zip"  # programs recognise a zip file by its end, whatever comes before it
     return ""
 
@@ -86,7 +88,12 @@ _MAGIC = [
     (b"Rar!\x1a\x07", "rar"),
     (b"7z\xbc\xaf\x27\x1c", "7z"),
     (tnef.MAGIC, "tnef"),
+    (b"]\0\0", "lzma"),
+    (b"MSCF\0\0\0\0", "cab"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+    (b"LZIP", "lzip"),
 ]
+_MAGIC_NUMBERS = tuple(magic for magic, _ in _MAGIC)
 
 
 def members(content: bytes, kind: str, name: str, budget: Budget) -> Iterator[Member]:
@@ -112,7 +119,7 @@ _BROKEN = (
 
 def has_zip_member(content: bytes) -> bool:
     """Whether a zip file's member is somewhere in it: some programs find it without the file's directory."""
-    at = content.find(_MEMBER)
+    at = content.find(_MEMBER) if b"\x03" in content else -1  # one byte is found much faster, and text has none
     while at >= 0 and _local_header(content, at) is None:
         at = content.find(_MEMBER, at + 4)
     return at >= 0
@@ -173,15 +180,22 @@ def _local_header(content: bytes, at: int) -> tuple[int, int, int, str] | None:
 
 
 def _inflated(content: bytes, start: int, budget: Budget) -> bytes | None:
-    """Read in pieces: what zlib is given and does not need, it copies, and an archive may have thousands of members."""
-    decoder, out = zlib.decompressobj(-15), []
     try:
-        while not decoder.eof and start < len(content):
-            out.append(_inflate(decoder, content[start : start + _PIECE], budget))
-            start += _PIECE
+        return _inflate_from(zlib.decompressobj(-15), content, start, budget)[0]
     except zlib.error:
         return None
-    return b"".join(out)
+
+
+def _inflate_from(decoder: zlib._Decompress, content: bytes, at: int, budget: Budget) -> tuple[bytes, int]:
+    """One stream, and where it ends.
+
+    In pieces: what zlib is given and does not need, it copies, and there may be thousands of streams.
+    """
+    out = []
+    while not decoder.eof and at < len(content):
+        out.append(_inflate(decoder, content[at : at + _PIECE], budget))
+        at += _PIECE
+    return b"".join(out), min(at, len(content)) - len(decoder.unused_data)
 
 
 def _read_zip_member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, budget: Budget, content: bytes) -> bytes | None:
@@ -216,19 +230,21 @@ def _tar(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
 
 def _gzip(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
-    out = []
-    while content.startswith(b"\x1f\x8b"):  # concatenated streams form one file
+    out, at = [], 0
+    while content.startswith(b"\x1f\x8b", at):  # concatenated streams form one file
         decoder = zlib.decompressobj(-15)  # ignores the checksum, as other programs do
-        out.append(_inflate(decoder, content[_gzip_header(content) :], budget))
-        content = decoder.unused_data[8:]
+        block, at = _inflate_from(decoder, content, _gzip_header(content, at), budget)
+        out.append(block)
+        at += 8
     yield Member(_stem(name, ".gz"), b"".join(out))
     if not decoder.eof:  # what there was of it has been inspected
         raise EOFError
 
 
-def _gzip_header(content: bytes) -> int:
-    """Its length: ten bytes, and what its flags announce (RFC 1952)."""
-    flags, at = content[3] if len(content) > 3 else 0, 10
+def _gzip_header(content: bytes, at: int) -> int:
+    """Where it ends: after ten bytes, and what its flags announce (RFC 1952)."""
+    flags = content[at + 3] if len(content) > at + 3 else 0
+    at += 10
     if flags & 4:
         at += 2 + int.from_bytes(content[at : at + 2], "little")
     for flag in (8, 16):  # a name, a comment
@@ -254,15 +270,33 @@ def _bzip2(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
 def _xz(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
     budget.take_member()
     out: list[bytes] = []
-    while content.startswith(b"\xfd7zXZ"):
-        decoder = lzma.LZMADecompressor(memlimit=128 * 1024 * 1024)
-        block = decoder.decompress(content, _CHUNK)
+    at = 0
+    while content.startswith(b"\xfd7zXZ", at):
+        at = _PADDING.match(content, _unlzma(content, at, lzma.FORMAT_XZ, out, budget)).end()  # type: ignore[union-attr]
+    yield Member(_stem(name, ".xz"), b"".join(out))
+
+
+_PADDING = re.compile(rb"\0*")  # may follow each stream
+
+
+def _lzma(content: bytes, name: str, budget: Budget) -> Iterator[Member]:
+    budget.take_member()
+    out: list[bytes] = []
+    _unlzma(content, 0, lzma.FORMAT_ALONE, out, budget)
+    yield Member(_stem(name, ".lzma"), b"".join(out))
+
+
+def _unlzma(content: bytes, at: int, form: int, out: list[bytes], budget: Budget) -> int:
+    """Appends the content of one stream, read in pieces like those of `_inflate_from`; returns where it ends."""
+    decoder = lzma.LZMADecompressor(form, memlimit=128 * 1024 * 1024)
+    while not decoder.eof and at < len(content):
+        block = decoder.decompress(content[at : at + _PIECE], _CHUNK)
         while block or not (decoder.eof or decoder.needs_input):
             budget.take(len(block))
             out.append(block)
             block = b"" if decoder.eof else decoder.decompress(b"", _CHUNK)
-        content = decoder.unused_data.lstrip(b"\0")  # between streams there may be padding
-    yield Member(_stem(name, ".xz"), b"".join(out))
+        at += _PIECE
+    return min(at, len(content)) - len(decoder.unused_data)
 
 
 def _inflate(decoder: zlib._Decompress, content: bytes, budget: Budget) -> bytes:
@@ -289,6 +323,17 @@ def _stem(name: str, suffix: str) -> str:
     return name[: -len(suffix)] if name.lower().endswith(suffix) else name
 
 
+def _pgp(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
+    def inflate(data: bytes, algorithm: int) -> bytes:
+        if algorithm == 3:
+            return _read(bz2.BZ2File(io.BytesIO(data)).read, budget)
+        return _inflate(zlib.decompressobj(-15 if algorithm == 1 else 15), data, budget) if algorithm else data
+
+    for name, data in openpgp.files(content, inflate):
+        budget.take_member()
+        yield Member(name, data)
+
+
 def _tnef(content: bytes, _name: str, budget: Budget) -> Iterator[Member]:
     for name, data in tnef.attachments(content):
         budget.take_member()
@@ -302,8 +347,10 @@ _OPENERS: dict[str, Callable[[bytes, str, Budget], Iterator[Member]]] = {
     "gzip": _gzip,
     "bzip2": _bzip2,
     "xz": _xz,
+    "lzma": _lzma,
+    "pgp": _pgp,
     "tnef": _tnef,
 }
 OPENABLE = frozenset(_OPENERS)
 # They contain a single file, or are part of the mail: no nesting that deserves a tag.
-COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "tnef"})
+COMPRESSORS = frozenset({"gzip", "bzip2", "xz", "lzma", "pgp", "tnef"})

@@ -69,7 +69,7 @@ class Limits:
     archive_depth: int = 4
     archive_members: int = 10_000
     extracted_bytes: int = 256 * 1024 * 1024
-    urls: int = 1000
+    urls: int = 5000
     look_at_mime: bool = True
     look_at_urls: bool = True
     look_at_headers: bool = True
@@ -155,7 +155,9 @@ class _MailInspector:
             if part.depth == 0 and outermost:
                 self.header(part)
                 outermost = False
-            if not part.content_type.startswith("multipart/"):
+            if part.content_type.startswith("multipart/"):
+                self.named(part.names)
+            else:
                 self.leaf(data, part, nesting)
             doubts |= part.doubts
             if doubts and not self.limits.archives:
@@ -171,8 +173,7 @@ class _MailInspector:
             names = set().union(*map(file_names.everywhere, readings.texts(whole)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
-        for name in names:
-            self.found.tags |= file_types.tags_of(name, "", b"")
+        self.named(names)
         for text in (whole, *encodings.quoted_readings(whole)):
             self.text(text, 0, len(text), _ANY_TEXT)
         mails: list[bytes] = []
@@ -185,6 +186,11 @@ class _MailInspector:
             else:
                 self.guess(content, is_decoded, nesting)
         self.enclosed_once(mails, nesting)
+
+    def named(self, names: Collection[str]) -> None:
+        """Names that a program may show, of a container or of no part in particular."""
+        for name in names:
+            self.found.tags |= file_types.tags_of(name, "", b"")
 
     def enclosed_once(self, mails: list[bytes], nesting: int) -> None:
         """Most of these are beginnings of each other: the same encoded message, read to different ends."""
@@ -234,6 +240,7 @@ class _MailInspector:
             self.found.tags.add(_INCOMPLETE[part.content_type])
         plain = part.encoding in encodings.PLAIN
         if plain and is_message(part.content_type):
+            self.named(part.names)
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain:
@@ -351,11 +358,13 @@ class _MailInspector:
         if archives.kind_of(member.content) and kind not in archives.COMPRESSORS:
             self.found.tags.add("mime:nested-archive")
         self.signatures(member.content)
-        if kind == "tnef" and self.see:  # engines may not open it
+        if kind in ("tnef", "pgp") and self.see:  # engines may not open it
             self.see(member.content, {member.name})
         self.found.tags |= file_types.tags_of(member.name, "", member.content)
-        if _is_mail_name(member.name):
+        if _is_mail_name(member.name) or (kind == "pgp" and readings.begins_like_mail(member.content)):
             self.enclosed(member.content, nesting)
+        elif kind == "pgp" and file_types.is_text(member.content):
+            self.text(member.content, 0, len(member.content), _ANY_TEXT)
         self.file(member.content, member.name, nesting + 1)
 
 

@@ -10,13 +10,17 @@ from datetime import UTC, datetime
 from uuid import uuid4
 
 from bridge.api.scanning import AnalysisRequest
-from bridge.mail.message import Message
+from bridge.mail.message import Message, Spool
 
 
 class StoredMail(Message):
     """A mail in the spool whose bytes, or whose file, the analyzers can take as a whole."""
 
-    __slots__ = ()
+    __slots__ = ("needs_process",)
+
+    def __init__(self, spool: Spool) -> None:
+        super().__init__(spool)
+        self.needs_process = False  # True: the event loop began its inspection and gave it up
 
     def content(self) -> bytes:
         """The whole mail as bytes: for small mail."""

@@ -51,9 +51,12 @@ _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`),
 )
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
-MAX_HOSTS = 1000  # with more, `scan` raises TooMuch
+MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand; with more, `scan` raises TooMuch
+MAX_CONVERTED = 1000  # names that are not ASCII: half a second
 INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
-INLINE_MARKS = 2000  # places in a text where a link, an anchor or a character reference may begin: a few milliseconds
+INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
+INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a character reference may begin
+_MARKS = ("&", "//", "www.", "<a")
 
 
 class NeedsProcess(Exception):
@@ -73,15 +76,16 @@ class Links:
         self._max_hosts = max_hosts
         self._converted = 0  # names that are not ASCII
         self._characters_left = INLINE_CHARACTERS if is_inline else None
+        self._length = self._marks = 0
 
     def scan(self, text: str, *, is_html: bool) -> None:
-        if self._characters_left is not None and sum(map(text.count, ("&", "//", "www.", "<a"))) > INLINE_MARKS:
-            raise NeedsProcess
+        if self._characters_left is not None:
+            self._check_length(text)
         if is_html and "&" in text:
             if _BREAK.search(text):
-                self._scan(_unescaped(_BREAK.sub("", text)).lower(), is_html)
+                self._scan(_lower(_unescaped(_BREAK.sub("", text))), is_html)
             text = _unescaped(text)
-        text = text.lower()
+        text = _lower(text)
         is_broken = self._scan(text, is_html)
         if is_html and (is_broken or any(pattern.search(text) for pattern in _BROKEN)):
             self._scan(text.replace("\n", "").replace("\r", "").replace("\t", ""), is_html)
@@ -102,8 +106,8 @@ class Links:
                 self._add_rest(text, match)
             if raw not in self._seen and _is_link(text, start):
                 self._add(raw)
-        for match in _BARE.finditer(text):
-            self._add("www." + match.group(1))
+        for name in set(_BARE.findall(text)):
+            self._add("www." + name)
         if is_html:
             self._check_anchors(text)
         return is_broken
@@ -120,6 +124,14 @@ class Links:
             close = text.find(quote, match.end(), stop)
             self._add(text[match.start(1) : close if close >= 0 else stop])
 
+    def _check_length(self, text: str) -> None:
+        """In the event loop: only a short text may have any number of places where a link may begin."""
+        self._length += len(text)
+        if self._length > INLINE_LENGTH:
+            self._marks += sum(map(text.count, _MARKS))
+            if self._marks > INLINE_MARKS:
+                raise NeedsProcess
+
     def _check_anchors(self, text: str) -> None:
         """`<a href="http://evil.example">bank.example</a>`"""
         match = _ANCHOR.search(text)
@@ -127,8 +139,9 @@ class Links:
             end = text.find(">", match.end())
             if end < 0:
                 return
-            target, shown = _HREF.search(text, match.end(), end), _SHOWN.match(text, end + 1)
-            if target and shown:
+            shown = _SHOWN.match(text, end + 1)  # most often a word, not a host
+            target = _HREF.search(text, match.end(), end) if shown else None
+            if shown and target:
                 self._compare(target.group(1), shown.group(1))
             match = _ANCHOR.search(text, end)
 
@@ -157,7 +170,7 @@ class Links:
         """`host_of`, within the bounds of this mail."""
         if not raw.isascii() or "%" in raw:
             self._converted += 1
-            if self._converted > self._max_hosts:
+            if self._converted > min(self._max_hosts, MAX_CONVERTED):
                 raise TooMuch("urls")
             self._spend(len(raw))
         return host_of(raw)
@@ -190,6 +203,14 @@ def _skip_back(text: str, position: int) -> int:
     while position > 0 and text[position - 1].isspace():
         position -= 1
     return position
+
+
+def _lower(text: str) -> str:
+    """The letters of ASCII only: `str.lower` takes five times as long if there are others (Python 3.11).
+
+    Names with other letters are converted by `host_of`.
+    """
+    return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
 def _unescaped(text: str) -> str:

@@ -117,11 +117,12 @@ class Pipeline:
         return list(await asyncio.gather(*(self._ask(engine, rendition) for engine in engines)))
 
     def _inspect_now(self, job: AnalysisJob) -> tuple[Inspection, _Answer] | None:
-        if job.mail.size > INLINE_BYTES:
+        if job.mail.size > INLINE_BYTES or job.mail.needs_process:
             return None
         try:
             return inspect(job.mail.content(), self._inline), _NOTHING
         except NeedsProcess:
+            job.mail.needs_process = True
             return None
         except Exception as exc:  # also RecursionError and MemoryError
             return self._crashed(job, exc)

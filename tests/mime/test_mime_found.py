@@ -1,0 +1,115 @@
+"""Mails that the comparison with other readers found once: each hid its file from ours, or a name that is a program."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+
+import pytest
+
+from bridge.mime import encodings, names
+from bridge.service.analysis.inspection import Limits, inspect
+from tests.mime import ours
+from tests.service.service_kit import EICAR, zipped
+
+ZIP = zipped(("eicar.com", EICAR))
+LINES = [base64.b64encode(ZIP[at : at + 57]) for at in range(0, len(ZIP), 57)]
+HEAD = b"From: a@example.org\r\nDate: Mon, 16 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@example.org>\r\n"
+TYPE = b"Content-Type: multipart/mixed; boundary=b\r\n\r\n--b\r\n\r\nHello\r\n--b\r\n"
+FIELDS = b"Content-Type: application/octet-stream\r\nContent-Transfer-Encoding: base64\r\n"
+
+
+def uuencoded(content: bytes) -> list[bytes]:
+    return [binascii.b2a_uu(content[at : at + 45]).rstrip(b"\n") for at in range(0, len(content), 45)]
+
+
+def quoted(text: bytes) -> bytes:
+    """Each byte escaped, in lines that end with CR."""
+    return b"=\r".join(b"".join(b"=%02X" % byte for byte in text[at : at + 24]) for at in range(0, len(text), 24))
+
+
+MAILS = {
+    "short lines of Base64 after a line of dashes and a line that is no field": HEAD
+    + TYPE
+    + FIELDS.replace(b"Type:", b"Type=")
+    + b"--\r\n"
+    + b"\r\n".join(base64.b64encode(ZIP)[at : at + 3] for at in range(0, len(base64.b64encode(ZIP)), 3))
+    + b"\r\n--b--\r\n",
+    "words before Base64 that could be Base64": HEAD
+    + TYPE
+    + FIELDS
+    + b"no field\r\n\r\nhello there\r\n"
+    + b"\r\n".join(LINES)
+    + b"\r\n--b--\r\n",
+    "a delimiter of another boundary within Base64": HEAD
+    + TYPE
+    + b"\xef\xbb\xbf"
+    + FIELDS
+    + b"\r\n"
+    + b"\r\n".join([*LINES[:3], b"--x", *LINES[3:]])
+    + b"\r\n--b--\r\n",
+    "NUL for a space in uuencode": HEAD
+    + b"\r\nbegin 644 a.zip\r\n"
+    + b"\r\n".join(uuencoded(ZIP)).replace(b" ", b"\0", 1)
+    + b"\r\nend\r\n",
+    "line ends of CR, behind quoted-printable": HEAD
+    + b"\r\nContent-Type: multipart/mixed; boundary=o\r\r--o\rContent-Type: message/rfc822\r"
+    + b"Content-Transfer-Encoding: quoted-printable\r\r"
+    + quoted((TYPE + FIELDS).replace(b"\r\n", b"\r") + b"\r" + b"\r".join(LINES) + b"\r--b--\r")
+    + b"\r--o--\r",
+}
+
+
+@pytest.mark.parametrize("name", MAILS)
+def test_a_reader_found_the_file_and_ours_did_not(name: str) -> None:
+    """The whole file is found, from its first byte, and opened."""
+    assert any(item.content.startswith(ZIP) for item in ours.read(MAILS[name]) or [])
+    assert "malware:eicar" in inspect(MAILS[name], Limits()).tags
+
+
+def test_a_text_kept_its_line_ends_of_cr() -> None:
+    """A program that takes CR for a line end in the header leaves those in the content as they are."""
+    content = b"\x7fBIN" + bytes(range(1, 200)).replace(b"\n", b"") + b"\r" + bytes(range(200, 256))
+    lines = [
+        b"Content-Type: multipart/mixed; boundary=b",
+        b"",
+        b"--b",
+        b"Content-Type: a/b",
+        b"",
+        content,
+        b"--b--",
+        b"",
+    ]
+    found = ours.read(b"\r".join([*HEAD.split(b"\r\n")[:-1], *lines]))
+    assert found is not None and any(item.content == content for item in found)
+
+
+def test_a_damaged_line_of_uuencode_was_left_out() -> None:
+    """Most programs take the lower six bits of any character."""
+    lines = uuencoded(ZIP)
+    lines[1] = lines[1][:30] + b"\v" + lines[1][31:]
+    decoded = next(encodings.embedded(b"begin 644 a.zip\r\n" + b"\r\n".join(lines) + b"\r\nend\r\n"))
+    assert len(decoded) == len(ZIP)
+    assert decoded[:60] == ZIP[:60] and decoded[90:] == ZIP[90:]
+
+
+def test_a_damaged_binhex_file_began_with_its_header() -> None:
+    """What there is of the data fork is a file of its own."""
+    fork = b"\x05a.zip\0????????\0\0" + struct.pack(">II", len(ZIP), 0) + b"\0\0" + ZIP[: len(ZIP) // 2]
+    hqx = base64.b64encode(fork.replace(b"\x90", b"\x90\0")).rstrip(b"=")
+    hqx = hqx.translate(bytes.maketrans(encodings._ALPHABET, encodings._HQX))
+    assert any(ZIP.startswith(content[:60]) for content in encodings.embedded(b"\r\n:" + hqx + b":\r\n") if content)
+
+
+def test_the_name_of_a_container_was_ignored() -> None:
+    """Some programs show the file of a multipart under the name of the multipart."""
+    named = b"Content-Disposition: attachment; filename*0*=utf-8''file; filename*1*=.exe\r\n"
+    assert "mime:executable" in inspect(HEAD + named + TYPE + b"\r\nx\r\n--b--\r\n", Limits()).tags
+    message = b"Content-Type: message/rfc822; name=file.exe\r\n\r\nSubject: x\r\n\r\nx\r\n"
+    assert "mime:executable" in inspect(HEAD + message, Limits()).tags
+
+
+def test_the_end_of_an_encoded_word_hid_the_end_of_a_name() -> None:
+    """The word begins before the name."""
+    assert "file.exe" in names.candidates("=?utf-8?q?application/x; name*0*=utf-8''file; name*1=.exe?=")
