@@ -68,6 +68,8 @@ log = logging.getLogger(__name__)
 
 _dice = random.Random()  # noqa: S311 - selects a share of the mail, keeps no secret
 
+_INLINE_BYTES = 64 * 1024  # reading the structure of a larger mail could keep the event loop from other mail
+
 _SHADOW = Rule(Action.RELAY)
 _NO_CONTENT = Spool(0)  # for the record of a mail that is refused before its content
 
@@ -307,7 +309,8 @@ class Filter:
     async def _is_ambiguous(self, record: Record) -> bool:
         """Whether mail programs may read the mail differently, in a way that programs seldom or never write."""
         message = record.tx.message
-        reasons = await asyncio.to_thread(_rare_doubts, message) if message.is_in_file else _rare_doubts(message)
+        takes_long = message.is_in_file or message.size > _INLINE_BYTES
+        reasons = await asyncio.to_thread(_rare_doubts, message) if takes_long else _rare_doubts(message)
         record.doubts = tuple(reasons)
         return bool(reasons)
 

@@ -44,6 +44,7 @@ _HIDDEN = re.compile(
 )
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
 _WINDOW = 1024 * 1024
+_CACHED = 500  # characters; longer values would fill the memory, and no two mails share them
 
 
 def in_lines(data: Buffer) -> set[str]:
@@ -95,10 +96,10 @@ def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
     for name, values in kinds.items():
         if len(values) > 1 and len(set(values)) > 1:
             found.add("duplicate-" + name.rpartition("-")[2])
-    for value in types[:3]:
-        found |= _in_type(value)
+    for value in types[:3]:  # more than one has been noted above, and that is enough to read the mail in all ways
+        found |= _in_type(value) if len(value) <= _CACHED else _in_type.__wrapped__(value)
     for value in dispositions[:3]:
-        found |= _in_disposition(value)
+        found |= _in_disposition(value) if len(value) <= _CACHED else _in_disposition.__wrapped__(value)
     if encodings and encodings[0].strip(" \t").lower() not in STANDARD:
         found.add("encoding")
     return found

@@ -2,33 +2,34 @@
 
 Whether a file is dangerous depends on its name, because mail programs open a file by its name. A part may
 have several: in two fields, in one field twice, in pieces, encoded in two standards, with quotes and
-comments in odd places. Nothing here decides between them. The work is linear and bounded, because it is
-done for every attachment.
+comments in odd places. Nothing here decides between them. The work is linear, because it is done for every
+attachment.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import islice
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime.words import as_text, decode_words
 
-MAX_FIELD = 2000  # characters of one field
-MAX_VALUES = 30  # values in one field
-MAX_FIELDS = 2000  # fields in one mail
-_VALUE = re.compile(r"""name([^=;]{0,20})=[ \t]{0,50}("(?:[^"\\]|\\.){0,2000}"?|[^;]{0,2000})""", re.IGNORECASE)
+MAX_FIELDS = 2000  # fields in one mail, and
+MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
+# Nothing here ends at a length: a name may stand at the very end of a field, which `structure` reads whole.
 _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re.IGNORECASE)  # nothing to disagree on
-_TO_SEMICOLON = re.compile(r"name[^=;]{0,20}=([^;]{0,2000})", re.IGNORECASE)
-_NUMBER = re.compile(r"\*[ \t]{0,9}([0-9]{1,4})")
-_COMMENT = re.compile(r"\([^()]{0,200}\)")
+_NAME = re.compile("name", re.IGNORECASE)
+_VALUE = re.compile(r"""[ \t]*("[^"\\]*(?:\\.[^"\\]*)*"?|[^;]*)""", re.DOTALL)
+_NUMBER = re.compile(r"\*[ \t]*0*([0-9]+)")
+_COMMENT = re.compile(r"\([^()]*\)")
+_MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not go deeper
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
-_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")
+_LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")  # of a longer one, the beginning remains
+_SHOWN = 255  # characters at the end of a name, which decide how a file is opened
 _FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
-    rb"(?:(?<=[\r\n])|\A)[^\r\na-z]{0,8}content[-_ ]{0,3}[td][^\r\n]{0,9000}"
-    rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]{0,2000}){0,50}",
+    rb"(?:(?<=[\r\n])|\A)[^\r\na-z]{0,8}content[-_ ]{0,3}[tdl][^\r\n]*"
+    rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]*)*",
     re.IGNORECASE,
 )
 
@@ -41,30 +42,72 @@ def candidates(field: str) -> set[str]:
     """All names that a `Content-Type` or `Content-Disposition` field may give."""
     plain = _PLAIN.fullmatch(field)
     if plain is not None:
-        return {plain[1][-255:]} if "." in plain[1] else set()
-    at = field.lower().find("name")
-    field = field[max(0, at) : max(0, at) + MAX_FIELD]
-    pieces = [(match[1], match[2].strip().strip("\"'")) for match in islice(_VALUE.finditer(field), MAX_VALUES)]
-    loose = (match[1] for match in islice(_TO_SEMICOLON.finditer(field), MAX_VALUES))
-    texts = {*(value for _, value in pieces), *_joined(pieces), *loose}
+        return {plain[1][-_SHOWN:]} if "." in plain[1] else set()
+    pieces = list(_values(field))
+    texts = {*(value for _, value in pieces), *_joined(pieces), *_loose(field)}
     found: set[str] = set()
     for text in texts:
         for form in _forms(text):
             found.add(_SPACES.sub(" ", form.strip().strip("\"'")))
             found.update(_SEPARATORS.split(form))
-    return {name[-255:] for name in found if "." in name}
+    return {name[-_SHOWN:] for name in found if "." in name}
+
+
+def located(value: str, *, is_shown: bool = False) -> set[str]:
+    """The names that a `Content-Location` field may give. Some programs save a part under the end of that address.
+
+    An address without a path ends with a host. That is a name too, but not of what mail programs show, such as HTML.
+    """
+    found: set[str] = set()
+    for form in _forms(_SPACES.sub("", value)):
+        address = form.strip("\"'<>")
+        _, slashes, rest = address.partition("//")
+        path = rest if slashes else address
+        if slashes and is_shown and "/" not in path:
+            continue
+        found |= {path.rpartition("/")[2], re.split("[?#]", path)[0].rpartition("/")[2]}
+    return {name[-_SHOWN:] for name in found if "." in name}
 
 
 def everywhere(data: bytes) -> set[str]:
     """All names in everything that looks like such a field, wherever it is in the mail. Raises TooManyNames."""
     found: set[str] = set()
+    size = 0
     for number, match in enumerate(_FIELD.finditer(data)):
-        if number >= MAX_FIELDS:
+        size += match.end() - match.start()
+        if number >= MAX_FIELDS or size > MAX_BYTES:
             raise TooManyNames
         text = match.group().decode("utf-8", "replace")
-        if "name" in text.lower():
+        if _NAME.search(text):
             found |= candidates(re.sub(r"\r?\n[ \t]+", " ", text))
+        if text.lstrip().lower().startswith("content-l"):
+            found |= located(text.partition(":")[2], is_shown=True)
     return found
+
+
+def _values(field: str) -> Iterator[tuple[str, str]]:
+    """The values of all parameters with "name" in their names, and what stands between that and the "="."""
+    at = 0
+    while (equals := field.find("=", at)) >= 0:
+        key = field[at:equals].rpartition(";")[2]
+        at = equals + 1
+        name = _NAME.search(key)
+        if name is not None and (match := _VALUE.match(field, at)):
+            yield key[name.end() :], match[1].strip().strip("\"'")
+            at = match.end()
+
+
+def _loose(field: str) -> Iterator[str]:
+    """What stands between "name" and the next semicolon, whatever quotes there are, and even without a "="."""
+    for text in field.split(";"):
+        name = _NAME.search(text)
+        if name is None:
+            continue
+        key, equals, value = text[name.end() :].partition("=")
+        if equals:
+            yield value
+        if key[:1].isspace():
+            yield key
 
 
 def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -72,21 +115,25 @@ def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
     values = [_LANGUAGE.sub("", value, count=1) for _, value in pieces]
     yield "".join(values)
     yield "".join(reversed(values))
-    first: dict[int, str] = {}
-    last: dict[int, str] = {}
+    first: dict[tuple[int, str], str] = {}
+    last: dict[tuple[int, str], str] = {}
     for (number, _), value in zip(pieces, values, strict=True):
         match = _NUMBER.search(number)
         if match is not None:
-            first.setdefault(int(match.group(1)), value)
-            last[int(match.group(1))] = value
+            place = len(match.group(1)), match.group(1)  # the order of numbers of any length
+            first.setdefault(place, value)
+            last[place] = value
     for numbered in (first, last):
-        yield "".join(numbered[number] for number in sorted(numbered))
+        places = sorted(numbered)
+        yield "".join(numbered[place] for place in places)
+        gap = next((i for i, (_, digits) in enumerate(places) if digits != str(i)), len(places))
+        yield "".join(numbered[place] for place in places[:gap])  # some stop where a number is missing
 
 
 def _forms(text: str) -> Iterator[str]:
     yield text
     yield text.replace("\\", "").replace('"', "").replace("\0", "")
-    yield _COMMENT.sub("", text)
+    yield from _without_comments(text)
     yield _LANGUAGE.sub("", text, count=1)
     if "%" in text:
         decoded = unquote_to_bytes(text)
@@ -97,3 +144,12 @@ def _forms(text: str) -> Iterator[str]:
     if "=?" in text:
         yield decode_words(text)
         yield decode_words(text.replace('"', "")).replace("\0", "")
+
+
+def _without_comments(text: str) -> Iterator[str]:
+    """Without the innermost comments, and without all: some programs do not know that one may contain another."""
+    for _ in range(_MAX_COMMENTS if "(" in text else 0):
+        longer, text = text, _COMMENT.sub("", text)
+        if text == longer:
+            return
+        yield text

@@ -20,16 +20,16 @@ from bridge.mime import encodings
 from bridge.mime.ambiguity import CONTENT_FIELD
 from bridge.mime.structure import TooMuch
 
-MAX_STARTS = 5000  # places where a part may begin
-MAX_BLANK = 8  # empty lines in one part that could end its header section
+MAX_STARTS = 5000  # places where a part may begin: with more, TooMuch
+MAX_BLANK = 8  # empty lines in one part that could end its header section: no program reads a header past more
 MAX_ODD = 8  # other lines that could
 MAX_HEAD = 256 * 1024  # bytes in which a header section must end
 
 # Lines end with LF here: `_texts` sees to that. Patterns that begin with a literal byte are much faster (Python 3.11).
 _SPACE = rb"[ \t\v\f\x00\r]*"
 _DELIMITER = re.compile(rb"\n%b--[^\n]*" % _SPACE)
-_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, encoded content, or the end
-    rb"\n(?:%b:?%b\n|[!-9;-~]{1,200}[ \t]*:|[^\n]{0,200}content-|[A-Za-z0-9+/]{19}|=[0-9A-F]{2}|begin |\Z)|\Z"
+_FOLLOWS = re.compile(  # after a delimiter line: an empty line, a field, encoded content, or the end; possessive (`*+`)
+    rb"\n(?:%b+(?::%b+)?\n|[!-9;-~]{1,200}[ \t]*:|[^\n]{0,200}content-|[A-Za-z0-9+/]{19}|=[0-9A-F]{2}|begin |\Z)|\Z"
     % (_SPACE, _SPACE),
     re.IGNORECASE,
 )

@@ -20,11 +20,11 @@ from urllib.parse import unquote_to_bytes
 
 from bridge.mime import ambiguity
 from bridge.mime.ambiguity import Buffer
-from bridge.mime.names import candidates
+from bridge.mime.names import candidates, located
 from bridge.mime.words import as_text, decode_words
 
-MAX_VALUE = 2000  # characters of one header field; the rest is ignored
-MAX_FIELDS = 2000
+LONG_VALUE = 2000  # bytes of one header field: a longer one is read as well, but programs may cut it
+MAX_FIELDS = 2000  # of one part: with more, TooMuch
 
 
 class TooMuch(Exception):
@@ -35,7 +35,8 @@ class TooMuch(Exception):
 class Bounds:
     parts: int = 2000
     depth: int = 30
-    header_bytes: int = 256 * 1024
+    header_bytes: int = 256 * 1024  # of one part
+    described_bytes: int = 1024 * 1024  # of all fields that describe parts: reading them takes longest
 
 
 @dataclass(slots=True)
@@ -52,6 +53,7 @@ class Part:
     filename: str = ""
     names: set[str] = field(default_factory=set)  # the file names that mail programs may show, `filename` among them
     doubts: set[str] = field(default_factory=set)  # why programs may read this part differently: `ambiguity`
+    described_bytes: int = 0  # of the fields that describe it
 
     def values(self, name: str) -> list[str]:
         return [value for key, value in self.fields if key == name]
@@ -60,7 +62,7 @@ class Part:
 def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
     """Every part, outermost first. The first part is the mail itself, with its header fields."""
     todo = [_Span(0, len(data), 0)]
-    count = 0
+    count = described = 0
     while todo:
         span = todo.pop()
         count += 1
@@ -69,6 +71,9 @@ def walk(data: Buffer, bounds: Bounds) -> Iterator[Part]:
         if span.depth > bounds.depth:
             raise TooMuch("depth")
         part = _read_part(data, span, bounds)
+        described += part.described_bytes
+        if described > bounds.described_bytes:
+            raise TooMuch("names")
         if count == 1:
             part.doubts |= ambiguity.in_lines(data)
         children = _children(data, part, span, bounds.parts - count - len(todo))
@@ -101,6 +106,7 @@ def _read_part(data: Buffer, span: _Span, bounds: Bounds) -> Part:
     part.fields = _fields(head, doubts)
     described = [(name, value) for name, value in part.fields if name.startswith("content-")]
     if described:
+        part.described_bytes = sum(len(value) for _, value in described)
         doubts |= ambiguity.in_fields(described)
         _describe(part, described)
         doubts |= ambiguity.in_container(part.content_type, part.encoding)
@@ -116,14 +122,19 @@ def _describe(part: Part, fields: list[tuple[str, str]]) -> None:
             kind, part.params = parse_value(value)
             part.content_type = kind if "/" in kind else "text/plain"
         elif name == "content-transfer-encoding":
-            part.encoding = value.strip(" \t").lower()[:40]
+            part.encoding = value.strip(" \t").lower()[:40]  # a longer one has no meaning, cut or not
         elif name == "content-disposition":
             part.filename = parse_value(value)[1].get("filename", "")
     part.names = {part.filename, part.params.get("name", "")} - {""}
     part.filename = part.filename or part.params.get("name", "")
-    naming = [value for name, value in fields if name in _NAMING and "name" in value.lower()]
-    for value in naming[:4]:  # with more, the mail is ambiguous, and `names.everywhere` reads the others
-        part.names |= candidates(value)
+    for name, value in dict.fromkeys(fields):
+        if name in _NAMING and "name" in value.lower():
+            part.names |= candidates(value)
+        elif name == "content-location":
+            part.names |= located(value, is_shown=part.content_type.startswith(_SHOWN))
+
+
+_SHOWN = ("text/", "image/", "multipart/")
 
 
 def _split_head(data: Buffer, start: int, end: int, limit: int) -> tuple[bytes, int, set[str]]:
@@ -164,17 +175,10 @@ def _fields(head: bytes, doubts: set[str]) -> list[tuple[str, str]]:
         if "\n" in value:
             value = value.replace("\r\n", "").replace("\n", "")
         name = name.lower()
-        if len(value) > MAX_VALUE:
-            _check_long(name, doubts)
-        found.append((name, value[:MAX_VALUE].strip(" \t\r")))
+        if len(value) > LONG_VALUE and name.startswith("content-"):
+            doubts.add("long-field")
+        found.append((name, value.strip(" \t\r")))
     return found
-
-
-def _check_long(name: str, doubts: set[str]) -> None:
-    if name in ("from", "sender"):
-        raise TooMuch("senders")  # whoever is named beyond the bound
-    if name.startswith("content-"):
-        doubts.add("long-field")
 
 
 def is_message(content_type: str) -> bool:

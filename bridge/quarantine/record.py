@@ -7,9 +7,7 @@ Such a mail can still be listed, exported, and released to a named address.
 
 from __future__ import annotations
 
-import email.header
 import json
-import logging
 import re
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
@@ -21,8 +19,7 @@ from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.header_fields import FOLDED
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
-
-log = logging.getLogger("bridge.quarantine")
+from bridge.mime.words import decode_words
 
 ID = re.compile(r"[0-9A-Za-z]{1,64}")  # a mail's id; cannot form a path
 
@@ -168,11 +165,7 @@ def subject(head: bytes) -> str:
     if match is None:
         return ""
     raw = re.sub(rb"\r\n[ \t]", b" ", match.group(1)[: 4 * _MAX_SUBJECT]).decode("utf-8", "replace")
-    try:
-        raw = str(email.header.make_header(email.header.decode_header(raw)))
-    except Exception:  # an odd encoding must not cost the mail: the subject is shown undecoded
-        log.debug("a subject could not be decoded", exc_info=True)
-    return " ".join(raw.split())[:_MAX_SUBJECT]
+    return " ".join(decode_words(raw, known_only=True).split())[:_MAX_SUBJECT]
 
 
 def read(stored: StoredRecord) -> MailRecord:

@@ -292,7 +292,7 @@ def _author_domains(content: bytes) -> set[str]:
     except TooMuch:
         return set()
     found = set()
-    for address in (address for value in first.values("from") for address in headers.addresses(value)):
+    for address in (address for value in first.values("from") for address in headers.authors(value)):
         with suppress(ValueError):
             found.add(spelling.domain(split_address(address)[1]))
     return found

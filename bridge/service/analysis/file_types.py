@@ -7,6 +7,7 @@ program is disguised as a document. Pure tables.
 from __future__ import annotations
 
 import re
+import unicodedata
 
 EXECUTABLE, DOCUMENT, ARCHIVE, IMAGE, MEDIA, TEXT = "executable", "document", "archive", "image", "media", "text"
 
@@ -42,12 +43,23 @@ _MAGIC: list[tuple[bytes, str]] = [
     (b"ID3", MEDIA),
 ]
 
-_PRINTABLE = bytes(range(0x20, 0x7F)) + b"\t\r\n\f"
+_NOT_CONTROL = bytes(set(range(0x20, 0x100)) - {0x7F}) + b"\t\r\n\f\x1b"
 
 _EXTENSIONS = {
-    EXECUTABLE: "exe com scr pif bat cmd vbs vbe js jse wsf wsh ps1 psm1 msi msp hta cpl dll jar lnk reg scf inf "
-    "app dmg apk elf sh run desktop chm xll iso img vhd appx msix",
-    DOCUMENT: "pdf doc docx dot dotx docm dotm xls xlsx xlsm xlsb xlt xlam ppt pptx pptm pps ppsx rtf odt ods odp one",
+    # What Windows, macOS or Linux run, install or mount when it is opened, and what mail programs and gateways refuse
+    # by default for that reason. Without the types that ordinary mail contains: certificates, databases, web pages.
+    EXECUTABLE: "exe com scr pif bat cmd vb vbs vbe vbp vbscript js jse mjs ws wsf wsc wsh sct ps1 ps1xml ps2 ps2xml "
+    "psc1 psc2 psd1 psdm1 psm1 pssc cdxml msh msh1 msh2 mshxml msh1xml msh2xml msc msi msp mst msu hta htc cpl dll ocx "
+    "sys drv vxd efi mui jar jnlp lnk url website webloc reg scf inf ins isp app application appref-ms appx appxbundle "
+    "msix msixbundle appinstaller appcontent-ms settingcontent-ms library-ms search-ms searchconnector-ms diagcab "
+    "diagcfg diagpkg gadget xbap xnk dmg pkg mpkg apk xapk aab ipa deb rpm snap flatpak appimage elf sh bash csh ksh "
+    "zsh fish run command tool workflow scpt scptd applescript action desktop chm hlp its xll wll vsto iso img udf vhd "
+    "vhdx vhdset wim esd swm py pyc pyo pyw pyz pyzw pl rb php phar ahk au3 ade adp mad maf mag mam maq mar mas mau "
+    "mav maw mda mde accde accda mdw mdz osd pcd plg prg ops bas bgi fxp grp hpj ex_ ex shb shs rdp theme "
+    "themepack deskthemepack iqy oqy dqy rqy slk printerexport webpnp nsh air swf paf rgs tlb udl vsmacros "
+    "vsw",
+    DOCUMENT: "pdf doc docx dot dotx docm dotm xls xlsx xlsm xlsb xlt xlam ppt pptx pptm pps ppsx "
+    "ppsm potm potx ppam ppa sldm xla xlm xltm xltx rtf odt ods odp one",
     ARCHIVE: "zip gz tgz bz2 xz tar rar 7z cab arj lzh ace zipx",
     IMAGE: "png jpg jpeg gif bmp tif tiff webp svg ico heic",
     MEDIA: "mp3 mp4 wav avi mov mkv ogg webm flac",
@@ -57,8 +69,9 @@ _FAMILY = {extension: family for family, names in _EXTENSIONS.items() for extens
 _ZIPPED, _OLE = (
     frozenset(extensions.split())
     for extensions in (
-        "docx dotx docm dotm xlsx xlsm xlsb xlam pptx pptm ppsx odt ods odp jar apk epub kmz appx msix",
-        "doc dot xls xlt ppt pps msi msg pub vsd db",
+        "docx dotx docm dotm xlsx xlsm xlsb xlam xltm xltx pptx pptm ppsx ppsm potm potx ppam sldm odt ods odp jar apk "
+        "xapk aab ipa epub kmz appx appxbundle msix msixbundle phar vsto air",
+        "doc dot xls xlt xla ppt pps ppa msi msp mst msg pub vsd db ade adp mda mde",
     )
 )
 _MACRO_FILES = re.compile(rb"vbaProject\.bin|macrosheets/", re.IGNORECASE)
@@ -92,20 +105,63 @@ def is_noise(content: bytes) -> bool:
 
 
 def is_text(content: bytes) -> bool:
-    """Whether it may be text, in any charset: nearly all of its first bytes can be printed."""
+    """Whether it may be text, in any charset: nearly none of its first bytes are control characters."""
     start = content[:1024].replace(b"\0", b"")
-    if len(start.translate(None, _PRINTABLE)) * 8 <= len(start):
-        return True
-    return "\ufffd" not in start[:1020].decode("utf-8", "replace")[:-3]
+    return len(start.translate(None, _NOT_CONTROL)) * 32 <= len(start)
 
 
 def extension_of(name: str) -> str:
-    _, dot, extension = name.rstrip(". \t").rpartition(".")
-    return extension.strip().lower() if dot and len(extension) <= 12 else ""
+    """What decides how a file is opened, once it is saved: a program's extension if one reading of the name has one."""
+    if _PLAIN_NAME.fullmatch(name):
+        return _last_extension(name.rstrip(". \t"))
+    shown = _DOTS.sub(".", _INVISIBLE.sub("", unicodedata.normalize("NFKC", name))).rstrip(_AFTER)
+    found = [_last_extension(name.rstrip(". \t")), _last_extension(shown)]
+    if found[1] not in _FAMILY:
+        parts = (part for mark in ":;?#%" if mark in shown for part in (shown.partition(mark), shown.rpartition(mark)))
+        found += [_last_extension(before.rstrip(_AFTER)) for before, _, _ in parts]
+    return next((extension for extension in found if _FAMILY.get(extension) == EXECUTABLE), found[0])
+
+
+_PLAIN_NAME = re.compile(r"[A-Za-z0-9_ .()+-]*")
+_INVISIBLE = re.compile("[\u0000-\u001f\u007f\u00ad\u034f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]")
+_DOTS = re.compile("[\u2024\u3002\uff0e\uff61\ufe52]")
+# What systems and programs remove from the end of a name, or do not allow there. What follows one of `:;?#%` may go
+# too: `x.exe::$DATA`, `x.exe;1`, `x.exe?a=b`, `x.exe%20`.
+_AFTER = " \t\r\n\v\f.?*|/\\\"'<>;,:&#"
+
+
+def _last_extension(name: str) -> str:
+    _, dot, extension = name.rpartition(".")
+    extension = extension.strip().lower() if dot else ""
+    return "lnk" if _CLASS.fullmatch(extension) else extension
+
+
+_CLASS = re.compile(r"\{[0-9a-f-]{25,}\}")  # `x.{3050f4d8-...}`: Windows opens it with that class, and hides this
 
 
 def named_family(name: str) -> str:
     return _FAMILY.get(extension_of(name), "")
+
+
+def is_program_type(content_type: str) -> bool:
+    """Whether a part without a name gets the extension of a program when it is saved, by its type."""
+    return content_type in _PROGRAM_TYPES or named_family(content_type) == EXECUTABLE
+
+
+_PROGRAM_TYPES = frozenset(
+    f"{kind}/{name}"
+    for kind, names in (
+        (
+            "application",
+            "x-msdownload x-msdos-program x-dosexec x-exe x-ms-dos-executable vnd.microsoft.portable-executable x-com "
+            "x-bat x-msi x-ms-installer x-ms-shortcut x-ms-application x-java-archive java-archive x-java-jnlp-file "
+            "hta javascript x-javascript ecmascript x-vbscript x-powershell x-sh x-shellscript x-csh x-executable "
+            "x-mach-binary x-sharedlib x-apple-diskimage vnd.android.package-archive",
+        ),
+        ("text", "javascript vbscript"),
+    )
+    for name in names.split()
+)
 
 
 def tags_of(name: str, content_type: str, content: bytes) -> set[str]:

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable, Collection
+import re
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from bridge.mime import ambiguity, encodings, readings
+from bridge.mail.address import comparable_address
+from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
@@ -27,17 +29,40 @@ from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
-MAX_SENDERS = 20
-WINDOW = 1024 * 1024  # bytes of text examined at a time; even, because of UTF-16 and UTF-32
+MAX_SENDERS = 200  # with more, TooMuch
+WINDOW = 1024 * 1024  # bytes of text examined at a time
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
 BEGINNING = 4096  # bytes by which the type of a file is recognised
-OVERLAP = 4096  # so that a link that starts in one window is complete in it
+INLINE_FIELD = 4096  # characters of a field with addresses or a date
+INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
 
+
+# What the formats begin with that mark their own beginning, wherever they stand.
+_MARKS = (b"begin ", b"begin\t", b"begin-base64", b"=ybegin ", b"(This file must be ")
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
-_ANY_TEXT = Part(0, 0, 0, content_type="text/html")
+_PARSED = frozenset({"from", "sender", "reply-to", "date"})
+
+# Types besides text/* whose content is shown with its links, by the mail program or by a browser.
+_WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
+_PAGES = (".htm", ".html", ".shtml", ".xht", ".xhtml", ".svg", ".xml", ".mht", ".mhtml", ".hta", ".url", ".ics", ".txt")
+_PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
+_CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
+_FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
+_FOLDED = re.compile(r"\r?\n[ \t]")
+_FLOWED = re.compile(r" \r?\n")
+_BYTE_ORDER_MARKS = (
+    (b"\xef\xbb\xbf", "utf_8"),
+    (b"\xff\xfe\x00\x00", "utf_32_le"),
+    (b"\x00\x00\xfe\xff", "utf_32_be"),
+    (b"\xff\xfe", "utf_16_le"),
+    (b"\xfe\xff", "utf_16_be"),
+    (b"+/v", "utf_7"),
+)
+
+_ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +124,8 @@ def inspect(data: Buffer, limits: Limits, see: See | None = None) -> Inspection:
         inspector.signatures(data)
         inspector.mail(data, 0)
     except TooMuch as exc:
+        if not limits.archives:
+            raise NeedsProcess from None
         inspector.found.limits.add(str(exc))
     return inspector.finish()
 
@@ -183,8 +210,10 @@ class _MailInspector:
                 done.append(content)
                 self.enclosed(content, nesting)
 
-    def hidden(self, content: bytes, nesting: int) -> None:
-        """An encoded text in which some programs find parts or files."""
+    def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
+        """Encoded content in which some programs find parts or files. In binary files, they look for few marks only."""
+        if not is_text and not file_types.is_text(content) and not any(mark in content for mark in _MARKS):
+            return
         doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
         if doubts and not self.limits.archives:
             raise NeedsProcess
@@ -195,19 +224,25 @@ class _MailInspector:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
         if is_decoded and file_types.is_text(content):
             self.text(content, 0, len(content), _ANY_TEXT)
-            if nesting < self.budget.depth:
-                self.hidden(content, nesting + 1)
+        if is_decoded and nesting < self.budget.depth:
+            self.hidden(content, nesting + 1, is_text=False)
         if _is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, (), nesting)
 
     def header(self, part: Part) -> None:
+        if not self.limits.archives and any(
+            len(value) > INLINE_FIELD for name, value in part.fields if name in _PARSED
+        ):
+            raise NeedsProcess
         if self.limits.look_at_headers:
             self.found.tags |= headers.check(part.fields)
         for value in part.values("from") + part.values("sender"):
-            self.found.senders += headers.addresses(value)[:MAX_SENDERS]
-            if len(self.found.senders) > 10 * MAX_SENDERS:
+            found = headers.addresses(value)
+            if len(self.found.senders) + len(found) > MAX_SENDERS:
                 raise TooMuch("senders")
+            self.links.spend("".join(found))
+            self.found.senders += map(comparable_address, found)  # here, because it takes time
 
     def leaf(self, data: Buffer, part: Part, nesting: int) -> None:
         if part.content_type in _INCOMPLETE:
@@ -231,27 +266,38 @@ class _MailInspector:
         self.show(content, part.names)
         if not plain:
             self.signatures(content)
-        if self.limits.look_at_mime and not plain and file_types.is_text(content):
-            self.hidden(content, nesting)
+        if self.limits.look_at_mime and not plain:
+            self.hidden(content, nesting, is_text=part.content_type.startswith("text/"))
         if is_text:
             self.text(content, 0, len(content), part)
         if self.limits.look_at_mime and (not is_text or _is_file(content)):
             self.attachment(content, part, nesting)
 
     def text(self, content: Buffer, start: int, end: int, part: Part) -> None:
-        """Search for links window by window, so that a long text is never copied as a whole."""
-        charset, is_html = part.params.get("charset", ""), part.content_type == "text/html"
-        while self.limits.look_at_urls and start < end:
-            window = content[start : min(start + WINDOW + OVERLAP, end)]
-            self.links.scan(_text(window, charset), is_html=is_html)
-            if len(self.links.hosts) > self.limits.urls:
-                raise TooMuch("urls")
-            start += WINDOW
+        """Search for links, in every charset that a program may read the text in."""
+        if not self.limits.look_at_urls or start >= end:
+            return
+        is_html = part.content_type != "text/plain" or bool(part.names)
+        is_folded = _is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
+        for codec in _codecs(content[start : start + 4], part.params.get("charset", "")):
+            if codec in _SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
+                raise NeedsProcess
+            for text in _windows(content, start, end, codec):
+                self.links.scan(text, is_html=is_html)
+                if is_folded:
+                    self.links.scan(_unfolded(text, part), is_html=is_html)
+        if content.find(b"\0", start, end) >= 0:  # UTF-16 or UTF-32, whatever the mail says
+            for text in _windows(content, start, end, "latin_1"):
+                self.links.scan(text.replace("\0", ""), is_html=is_html)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         self.names(part.names or {""}, part.content_type, content)
-        if part.content_type == "text/html":
+        if not part.names and file_types.is_program_type(part.content_type):
+            self.found.tags.add("mime:executable")
+        if _is_shown(part, content):
             self.text(content, 0, len(content), part)
+        if _is_calendar(part):
+            self.calendar(content, part, nesting)
         is_named = any(name.lower().endswith((".p7m", ".p7z")) for name in part.names)
         if is_named or "pkcs7-mime" in part.content_type or smime.looks_like_cms(content):
             self.signed(content, nesting)
@@ -265,6 +311,18 @@ class _MailInspector:
         self.budget.take_work(NAME_COST * len(names))
         for number, name in enumerate(names):
             self.found.tags |= file_types.tags_of(name, content_type, content if number == 0 else content[:BEGINNING])
+
+    def calendar(self, content: bytes, part: Part, nesting: int) -> None:
+        """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
+        for line in _unfolded(content.decode("latin-1"), part).splitlines():
+            key, _, value = line.rpartition(":")
+            if "encoding=b" in key.lower():
+                file, _ = encodings.decode(value.encode("latin-1"), "base64")
+                self.signatures(file)
+                names = _FILE_NAME.findall(key)
+                self.names(names or [""], "", file)
+                self.show(file, names)
+                self.file(file, names, nesting)
 
     def signed(self, content: bytes, nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it."""
@@ -351,15 +409,50 @@ def _is_file(content: bytes) -> bool:
     return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
 
 
-def _text(content: bytes, charset: str) -> str:
-    """The text, decoded well enough to find links: links are ASCII in all charsets except the UTF ones.
+def _is_shown(part: Part, content: bytes) -> bool:
+    """Whether a mail program or a browser shows this attachment with its links."""
+    if part.content_type.startswith("text/") or part.content_type in _WITH_LINKS:
+        return True
+    return (
+        any(name.lower().endswith(_PAGES) for name in part.names)
+        or _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
+    )
 
-    Without its NULs, a text in UTF-16 or UTF-32 is ASCII too, so its label (`ucs-2`, `unicode`, none) does not matter.
-    """
-    name = charset.lower().replace("_", "-")
-    if name.startswith(("utf-8", "utf-16", "utf-32", "utf-7")) or name.endswith(("utf-7", "utf7")):
-        try:
-            return content.decode("utf-7" if "7" in name else name[:10], "replace")
-        except (LookupError, ValueError):
-            pass
-    return content.replace(b"\0", b"").decode("latin-1")
+
+def _is_calendar(part: Part) -> bool:
+    return part.content_type in _CALENDARS or any(
+        name.lower().endswith((".ics", ".vcf", ".vcs")) for name in part.names
+    )
+
+
+def _unfolded(text: str, part: Part) -> str:
+    """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
+    return (_FOLDED if _is_calendar(part) else _FLOWED).sub("", text)
+
+
+_SELDOM = words.UNICODE | words.EBCDIC  # links in them are not ASCII
+
+
+def _codecs(start: bytes, charset: str) -> list[str]:
+    """The charsets to read a text in: as declared, as its byte order mark says, and ASCII if neither is like it."""
+    declared = words.codec_of(charset)
+    marked = next((codec for mark, codec in _BYTE_ORDER_MARKS if start.startswith(mark)), declared)
+    found = dict.fromkeys((marked, declared))
+    for codec in ("utf_16", "utf_32"):  # without a mark, programs do not agree on the order of bytes
+        if codec in found:
+            found |= dict.fromkeys((codec + "_le", codec + "_be"))
+            del found[codec]
+    return [*found, "latin_1"] if not _SELDOM.isdisjoint(found) else list(found)
+
+
+def _windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
+    """The text in pieces, so that a long text is never copied as a whole. No piece begins within a word or a tag."""
+    decoder = words.decoder(codec) if end - start > WINDOW else None
+    rest = ""
+    for at in range(start, end, WINDOW):
+        raw = content[at : min(at + WINDOW, end)]
+        text = decoder.decode(raw, at + WINDOW >= end) if decoder else words.decoded(raw, codec)
+        text = rest + text
+        yield text
+        tag = text.rfind("<")
+        rest = text[tag if tag > text.rfind(">") else max(map(text.rfind, " \n\t")) + 1 :]

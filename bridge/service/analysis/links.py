@@ -16,22 +16,42 @@ from bridge.mail.address import comparable_domain
 from bridge.mime.structure import TooMuch
 
 # The patterns expect lower-case text. Each starts with literal characters, which `re` searches for fast.
-_LINK = re.compile(r"//([^\s/\\<>\"'()?#]{1,400})")
+_LINK = re.compile(
+    "//([^\\s/\\\\<>\"'()?#\u2018-\u201f\u2039\u203a\u00ab\u00bb\u3001\u3008-\u3011\uff08\uff09\uff0c]+)"
+)
 # As browsers read it: any number of slashes and backslashes, also none, with tabs and line ends between them.
-_ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]{0,20}(?=[a-z0-9\[])")
-_BEFORE = ("http:", "https:", "ftp:", "=", "='", '="')  # `//host` is a link only after one of these
-_BARE = re.compile(r"www\.([a-z0-9.-]{1,250})")
+_ODD_LINK = re.compile(r"(https?):(?!//[^/\\\s])[\\/\t\r\n]*(?=[^\s/\\<>\"'()?#])(?!%2f)")
+_SCHEMES = ("https:", "http:", "ftp:")
+_BEFORE = (*_SCHEMES, "=", "='", '="', "url(", "url('", 'url("')  # `//host` is a link only after one of these
+_BARE = re.compile(r"www\.([\w.-]+)")
 _ANCHOR = re.compile(r"<a\s")
-_HREF = re.compile(r"href\s{0,9}=\s{0,9}[\"']?https?://([^\s/\"'>?#]{1,400})")
-_SHOWN = re.compile(r"\s{0,99}(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63}){1,8})[\s/<]")
-_MAX_TAG = 2000
-_NUMBER = r"(?:0x[0-9a-f]{1,8}|[0-9]{1,12})"
-_NUMBERS = re.compile(rf"0x[0-9a-f]{{1,8}}|[0-9]{{8,12}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
+_HREF = re.compile(r"href\s*=\s*[\"']?https?://([^\s/\"'>?#]+)")
+_SHOWN = re.compile(r"\s*(?:https?://)?([a-z0-9-]{1,63}(?:\.[a-z0-9-]{1,63})+)[\s/<]")
+_AUTHORITY_END = re.compile(r"[/\\?#]")
+_NUMBER = r"(?:0x[0-9a-f]*|[0-9]+)"
+_NUMBERS = re.compile(rf"0x[0-9a-f]+|[0-9]{{8,}}|{_NUMBER}(?:\.{_NUMBER}){{1,3}}")
+_MAX_DIGITS = 12  # without leading zeros, in any base: a number with more is no address
+_HOST = re.compile(r"[^\s/\\?#@:<>\[\]^|%\x00-\x20\x7f-\U0010ffff]{1,253}")  # what browsers do not refuse, in ASCII
+_PUNCTUATION = ".,;!*'\"`)}]&"  # after a link in a text
 
 _LEADING_ZEROS = re.compile(r"&#(x?)0+(?=[0-9a-f])", re.IGNORECASE)
+_BREAK = re.compile(  # a tab or line end
+    r"&(?:#0*(?:9|10|13)(?![0-9])|#[xX]0*[9aAdD](?![0-9a-fA-F])|Tab;|NewLine;);?"
+)
 _LONG_NUMBER = re.compile(r"&#(?:[0-9]{8}[0-9]*|x[0-9a-f]{8}[0-9a-f]*);?", re.IGNORECASE)
 
-MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand
+_BREAKS = frozenset("\t\r\n")
+_INSIDE = frozenset("\t\r\n '\"()<>")
+_QUOTES = ("'", '"')
+_VALUE = ("=", "='", '="')
+_BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`), because white space can be long
+    re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
+    re.compile(r"/[\t\r\n]++[/\\]"),
+    re.compile(r"\\[\t\r\n]++[/\\]"),
+)
+_ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
+
+MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand; with more, `scan` raises TooMuch
 MAX_CONVERTED = 1000  # names that are not ASCII: half a second
 INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
 INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
@@ -62,20 +82,47 @@ class Links:
         if self._characters_left is not None:
             self._check_length(text)
         if is_html and "&" in text:
+            if _BREAK.search(text):
+                self._scan(_lower(_unescaped(_BREAK.sub("", text))), is_html)
             text = _unescaped(text)
         text = _lower(text)
+        is_broken = self._scan(text, is_html)
+        if is_html and (is_broken or any(pattern.search(text) for pattern in _BROKEN)):
+            self._scan(text.replace("\n", "").replace("\r", "").replace("\t", ""), is_html)
+
+    def _scan(self, text: str, is_html: bool) -> bool:
+        """Whether a link ends at a tab or line end, so that it may not end there."""
+        is_broken = False
         if "\\\\" in text:
             text = text.replace("\\\\", "//")  # browsers treat backslashes the same way
         if _ODD_LINK.search(text):
             text = _ODD_LINK.sub(r"\1://", text)
         for match in _LINK.finditer(text):
-            raw = match.group(1)
-            if raw not in self._seen and text[max(0, match.start() - 6) : match.start()].endswith(_BEFORE):
+            raw, start, end = match.group(1), match.start(), match.end()
+            after = text[end : end + 1]
+            if after in _BREAKS:
+                is_broken = True
+            if after in _INSIDE and is_html:
+                self._add_rest(text, match)
+            if raw not in self._seen and _is_link(text, start):
                 self._add(raw)
         for name in set(_BARE.findall(text)):
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
+        return is_broken
+
+    def _add_rest(self, text: str, match: re.Match[str]) -> None:
+        """In quotes, what stands before the host may contain spaces, brackets and the other quotes."""
+        start = match.start()
+        scheme = next((scheme for scheme in _SCHEMES if text.endswith(scheme, 0, start)), "")
+        opening = _skip_back(text, start - len(scheme))
+        quote = text[opening - 1 : opening]
+        if quote in _QUOTES and text[match.end()] != quote:
+            end = _AUTHORITY_END.search(text, match.end())
+            stop = end.start() if end is not None else len(text)
+            close = text.find(quote, match.end(), stop)
+            self._add(text[match.start(1) : close if close >= 0 else stop])
 
     def _check_length(self, text: str) -> None:
         """In the event loop: only a short text may have any number of places where a link may begin."""
@@ -89,13 +136,14 @@ class Links:
         """`<a href="http://evil.example">bank.example</a>`"""
         match = _ANCHOR.search(text)
         while match is not None:
-            end = text.find(">", match.end(), match.end() + _MAX_TAG)
-            if end >= 0:
-                shown = _SHOWN.match(text, end + 1)  # most often a word, not a host
-                target = _HREF.search(text, match.end(), end) if shown else None
-                if shown and target:
-                    self._compare(target.group(1), shown.group(1))
-            match = _ANCHOR.search(text, max(end, match.end()))
+            end = text.find(">", match.end())
+            if end < 0:
+                return
+            shown = _SHOWN.match(text, end + 1)  # most often a word, not a host
+            target = _HREF.search(text, match.end(), end) if shown else None
+            if shown and target:
+                self._compare(target.group(1), shown.group(1))
+            match = _ANCHOR.search(text, end)
 
     def _add(self, raw: str) -> None:
         if raw in self._seen:
@@ -104,7 +152,10 @@ class Links:
         userinfo, at, rest = raw.rpartition("@")
         if at and userinfo:
             self.tags.add("url:userinfo")
-        host = self._host(rest)
+        for name in dict.fromkeys((rest, _ODD_HOST.split(rest, maxsplit=1)[0])):  # a link in a text may end there
+            self._add_host(self._host(name))
+
+    def _add_host(self, host: str) -> None:
         if not host:
             return
         if _is_address(host):
@@ -121,16 +172,37 @@ class Links:
             self._converted += 1
             if self._converted > min(self._max_hosts, MAX_CONVERTED):
                 raise TooMuch("urls")
-            if self._characters_left is not None:
-                self._characters_left -= len(raw)
-                if self._characters_left < 0:
-                    raise NeedsProcess
+            self._spend(len(raw))
         return host_of(raw)
+
+    def spend(self, names: str) -> None:
+        """Names of hosts that others convert. Raises NeedsProcess like `scan`."""
+        if not names.isascii():
+            self._spend(len(names))
+
+    def _spend(self, characters: int) -> None:
+        if self._characters_left is not None:
+            self._characters_left -= characters
+            if self._characters_left < 0:
+                raise NeedsProcess
 
     def _compare(self, target: str, shown: str) -> None:
         real, displayed = self._host(target.rpartition("@")[2]), host_of(shown)
         if "." in displayed and real and not _related(real, displayed):
             self.tags.add("url:mismatch")
+
+
+def _is_link(text: str, start: int) -> bool:
+    """Whether the two slashes at `start` begin a link; white space may follow an opening quote."""
+    if text[max(0, start - 6) : start].endswith(_BEFORE):
+        return True
+    return text[start - 1 : start].isspace() and text.endswith(_VALUE, 0, _skip_back(text, start))
+
+
+def _skip_back(text: str, position: int) -> int:
+    while position > 0 and text[position - 1].isspace():
+        position -= 1
+    return position
 
 
 def _lower(text: str) -> str:
@@ -152,10 +224,10 @@ def host_of(raw: str) -> str:
     """The host in the spelling that lists use; empty if there is none."""
     host = unquote(raw) if "%" in raw else raw
     host = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    host = comparable_domain(host.strip("."))
+    host = comparable_domain(host.lstrip(".").rstrip(_PUNCTUATION))
     if ":" in host or _NUMBERS.fullmatch(host):
         return _ip_host(host)
-    return host if re.fullmatch(r"[a-z0-9._-]{1,253}", host) else ""
+    return host if _HOST.fullmatch(host) else ""
 
 
 def _ip_host(host: str) -> str:
@@ -173,7 +245,11 @@ def _ip_host(host: str) -> str:
 
 
 def _number(part: str) -> int:
-    return int(part, 16 if part.startswith("0x") else 8 if part.startswith("0") else 10)
+    base = 16 if part.startswith("0x") else 8 if part.startswith("0") else 10
+    digits = part.removeprefix("0x").lstrip("0") or "0"
+    if len(digits) > _MAX_DIGITS:
+        raise ValueError
+    return int(digits, base)
 
 
 def _is_address(host: str) -> bool:

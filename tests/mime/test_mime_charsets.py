@@ -1,0 +1,85 @@
+"""Charsets and encoded words: the sender names the charset, and no name of his reaches Python's search for codecs."""
+
+from __future__ import annotations
+
+import encodings
+import time
+
+import pytest
+
+from bridge.mime.words import as_text, codec_of, decode_words
+from bridge.quarantine.record import subject
+from bridge.service.analysis.inspection import Limits, inspect
+
+PYTHON_ONLY = [
+    *("punycode", "idna", "unicode_escape", "raw_unicode_escape", "rot13", "rot_13", "zip", "zlib", "bz2", "hex"),
+    *("base64", "uu", "quopri", "mbcs", "oem", "undefined", "charmap"),
+]
+
+
+def mail_of_words(charset: str, count: int, words: int) -> bytes:
+    names = " ".join(f"=?{charset.format(number)}?q?aaaaaaaaaa-b9b9b9b9?=" for number in range(words))
+    part = f'--b\r\nContent-Disposition: attachment; filename="{names}.txt"\r\n\r\nx\r\n'
+    return b"From: a@b\r\nContent-Type: multipart/mixed; boundary=b\r\n\r\n" + part.encode() * count + b"--b--\r\n"
+
+
+@pytest.mark.parametrize("charset", PYTHON_ONLY)
+def test_a_codec_of_python_is_no_charset(charset: str) -> None:
+    assert codec_of(charset) == "latin_1"
+    assert decode_words(f"=?{charset}?q?a=41?=") == "aA"
+    assert as_text(b"evil.js", charset) == "evil.js"
+
+
+def test_unknown_charsets_stayed_in_memory_for_ever() -> None:
+    """Python remembers each name that it does not find."""
+    before = len(encodings._cache)  # type: ignore[attr-defined]
+    inspect(mail_of_words("x-cuts-{}", 3, 50), Limits())
+    subject(b"Subject: " + b" ".join(b"=?x-cuts-s%d?q?a?=" % i for i in range(9)) + b"\r\n")
+    unknown = [name for name in encodings._cache if "cuts" in name]  # type: ignore[attr-defined]
+    assert unknown == []
+    assert len(encodings._cache) < before + 20  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("charset", ["punycode", "x-unknown-{}", "gb18030", "utf-7", "cp1253"])
+def test_names_in_a_chosen_charset_stalled_the_daemon(charset: str) -> None:
+    """57 KB of words in `punycode` took a third of a second of the event loop."""
+    mail = mail_of_words(charset, 30, 40)
+    start = time.thread_time()
+    inspect(mail, Limits())
+    assert time.thread_time() - start < 2  # the whole of it, in a process, with a debugger's patience
+
+
+@pytest.mark.parametrize(
+    ("charset", "text"),
+    [
+        *(
+            ("utf-8", "ä"),
+            ("ISO-8859-15", "€"),
+            ("windows-1251", "я"),
+            ("KOI8-R", "я"),
+            ("gb2312", "你"),
+            ("cp037", "a"),
+        ),
+        *(("Shift_JIS", "あ"), ("iso-2022-jp", "あ"), ("big5", "你"), ("ks_c_5601-1987", "한"), ("windows-874", "ก")),
+        *(("utf-16le", "ä"), ("UTF_16BE", "ä"), ("unicode-1-1-utf-7", "ä")),
+    ],
+)
+def test_charsets_of_real_mail_are_decoded(charset: str, text: str) -> None:
+    known = {"windows-874": "cp874", "unicode-1-1-utf-7": "utf-7"}.get(charset, charset)
+    assert as_text(text.encode(known), charset) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "decoded"),
+    [
+        ("=?utf-8?q?a=C3=A9?= =?utf-8?q?b?=", "aéb"),
+        ("x =?utf-8?b?ZXZpbC5qcw==?= y", "x evil.js y"),
+        ("=?gb2312?b?xOM=?= =?gb2312?b?usM=?=", "你好"),
+        ("=?utf-8?q?=E4=BD?= =?utf-8?q?=A0?=", "你"),
+        ("=?a?x?b?= =?utf-8*en?Q?evil=2Ejs_?=", "=?a?x?b?= evil.js "),
+        ("=?a", "=?a"),
+        ("=?a?q?x", "=?a?q?x"),
+    ],
+)
+def test_encoded_words(text: str, decoded: str) -> None:
+    assert decode_words(text) == decoded

@@ -1,0 +1,168 @@
+"""Every regular expression that runs on mail takes time in proportion to the mail.
+
+A pattern in which white space can be matched in two ways took hours for one header field. So each pattern of a module
+that reads mail is tried as that module uses it, with texts made of its own characters: a beginning that it expects, a
+piece repeated very often, and an end that it does not expect.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from re import _parser as parser
+from typing import Any
+
+import pytest
+
+import bridge
+from bridge.filter.headers import message_id
+from bridge.mime import names, structure, words
+from bridge.service.analysis import headers
+from bridge.service.analysis.links import Links
+
+PARTS = ("filter", "mail", "matching", "mime", "service", "intake", "quarantine", "observe", "relay", "scanner")
+SHORT, LONG = 3_000, 12_000
+SLACK_S = 0.003  # what a clock and a busy machine add
+ENDS = ("", "\r", "\x01", "x", '"', "\n")
+OTHERS = (" ", "\t", "\r\n ", "a", "0", "=", ".")
+
+
+def cpu_s(work: Callable[[], object], attempts: int = 3) -> float:
+    """The least of several attempts: the others met something else."""
+    best = 9.0
+    gc.disable()
+    for _ in range(attempts):
+        start = time.thread_time()
+        work()
+        best = min(best, time.thread_time() - start)
+    gc.enable()
+    return best
+
+
+def is_linear(work: Callable[[Any], object], short: Any, long: Any) -> bool:
+    """Four times the text takes four times as long, not sixteen times. Doubts are resolved by trying again."""
+    return any(
+        cpu_s(lambda: work(long), attempts) <= 8 * cpu_s(lambda: work(short), attempts) + SLACK_S
+        for attempts in (1, 3, 9)
+    )
+
+
+def modules() -> Iterator[Any]:
+    for found in pkgutil.walk_packages(bridge.__path__, "bridge."):
+        if found.name.split(".")[1] in PARTS:
+            try:
+                yield importlib.import_module(found.name)
+            except ImportError:  # an optional dependency
+                continue
+
+
+def patterns() -> Iterator[tuple[str, re.Pattern[Any], str]]:
+    """Each pattern of a module with the method that the module calls."""
+    for module in modules():
+        source = Path(module.__file__).read_text(encoding="utf-8")
+        for name, value in vars(module).items():
+            found = value if isinstance(value, tuple) else (value,)
+            if isinstance(value, re.Pattern):
+                methods = set(re.findall(rf"\b{name}\.(search|match|fullmatch|findall|finditer|sub|split)\b", source))
+            else:
+                methods = {"search"}
+            for number, pattern in enumerate(item for item in found if isinstance(item, re.Pattern)):
+                for method in sorted(methods):
+                    yield f"{module.__name__}.{name}[{number}].{method}", pattern, method
+
+
+def pieces(tree: Any) -> Iterator[str]:
+    """The characters of a parsed pattern, and the words in it."""
+    word = ""
+    for kind, argument in tree:
+        if str(kind) == "LITERAL" and argument < 0x110000:
+            word += chr(argument)
+            continue
+        if word:
+            yield word
+            word = ""
+        for inner in argument if isinstance(argument, (list, tuple)) else ():
+            for branch in inner if isinstance(inner, list) else [inner]:
+                if isinstance(branch, parser.SubPattern):
+                    yield from pieces(branch)
+        if str(kind) == "IN":
+            yield from (chr(value) for name, value in argument if str(name) == "LITERAL")
+            yield from (chr(value[0]) for name, value in argument if str(name) == "RANGE")
+    if word:
+        yield word
+
+
+def beginnings(found: list[str]) -> set[str]:
+    return {"", *found[:2], "".join(found[:2])}
+
+
+PATTERNS = {name: (pattern, method) for name, pattern, method in patterns()}
+
+
+@pytest.mark.parametrize("name", PATTERNS)
+def test_no_pattern_takes_quadratic_time(name: str) -> None:
+    """Four times as long a text never takes much more than four times as long."""
+    pattern, method = PATTERNS[name]
+    text = pattern.pattern
+    as_input: Callable[[str], Any] = str if isinstance(text, str) else lambda value: value.encode("utf-8")
+    source = text if isinstance(text, str) else text.decode("latin-1")
+    found = list(dict.fromkeys(pieces(parser.parse(source, pattern.flags & ~re.UNICODE))))
+    repeated = [piece for piece in dict.fromkeys([*found, *OTHERS, "".join(found[:2]), "".join(found[:3])]) if piece]
+
+    def work(value: Any) -> None:
+        if method == "sub":
+            pattern.sub(as_input(""), value)
+        elif method == "finditer":
+            list(pattern.finditer(value))
+        else:
+            getattr(pattern, method)(value)
+
+    for beginning in beginnings(found):
+        for piece in repeated[:40]:
+            for end in ENDS:
+                short, long = (as_input(beginning + piece * (size // len(piece)) + end) for size in (SHORT, LONG))
+                assert is_linear(work, short, long), (beginning, piece, end)
+
+
+UNITS = [
+    *("name", "name=", 'name="', 'name="\\"', "; name=a.b", "name*1=", "filename*1*=utf-8''%41.", "name ", "name=(a."),
+    *("=?", "=?a?q?", "=?a?x?b", "=?utf-8?b?QQ==?= ", "=?gb2312?q?=ff?=", "%ff", 'boundary="'),
+    *(";", "=", '"', "\\", "(", ")", "(()", "' ", "a'", "?", '\\"', " ", "\t", "a.b ", "//", "<", "@"),
+    *("a@b,", "<a@b>", '"a" ', "(a", "<a", "a@", "a:b;"),
+    *("//a", "http:", "https:/\t", "h\tt\tt\tp", "www.", "<a href=", "&#0", "&#9;", "//a (", "'//a\"", "=\n\n//x"),
+]
+READERS: dict[str, Callable[[str], object]] = {
+    "file names": names.candidates,
+    "locations": names.located,
+    "parameters": structure.parse_value,
+    "encoded words": words.decode_words,
+    "names anywhere": lambda text: names.everywhere(b"content-type: " + text.encode()),
+    "addresses": headers.addresses,
+    "header fields": lambda text: headers.check([("from", text), ("reply-to", text), ("date", text)]),
+    "links in text": lambda text: Links(10**9).scan(text, is_html=False),
+    "links in HTML": lambda text: Links(10**9).scan(text, is_html=True),
+    "Message-ID": lambda text: message_id(b"message-id:" + text.encode(), b"message-id:" + text.lower().encode()),
+}
+
+
+@pytest.mark.parametrize("reader", READERS)
+@pytest.mark.parametrize("start", ["", 'a; name="', "=?utf-8?q?", '<a href="'])
+def test_no_reader_takes_quadratic_time(reader: str, start: str) -> None:
+    """The same for the functions that read header fields and links, which may look at a text several times."""
+    for unit in UNITS:
+        for end in ("x", '"'):
+            short, long = (start + unit * (size // len(unit)) + end for size in (SHORT, LONG))
+            assert is_linear(READERS[reader], short, long), (unit, end)
+
+
+def test_a_message_id_of_spaces_blocked_the_event_loop() -> None:
+    """`Message-ID:`, a megabyte of spaces and a bare CR took hours."""
+    head = b"Message-ID:" + b" " * 1024 * 1024 + b"\rx\r\n"
+    assert cpu_s(lambda: message_id(head, head.lower())) < 1
+    assert message_id(head, head.lower()) == ""
+    assert message_id(b"Message-ID:\r\n <a@b> \r\n", b"message-id:\r\n <a@b> \r\n") == "<a@b>"
