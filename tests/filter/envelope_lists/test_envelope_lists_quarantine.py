@@ -8,7 +8,7 @@ import re
 import pytest
 
 from bridge.runtime import yaml_file
-from tests.filter.envelope_lists.envelope_lists_kit import TENANTS, section
+from tests.filter.envelope_lists.envelope_lists_kit import TENANTS, fill, section
 from tests.lists.lists_kit import TENANT, http, misbehaving
 from tests.quarantine.quarantine_kit import desk
 
@@ -96,9 +96,15 @@ def test_a_refused_key_and_missing_settings_have_their_own_exit_codes(kept, serv
         kept.config.write_text(before)
 
 
+def fill_again(service) -> None:
+    """Start with empty lists of our own; the other tests need theirs."""
+    service.clear()
+    fill(service)
+
+
 def test_filters_select_the_senders_and_each_is_added_once(kept, service):
     """From a campaign to a block list: a dry run, a confirmation, one entry, a summary."""
-    service.clear()
+    fill_again(service)
     for number in range(3):
         kept.send(b"Subject: campaign %d\r\n\r\nx\r\n" % number, sender=b"boss@campaign.example")
     chosen = ("--subject", "campaign", "--domain")
@@ -113,7 +119,7 @@ def test_filters_select_the_senders_and_each_is_added_once(kept, service):
 
 def test_a_forged_sender_at_the_own_domain_or_a_provider_needs_force(kept, service):
     """The mail's own recipients show which domain is the operator's."""
-    service.clear()
+    fill_again(service)
     forged = kept.send(b"Subject: forged\r\n\r\nx\r\n", b"you@firm.example", sender=b"boss@firm.example")
     provider = kept.send(b"Subject: forged\r\n\r\nx\r\n", sender=b"somebody@gmail.com")
     for mail, text in ((forged, "your own domain"), (provider, "large mail provider")):
