@@ -39,6 +39,7 @@ from bridge.config.fields import (
 )
 from bridge.config.limits import Admission, Limits, Spool
 from bridge.config.lists import DoorLists, Lists
+from bridge.config.loops import hop_places, refuse_own_listeners, relay_places
 from bridge.config.policy import Policy
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
 from bridge.config.quarantine import Quarantine
@@ -382,10 +383,17 @@ class Config(Section):
 
     @field_validator("tenants")
     @classmethod
-    def _domains(cls, tenants: list[Tenant]) -> list[Tenant]:
+    def _domains(cls, tenants: list[Tenant], info: ValidationInfo) -> list[Tenant]:
         refuse_same_domain("tenants", domain_places(tenants))
         if len({tenant.uid for tenant in tenants}) != len(tenants):
             raise ValueError("two tenants have the same uid; give one of them all the domains")
+        hops = (
+            place
+            for number, tenant in enumerate(tenants)
+            if tenant.relay
+            for place in hop_places(tenant.relay, number, "relay")
+        )
+        refuse_own_listeners("tenants", hops, info.data.get("listeners", []))
         return tenants
 
     @field_validator("state_database_password_file")
@@ -402,6 +410,8 @@ class Config(Section):
             raise ValueError("an SMTP or LMTP listener needs a next hop: set relay.next_hop")
         if relay is None and any(tenant.relay for tenant in info.data.get("tenants", [])):
             raise ValueError("a tenant has its own next hop, but there is none for all other mail: set relay.next_hop")
+        if relay is not None:
+            refuse_own_listeners("relay", relay_places(relay), info.data.get("listeners", []))
         return relay
 
     @field_validator("headers")

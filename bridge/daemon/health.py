@@ -19,6 +19,7 @@ from bridge.mail.action import Action
 
 RECENT_S = 600.0  # older outcomes say nothing about now
 _ENOUGH = 3  # mails in a row
+_ENOUGH_RECIPIENTS = 10  # the same, if each refusal is about a recipient: spam to invented addresses is common
 _NAMED = 3  # domains in one sentence
 _STALE_FACTOR = 3  # a list that has missed so many refreshes
 
@@ -49,6 +50,7 @@ def assess(state: dict[str, Any], conf: Config) -> Health:
     problems += scanner + next_hops
     if not (stops_scan or stops_delivery):
         problems += _deferred(state["recent"])
+        problems += _rejected(state["recent"])
     if "scanner" in state["saturated"] and not scanner:
         problems.append("SATURATED: the scanner reports that it is full (RED); new mail is being deferred")
     elif "limit" in state["saturated"]:
@@ -151,9 +153,20 @@ def _which_mail(conf: Config, domains: list[str], groups: int) -> str:
 
 def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
     """`recent` is ordered by time, and has no outcome that is too old."""
-    reasons = [str(reason) for _, reason in recent]
+    reasons = [str(reason) for _, reason, _ in recent]
     if len(reasons) >= _ENOUGH and all(reasons):
         yield f"DEFERRING ALL MAIL: the last {len(reasons)} mails were deferred, the last one with error={reasons[-1]}"
+
+
+def _rejected(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
+    """Of the mails that were offered to a next hop, which then answered with a 5xx."""
+    refusals = [str(refusal) for _, _, refusal in recent if refusal is not None]
+    about_recipients = all(" 5.1." in refusal or " 5.2." in refusal for refusal in refusals)
+    if len(refusals) >= (_ENOUGH_RECIPIENTS if about_recipients else _ENOUGH) and all(refusals):
+        yield (
+            f"REJECTING ALL MAIL: the next hop rejected the last {len(refusals)} mails, "
+            f"the last one with {refusals[-1]}; `reply=` in the log has its words"
+        )
 
 
 def _others(state: dict[str, Any], conf: Config) -> Iterator[str]:

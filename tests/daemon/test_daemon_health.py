@@ -327,6 +327,48 @@ def test_mail_that_is_all_deferred_is_said(tmp_path: Path, workers: int) -> None
         background.close()
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_mail_that_is_all_rejected_by_the_next_hop_is_said(tmp_path: Path, workers: int) -> None:
+    """Senders get bounces for everything, which is worse than a delay."""
+    background, hop = Background(), NextHop()
+    hop.replies[b"."] = b"554 5.7.1 Relay access denied"
+    background.run(hop.start())
+    try:
+        with bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
+            for _ in range(3):
+                assert bridge.send().startswith("554 ")
+            expected = (
+                "REJECTING ALL MAIL: the next hop rejected the last 3 mails, the last one with 554 5.7.1; "
+                "`reply=` in the log has its words"
+            )
+            until(lambda: state(bridge)["problems"] == [expected], "the problem")
+            assert status(bridge)[0] == 1 and get(bridge.admin, "/readyz") == (200, f"{expected}\n")
+            hop.replies.clear()
+            assert bridge.send().startswith("250 ")
+            until(lambda: state(bridge)["problems"] == [], "the end of it")
+    finally:
+        background.run(hop.stop())
+        background.close()
+
+
+def test_mail_to_invented_addresses_is_not_a_problem_at_once(tmp_path: Path) -> None:
+    """A next hop that knows its recipients rejects many a mail; only if it is all of ten, something is wrong."""
+    background, hop = Background(), NextHop()
+    hop.replies[b"."] = b"550 5.1.1 User unknown"
+    background.run(hop.start())
+    try:
+        with bridge_with(tmp_path, next_hop=hop.url) as bridge:
+            for _ in range(9):
+                assert bridge.send().startswith("550 ")
+            bridge.mail_lines(9)
+            assert state(bridge)["problems"] == []
+            assert bridge.send().startswith("550 ")
+            until(lambda: "rejected the last 10 mails" in str(state(bridge)["problems"]), "the problem")
+    finally:
+        background.run(hop.stop())
+        background.close()
+
+
 def test_a_full_scanner_is_said(tmp_path: Path) -> None:
     red = answer(200, b'{"messageQueueStatus": "RED"}')
     with scanner_that(answer(200, result()), red) as url, bridge_with(tmp_path, url) as bridge:
