@@ -29,10 +29,41 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f\ud800-\udfff]")
 
 def normalise(category: str, entry: str) -> str:
     """The canonical spelling of an entry. Raises ValueError, with an example of a valid entry."""
+    if category not in ("sender", "domain"):
+        return stored(category, entry)
+    _refuse_patterns(category, entry.strip().strip("<>"))
+    _refuse_ip(category, entry.strip().strip("<>"))
+    normal = stored(category, entry)
+    _refuse_ip(category, normal)  # 192.0.2.1. with a final dot, in other digits
+    return normal
+
+
+def stored(category: str, entry: str) -> str:
+    """The same for an entry that may have been added before such entries were refused: it can still be deleted."""
     if _CONTROL.search(entry):
         raise ValueError("an entry must not contain control characters")
     normaliser = _NORMALISERS.get(category)
     return normaliser(entry.strip()) if normaliser else entry
+
+
+_EXAMPLES = {"domain": "example.org", "sender": "user@example.org, or @example.org for a whole domain"}
+
+
+def _refuse_ip(category: str, text: str) -> None:
+    """No domain is an IP address: the entry is meant for a list of networks."""
+    local, _, host = text.rpartition("@")
+    if local in ("", "*") and _ip(host.strip("[]")):
+        raise ValueError(
+            "an IP address never matches here: add it to a list of networks; "
+            f"this list has entries such as {_EXAMPLES[category]}"
+        )
+
+
+def _refuse_patterns(category: str, text: str) -> None:
+    """`x*@example.org` is meant as a pattern. An address with a real `*` can be listed in quotes."""
+    local = text.rpartition("@")[0]
+    if category == "sender" and "*" in local and local != "*" and local[:1] != '"':
+        raise ValueError(f"a * inside an address never matches: add an entry such as {_EXAMPLES[category]}")
 
 
 def is_clean(comment: str) -> bool:
@@ -63,7 +94,10 @@ def _sender(text: str) -> str:
     if text.startswith(("@", "*@")):
         return "@" + domain(text.partition("@")[2])
     if "@" not in text:
-        return "@" + domain(text)
+        try:
+            return "@" + domain(text)
+        except ValueError:
+            raise ValueError(f"not a sender, for example {_EXAMPLES['sender']}") from None
     return address(text)
 
 

@@ -287,7 +287,7 @@ def list_spelling(data: bytes) -> None:
         except ValueError:
             continue
         assert once.encode() and not CONTROL.search(once)
-        assert spelling.normalise(category, once) == once, (category, once)
+        assert spelling.stored(category, once) == once, (category, once)
         assert category in ("sender", "domain") or once.isascii(), (category, once)
 
 

@@ -106,7 +106,7 @@ def test_the_own_domains_come_from_the_configuration(service, tmp_path, monkeypa
         "scanner: {urls: ['http://127.0.0.1:1'], token_file: t}\nhostname: mx.host.example\n"
         "listeners: [{name: m, protocol: milter, address: '127.0.0.1:1'}]\n"
         "tenants: [{uid: 123e4567-e89b-12d3-a456-426614174000, recipient_domains: [tenant.example]}]\n"
-        "relay: {next_hop: '127.0.0.1:1', routes: [{recipient_domains: [routed.example], next_hop: '127.0.0.1:2'}]}\n"
+        "relay: {next_hop: '127.0.0.1:3', routes: [{recipient_domains: [routed.example], next_hop: '127.0.0.1:2'}]}\n"
         f"lists: {{url: '{service.url}', api_key_file: {service.key_file}}}\n"
     )
     for entry in ("@tenant.example", "@routed.example", "host.example"):

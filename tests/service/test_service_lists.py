@@ -289,6 +289,34 @@ def test_a_long_list_is_streamed_while_others_are_served(running, lists):
 
 
 @pytest.mark.parametrize(
+    ("list_name", "entry", "advice"),
+    [
+        ("blocked-senders", "192.0.2.1", "list of networks"),
+        ("blocked-senders", "@192.0.2.1.", "user@example.org"),
+        ("blocked-senders", "*@[192.0.2.1]", "list of networks"),
+        ("blocked-senders", "2001:db8::1", "list of networks"),
+        ("blocked-domains", "192.0.2.1", "such as example.org"),
+        ("blocked-domains", "@192.0.2.1", "list of networks"),
+        ("blocked-senders", "x*@bad.example", "@example.org for a whole domain"),
+        ("blocked-senders", "*x@bad.example", "@example.org for a whole domain"),
+        ("blocked-senders", "192.0.2.0/24", "user@example.org"),
+    ],
+)
+def test_what_looks_right_and_never_matches_is_refused(lists, list_name, entry, advice):
+    """With the example of a valid entry. Deleting one of earlier times is not hindered."""
+    answer = lists.add(list_name, entry)
+    assert answer.status == 409 and advice in answer.json["message"], answer
+    assert lists.delete(list_name, entry).status == 200
+
+
+@pytest.mark.parametrize(
+    "entry", ["*@bad.example", '"x*"@bad.example', "u@[192.0.2.1]", "1.2.3.4.in-addr.arpa", "4.example"]
+)
+def test_what_may_match_is_accepted(lists, entry):
+    assert lists.add("blocked-senders", entry).json == {"modifiedEntries": 1}
+
+
+@pytest.mark.parametrize(
     ("list_name", "entry", "traits", "hit"),
     [
         ("blocked-senders", "a@b.org", ("A@B.org", [], None, [], []), True),

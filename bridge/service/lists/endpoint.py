@@ -195,7 +195,7 @@ def _key(definition: ListDefinition, item: Any, position: int) -> str:
     if not isinstance(item, str):
         raise _invalid(f"`entries[{position}]` must be a string")
     try:
-        return spelling.normalise(definition.category, item)
+        return spelling.stored(definition.category, item)
     except ValueError:
         return ""
 
