@@ -7,12 +7,16 @@ import signal
 import sys
 import time
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.common import config_option, fail_config
 from bridge.cli.terminal import say, say_lines
+from bridge.errors import ConfigError
+
+if TYPE_CHECKING:
+    from bridge.config.model import Config
 
 _POLL_S = 0.1
 
@@ -30,7 +34,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
     """
     from bridge.cli.status import ask
 
-    conf = load_or_exit(path)
+    conf = _load(path)
     before = ask(conf.admin.address)
     if before is None:
         _fail(f"no daemon answers at {conf.admin.address}; is it running?")
@@ -50,6 +54,16 @@ def reload(path: Path | None, timeout_s: float) -> None:
             _report(state["reload"])
         time.sleep(_POLL_S)
     _fail(f"no result within {timeout_s:g} s: see the log and `scanbridge status`")
+
+
+def _load(path: Path | None) -> Config:
+    """The configuration; with errors, the daemon is not signalled, and goes on with the one that it has."""
+    from bridge.daemon import config_file
+
+    try:
+        return config_file.load(path)
+    except ConfigError as exc:
+        fail_config(ConfigError(f"{exc}\nnothing was reloaded: a running daemon keeps its configuration"))
 
 
 def _report(outcome: dict[str, Any]) -> NoReturn:
