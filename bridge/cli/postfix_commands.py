@@ -22,14 +22,13 @@ case " $(postconf -hx {name} | tr ',' ' ') " in
 esac"""
 
 
-def for_lines(lines: Lines) -> str:
+def for_lines(lines: Lines, next_step: str) -> str:
     """One command per setting, with the comments of the lines."""
     head = [
         "# Run as root: scanbridge setup postfix --mode MODE --commands | sh -e",
         "# For a Postfix in another directory, first: export MAIL_CONFIG=DIRECTORY",
     ]
-    tail = ["# Then: postfix check && postfix reload && scanbridge check --postfix /etc/postfix"]
-    return "\n".join([*head, *_main(lines.main), *_master(lines.master), *tail])
+    return "\n".join([*head, *_main(lines.main), *_master(lines.master), next_step])
 
 
 def _main(text: str) -> Iterator[str]:

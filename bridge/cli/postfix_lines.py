@@ -6,9 +6,11 @@ that cannot work with Postfix in the requested mode raises a ConfigError that sa
 
 from __future__ import annotations
 
+import shlex
 import socket
 from dataclasses import dataclass
 from math import ceil
+from pathlib import Path
 
 from bridge.config.model import Config, Listener
 from bridge.config.profiles import PROFILES
@@ -35,11 +37,17 @@ class Lines:
     master: str = ""
 
 
+def next_step(path: Path | None) -> str:
+    """What to run when the lines are in place. It checks the configuration that the lines were made for."""
+    given = f" -c {shlex.quote(str(path))}" if path is not None else ""
+    return f"# Then: postfix check && postfix reload && scanbridge check{given} --postfix /etc/postfix"
+
+
 def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
     """`name` chooses a listener if several are suitable. Raises ConfigError."""
     listener = _fitting(conf, mode, name)
     if mode == "milter":
-        return Lines(_milter(conf, listener))
+        return Lines(_milter(conf, listener) + _addresses(conf))
     hop = _way_back(conf)
     wait_s = mail_server_wait_s(listener)
     values = {
@@ -49,7 +57,7 @@ def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
         "slots": conf.admission.max_in_processing,
         "front_size": front_size(conf),
         "size": conf.limits.max_message_size + HEADERS_BYTES,
-        "mailboxes": _mailboxes(conf.limits.max_message_size + HEADERS_BYTES),
+        "mailboxes": _mailboxes(conf.limits.max_message_size + HEADERS_BYTES) + _addresses(conf),
         "back": hop.address,
         "bridge": _our_networks(hop.address),
     }
@@ -60,6 +68,12 @@ def for_postfix(conf: Config, mode: str, name: str | None = None) -> Lines:
     return Lines(
         _QUEUE_MAIN.format(where=where, **values), (_QUEUE_MASTER + _BACK_MASTER).format(where=where, **values)
     )
+
+
+def depends_on_recipients(conf: Config) -> bool:
+    """Whether mail is treated differently by recipient: then Postfix and we must read an address in the same way."""
+    has_lists = any(listener.lists and listener.lists.block_recipients for listener in conf.listeners)
+    return bool(conf.tenants or (conf.relay and conf.relay.routes) or has_lists)
 
 
 def mail_server_wait_s(listener: Listener) -> int:
@@ -153,6 +167,10 @@ def _mailboxes(size: int) -> str:
     return _MAILBOXES if size > _POSTFIX_MAILBOX_BYTES else ""
 
 
+def _addresses(conf: Config) -> str:
+    return _RECIPIENTS if depends_on_recipients(conf) else ""
+
+
 def _milter(conf: Config, listener: Listener) -> str:
     chroot = ""
     if listener.address.path:
@@ -174,6 +192,14 @@ _MAILBOXES = """\
 # Postfix does not deliver to mailboxes that may be smaller than a mail. 0 = no limit; a larger limit works, too.
 mailbox_size_limit = 0
 virtual_mailbox_limit = 0
+"""
+
+
+_RECIPIENTS = """\
+# Tenants, routes and lists of recipients depend on the recipient's domain, so Postfix must not rewrite addresses to
+# another one: user%b.example@a.example and b.example!user are not recipients at b.example.
+allow_percent_hack = no
+swap_bangpath = no
 """
 
 

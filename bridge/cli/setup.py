@@ -36,7 +36,7 @@ def postfix(path: Path | None, mode: str, listener: str | None, file: str | None
     except ConfigError as exc:
         fail_config(ConfigError(f"{path or 'embedded default'}: {exc}"))
     if commands:
-        say_lines(postfix_commands.for_lines(lines))
+        say_lines(postfix_commands.for_lines(lines, postfix_lines.next_step(path)))
         return
     if file:
         say_lines(lines.main if file == "main.cf" else lines.master)
@@ -44,4 +44,4 @@ def postfix(path: Path | None, mode: str, listener: str | None, file: str | None
     say_lines(f"#### main.cf: add\n{lines.main}\n")
     if lines.master:
         say_lines(f"#### master.cf: add\n{lines.master}\n")
-    say_lines("# Then: postfix check && postfix reload && scanbridge check --postfix /etc/postfix")
+    say_lines(postfix_lines.next_step(path))

@@ -106,6 +106,7 @@ def test_good_set_up_prints_one_line(world: World, mode: str) -> None:
         world.postfix(mode)
     done = world.run()
     assert (done.exit_code, done.stdout.count("\n"), done.stdout[:3]) == (0, 1, "OK:"), done.stdout
+    assert done.stdout.endswith(f" checks passed ({world.directory / 'bridge.yml'})\n")
     assert TOKEN not in done.output
 
 
@@ -311,6 +312,40 @@ def test_setup_commands_may_be_run_twice(world: World, mode: str) -> None:
         os.utime(world.directory / "postfix" / name, (0, 0))
     done = world.run()
     assert (done.exit_code, done.stdout[:3]) == (0, "OK:"), done.stdout
+
+
+@pytest.mark.parametrize("mode", ["proxy", "content-filter", "milter"])
+def test_postfix_must_not_rewrite_recipients_on_which_a_tenant_depends(world: World, mode: str) -> None:
+    """`setup` prints the two settings, and `check` looks for them; without tenants, neither does."""
+    world.postfix(mode)
+    assert "percent_hack" not in (world.directory / "postfix/main.cf").read_text()
+    shutil.rmtree(world.directory / "postfix")
+    world.options.clear()
+    world.data["tenants"] = [{"uid": "123e4567-e89b-12d3-a456-426614174000", "recipient_domains": ["a.example"]}]
+    world.postfix(mode)
+    file = world.directory / "postfix/main.cf"
+    assert "\nallow_percent_hack = no\nswap_bangpath = no\n" in file.read_text()
+    assert world.run().stdout.startswith("OK:")
+    file.write_text(file.read_text().replace("allow_percent_hack = no", "").replace("swap_bangpath = no", ""))
+    os.utime(file, (0, 0))
+    done = world.run()
+    assert done.exit_code == 1, done.stdout
+    for name in ("allow_percent_hack", "swap_bangpath"):
+        assert f"Postfix {name}: PROBLEM: " in done.stdout and f"set {name} = no in main.cf" in done.stdout
+    assert done.stderr == f"checked: {world.directory / 'bridge.yml'}\n"
+
+
+def test_setup_ends_with_the_check_of_the_same_configuration(world: World) -> None:
+    world.postfix("proxy")
+    file = world.directory / "bridge.yml"
+    for more in ([], ["--commands"]):
+        text = CliRunner().invoke(main, ["setup", "postfix", "--mode", "proxy", "-c", str(file), *more]).stdout
+        assert text.rstrip().endswith(f"scanbridge check -c {file} --postfix /etc/postfix"), text
+
+
+def test_a_misspelt_listener_for_test_mail_is_named(world: World) -> None:
+    done = world.run("--send-test", "--to", "a@b.example", "--listener", f"{world.listener['name']}x")
+    assert f"did you mean {world.listener['name']}?" in done.stdout and done.exit_code == 1, done.stdout
 
 
 def test_json_has_every_finding(world: World) -> None:

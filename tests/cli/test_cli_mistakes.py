@@ -110,6 +110,8 @@ MISTAKES: list[tuple[str, Callable[[Desk], None], str, int, list[str]]] = [
     ("a missing bracket", _whole("a: [b\nc: []\n"), "check", 78, ["bridge.yml:2", "not YAML", "']'"]),
     ("another encoding", _whole("a: ü".encode("utf-16")), "check", 78, ["bridge.yml", "not UTF-8", "save it as UTF-8"]),
     ("a key twice", _line("admin: {}"), "check", 78, ["bridge.yml:8: admin", "twice, first in line 5", "remove one"]),
+    ("a broken file at a reload", _line("lisst: {}"), "reload", 78,
+     ["did you mean lists?", "a running daemon keeps its configuration"]),
     # keys and values
     ("a misspelt key", _in_file("token_file", "tokenfile"), "check", 78, [":1: ", "did you mean token_file?"]),
     ("a key in the wrong place", _line("next_hop: a:25"), "check", 78, [":8: ", "did you mean relay.next_hop?"]),

@@ -62,18 +62,22 @@ def check(
         shown = [finding.to_dict() for finding in findings + outcomes]
         say_json({"ok": not problems, "findings": shown}, indent=2)
     else:
-        for line in _lines(findings, outcomes, verbose):
+        source = str(path or "embedded default")
+        lines = list(_lines(findings, outcomes, verbose, source))
+        for line in lines:
             say(line)
+        if not verbose and not any(line.startswith("OK: ") for line in lines):
+            say(f"checked: {source}", err=True)
     sys.exit(1 if problems else 0)
 
 
-def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool) -> Iterator[str]:
+def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool, source: str) -> Iterator[str]:
     order = ("problem", "warning", "note")
     shown = sorted((finding for finding in findings if finding.text), key=lambda finding: order.index(finding.state))
     yield from map(str, findings if verbose else shown)
     yield from map(str, outcomes)  # always shown: --send-test asked for them
     if not verbose and all(finding.state == "note" for finding in shown):
-        yield f"OK: {len(findings)} checks passed"
+        yield f"OK: {len(findings)} checks passed ({source})"
 
 
 async def _collect(conf: Config) -> list[Finding]:

@@ -19,12 +19,13 @@ from bridge.cli.check.finding import Finding
 from bridge.cli.check.postfix_milter import NAMES as MILTER_NAMES
 from bridge.cli.check.postfix_milter import check_milters, milter_names
 from bridge.cli.check.seconds import seconds
-from bridge.cli.postfix_lines import HEADERS_BYTES, front_size, mail_server_wait_s
+from bridge.cli.postfix_lines import HEADERS_BYTES, depends_on_recipients, front_size, mail_server_wait_s
 from bridge.config.model import Config, Listener
 from bridge.runtime.endpoints import Endpoint
 
 _NAMES = (
     *MILTER_NAMES,
+    "allow_percent_hack",
     "bounce_size_limit",
     "content_filter",
     "mailbox_size_limit",
@@ -36,6 +37,7 @@ _NAMES = (
     "smtpd_authorized_xforward_hosts",
     "smtpd_proxy_filter",
     "smtpd_proxy_timeout",
+    "swap_bangpath",
     "virtual_mailbox_limit",
 )
 
@@ -77,6 +79,7 @@ def check_postfix(conf: Config, directory: Path) -> Iterator[Finding]:
         yield Finding(f"Postfix and listener {listener.name}", note=note)
     yield from scanned_twice(conf, used, settings)
     yield from _mailboxes(settings)
+    yield from _rewriting(conf, settings)
 
 
 def _kind(listener: Listener) -> str:
@@ -258,6 +261,16 @@ def _mailboxes(settings: Settings) -> Iterator[Finding]:
         if service in settings.services and limit > 0 and (limit < size or size == 0):
             problem = f"Postfix does not deliver to mailboxes smaller than message_size_limit ({size}): set {name} = 0"
             yield Finding(f"Postfix {name}", f"{problem} in main.cf", str(limit))
+
+
+def _rewriting(conf: Config, settings: Settings) -> Iterator[Finding]:
+    """Postfix would deliver to another domain than the one by which we choose tenant, route and list."""
+    if not depends_on_recipients(conf):
+        return
+    for name, example in (("allow_percent_hack", "user%b.example@a.example"), ("swap_bangpath", "b.example!user")):
+        value = settings.main[name]
+        problem = f"Postfix delivers {example} to b.example, past its tenant, route or list: set {name} = no in main.cf"
+        yield Finding(f"Postfix {name}", problem if value != "no" else "", value)
 
 
 def names_of(address: Endpoint) -> list[str]:

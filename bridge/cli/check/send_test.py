@@ -9,6 +9,7 @@ from email.utils import formatdate, make_msgid
 
 from bridge.cli.check.finding import Finding
 from bridge.config.model import Config, Listener
+from bridge.runtime.suggestion import did_you_mean
 
 _LARGE_BYTES = 5 * 1024 * 1024
 _MORE_S = 30.0  # after our own deadline
@@ -26,12 +27,18 @@ class _Mail:
 
 def send_test(conf: Config, to: str, name: str | None) -> Iterator[Finding]:
     """Sends a clean mail, spam, a virus test file, a large mail, and one with SMTPUTF8."""
+    names = [listener.name for listener in conf.listeners]
+    if name is not None and name not in names:
+        hint = did_you_mean(name, names) or f"; the configuration has {', '.join(names)}"
+        yield Finding("test mail", f"--listener: no listener is named {name}{hint}")
+        return
     listeners = [
         listener for listener in conf.listeners if listener.protocol != "milter" and name in (None, listener.name)
     ]
     listeners = [listener for listener in listeners if not (listener.proxy_protocol or listener.address.systemd)]
     if not listeners:
-        why = "no listener accepts SMTP without a PROXY header; send a mail through the mail server instead"
+        which = "no listener accepts" if name is None else f"listener {name} does not accept"
+        why = f"{which} SMTP without a PROXY header at an address of ours; send a mail through the mail server instead"
         yield Finding("test mail", why)
         return
     large = "x" * 76 + "\r\n"
