@@ -35,6 +35,9 @@ _COMMANDS = {
 }
 
 
+_DELETE = frozenset({"remove", "rm", "del"})  # what people type for `lists delete` and `quarantine delete`
+
+
 class _Commands(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_COMMANDS)
@@ -69,12 +72,22 @@ class _Commands(click.Group):
     def make_context(self, *args: Any, **kwargs: Any) -> click.Context:
         try:
             return super().make_context(*args, **kwargs)
+        except click.NoSuchOption as exc:
+            if exc.option_name not in ("-c", "--config"):
+                raise terminal.visible_error(exc) from None
+            raise click.UsageError("-c goes after the command: scanbridge COMMAND -c FILE", exc.ctx) from None
         except click.ClickException as exc:
             raise terminal.visible_error(exc) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         try:
             return super().invoke(ctx)
+        except click.exceptions.NoSuchCommand as exc:
+            group = exc.ctx.command if exc.ctx is not None else None
+            if exc.command_name in _DELETE and isinstance(group, click.Group) and "delete" in group.commands:
+                message = f"No such command {exc.command_name!r}. Did you mean 'delete'?"
+                raise click.UsageError(message, exc.ctx) from None
+            raise terminal.visible_error(exc) from None
         except click.ClickException as exc:
             raise terminal.visible_error(exc) from None
 

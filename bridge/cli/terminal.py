@@ -96,7 +96,7 @@ def visible_data(value: Any) -> Any:
 def visible_error(exc: click.ClickException) -> click.ClickException:
     """An error of the command line itself, which quotes arguments and file names."""
     message = exc.format_message()
-    shown = visible_lines(message)
+    shown = visible_lines(message.replace("\n\t", " "))  # click's list of choices
     if shown == message:
         return exc
     return click.UsageError(shown, exc.ctx) if isinstance(exc, click.UsageError) else click.ClickException(shown)

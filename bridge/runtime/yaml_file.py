@@ -230,6 +230,12 @@ def _problem(exc: yaml.MarkedYAMLError) -> str:
     problem = exc.problem or "it cannot be read"
     if "'\\t'" in problem:
         return "a tab; indent with spaces"
+    if "<stream end>" in problem or "end of stream" in problem:
+        closing = re.search(r"expected (',' or '[]}]')", problem)
+        missing = (
+            f"{closing[1]} is missing" if closing else "close its bracket" if "<" in problem else "close its quote"
+        )
+        return f"the file ends in the middle of a value; {missing}"
     return re.sub(r" '(?!<)[^']{3,}'", "", problem)
 
 

@@ -55,9 +55,12 @@ class Loaded:
     warnings: list[str]
     trees: Trees
     files: list[Path]
+    absent: dict[str, Path] = field(default_factory=dict)  # the section -> the file of a directory that would have it
 
     def at(self, *where: str | int) -> str:
-        """File, line and name of a key, for a message about it."""
+        """File, line and name of a key, for a message about it; or the file that is missing."""
+        if file := self.absent.get(str(where[0])):
+            return f"{file}: there is no such file, and {'.'.join(map(str, where))} is not in another one"
         return self.trees.at(where)
 
 
@@ -66,7 +69,10 @@ def load(path: Path) -> Loaded:
     reading = _Reading()
     for file, kind in _files(path):
         reading.add(file, kind)
-    return reading.finish(path if _is_directory(path) else path.parent)
+    if not _is_directory(path):
+        return reading.finish(path.parent)
+    absent = {name: path / file for name, file in (("guard", GUARD), ("abby", ABBY)) if name not in reading.value}
+    return reading.finish(path, {name: file for name, file in absent.items() if not _exists(file)})
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
@@ -152,7 +158,7 @@ class _Reading:
             else:
                 self.mistakes.append(f"{trees.at((key,))}: {_unknown_top_level(key)}")
 
-    def finish(self, directory: Path) -> Loaded:
+    def finish(self, directory: Path, absent: dict[str, Path] | None = None) -> Loaded:
         trees = Trees(self.parts)
         self._drop_unused(trees)
         context = {"directory": directory, **self.directories}
@@ -163,7 +169,7 @@ class _Reading:
             self.warnings += _unknown_permissions(config, trees)
         if self.mistakes or config is None:
             raise ConfigError("\n".join(sorted(set(self.mistakes), key=_file_and_line)))
-        return Loaded(config, self.warnings, trees, [tree.path for _, tree in self.parts])
+        return Loaded(config, self.warnings, trees, [tree.path for _, tree in self.parts], absent or {})
 
     def _drop_unused(self, trees: Trees) -> None:
         for name, model in (("guard", settings.Guard), ("abby", settings.Abby)):
@@ -195,6 +201,8 @@ class _Reading:
                 self.mistakes.append(f"{trees.at(here)}: unknown key; did you mean {similar}?")
             elif home := _home(key, model):
                 self.mistakes.append(f"{trees.at(here)}: this key belongs below `{home}:`")
+            elif len(where) == 1 and key in ServiceConfig.model_fields:
+                self.warnings.append(f"{trees.at(here)}: this key belongs in {OURS}; here, it is ignored")
             else:
                 self.warnings.append(f"{trees.at(here)}: scanbridge does not use this key; it is ignored")
         return kept

@@ -146,7 +146,8 @@ def test_a_bulk_release_needs_a_confirmation_and_leaves_out_what_everyone_has(ow
     ids = [own.send(mail(f"{number}"), sender=b"good@friend.example") for number in range(3)]
     assert own.call("release", ids[0]).exit_code == 0
     refused = own.call("release", "--sender", "friend.example")
-    assert refused.exit_code == 2 and "this would release to their recipients 2 mails" in refused.stderr
+    assert refused.exit_code == 2 and "this would release 2 mails" in refused.stderr
+    assert " to their recipients: add --yes" in refused.stderr
     assert len(own.bridge.next_hop.mails) == 1
     done = own.call("release", "--sender", "friend.example", "--yes")
     assert (
@@ -161,8 +162,13 @@ def test_several_mails_are_exported_but_only_one_to_a_pipe(own: Desk, tmp_path: 
     ids = [own.send(mail(f"{number}")) for number in range(3)]
     target_directory = tmp_path / "out"
     target_directory.mkdir()
-    assert own.call("export", "--all", str(target_directory)).exit_code == 0
+    done = own.call("export", "--all", str(target_directory))
+    assert done.exit_code == 0 and done.stdout.count(": exported to ") == len(ids)
     assert {path.stem for path in target_directory.glob("*.eml")} == set(ids)
+    absent = own.call("export", "--all", str(tmp_path / "absent"))
+    assert absent.exit_code == 1 and absent.stderr.count("\n") == 1 and "no directory" in absent.stderr
+    forgotten = own.call("export", ids[0])
+    assert forgotten.exit_code == 2 and f"'{ids[0]}' was read as the directory" in forgotten.stderr
     again = own.call("export", *ids[:2], str(target_directory))
     assert again.exit_code == 1 and again.stderr.count("not exported") == 2
     assert own.call("export", "--all", "-").exit_code == 2
@@ -387,3 +393,19 @@ def test_root_finds_the_mail_of_the_installed_daemon(tmp_path: Path) -> None:
     if listed.stderr.startswith(("unshare", "mount")):
         unavailable(f"namespaces are not available here: {listed.stderr}")
     assert listed.stderr == "No mail in quarantine at /var/lib/scanbridge/quarantine\n"
+
+
+def test_a_release_to_an_address_without_a_domain_is_refused(here: Desk) -> None:
+    """It would go to whatever domain the next hop adds. `postmaster` alone is valid."""
+    done = here.call("release", "--all", "--to", "nobody", "--dry-run")
+    assert done.exit_code == 2 and "nobody@example.org" in done.stderr
+    assert here.call("release", "--all", "--to", "Postmaster", "--dry-run").exit_code == 0
+
+
+@pytest.mark.parametrize("action", [*ACTIONS, "purge"])
+def test_an_action_takes_an_empty_sender_for_a_mistake(here: Desk, action: str) -> None:
+    """It may be an unset variable, and would select all bounces; `<>` is the null sender."""
+    refused = here.call(action, "--sender", "", "--dry-run", *target(action))
+    assert refused.exit_code == 2 and "'<>'" in refused.stderr, refused.output
+    assert here.call("list", "--sender", "").exit_code == here.call("list", "--sender", "<>").exit_code == 0
+    assert here.call("delete", "--sender", "<>", "--dry-run").stderr.endswith("delete 0 mails; nothing was changed\n")

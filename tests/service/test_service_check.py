@@ -162,3 +162,19 @@ def test_a_database_that_cannot_be_written(tmp_path):
         tmp_path, CONFIG.replace("sqlite:///service.sqlite", f"postgresql://x@127.0.0.1:{free_port()}/x")
     )
     assert (code, "service.yml:8: database: cannot use the database" in shown) == (1, True), shown
+
+
+def test_a_file_that_is_missing_is_named(tmp_path):
+    """Not the first line of a file that has nothing to do with it."""
+    (tmp_path / "service.yml").write_text("{}\n")
+    done = CliRunner().invoke(main, ["service", "check", "-c", str(tmp_path)])
+    for name in ("guard/core/guard.yml", "abby/abby/abby.yml"):
+        assert f"{tmp_path / name}: there is no such file" in done.output, done.output
+
+
+def test_a_key_of_ours_in_a_documented_file_is_said_to_be_in_the_wrong_place(tmp_path):
+    (tmp_path / "guard/core").mkdir(parents=True)
+    (tmp_path / "guard/core/guard.yml").write_text("scanSources: {restApi: {}}\nlisten: 127.0.0.1:1\nother: 1\n")
+    done = CliRunner().invoke(main, ["service", "check", "-c", str(tmp_path)])
+    assert "guard.yml:2: " in done.output and ": this key belongs in service.yml; here, it is ignored" in done.output
+    assert done.output.count("does not use this key") == 1

@@ -234,9 +234,19 @@ def _change(session: Session, name: str, verb: str, total: int, tally: Tally, wo
         trouble = {"uncertain": tally.uncertain, "refused": tally.refused, "problem": problem or None}
         say_json({"list": name, "tenant": session.tenant, **counts, **trouble, "exit_code": code})
     else:
-        say(f"{name} of {session.scope}: {tally.modified:,} entries {verb}")
+        say(f"{name} of {session.scope}: {tally.modified:,} {'entry' if tally.modified == 1 else 'entries'} {verb}")
+    if verb == "deleted" and not code and tally.modified < total:
+        _say_absent(session, total - tally.modified)
     say_refused(tally.refused)
     if problem:
         say_lines(f"{visible(name)}: stopped: {problem}", err=True)
-        say(account(tally.confirmed, total, tally.uncertain, left), err=True)
+        say(account(tally.confirmed, total, tally.uncertain, left, again=code != EXIT_FAILED), err=True)
     sys.exit(code)
+
+
+def _say_absent(session: Session, number: int) -> None:
+    """Not an error: the result is what was wanted, unless the entry was misspelt or is in another scope."""
+    other = "without --tenant" if session.tenant else "of a tenant with --tenant"
+    what = "1 entry was" if number == 1 else f"{number:,} entries were"
+    say(f"{what} not in the list of {session.scope}: check the spelling with `scanbridge lists entries`, "
+        f"and look {other}", err=True)  # fmt: skip

@@ -219,10 +219,14 @@ def fail(exc: BridgeError) -> NoReturn:
     sys.exit(exit_code(exc))
 
 
-def account(done: int, total: int, uncertain: int, left: int) -> str:
-    """What was done, and the next step: every change can be repeated, so running it again is always safe."""
+def account(done: int, total: int, uncertain: int, left: int, *, again: bool = True) -> str:
+    """What was done, and the next step: every change can be repeated, so running it again is always safe.
+
+    `again` is False if that would only fail again.
+    """
     if not uncertain:
-        return f"done: {done:,} of {total:,}; not done: {left:,}; run the same command again to continue"
+        step = "run the same command again to continue" if again else "correct the entry or the list's name first"
+        return f"done: {done:,} of {total:,}; not done: {left:,}; {step}"
     return (
         f"done: {done:,} of {total:,}, {uncertain:,} uncertain (no clear answer); not done: {left:,}; "
         "run the same command again to continue (nothing is changed twice), or look with `scanbridge lists entries`"

@@ -6,6 +6,7 @@ strangers reaches the terminal only without its control characters. What a comma
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,7 +46,7 @@ def quarantine() -> None:
 
 @quarantine.command("list")
 @config_option
-@with_filters
+@functools.partial(with_filters, acts=False)
 @click.option("--limit", type=click.IntRange(0), default=100, show_default=True, help="Maximum results (0 = no limit).")
 @click.option("--wide", is_flag=True, help="Show all columns in full, however long the line gets.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print all columns as CSV, for a spreadsheet.")
@@ -184,7 +185,8 @@ def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again:
         say("no next hop is configured: set relay.next_hop", err=True)
         sys.exit(EXIT_CONFIG)
     if choice.is_by_filter:
-        consent(mails, verb=f"release to {', '.join(to) or 'their recipients'}", yes=choice.yes, done="released")
+        where = f" to {', '.join(to) or 'their recipients'}"
+        consent(mails, verb="release", where=where, yes=choice.yes, done="released")
     try:
         code = uvloop.run(_release_all(session, mails, selection.codes, relay, order))
     except KeyboardInterrupt:
@@ -308,6 +310,11 @@ def export(path: Path | None, choice: Choice, target: str) -> None:
 
     if target == "-":
         _refuse_terminal()
+    if not choice.ids and not choice.wanted and not choice.everything:
+        raise click.UsageError(
+            f"no mail is selected: {target!r} was read as the directory, which comes last; "
+            "give ids, filters as for `quarantine list`, or --all before it"
+        )
     session = Session.open(path)
     selection = select(session, choice)
     if choice.dry_run:
@@ -315,7 +322,17 @@ def export(path: Path | None, choice: Choice, target: str) -> None:
         sys.exit(most_serious(selection.codes))
     if target == "-" and len(selection.mails) > 1:
         raise click.UsageError(f"{len(selection.mails)} mails are selected: only one can be written to standard output")
+    if target != "-" and selection.mails:
+        _need_directory(Path(target))
     sys.exit(_export_all(session, selection.mails, selection.codes, target))
+
+
+def _need_directory(directory: Path) -> None:
+    """It is not created: without a directory, the last id would be taken for one."""
+    from bridge.cli.quarantine.session import fail
+
+    if not directory.is_dir():
+        fail(f"nothing was exported: there is no directory {directory}; create it first (the directory comes last)")
 
 
 def _export_all(session: Session, mails: list[MailRecord], codes: list[int], target: str) -> int:
@@ -336,7 +353,7 @@ def _export_all(session: Session, mails: list[MailRecord], codes: list[int], tar
             except OSError as exc:
                 bulk.failed(f"{mail.id}: not exported: {exc}", EXIT_FAILED)
             else:
-                bulk.succeeded()
+                bulk.succeeded("" if target == "-" else f"{mail.id}: exported to {Path(target) / mail.id}.eml")
     return bulk.code
 
 
@@ -357,11 +374,16 @@ def _refuse_terminal() -> None:
 
 def _address(text: str) -> str:
     from bridge.intake.smtp.paths import parse_path
+    from bridge.mail.address import domain_of
     from bridge.mail.reply import Reply
 
     found = parse_path(b"<%b>" % text.encode("utf-8", "surrogateescape"), syntax="not an address")
     if isinstance(found, Reply) or not found.address or found.params:
         raise click.BadParameter("not a mail address", param_hint="--to")
+    if not domain_of(found.address) and found.address.lower() != "postmaster":
+        raise click.BadParameter(
+            f"{found.address!r} has no domain: write it as {found.address}@example.org", param_hint="--to"
+        )
     return found.address
 
 

@@ -40,7 +40,7 @@ class _Network(click.ParamType[str]):
 _OPTIONS = (
     click.option("--recipient", metavar="TEXT", help="Recipient contains TEXT, or matches '*@example.org'."),
     click.option("--sender", metavar="TEXT",
-                 help="Envelope sender contains TEXT, or matches '*@example.org'; '' for the null sender."),
+                 help="Envelope sender contains TEXT, or matches '*@example.org'; '<>' for the null sender."),
     click.option("--subject", metavar="TEXT", help="Subject contains TEXT, or matches a pattern with *."),
     click.option("--since", type=Moment(), metavar="TIME",
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
@@ -57,16 +57,22 @@ _OPTIONS = (
 NAMES = ("recipient", "sender", "subject", "since", "until", "tag", "client", "decision", "state", "tenant", "listener")
 
 
-def with_filters(command: Callable[..., None]) -> Callable[..., None]:
-    """Adds the options; the command gets those that were given, by name, as `wanted`."""
+def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable[..., None]:
+    """Adds the options; the command gets those that were given, by name, as `wanted`.
+
+    A command that `acts` on the mail takes an empty value for an unset variable in a script, also of --sender.
+    """
 
     @functools.wraps(command)
     def wrapped(**given: Any) -> None:
         values = {name: given.pop(name) for name in NAMES}
         wanted = {name: value for name, value in values.items() if value is not None}
         for name, value in wanted.items():
-            if value == "" and name != "sender":  # an unset variable in a script must not select everything
-                raise click.UsageError(f"--{name} is empty")
+            if value == "" and (acts or name != "sender"):
+                hint = ": the null sender is '<>'" if name == "sender" else ""
+                raise click.UsageError(f"--{name} is empty{hint}")
+        if wanted.get("sender") == "<>":
+            wanted["sender"] = ""
         command(wanted=wanted, **given)
 
     return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), wrapped)

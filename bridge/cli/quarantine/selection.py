@@ -129,17 +129,18 @@ def show_table(mails: list[MailRecord]) -> None:
             say(line)
 
 
-def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str) -> None:
+def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str, where: str = "") -> None:
     """Show the mails and ask; exits unless the operator agrees. `verb` and `done`: `delete`, `deleted`."""
     from bridge.cli.quarantine.session import EXIT_FAILED, EXIT_UNCONFIRMED
 
     if yes or not mails:
         return
     _show_on_error(mails)
+    what = f"{verb} {count(mails)}{where}"
     if not can_ask():
-        say(f"this would {verb} {count(mails)}: add --yes to confirm; nothing was {done}", err=True)
+        say(f"this would {what}: add --yes to confirm; nothing was {done}", err=True)
         sys.exit(EXIT_UNCONFIRMED)
-    if not confirm(f"{verb[:1].upper()}{verb[1:]} {count(mails)}?"):
+    if not confirm(f"{what[:1].upper()}{what[1:]}?"):
         say(f"nothing was {done}", err=True)
         sys.exit(EXIT_FAILED)
 
