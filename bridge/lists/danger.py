@@ -86,7 +86,8 @@ class Dangers:
         if not name:
             return ""
         if _is_suffix(name):
-            return f"it matches every domain that ends in .{name}"
+            hint = "" if "." in name else "; a single address or domain is written as user@example.org or example.org"
+            return f"it matches every domain that ends in .{name}{hint}"
         if any(own == name or own.endswith(f".{name}") for own in self._own):
             return f"{name} is your own domain"
         first, _, rest = name.partition(".")

@@ -222,11 +222,11 @@ def fail(exc: BridgeError) -> NoReturn:
 def account(done: int, total: int, uncertain: int, left: int, *, again: bool = True) -> str:
     """What was done, and the next step: every change can be repeated, so running it again is always safe.
 
-    `again` is False if that would only fail again.
+    `again` is False if it would fail in the same way.
     """
     if not uncertain:
-        step = "run the same command again to continue" if again else "correct the entry or the list's name first"
-        return f"done: {done:,} of {total:,}; not done: {left:,}; {step}"
+        step = "" if again else "correct that first, then "
+        return f"done: {done:,} of {total:,}; not done: {left:,}; {step}run the same command again to continue"
     return (
         f"done: {done:,} of {total:,}, {uncertain:,} uncertain (no clear answer); not done: {left:,}; "
         "run the same command again to continue (nothing is changed twice), or look with `scanbridge lists entries`"

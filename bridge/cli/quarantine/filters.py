@@ -25,6 +25,21 @@ class _State(click.ParamType[str]):
         return str(value)
 
 
+class _Decision(click.ParamType[str]):
+    """Errors have words of their own, and another service may, too: only a near miss is certain to be a mistake."""
+
+    name = "word"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from bridge.api.scanning import Decision
+
+        words = [str(word) for word in Decision]
+        hint = did_you_mean(value, words) if value not in words else ""
+        if hint:
+            self.fail(f"{value!r} is not a decision{hint}", param, ctx)
+        return str(value)
+
+
 class _Network(click.ParamType[str]):
     name = "address"
 
@@ -48,7 +63,7 @@ _OPTIONS = (
     click.option("--tag", metavar="TAG", help="Has this tag; * is a wildcard, as in 'malware:*'."),
     click.option("--client", type=_Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
-    click.option("--decision", metavar="WORD",
+    click.option("--decision", type=_Decision(), metavar="WORD",
                  help="The scanner's decision, or the error if there was none (`unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),

@@ -1,8 +1,9 @@
 """`scanbridge quarantine block-sender | allow-sender`: add the senders of quarantined mails to a list.
 
-The entry's comment names the mail, its date and the operator, unless one is given. An existing entry is left unchanged, with its
-comment; a sender of several mails is added once. Exit codes are those of `scanbridge lists`, and 3 if there is no such
-mail. A dangerous entry (the domain of a large provider, one's own domain) needs --force: senders are often forged.
+The entry's comment names the mail, its date and the operator, unless one is given. An existing entry is left unchanged,
+with its comment; a sender of several mails is added once. Exit codes are those of `scanbridge lists`, and 3 if there is
+no such mail. A dangerous entry (the domain of a large provider, one's own domain) needs --force, and without it nothing
+is added: senders are often forged.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ class Monitor:
 
 def _print_updates(monitor: Monitor, interval_s: float, as_json: bool, once: bool) -> None:
     """Print updates to a pipe or a file."""
-    screen, picture = console(), Picture()
+    screen, picture = console(), Picture(waits=not once)
     due = time.monotonic()
     while True:
         due = max(due + interval_s, time.monotonic())

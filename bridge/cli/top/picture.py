@@ -23,14 +23,15 @@ HISTORY = 120
 class Picture:
     """Keeps the last intervals for the sparklines."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, waits: bool = True) -> None:
+        self._waits = waits  # for a daemon that does not answer
         self._rates: deque[float] = deque(maxlen=HISTORY)
         self._times: dict[str, deque[float]] = {}
 
     def draw(self, seen: dict[str, Any], width: int, *, ascii_only: bool = False) -> RenderableType:
         seen = visible_data(seen)
         if not seen["up"]:
-            return Text.assemble(("no daemon", "bold red"), f"  {seen['problem']}; waiting")
+            return Text.assemble(("no daemon", "bold red"), f"  {seen['problem']}{'; waiting' if self._waits else ''}")
         self._note(seen)
         spark = 0 if width < _NARROW else min(width - 45, HISTORY)
         parts: list[RenderableType] = [Text(line, "bold red") for line in seen["problems"]]
