@@ -22,6 +22,7 @@ from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
+from bridge.runtime.reason import reason
 
 log = logging.getLogger("bridge.relay")
 
@@ -60,7 +61,7 @@ async def open_connection(settings: RelaySettings, until: float) -> NextHopConne
         late = limit == until and isinstance(exc, TimeoutError)
         if late:
             raise NextHopError(LATE, f"{settings.next_hop}: timed out") from exc
-        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {str(exc) or 'timed out'}") from exc
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {reason(exc) or 'timed out'}") from exc
 
 
 async def _open(settings: RelaySettings) -> NextHopConnection:
