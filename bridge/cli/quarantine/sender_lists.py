@@ -88,7 +88,7 @@ def _add(
 ) -> None:
     import uvloop
 
-    from bridge.cli.lists.session import fail
+    from bridge.cli.lists.session import fail, with_hint
     from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, most_serious
     from bridge.daemon import wiring
     from bridge.lists.client import ListClient
@@ -98,7 +98,7 @@ def _add(
     try:
         if lists is None:
             raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}")
-        settings = wiring.list_settings(session.config)
+        settings = with_hint(wiring.list_settings(session.config))
     except ConfigError as exc:
         fail(exc)
     selection = select(session, choice)
