@@ -346,7 +346,7 @@ class Filter:
             await self._released_mail.settle(token, record.tx, outcome)
 
     async def _stop_early(self, record: Record, refusal: Reply | None) -> Outcome | None:
-        """The outcome of a mail that is neither scanned nor handed on; None for any other, whose tenant is now known."""
+        """The outcome of a mail that is neither scanned nor handed on; None for any other, whose tenant is noted."""
         tx = record.tx
         if refusal is None and tx.message.begins_with_space():  # it would continue our last field
             refusal = CONTINUES
