@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
 import sys
 from pathlib import Path
@@ -19,6 +18,7 @@ from bridge.config.model import Config
 from bridge.daemon import wiring
 from bridge.errors import ConfigError, MessageTooLarge, Saturated, ScanError
 from bridge.mail.message import Message, Spool
+from bridge.mail.session import canonical_ip
 from bridge.scanner.client import Scanner
 
 _BARE_LF = re.compile(rb"(?<!\r)\n")
@@ -27,7 +27,7 @@ _TIMEOUT_S = 300.0
 
 def _address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     try:
-        return str(ipaddress.ip_address(value)) if value is not None else None
+        return canonical_ip(value) if value is not None else None
     except ValueError:
         raise click.BadParameter("expected an IP address, for example 192.0.2.7 or 2001:db8::7") from None
 
