@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 import sys
 from pathlib import Path
 from uuid import UUID
@@ -11,11 +10,12 @@ import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
 from bridge.errors import ConfigError
+from bridge.mail.session import canonical_ip
 
 
 def _address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
     try:
-        return str(ipaddress.ip_address(value)) if value is not None else None
+        return canonical_ip(value) if value is not None else None
     except ValueError:
         raise click.BadParameter("expected an IP address, for example 192.0.2.7 or 2001:db8::7") from None
 
