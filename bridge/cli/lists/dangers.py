@@ -18,7 +18,7 @@ from bridge.lists.danger import Dangers
 _MAX_SHOWN = 20
 
 force_option = click.option(
-    "--force", is_flag=True, help="Add dangerous entries, too: a large provider, a very wide network, your own domain."
+    "--force", is_flag=True, help="Also add dangerous entries: a large provider, a very wide network, your own domain."
 )
 
 

@@ -36,7 +36,7 @@ from bridge.runtime.endpoints import Endpoint
     help="Seconds between updates.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option("--once", is_flag=True, help="Stop after one interval; exit code as of `status`.")
+@click.option("--once", is_flag=True, help="Stop after one interval; same exit codes as `status`.")
 def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None:
     """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
     monitor = Monitor(load_or_exit(path).admin.address)
