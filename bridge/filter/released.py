@@ -62,7 +62,7 @@ class ReleasedMail:
         try:
             await durable_files.in_thread(lambda stop: self._used.give_back(codes), float("inf"))
         except (UsedTokensFailed, OSError) as exc:
-            log.warning("mail %s: not delivered, but its release token stays used: %s", tx.id, exc)
+            log.warning("mail %s: not delivered, but its release token remains marked as used: %s", tx.id, exc)
 
     def _take(self, token: Token, tx: Transaction, stop: durable_files.Stop, taken: list[Token]) -> bool:
         """In a thread, so `taken` tells even a caller that was cancelled meanwhile."""

@@ -73,7 +73,7 @@ keep_going_option = click.option(
 )
 
 force_option = click.option(
-    "--force", is_flag=True, help="Add dangerous entries, too: a large provider, a very wide network, your own domain."
+    "--force", is_flag=True, help="Also add dangerous entries: a large provider, a very wide network, your own domain."
 )
 
 

@@ -41,7 +41,7 @@ _options = (
         is_flag=True,
         help="Add for the whole deployment, not only for a tenant.",
     ),
-    click.option("--force", is_flag=True, help="Add dangerous entries, too: a large provider, your own domain."),
+    click.option("--force", is_flag=True, help="Also add dangerous entries: a large provider, your own domain."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mail."),
 )
 

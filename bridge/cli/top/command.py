@@ -21,7 +21,7 @@ from bridge.cli.common import admin_address, config_option, load_or_exit
     help="Seconds between updates.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option("--once", is_flag=True, help="Stop after one interval; exit code as of `status`.")
+@click.option("--once", is_flag=True, help="Stop after one interval; same exit codes as `status`.")
 def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None:
     """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
     from bridge.cli.top.live import watch
