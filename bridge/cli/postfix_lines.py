@@ -11,11 +11,15 @@ import socket
 from dataclasses import dataclass
 from math import ceil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from bridge.config.model import Config, Listener
 from bridge.config.profiles import PROFILES
 from bridge.errors import ConfigError
-from bridge.runtime.endpoints import Endpoint, NextHop
+from bridge.runtime.endpoints import Endpoint
+
+if TYPE_CHECKING:
+    from bridge.config.model import Config, Listener
+    from bridge.runtime.endpoints import NextHop
 
 MODES = ("proxy", "milter", "content-filter")
 RECEIVED_BYTES = 8192  # header fields that Postfix adds before we get the mail; they count for our limit

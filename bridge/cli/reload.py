@@ -32,15 +32,15 @@ def reload(path: Path | None, timeout_s: float) -> None:
     The file is checked first: exit code 78 if it has errors. Exit code 1 if no daemon answers, if it cannot be
     signalled, or if it keeps its old configuration; the reason is printed.
     """
-    from bridge.cli.status import ask
+    from bridge.cli.admin_client import ask
 
-    conf = _load(path)
-    before = ask(conf.admin.address)
+    address = _load(path).admin.address
+    before = ask(address)
     if before is None:
-        _fail(f"no daemon answers at {conf.admin.address}; is it running?")
+        _fail(f"no daemon answers at {address}; is it running?")
     pid = before["pid"]
     if type(pid) is not int or pid <= 1:  # another program may answer on that port, and -1 would mean every process
-        _fail(f"the program at {conf.admin.address} is not our daemon: its process id is {pid!r:.20}")
+        _fail(f"the program at {address} is not our daemon: its process id is {pid!r:.20}")
     try:
         os.kill(pid, signal.SIGHUP)
     except PermissionError:
@@ -49,7 +49,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
         _fail("the daemon runs in another container or on another machine: send it SIGHUP there")
     end = time.monotonic() + timeout_s
     while time.monotonic() < end:
-        state = ask(conf.admin.address)
+        state = ask(address)
         if state is not None and state["reload"]["count"] > before["reload"]["count"]:
             _report(state["reload"])
         time.sleep(_POLL_S)

@@ -58,7 +58,7 @@ def service(context: click.Context, path: Path | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print all results as JSON.")
 @click.pass_obj
 def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -> None:
-    """Find problems of the service's configuration and say what to change.
+    """Find problems in the service's configuration and say what to change.
 
     Tests everything that the configuration refers to, and changes nothing. Prints problems and warnings only, or
     one line if there are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration

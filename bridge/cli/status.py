@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-import httpx2
 
-from bridge.cli.common import config_option, load_or_exit
+from bridge.cli.common import admin_address, config_option, load_or_exit
 from bridge.cli.terminal import say, say_json, say_lines
-from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.visible_text import visible
-
-_TIMEOUT_S = 5.0
 
 
 @click.command()
@@ -25,31 +21,19 @@ def status(path: Path | None, as_json: bool) -> None:
 
     Exit code 0: mail is accepted, scanned and delivered (there may be warnings). 1: it is not, or no daemon answers.
     """
-    conf = load_or_exit(path)
-    state = ask(conf.admin.address)
+    from bridge.cli.admin_client import ask
+
+    address = admin_address(path)
+    state = ask(address)
     if state is None:
-        say(f"no daemon answers at {conf.admin.address}; is it running?", err=True)
+        load_or_exit(path)  # a mistake in the file may be the reason
+        say(f"no daemon answers at {address}; is it running?", err=True)
         sys.exit(1)
     if as_json:
         say_json(state, indent=2)
     else:
         say_lines(table(state))
     sys.exit(0 if state["ready"] and not state.get("problems") else 1)
-
-
-def ask(address: Endpoint) -> dict[str, Any] | None:
-    """The daemon's /status; None if it does not answer, or if only systemd knows its address."""
-    if address.systemd or (address.path and not Path(address.path).exists()):
-        return None
-    transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
-    url = "http://localhost/status" if address.path else f"http://{address}/status"
-    try:
-        with httpx2.Client(transport=transport, timeout=_TIMEOUT_S, trust_env=False) as client:
-            answer = client.get(url)
-            state = answer.json() if answer.status_code == 200 else None
-    except (httpx2.HTTPError, ValueError):
-        return None
-    return state if isinstance(state, dict) and "in_processing" in state else None
 
 
 def table(state: dict[str, Any]) -> str:

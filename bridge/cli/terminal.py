@@ -110,6 +110,13 @@ def set_up() -> None:
             stream.reconfigure(errors="replace")
 
 
+def hide_log() -> None:
+    """For commands that report everything themselves: without any handler, Python prints warnings to standard error."""
+    import logging
+
+    logging.getLogger("bridge").addHandler(logging.NullHandler())
+
+
 def show_crash(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
     """A bug's traceback may quote what caused it."""
     sys.stderr.write(visible_lines("".join(traceback.format_exception(kind, exc, trace)).rstrip("\n")) + "\n")

@@ -75,6 +75,10 @@ def read_secret(path: Path, key: str) -> str:
 
 def make_secret(path: Path, key: str) -> None:
     """Create a random secret unless the file exists: 32 bytes as 64 hex digits, readable only by its owner."""
+    try:
+        durable_files.refuse_planted(path)
+    except OSError as exc:
+        raise ConfigError(f"{key}: {path} cannot be used: {exc.strerror}") from exc
     if path.exists():
         return
     try:

@@ -44,8 +44,8 @@ class HeaderEditor:
 
     def strip(self, head: bytes) -> bytes | None:
         """The header section without our fields; None if there are none."""
-        stripped = self._ours.sub(b"", head)
-        return stripped if stripped != head else None
+        stripped = self._ours.remove(head)
+        return stripped if stripped is not head else None
 
     def is_hidden(self, chunks: Iterable[bytes], seen: int) -> bool:
         """Whether one of our fields occurs in the header section after its first `seen` bytes."""

@@ -12,7 +12,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, assert_never
 from zlib import crc32
@@ -212,9 +212,28 @@ class Filter:
         try:
             head = tx.message.head()
             token = await self._strip_our_fields(tx, head) if self._headers.may_be_in(head.lower()) else None
-            return await process_split(tx, parts, lambda part: self._process(part, is_part=True, token=token))
+            if token is None:
+                return await process_split(tx, parts, lambda part: self._process(part, is_part=True))
+            return await self._process_split_released(tx, parts, token)
         finally:
             tx.message.close()
+
+    async def _process_split_released(self, tx: Transaction, parts: list[list[int]], token: Token) -> Outcome:
+        """Each part settles the token for its own recipients. A part that did not begin cannot, so this does."""
+        assert self._released_mail is not None
+        waiting = {recipient.address: recipient for recipient in tx.envelope.recipients}
+
+        def process_part(part: Transaction) -> Coroutine[Any, Any, Outcome]:
+            for address in part.envelope.addresses:
+                waiting.pop(address, None)
+            return self._process(part, is_part=True, token=token)
+
+        try:
+            return await process_split(tx, parts, process_part)
+        finally:
+            if waiting:
+                unused = replace(tx, envelope=replace(tx.envelope, recipients=tuple(waiting.values())))
+                await self._released_mail.settle(token, unused, None)
 
     async def _process(self, tx: Transaction, is_part: bool = False, token: Token | None = None) -> Outcome:
         record = Record(tx, tx.message.size, trace=self._trace() if self._trace is not None else None)
@@ -239,20 +258,14 @@ class Filter:
         lower = head.lower()
         record.message_id = message_id(head, lower)
         refusal = self._check_header(record, head, lower)
-        if refusal is not None:
-            return await self._refuse(record, refusal)
-        if token is None and self._headers.may_be_in(lower):
+        if refusal is None and token is None and self._headers.may_be_in(lower):
             token = await self._strip_our_fields(tx, head)
-            head = tx.message.head()
-        if (head or next(tx.message.chunks(), b"")).startswith((b" ", b"\t")):  # it would continue our last field
-            return await self._refuse(record, CONTINUES)
         del head, lower  # thousands of mails may wait for the scanner: each keeps only what is needed
-        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
-        if self._has_other_tenants(tx, record.tenant):
-            record.rule = rule_names.RELOADED
-            return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
         if token is not None:
-            return await self._hand_on_released(record, token)
+            return await self._hand_on_released(record, token, refusal)
+        outcome = await self._stop_early(record, refusal)
+        if outcome is not None:
+            return outcome
         is_shadow = self._settings.shadow_percent > 0 and self._is_shadow(tx.session, tx.envelope.sender)
         is_refused = self._settings.refuse_ambiguous_mime and await self._is_ambiguous(record)
         if is_refused and not is_shadow:
@@ -322,15 +335,31 @@ class Filter:
             tx.message.replace_head(stripped)
         return token
 
-    async def _hand_on_released(self, record: Record, token: Token) -> Outcome:
+    async def _hand_on_released(self, record: Record, token: Token, refusal: Reply | None) -> Outcome:
+        """The token is in use: however this ends, it is settled."""
         assert self._released_mail is not None
-        record.rule = rule_names.RELEASED
         outcome = None
         try:
-            outcome = await self._actions.hand_on(record, None, "released")
+            outcome = await self._stop_early(record, refusal)
+            if outcome is None:
+                record.rule = rule_names.RELEASED
+                outcome = await self._actions.hand_on(record, None, "released")
             return outcome
         finally:
             await self._released_mail.settle(token, record.tx, outcome)
+
+    async def _stop_early(self, record: Record, refusal: Reply | None) -> Outcome | None:
+        """The outcome of a mail that is neither scanned nor handed on; None for any other, whose tenant is noted."""
+        tx = record.tx
+        if refusal is None and tx.message.begins_with_space():  # it would continue our last field
+            refusal = CONTINUES
+        if refusal is not None:
+            return await self._refuse(record, refusal)
+        record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
+        if self._has_other_tenants(tx, record.tenant):
+            record.rule = rule_names.RELOADED
+            return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
+        return None
 
     def _tenant_of(self, address: str) -> str | None:
         if not self._settings.tenant_by_domain:

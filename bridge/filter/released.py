@@ -8,6 +8,7 @@ a mail is scanned.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Sequence
 from time import time
@@ -37,8 +38,13 @@ class ReleasedMail:
         token = self._tokens.find(head, tx.envelope.sender, tx.envelope.addresses, time())
         if token is None:
             return None
+        taken: list[Token] = []
         try:
-            is_accepted = await durable_files.in_thread(lambda stop: self._take(token, tx, stop), tx.deadline)
+            is_accepted = await durable_files.in_thread(lambda stop: self._take(token, tx, stop, taken), tx.deadline)
+        except asyncio.CancelledError:  # the client disconnected, and will send the mail again
+            if taken:
+                await self.settle(token, tx, None)
+            raise
         except (UsedTokensFailed, OSError, durable_files.Stopped) as exc:
             log.warning(
                 "mail %s: its release token cannot be checked, scanning it: %s", tx.id, exc or "deadline passed"
@@ -56,14 +62,18 @@ class ReleasedMail:
         try:
             await durable_files.in_thread(lambda stop: self._used.give_back(codes), float("inf"))
         except (UsedTokensFailed, OSError) as exc:
-            log.warning("mail %s: not delivered, but its release token stays used: %s", tx.id, exc)
+            log.warning("mail %s: not delivered, but its release token remains marked as used: %s", tx.id, exc)
 
-    def _take(self, token: Token, tx: Transaction, stop: durable_files.Stop) -> bool:
+    def _take(self, token: Token, tx: Transaction, stop: durable_files.Stop, taken: list[Token]) -> bool:
+        """In a thread, so `taken` tells even a caller that was cancelled meanwhile."""
         codes, now = token.codes.values(), time()
         if self._used.has(codes) or not token.is_for(tx.message, now, stop.check):
             return False
         stop.check()
-        return self._used.take(codes, now)
+        if not self._used.take(codes, now):
+            return False
+        taken.append(token)
+        return True
 
 
 def _expected_again(tx: Transaction, outcome: Outcome | None) -> Sequence[str]:

@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Generic, TypeVar
 
 from bridge.intake.acceptor import Acceptor
+from bridge.mail.session import canonical_ip
 
 log = logging.getLogger(__name__)
 
@@ -180,7 +181,4 @@ def peer_address(peername: Any) -> str | None:
     if not isinstance(peername, tuple):
         return None
     address = str(peername[0])
-    if ":" not in address:
-        return address
-    ip = ipaddress.IPv6Address(address.partition("%")[0])
-    return str(ip.ipv4_mapped or ip)
+    return canonical_ip(address) if ":" in address else address

@@ -13,7 +13,7 @@ import json
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable, Iterable, Iterator
 from contextlib import aclosing, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Self
@@ -40,11 +40,13 @@ from bridge.lists.errors import (
     ListsRefused,
     ListsUnavailable,
     ListsUncertain,
+    ListsUnreachable,
     clean,
     refusal,
 )
 from bridge.lists.ndjson import EntryReader
 from bridge.lists.retry import Patience, RetrySettings, parse_retry_after
+from bridge.runtime.reason import reason
 
 MAX_ANSWER = 64 * 1024
 MAX_LISTS_ANSWER = 16 * 1024 * 1024
@@ -59,6 +61,8 @@ class ListSettings:
     answer_timeout_s: float = 60.0  # for a whole answer, or for a pause within the stream of entries
     parallel: int = 4
     retry: RetrySettings = field(default_factory=RetrySettings)
+    # Called when a request failed and will be repeated, with the seconds from its first failure to the next attempt.
+    on_retry: Callable[[ListsUnavailable, float], None] | None = None
 
 
 class ListClient:
@@ -250,6 +254,8 @@ class ListClient:
             raise exc
         if exc.retry_after_s is not None:
             self._not_before = max(self._not_before, now + exc.retry_after_s)
+        if self._settings.on_retry is not None:
+            self._settings.on_retry(exc, patience.waited(now) + delay)
         await asyncio.sleep(delay)
 
 
@@ -269,14 +275,14 @@ def _translated(settings: ListSettings) -> Iterator[None]:
     try:
         yield
     except httpx2.TimeoutException as exc:
-        what = "no connection" if isinstance(exc, httpx2.ConnectTimeout) else "no answer"
-        limit = settings.connect_timeout_s if what == "no connection" else settings.answer_timeout_s
-        raise ListsUnavailable(f"{what} within {limit:g} s") from exc
+        if isinstance(exc, httpx2.ConnectTimeout):
+            raise ListsUnreachable(f"no connection within {settings.connect_timeout_s:g} s") from exc
+        raise ListsUnavailable(f"no answer within {settings.answer_timeout_s:g} s") from exc
     except httpx2.TransportError as exc:
         if (untrusted := _certificate_problem(exc)) is not None:
             raise ListsRefused(f"the service's certificate is not trusted: {untrusted}") from exc
         if isinstance(exc, httpx2.ConnectError):
-            raise ListsUnavailable(f"{settings.url} cannot be reached: {_reason(exc, settings)}") from exc
+            raise ListsUnreachable(f"{settings.url} cannot be reached: {_reason(exc, settings)}") from exc
         raise ListsUnavailable(f"the connection was lost: {_reason(exc, settings)}") from exc
     except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as exc:
         raise ListsRefused(f"the request cannot be made: {type(exc).__name__}") from exc
@@ -292,7 +298,7 @@ def _certificate_problem(exc: BaseException) -> str | None:
 
 
 def _reason(exc: Exception, settings: ListSettings) -> str:
-    return clean(str(exc), settings.api_key) or type(exc).__name__
+    return clean(reason(exc), settings.api_key) or type(exc).__name__
 
 
 def _check_framed(answer: httpx2.Response) -> None:

@@ -2,6 +2,7 @@
 
     ListsError
     ├── ListsUnavailable       unreachable, cut off, 408, 425, 429, 5xx   temporary: run it again
+    │   └── ListsUnreachable   no connection at all
     ├── ListsForbidden         401, 403: the key is wrong or not allowed  permanent
     ├── ListNotFound           404: no list of this name in the scope     permanent
     ├── ListFull               409 list_full: over the list's maxSize     permanent
@@ -37,6 +38,10 @@ class ListsUnavailable(ListsError):
         super().__init__(text)
         self.retry_after_s = retry_after_s
         self.received = received
+
+
+class ListsUnreachable(ListsUnavailable):
+    """No connection could be made, so nothing was sent."""
 
 
 class ListsForbidden(ListsError):

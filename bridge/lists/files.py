@@ -21,7 +21,6 @@ from typing import Any, assert_never
 
 from bridge.api.lists import ListEntry
 from bridge.errors import BridgeError, ConfigError
-from bridge.runtime import yaml_file
 from bridge.runtime.visible_text import visible
 
 MAX_MISTAKES = 20
@@ -169,6 +168,8 @@ def _json_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
 
 def _yaml_rows(text: str, mistakes: _Mistakes) -> Iterator[Row]:
     try:
+        from bridge.runtime import yaml_file  # only this format needs it
+
         value, line_of = yaml_file.read(Path(mistakes.shown), text)
     except ConfigError as exc:
         raise InputError(str(exc)) from None

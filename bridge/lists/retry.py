@@ -32,6 +32,10 @@ class Patience:
         self._failures = 0
         self._until: float | None = None
 
+    def waited(self, now: float) -> float:
+        """Seconds since the first failure."""
+        return now - self._until + self._settings.patience_s if self._until is not None else 0.0
+
     def delay(self, now: float, retry_after_s: float | None = None) -> float | None:
         """Seconds to wait, or None to give up. `now` is the time of any monotonic clock, always the same."""
         if self._until is None:

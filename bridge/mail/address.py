@@ -9,7 +9,8 @@ International domains follow UTS 46 without the transitional rules, as mail serv
 those of the package `idna`): `stra\u00dfe.example` is not `strasse.example`, which may have another owner. Python's own
 codec implements IDNA 2003, where they are equal. Labels that the standard does not allow (an emoji, a joiner) are
 converted too, since some server may accept them. Nothing here raises. The time is bounded: input longer than any
-address is not converted, and neither is a label that would be longer than DNS allows.
+address is not converted, neither is a label that would be longer than DNS allows, and what was converted is
+remembered, because each step of a mail asks again for each recipient.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ import idna
 
 MAX_DOMAIN = 2048  # characters: as many as a milter's address; a name may be written with ignored ones in between
 _MAX_NAME, _MAX_LABEL = 253, 63  # RFC 1035 2.3.4, without the final dot
+_MAX_WRITTEN = 255  # characters of a domain: a longer one is no name, or full of ignored characters
+_MAX_ADDRESS = 1000  # characters; RFC 5321 4.5.3.1.3 allows 254, mail servers somewhat more
 _DOTS = re.compile("[.\u3002\uff0e\uff61]")  # UTS 46 section 2.3
 _KEPT = r'("(?:[^"\\]|\\.)*"|\\.)'  # quoted text; and an escaped character, so that the time is linear
 _COMMENT = re.compile(rf"{_KEPT}|\((?:[^()\\]|\\.)*\)", re.DOTALL)
@@ -44,8 +47,10 @@ def domain_of(address: str) -> str:
     _, at, domain = address.rpartition("@")
     if not at:
         return ""
-    name = _plain(domain) if len(domain) < 256 else None
-    return comparable_domain(split_address(address)[1]) if name is None else name
+    name = _plain(domain) if len(domain) <= MAX_DOMAIN else None
+    if name is not None:
+        return name
+    return _odd(address) if len(address) <= MAX_DOMAIN else comparable_domain(split_address(address)[1])
 
 
 def comparable_address(address: str) -> str:
@@ -68,6 +73,8 @@ def has_certain_domain(address: str, known: Container[str] = ()) -> bool:
     with their own. `postmaster` alone is valid (RFC 5321 4.5.1). An address literal means whatever mail that host
     takes, so it must be one of the `known` domains, except for `postmaster`.
     """
+    if len(address) > _MAX_ADDRESS or len(address.rpartition("@")[2]) > _MAX_WRITTEN:
+        return False  # no mail server can deliver it; finding out what it may mean would take long
     if _PLAIN_ADDRESS.fullmatch(address) or address.lower() == "postmaster":
         return True
     if _without_comments(address).count("@") != 1:  # a source route, or one of them is in the local part
@@ -116,6 +123,11 @@ def _plain(domain: str) -> str | None:
     return None if _ODD.search(domain) else comparable_domain(domain)
 
 
+@lru_cache(1024)
+def _odd(address: str) -> str:
+    return comparable_domain(split_address(address)[1])
+
+
 def comparable_domain(domain: str) -> str:
     """A domain as written in the configuration, an address or a URL, spelled the way `domain_of` spells it.
 
@@ -152,10 +164,20 @@ def _from_unicode(domain: str) -> str:
 
 def _mapped(label: str) -> str:
     """In lower case, composed, full-width letters replaced and ignored characters removed (UTS 46 section 4)."""
-    try:
-        return idna.uts46_remap(label, std3_rules=False)
-    except UnicodeError:  # it is not allowed
+    if label.isascii():
+        return label.lower()
+    characters = list(map(_mapped_character, label))
+    if None in characters:  # not allowed
         return unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", label).lower())
+    return unicodedata.normalize("NFC", "".join(filter(None, characters)))
+
+
+@lru_cache(8192)  # a tenth of the time: a mail may have a thousand recipients in such domains
+def _mapped_character(character: str) -> str | None:
+    try:
+        return idna.uts46_remap(character, std3_rules=False)
+    except UnicodeError:
+        return None
 
 
 def _ascii_label(label: str) -> str:

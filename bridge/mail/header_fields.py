@@ -8,14 +8,14 @@ of them saw differently from another could be smuggled past the first.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from bridge.runtime.value import value
 
-# Up to the next CRLF; a CR that does not end the line is part of it.
-_LINE = rb"[^\r\n]*(?:\r(?!\n)[^\r\n]*)*"
-
-# RFC 5322 2.2.3: a value continues on every following line that begins with a space or tab. Without the last CRLF.
-FOLDED = rb"%b(?:\r\n[ \t]%b)*" % (_LINE, _LINE)
+# RFC 5322 2.2.3: a value continues on every following line that begins with a space or tab. A CR or LF that does not
+# end a line is part of it. Searching for the end takes a twentieth of the time of matching the lines one by one, which
+# took a second for a header section of 1 MiB.
+_END = re.compile(rb"\r\n(?![ \t])")
 
 # A field that every reader sees in the same way. White space before the colon is obsolete syntax (4.5), but common
 # enough; it stays part of the name. A line of white space alone ends the header section for some readers, and so does
@@ -55,17 +55,58 @@ def clean_fields(head: bytes) -> list[Field] | None:
     return fields
 
 
-def field_named(name: str) -> re.Pattern[bytes]:
-    """Whole fields of this name, with their last CRLF; the group is the folded value."""
-    return re.compile(rb"^%b[ \t]*:(%b)\r\n" % (_escaped(name), FOLDED), re.IGNORECASE | re.MULTILINE)
+class FieldFinder:
+    """Finds and removes whole fields, given how their first line begins."""
+
+    def __init__(self, beginning: bytes) -> None:
+        self._beginning = re.compile(rb"^%b" % beginning, re.IGNORECASE | re.MULTILINE)
+
+    def find(self, head: bytes) -> Iterator[Found]:
+        """All such fields, the topmost first."""
+        for found, end in self._spans(head):
+            yield Found(head[found.end() : end - 2], head[found.start() : end])
+
+    def first(self, head: bytes) -> Found | None:
+        return next(self.find(head), None)
+
+    def remove(self, head: bytes) -> bytes:
+        """The header section without them; the same object if there are none."""
+        kept, position = [], 0
+        for found, end in self._spans(head):
+            kept.append(head[position : found.start()])
+            position = end
+        return b"".join([*kept, head[position:]]) if position else head
+
+    def _spans(self, head: bytes) -> Iterator[tuple[re.Match[bytes], int]]:
+        """Where each one begins and ends. In a header section that was cut in a line, it ends with the line before."""
+        position = 0
+        while (found := self._beginning.search(head, position)) is not None:
+            last = _END.search(head, found.end())
+            position = last.end() if last is not None else head.rfind(b"\r\n", found.end()) + 2
+            if position < found.end():
+                return
+            yield found, position
 
 
-def fields_with_prefix(prefix: str) -> re.Pattern[bytes]:
-    """Whole fields whose name begins with this prefix, with their last CRLF.
+@value
+class Found:
+    """A field that was found."""
+
+    value: bytes  # folded: what follows the beginning, without the last CRLF
+    raw: bytes
+
+
+def field_named(name: str) -> FieldFinder:
+    """Whole fields of this name; white space before the colon is allowed."""
+    return FieldFinder(rb"%b[ \t]*:" % _escaped(name))
+
+
+def fields_with_prefix(prefix: str) -> FieldFinder:
+    """Whole fields whose name begins with this prefix.
 
     Also lines without a colon: they are no fields, but a lenient reader may take them for ours.
     """
-    return re.compile(rb"^%b%b\r\n" % (_escaped(prefix), FOLDED), re.IGNORECASE | re.MULTILINE)
+    return FieldFinder(_escaped(prefix))
 
 
 def _escaped(name: str) -> bytes:

@@ -176,6 +176,11 @@ class Message:
                 return head[: end + 2] if end >= 0 else b""  # not even the first line is complete
         return head
 
+    def begins_with_space(self) -> bool:
+        """Whether the first line, however long, would continue a header field that is put in front of it."""
+        first = self._head or next(self._raw(self._skip), b"")
+        return first.startswith((b" ", b"\t"))
+
     def is_head_cut_in_field(self) -> bool:
         """Whether `head` ended at its limit, and the last field in it continues in the rest."""
         if self.size <= HEAD_LIMIT:

@@ -8,14 +8,26 @@ says that our peers send their own mail: our mail server's address would pass ch
 
 from __future__ import annotations
 
+import ipaddress
+
 from bridge.runtime.value import value
+
+
+def canonical_ip(text: str) -> str:
+    """The one spelling in which client addresses are compared, counted and sent on. Raises ValueError.
+
+    An IPv4-mapped IPv6 address is IPv4: that is how a dual-stack socket writes it. A zone is left out, because it means
+    something on one machine only.
+    """
+    ip = ipaddress.ip_address(text.partition("%")[0])
+    return str(getattr(ip, "ipv4_mapped", None) or ip)
 
 
 @value
 class Client:
     """The sending host as the border mail server saw it. None: unknown."""
 
-    address: str | None = None  # a bare IPv4 or IPv6 address
+    address: str | None = None  # as `canonical_ip` spells it
     port: int | None = None
     name: str | None = None  # the verified host name
     helo: str | None = None

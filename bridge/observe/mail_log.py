@@ -117,7 +117,8 @@ def _joined(refusals: list[tuple[str, str]]) -> str:
 
 
 def _redact_recipients(redaction: Redaction, recipients: tuple[Recipient, ...]) -> tuple[Recipient, ...]:
-    return tuple(Recipient(redaction.address(recipient.address)) for recipient in recipients)
+    """Those that the line names, and one more, which shows that there are others."""
+    return tuple(Recipient(redaction.address(recipient.address)) for recipient in recipients[: MAX_RECIPIENTS + 1])
 
 
 def _redact_message_id(redaction: Redaction, message_id: str) -> str:
@@ -138,7 +139,7 @@ def _redact_tags(redaction: Redaction, tags: tuple[str, ...]) -> tuple[str, ...]
 
 
 def _redact_refusals(redaction: Redaction, refusals: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [(redaction.address(address), redaction.text(reply)) for address, reply in refusals]
+    return [(redaction.address(address), redaction.text(reply)) for address, reply in refusals[:MAX_RECIPIENTS]]
 
 
 _OURS, _WORD, _TEXT = _Kind

@@ -17,11 +17,15 @@ from bridge.mail.address import comparable_address, split_address
 Mode = Literal["full", "domain", "hashed"]
 
 _HASH_BYTES = 8
+_MAX_ADDRESS = 2048  # characters; a longer one is not searched for comments and quotes
+_MAX_TEXT = 64 * 1024  # a traceback may be long; of other text, the log shows less
 _END = r"""\s<>()\[\]",:;@\\"""  # an address has these only within quotes or brackets
+_PLAIN_DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,255}")
+# A quote after a backslash may begin a local part, too, but is looked at no further than one reaches (RFC 5321
+# 4.5.3.1.1): text full of such quotes took quadratic time.
+_QUOTED = r"""(?:(?<!\\)"(?:[^"\\\r\n]|\\.)*"|(?<=\\)"(?:[^"\\\r\n]|\\.){0,64}")"""
 # Anything that looks like an address, from its first character on; `://user@host` belongs to a URL.
-_ADDRESS = re.compile(
-    rf"""(?<![^{_END}])(?!(?<=:)//)(?:"(?:[^"\\\r\n]|\\.)*"|[^{_END}]+)@(?:\[[^\]\s]*\]|[^{_END}]+)"""
-)
+_ADDRESS = re.compile(rf"""(?<![^{_END}])(?!(?<=:)//)(?:{_QUOTED}|[^{_END}]+)@(?:\[[^\]\s]*\]|[^{_END}]+)""")
 
 
 class Redaction:
@@ -36,17 +40,25 @@ class Redaction:
         """One whole address. The null sender stays empty."""
         if self.mode == "full" or not address:
             return address
+        is_long = len(address) > _MAX_ADDRESS
         if self.mode == "domain":
-            domain = split_address(address)[1]
+            domain = _last_word(address) if is_long else split_address(address)[1]
             return f"*@{domain}" if domain else "*"
-        compared = comparable_address(address).encode("utf-8", "surrogatepass")
+        compared = (address if is_long else comparable_address(address)).encode("utf-8", "surrogatepass")
         return f"~{hashlib.blake2b(compared, digest_size=_HASH_BYTES, key=self._key).hexdigest()}"
 
     def text(self, text: str) -> str:
         """The text with every address in it hidden: a next hop's reply, an error."""
         if self.mode == "full" or "@" not in text:
             return text
+        if len(text) > _MAX_TEXT:  # up to a space: the end could be half an address
+            text = f"{text[:_MAX_TEXT].rpartition(' ')[0]} ..."
         return _ADDRESS.sub(lambda match: self.address(match.group()), text)
+
+
+def _last_word(address: str) -> str:
+    domain = address.rpartition("@")[2]
+    return domain if _PLAIN_DOMAIN.fullmatch(domain) else ""
 
 
 FULL = Redaction()

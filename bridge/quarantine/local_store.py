@@ -4,6 +4,9 @@ Files are written under temporary names and fsynced, then renamed, the metadata 
 is fsynced. Writers share a lock on the directory that `clean` needs exclusively, so that a new process
 does not mistake a mail that another process is still writing for a leftover. Releasing or removing a
 mail locks its `.eml`; the kernel ends that lock with the process, even if it crashes.
+
+The directory belongs to the service's user, but root runs our commands. So no file in it is opened by a link, and none
+that is not an ordinary file: otherwise that user could have root send him any file.
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from bridge.quarantine.usage import Usage, measure
 from bridge.runtime import durable_files
 
 TEMPORARY = ".tmp-"  # prefix of files that are still being written
+_MAX_RECORD = 64 * 1024 * 1024  # bytes; a record of 10,000 recipients has a few
 
 
 class LocalStore:
@@ -66,15 +70,15 @@ class LocalStore:
     def read(self, mail_id: str) -> StoredRecord:
         path = self._file(mail_id, ".json")
         with _translated():
-            metadata, kept_at = path.read_bytes(), path.stat().st_mtime
+            metadata, kept_at = durable_files.read(path, _MAX_RECORD)
             try:
-                releases = path.with_suffix(".releases").read_bytes()
+                releases, _ = durable_files.read(path.with_suffix(".releases"), _MAX_RECORD)
             except FileNotFoundError:
                 releases = b""
         return StoredRecord(mail_id, metadata, releases, kept_at)
 
     def chunks(self, mail_id: str) -> Iterator[bytes]:
-        with _translated(), self._file(mail_id, ".eml").open("rb") as file:
+        with _translated(), open(durable_files.open_to_read(self._file(mail_id, ".eml")), "rb") as file:
             while block := file.read(BLOCK):
                 yield block
 
@@ -82,13 +86,13 @@ class LocalStore:
     def lock(self, mail_id: str) -> Iterator[None]:
         path = self._file(mail_id, ".eml")
         with _translated():
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd = durable_files.open_to_read(path)
         try:
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError as exc:
                 raise MailLocked from exc
-            if not path.with_suffix(".json").exists() or os.fstat(fd).st_nlink == 0:
+            if not os.path.lexists(path.with_suffix(".json")) or os.fstat(fd).st_nlink == 0:
                 raise MailNotFound
             yield
         finally:

@@ -73,14 +73,21 @@ class Quarantine:
         """Durably store the mail. Raises StoreFull or StoreError after removing what was written."""
         metadata = record.write(tx, head, facts, self._tenant(tx))
         content = Content(head, tx.message)
-        size, is_stored = content.size + len(metadata), False
-        if self._quota.is_limited:
-            await _in_thread(lambda stop: self._quota.reserve(size), tx.deadline)
+        size, is_reserved, is_stored = content.size + len(metadata), False, False
+
+        def reserve(stop: durable_files.Stop) -> None:
+            nonlocal is_reserved
+            self._quota.reserve(size)
+            is_reserved = True
+
         try:
+            if self._quota.is_limited:
+                await _in_thread(reserve, tx.deadline)
             await self._store.keep(tx.id, content, metadata, tx.deadline)
             is_stored = True
-        finally:
-            self._quota.settle(size, is_stored=is_stored)
+        finally:  # also if the client disconnected while the thread was reserving
+            if is_reserved:
+                self._quota.settle(size, is_stored=is_stored)
         if self._index is not None:
             stored = StoredRecord(tx.id, metadata, b"", time.time())
             await durable_files.in_thread(lambda stop: self._update_index(tx.id, stored), math.inf)
@@ -263,5 +270,7 @@ def _store(settings: QuarantineSettings) -> Store:
 async def _in_thread(work: Callable[[durable_files.Stop], T], deadline: float) -> T:
     try:
         return await durable_files.in_thread(work, deadline)
+    except durable_files.Stopped as exc:
+        raise StoreError("quarantine: deadline passed") from exc
     except OSError as exc:
         raise StoreError(f"quarantine: {exc}") from exc

@@ -16,7 +16,6 @@ from typing import Any
 
 from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
-from bridge.mail.header_fields import FOLDED
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
 from bridge.mime.words import decode_words
@@ -27,7 +26,7 @@ KEPT, INTERRUPTED, RELEASED = "kept", "interrupted", "released"
 STATES = (KEPT, INTERRUPTED, RELEASED)
 
 _MAX_SUBJECT = 200
-_SUBJECT = re.compile(rb"^subject:(%b)" % FOLDED, re.IGNORECASE | re.MULTILINE)
+_SUBJECT = re.compile(rb"^subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,99})", re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,7 +86,7 @@ async def release(quarantine: Quarantine, mail_id: str, next_hop: NextHop, reque
         envelope = _envelope(mail, request)
         with closing(Message(Spool(sys.maxsize))) as message:
             _fetch(quarantine, mail_id, message)
-            if message.head().startswith((b" ", b"\t")):
+            if message.begins_with_space():
                 raise StoreError("it begins with white space, which would continue our own header field; export it")
             return await _send(quarantine, mail, envelope, message, next_hop, request)
 

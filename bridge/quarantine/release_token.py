@@ -127,10 +127,10 @@ class ReleaseTokens:
 
         Expired ones do not count. Does not read the mail itself.
         """
-        for field in islice(self._ours.finditer(head), _MAX_FIELDS):
-            value = field[1] if len(field[1]) <= _MAX_VALUE else b""
+        for field in islice(self._ours.find(head), _MAX_FIELDS):
+            value = field.value if len(field.value) <= _MAX_VALUE else b""
             found = _VALUE.fullmatch(_WHITE_SPACE.sub(b"", value))
-            token = self._verified(found, field[0], sender, recipients) if found is not None else None
+            token = self._verified(found, field.raw, sender, recipients) if found is not None else None
             if token is not None and -SKEW_S <= now - token.released_at <= VALID_S:
                 return token
         return None

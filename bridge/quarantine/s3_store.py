@@ -260,6 +260,8 @@ async def _whole(content: Content, deadline: float) -> bytearray:
         return _join(content)
     try:
         return await durable_files.in_thread(lambda stop: _join(content), deadline)
+    except durable_files.Stopped as exc:
+        raise StoreError("quarantine: deadline passed") from exc
     except OSError as exc:
         raise StoreError(f"quarantine: {exc}") from exc
 

@@ -54,14 +54,15 @@ def measure(directory: Path) -> Usage:
 class Quota:
     """The limit on stored bytes, including those of mail that is being written.
 
-    Recounts every `recount_s`, and before it refuses a mail. Counting blocks: call this from a thread.
+    Recounts every `recount_s`, and before it refuses a mail. Counting blocks: reserve from a thread.
     """
 
     def __init__(self, count_bytes: Callable[[], int], limit: int | None, recount_s: float) -> None:
         self._count_bytes = count_bytes
         self._limit = limit
         self._recount_s = recount_s
-        self._lock = threading.Lock()
+        self._counting = threading.Lock()  # held while files are counted, so never taken by the event loop
+        self._numbers = threading.Lock()  # held for a moment
         self._counted = 0
         self._counted_at = -recount_s
         self._pending = 0
@@ -74,15 +75,21 @@ class Quota:
         """Reserve `size` bytes until `settle`. Raises StoreFull, and whatever counting raises."""
         if self._limit is None:
             return
-        with self._lock:
-            self._check(size, self._limit)
-            self._pending += size
+        with self._counting:
+            if self._must_count(size, self._limit):
+                self._count()
+            with self._numbers:
+                if self._counted + self._pending + size > self._limit:
+                    raise StoreFull(
+                        f"quarantine: {self._counted} of {self._limit} bytes are used (quarantine.max_size)"
+                    )
+                self._pending += size
 
     def settle(self, size: int, *, is_stored: bool) -> None:
-        """End a reservation: the bytes are stored, or free again."""
+        """End a reservation: the bytes are stored, or free again. Does not wait for a count."""
         if self._limit is None:
             return
-        with self._lock:
+        with self._numbers:
             self._pending -= size
             self._counted += size if is_stored else 0
 
@@ -90,11 +97,14 @@ class Quota:
         """Mail was removed: count again before the next reservation."""
         self._counted_at = -self._recount_s
 
-    def _check(self, size: int, limit: int) -> None:
+    def _must_count(self, size: int, limit: int) -> bool:
         age = time.monotonic() - self._counted_at
         is_full = self._counted + self._pending + size > limit
-        if age >= self._recount_s or (is_full and age >= _RECOUNT_WHEN_FULL_S):
-            self._counted, self._counted_at = self._count_bytes(), time.monotonic()
-            is_full = self._counted + self._pending + size > limit
-        if is_full:
-            raise StoreFull(f"quarantine: {self._counted} of {limit} bytes are used (quarantine.max_size)")
+        return age >= self._recount_s or (is_full and age >= _RECOUNT_WHEN_FULL_S)
+
+    def _count(self) -> None:
+        before = self._counted
+        found = self._count_bytes()
+        with self._numbers:
+            self._counted = found + self._counted - before  # what was stored meanwhile may not have been seen
+            self._counted_at = time.monotonic()

@@ -9,7 +9,8 @@ the extension, these are left out, because the mail arrives all the same:
 
 Refused: NOTIFY=SUCCESS without DSN (550 5.3.3: the sender would wait for a report that never comes),
 SMTPUTF8 (550 5.6.7), content declared as 8-bit (554 5.6.3; we do not convert, because that would change the
-sender's bytes), any other parameter (555 5.5.4). 8-bit content that was not declared is sent as it is. A mail
+sender's bytes), any other parameter (555 5.5.4). These are `CannotCarry`, and become a 451 where the lack may be
+temporary: see `bridge/relay/relay.py`. 8-bit content that was not declared is sent as it is. A mail
 server in front can find a better way if we do not announce the extension to it (`hide_extensions`).
 """
 
@@ -28,6 +29,7 @@ NO_REPORT = Reply(550, "5.3.3", "The next mail server does not report deliveries
 NO_UTF8 = Reply(550, "5.6.7", "The next mail server does not accept internationalized addresses")
 NO_EIGHT_BIT = Reply(554, "5.6.3", "The next mail server does not accept 8-bit content, and we do not convert it")
 NO_PARAMETER = Reply(555, "5.5.4", "The next mail server does not support a parameter of this mail")
+FOR_NOW = Reply(451, "4.3.3", "The next mail server does not offer now what this mail needs, try again later")
 BAD_ADDRESS = Reply(553, "5.1.3", "An address of this mail cannot be expressed in SMTP")
 
 XFORWARD_COMMAND = 512  # bytes, CRLF included
@@ -39,6 +41,14 @@ _OPTIONAL = {"RET": "DSN", "ENVID": "DSN", "NOTIFY": "DSN", "ORCPT": "DSN", "AUT
 _PLAIN = re.compile(r"[!-*,-<>-~]*")  # needs no xtext encoding (RFC 3461: neither "+" nor "=")
 
 
+class CannotCarry(NextHopError):
+    """The next hop does not announce an extension that the mail needs. Nothing was sent: another one may be tried."""
+
+    def __init__(self, extension: str, reply: Reply, text: str = "") -> None:
+        super().__init__(reply, text)
+        self.extension = extension
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What the next hop announced after EHLO or LHLO."""
@@ -46,6 +56,7 @@ class Capabilities:
     announced: tuple[str, ...] = ()  # its lines, unchanged
     names: frozenset[str] = frozenset()
     xforward: tuple[str, ...] = ()  # the attributes it accepts
+    is_all: bool = True  # False: after HELO or without the TLS it offers, it may have announced less than usual
 
     @classmethod
     def parse(cls, ehlo: Reply) -> Capabilities:
@@ -101,7 +112,7 @@ def _body(param: str, value: str, names: frozenset[str], tx: Transaction, head: 
     if "8BITMIME" in names:
         return " " + param
     if value == "8BITMIME" and not (head.isascii() and all(c.isascii() for c in tx.message.chunks())):
-        raise NextHopError(NO_EIGHT_BIT)
+        raise CannotCarry("8BITMIME", NO_EIGHT_BIT)
     return ""
 
 
@@ -110,10 +121,10 @@ def _carried(param: str, names: frozenset[str]) -> str:
     if _OPTIONAL.get(name, name) in names:
         return " " + param
     if name == "NOTIFY" and "SUCCESS" in param.upper().partition("=")[2].split(","):
-        raise NextHopError(NO_REPORT)
+        raise CannotCarry("DSN", NO_REPORT)
     if name in _OPTIONAL:
         return ""
-    raise NextHopError(NO_UTF8 if name == "SMTPUTF8" else NO_PARAMETER)
+    raise CannotCarry(name, NO_UTF8 if name == "SMTPUTF8" else NO_PARAMETER)
 
 
 def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
@@ -122,7 +133,7 @@ def _encoded(lines: list[str], names: frozenset[str]) -> bytes:
     if not len(lines) == text.count("\r") == text.count("\n") or "\0" in text:
         raise NextHopError(BAD_ADDRESS)
     if not text.isascii() and "SMTPUTF8" not in names:
-        raise NextHopError(NO_UTF8)
+        raise CannotCarry("SMTPUTF8", NO_UTF8)
     try:
         return text.encode()
     except UnicodeEncodeError as exc:  # a lone surrogate

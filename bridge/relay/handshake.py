@@ -13,7 +13,7 @@ import asyncio
 import functools
 import logging
 import ssl
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from bridge.mail.next_hop import NextHopError
@@ -22,6 +22,7 @@ from bridge.relay.commands import Capabilities
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.replies import LATE, UNREACHABLE, UNTRUSTED
 from bridge.runtime.endpoints import NextHop
+from bridge.runtime.reason import reason
 
 log = logging.getLogger("bridge.relay")
 
@@ -60,7 +61,7 @@ async def open_connection(settings: RelaySettings, until: float) -> NextHopConne
         late = limit == until and isinstance(exc, TimeoutError)
         if late:
             raise NextHopError(LATE, f"{settings.next_hop}: timed out") from exc
-        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {str(exc) or 'timed out'}") from exc
+        raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: {reason(exc) or 'timed out'}") from exc
 
 
 async def _open(settings: RelaySettings) -> NextHopConnection:
@@ -82,6 +83,8 @@ async def _dialogue(settings: RelaySettings, tls: TlsMode) -> NextHopConnection:
         conn.capabilities = await _hello(conn, settings)
         if tls != "none" and await _secure(conn, settings, tls):
             conn.capabilities = await _hello(conn, settings)  # RFC 3207 4.2: forget, and ask again
+        elif settings.tls != "none" and "STARTTLS" in conn.capabilities.names:
+            conn.capabilities = replace(conn.capabilities, is_all=False)
     except BaseException:
         conn.abort()
         raise
@@ -114,7 +117,7 @@ async def _hello(conn: NextHopConnection, settings: RelaySettings) -> Capabiliti
         conn.send(b"HELO %s\r\n" % name, 1)
         reply = await _answer(conn, settings)
         if reply.code == 250:
-            return Capabilities()
+            return Capabilities(is_all=False)  # it may know EHLO, and only be too busy for it
     raise CannotConnect(UNREACHABLE, f"{settings.next_hop}: hello: {reply}")
 
 

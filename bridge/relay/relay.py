@@ -8,6 +8,9 @@ next hop's replies mean; this file sends, waits, and carries those decisions out
   whatever the deadline) even if the caller is cancelled, and is logged if no caller reads it.
 - A mail that the SMTP intake has not checked (it came by milter, and is released from the quarantine) may
   contain a bare CR or LF. It is refused before anything is sent: the next hop may see a second mail in it.
+- A next hop may announce less than usual for a while: it answers EHLO with an error, or another machine answers
+  under its name. A mail that needs what is missing then gets a 451; a 5xx only if the next hop announced it neither
+  now nor in the last hour (`commands.CannotCarry`).
 - An idle connection may be dead without our knowing. If a reused one is lost before MAIL is answered,
   the mail is tried once more on a new connection.
 
@@ -39,7 +42,7 @@ from bridge.relay.answers import (
     SendContent,
     Stale,
 )
-from bridge.relay.commands import Commands
+from bridge.relay.commands import CannotCarry, Capabilities, Commands
 from bridge.relay.connection import NextHopConnection
 from bridge.relay.handshake import RelaySettings, open_connection
 from bridge.relay.pool import Pool
@@ -47,6 +50,9 @@ from bridge.relay.pool import Pool
 __all__ = ["Delivered", "Mixed", "Relay", "RelaySettings", "SmtpRelay"]
 
 log = logging.getLogger("bridge.relay")
+
+_REMEMBERED_S = 3600.0  # an extension that is missing for longer is not missing for a moment
+_MAX_REMEMBERED = 100
 
 
 class Mixed(NextHopError):
@@ -89,6 +95,7 @@ class SmtpRelay:
         self._finishing: set[NextHopConnection] = set()  # the dot is written, the answer is outstanding
         self._orphaned: set[asyncio.Task[None]] = set()  # await such an answer after the caller was cancelled
         self._all_finished = asyncio.Event()
+        self._announced: dict[str, float] = {}  # extensions, and when they were last announced
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         if monotonic() >= deadline:
@@ -107,6 +114,7 @@ class SmtpRelay:
         try:
             conn.send(b"QUIT\r\n", 1)
             await conn.replies(1, self._settings.timeout_s)
+            self._note(conn.capabilities)
             return conn.capabilities.announced
         finally:
             conn.abort()
@@ -138,7 +146,7 @@ class SmtpRelay:
     ) -> DotAnswers:  # fmt: skip
         """Send everything including the dot. If that fails, the connection is back in the pool, or dropped."""
         try:
-            batch = commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
+            batch = self._commands(conn, tx, head)
             conn.needs_reset = False
             refused = await self._envelope(conn, batch, tx.is_per_recipient, deadline)
             expected = DotAnswers(len(tx.envelope.recipients), refused, self._is_lmtp, tx.is_per_recipient)
@@ -153,6 +161,26 @@ class SmtpRelay:
             conn.abort()
             self.pool.give_back(conn)
             raise
+
+    def _commands(self, conn: NextHopConnection, tx: Transaction, head: bytes) -> Commands:
+        """Raises NextHopError, before anything is sent."""
+        if not conn.reused:
+            self._note(conn.capabilities)
+        try:
+            return commands.for_mail(conn.capabilities, tx, head, reset=conn.needs_reset)
+        except CannotCarry as exc:
+            noted_at = self._announced.get(exc.extension, -math.inf)
+            if conn.capabilities.is_all and monotonic() - noted_at > _REMEMBERED_S:
+                raise
+            missing = f"{self._settings.next_hop} does not announce {exc.extension}, perhaps only for now"
+            raise CannotCarry(exc.extension, commands.FOR_NOW, missing) from exc
+
+    def _note(self, capabilities: Capabilities) -> None:
+        now = monotonic()
+        for name in itertools.islice(capabilities.names, _MAX_REMEMBERED):
+            self._announced[name] = now
+        if len(self._announced) > _MAX_REMEMBERED:
+            self._announced = dict.fromkeys(capabilities.names, now)
 
     async def _envelope(
         self, conn: NextHopConnection, batch: Commands, is_per_recipient: bool, deadline: float

@@ -1,7 +1,8 @@
 """Several next hops: a fallback when one is down, and different ones for different domains.
 
-`Failover` gives a mail to the first next hop that can be connected to. Only a failed connection moves the
-mail to the next one: once a server has received MAIL, its answer is final. A next hop that was down is skipped
+`Failover` gives a mail to the first next hop that can be connected to and announces what the mail needs. Only that
+moves the mail to the next one: once a server has received MAIL, its answer is final. If some could not be connected to
+and the others lack an extension, the mail is deferred: the first ones may have it. A next hop that was down is skipped
 for `SHUN_S`; then a single mail tries it again. If all are down, all are tried, so nothing is refused untried.
 
 `Routes` sends each recipient to the next hop of its domain. A mail for several next hops goes to all of them
@@ -24,9 +25,10 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.relay.answers import Delivered
+from bridge.relay.commands import FOR_NOW, CannotCarry
 from bridge.relay.handshake import CannotConnect
 from bridge.relay.relay import Mixed, Relay
-from bridge.relay.replies import LATE
+from bridge.relay.replies import LATE, UNREACHABLE
 
 log = logging.getLogger("bridge.relay")
 
@@ -50,16 +52,16 @@ class Failover:
         self._shun_s = shun_s
 
     async def deliver(self, tx: Transaction, head: bytes, deadline: float) -> Delivered:
-        last: CannotConnect | None = None
+        failures: list[NextHopError] = []
         for hop in self._in_order():
+            if any(isinstance(exc, CannotCarry) for exc in failures) and self._is_shunned(hop):
+                failures.append(CannotConnect(UNREACHABLE, f"{hop.name}: skipped, because it was down"))
+                continue
             try:
-                delivered = await self._try(hop, tx, head, deadline)
-            except CannotConnect as exc:
-                last = exc
-            else:
-                return delivered
-        assert last is not None
-        raise last
+                return await self._try(hop, tx, head, deadline)
+            except (CannotConnect, CannotCarry) as exc:
+                failures.append(exc)
+        raise _weightiest(failures)
 
     async def probe(self) -> tuple[str, ...]:
         """What the first next hop offers; all of them must answer. Raises NextHopError."""
@@ -71,8 +73,10 @@ class Failover:
 
     def _in_order(self) -> list[_Hop]:
         """Next hops that are up or due for another try, in order of preference; then the others."""
-        now = asyncio.get_running_loop().time()
-        return sorted(self._hops, key=lambda hop: hop.down and now < hop.retry_at)
+        return sorted(self._hops, key=self._is_shunned)
+
+    def _is_shunned(self, hop: _Hop) -> bool:
+        return hop.down and asyncio.get_running_loop().time() < hop.retry_at
 
     async def _try(self, hop: _Hop, tx: Transaction, head: bytes, deadline: float) -> Delivered:
         if hop.down:  # this mail tries it again; until it is done, other mails skip this next hop
@@ -96,6 +100,14 @@ class Failover:
         if hop.down:
             log.info("next hop %s is up again", hop.name)
         hop.down = False
+
+
+def _weightiest(failures: list[NextHopError]) -> NextHopError:
+    """Permanent only if no next hop is down, and all of them lack an extension for good."""
+    lacking = [exc for exc in failures if isinstance(exc, CannotCarry)]
+    if not lacking or not any(exc.reply.is_temporary for exc in failures):
+        return failures[-1]
+    return CannotCarry(lacking[-1].extension, FOR_NOW, "; ".join(map(str, failures)))
 
 
 class Routes:

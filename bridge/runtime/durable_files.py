@@ -140,6 +140,33 @@ def open_own(path: Path, flags: int) -> int:
     return fd
 
 
+def open_to_read(path: Path) -> int:
+    """Open an existing file in one of our directories. Raises OSError.
+
+    The service's user must not lead root to another file, such as by a link, or make it wait, such as by a FIFO.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise OSError(errno.EPERM, "is not an ordinary file", str(path))
+        if found.st_nlink > 1 and found.st_uid != path.parent.stat().st_uid:  # a second name of another user's file
+            raise OSError(errno.EPERM, "belongs to another user", str(path))
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def read(path: Path, limit: int) -> tuple[bytes, float]:
+    """The content of such a file, and when it was written (Unix time). Raises OSError."""
+    with open(open_to_read(path), "rb") as file:
+        found = os.fstat(file.fileno())
+        if found.st_size > limit:
+            raise OSError(errno.EFBIG, f"has more than {limit} bytes", str(path))
+        return file.read(limit), found.st_mtime
+
+
 def sync_directory(path: Path) -> None:
     """Make the directory's entries durable."""
     fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -151,9 +178,28 @@ def sync_directory(path: Path) -> None:
 
 def give_to_owner(path: Path) -> None:
     """Give a file that root created to the owner of its directory, so that the daemon can read it."""
-    if os.geteuid() == 0:
-        owner = path.parent.stat()
-        os.chown(path, owner.st_uid, owner.st_gid, follow_symlinks=False)
+    if os.geteuid() != 0:
+        return
+    owner = path.parent.stat()
+    # Not by its name: the owner of the directory may have put another file there. And O_PATH, because closing any other
+    # descriptor would release the locks of a database.
+    fd = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        found = os.fstat(fd)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink == 1:
+            os.chown(f"/proc/self/fd/{fd}", owner.st_uid, owner.st_gid)
+    finally:
+        os.close(fd)
+
+
+def refuse_planted(path: Path) -> None:
+    """Raises OSError if root would open what another user put in place of a file: a link, a FIFO, a device."""
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return
+    if os.geteuid() == 0 and found.st_uid != 0 and not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EPERM, "is not an ordinary file", str(path))
 
 
 def remove(path: Path) -> None:

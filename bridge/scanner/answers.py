@@ -13,6 +13,10 @@ from bridge.scanner.http import Answer
 MAX_RETRY_AFTER_S = 60.0
 
 
+class TokenRefused(ScanRefused):
+    """401 or 403."""
+
+
 class BadGateway(ScanUnavailable):
     """502 or 504: the service behind a proxy went away, or did not answer, while it had the mail."""
 
@@ -40,14 +44,14 @@ def read_result(url: str, answer: Answer, token: str) -> AnalysisResult:
     if answer.status >= 500:
         raise BadGateway(text) if answer.status in (502, 504) else ScanUnavailable(text)
     if answer.status >= 400:
-        raise ScanRefused(text)
+        raise TokenRefused(text) if answer.status in (401, 403) else ScanRefused(text)
     raise ScanMalformed(text)
 
 
 def read_status(url: str, answer: Answer) -> QueueStatus:
     """The status that the service reports. Raises ScanError."""
     if answer.status in (401, 403):
-        raise ScanRefused(f"{url}: the token is refused ({answer.status})")
+        raise TokenRefused(f"{url}: the token is refused ({answer.status})")
     if answer.status != 200:
         raise ScanUnavailable(f"{url}: the status request was answered with {answer.status}")
     try:

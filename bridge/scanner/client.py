@@ -377,7 +377,7 @@ class Scanner:
         """
         if host.awaited and host.is_lost and not all(other.silent for other in self.hosts):
             log.warning(
-                "scanner %s does not answer status requests: giving up %d late scans", host.url, len(host.awaited)
+                "scanner %s does not answer status requests: giving up on %d late scans", host.url, len(host.awaited)
             )
             host.give_up_late()
 

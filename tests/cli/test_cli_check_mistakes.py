@@ -181,6 +181,11 @@ smtpd_milters = inet:ADDRESS
 milter_default_action = tempfail"""
 
 
+def embedded_on_admin_port(world: World) -> None:
+    world.data["embedded_service"] = True
+    world.data["scanner"]["urls"] = [f"http://{world.data['admin']['address']}"]
+
+
 MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "wrong token": (lambda w: status(w, answer(401)), "PROBLEM", "put the service's token into scanner.token_file"),
     "token for all": (lambda w: (w.directory / "token").chmod(0o644), "WARNING", "chmod 600"),
@@ -201,8 +206,7 @@ MISTAKES: dict[str, tuple[Callable[[World], Any], str, str]] = {
     "deadline too long": (lambda w: w.listener.update(deadline="100s"), "PROBLEM", "set it to 90s"),
     "too few descriptors": (lambda w: w.data["limits"].update(max_connections=10**9), "WARNING", "LimitNOFILE="),
     "admin port taken": (lambda w: take(w, w.data["admin"]["address"]), "PROBLEM", "set admin.address to another port"),
-    "admin port twice": (lambda w: w.data["admin"].update(address=w.listener["address"]),
-                         "PROBLEM", "the same address as listener test"),
+    "the service on the admin port": (embedded_on_admin_port, "PROBLEM", "it has the same address as admin"),
     "slow mail passes": (lambda w: w.data.update(policy={"deadline": "relay"}), "WARNING", "deadline: relay: a mail"),
     "failing mail passes": (lambda w: w.listener.update(policy={"failed": "relay"}),
                             "WARNING", "use tempfail or quarantine"),

@@ -13,11 +13,13 @@ from click.testing import CliRunner, Result
 
 from bridge import __version__
 from bridge.cli import main
-from bridge.cli.status import ask, table
+from bridge.cli.admin_client import ask
+from bridge.cli.status import table
 from bridge.config import model
 from bridge.runtime import yaml_file
 from bridge.runtime.endpoints import Endpoint
 from bridge.testing import TOKEN, Background, FakeScanner, NextHop, answer, free_port, result, running_bridge
+from tests.daemon.process_kit import scanbridge
 
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
 
@@ -84,7 +86,7 @@ def test_every_command_reports_the_mistakes_in_the_configuration(
 ) -> None:
     """All mistakes are reported together; the exit code is 78."""
     monkeypatch.chdir(place.directory)
-    place.config.write_text("listeners: []\nnonsense: 1\n")
+    place.config.write_text(f"listeners: []\nnonsense: 1\nadmin: {{address: '127.0.0.1:{free_port()}'}}\n")
     done = place.run(*command)
     assert done.exit_code == 78
     assert done.stderr.splitlines() == [
@@ -290,6 +292,56 @@ def test_check_reports_what_is_wrong_with_the_scanner(place: Place, status: byte
     place.scanner.status = status
     (found,) = problems(place.run("check", "-v"))
     assert found.startswith(f"scanner {place.scanner.url}: PROBLEM: ") and words in found
+
+
+def test_scan_and_check_print_no_log_lines(place: Place) -> None:
+    """What the daemon would log ("its circuit is open") is in the message already."""
+    place.scanner.reply = place.scanner.status = answer(500)
+    mail = place.mail("mail.eml", b"Subject: hello\n\nhello\n")
+    for command in (["scan", *[mail] * 3], ["check"]):
+        done = scanbridge(*command, "-c", place.config)
+        lines = (done.stdout + done.stderr).splitlines()
+        assert done.returncode == 1
+        assert all(line.startswith((f"{mail}: no decision: ", f"scanner {place.scanner.url}: ")) for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("reply", "end"),
+    [
+        (answer(401), "; put the service's token into scanner.token_file, then run `scanbridge reload`"),
+        (answer(403), "; put the service's token into scanner.token_file, then run `scanbridge reload`"),
+        (answer(404), "; check scanner.urls"),
+        (answer(500), "; check scanner.urls"),
+        (answer(200, b"<html>"), "; check scanner.urls"),
+        (answer(413), "413"),
+        (answer(422), "422"),
+    ],
+)
+def test_scan_says_what_to_do_next(place: Place, reply: bytes, end: str) -> None:
+    """Nothing, if the mail is the cause."""
+    place.scanner.reply = reply
+    mail = place.mail("mail.eml", b"Subject: hello\n\nhello\n")
+    done = place.run("scan", mail)
+    assert done.exit_code == 1 and done.stderr.startswith(f"{mail}: no decision: {place.scanner.url}")
+    assert done.stderr.rstrip().endswith(end)
+
+
+def test_check_names_the_key_of_each_next_hop(place: Place) -> None:
+    """Of the default, of a route and of a tenant; the reason is in words."""
+    text = place.config.read_text()
+    data, _ = yaml_file.read(place.config, text)
+    ports = [free_port() for _ in range(4)]
+    hops = [f"smtp://127.0.0.1:{port}" for port in ports]
+    data["relay"] = {
+        "next_hops": hops[:2],
+        "routes": [{"recipient_domains": ["a.example"], "next_hop": hops[2]}],
+    }
+    data["tenants"] = [{"uid": TENANT, "recipient_domains": ["b.example"], "relay": {"next_hop": hops[3]}}]
+    place.config.write_text(yaml_file.dump(data))
+    keys = ["relay.next_hops", "relay.next_hops", "relay.routes.0.next_hop", "tenants.0.relay.next_hop"]
+    assert problems(place.run("check")) == [
+        f"next hop {hop}: PROBLEM: {hop}: Connection refused; check {key}" for hop, key in zip(hops, keys, strict=True)
+    ]
 
 
 def test_check_shows_the_status_of_the_scanner(place: Place) -> None:

@@ -197,15 +197,15 @@ def test_a_taken_port_is_explained(desk: Desk, which: str, command: str) -> None
     assert f"127.0.0.1:{number}" in printed and "is another program or another scanbridge using it?" in printed
 
 
-def test_a_refused_token_is_explained(desk: Desk) -> None:
+@pytest.mark.parametrize("command", ["check", "scan mail.eml"])
+def test_a_refused_token_is_explained(desk: Desk, command: str) -> None:
     """The scanner answers 401: the key in the configuration is named, the token is not shown."""
     background, scanner = Background(), FakeScanner()
     try:
         background.run(scanner.start())
-        scanner.script = [answer(401)] * 20
-        scanner.status = answer(401)
+        scanner.reply = scanner.status = answer(401)
         desk.replace(f"http://127.0.0.1:{desk.scanner}", scanner.url)
-        code, printed = desk.run("check")
+        code, printed = desk.run(*command.split())
     finally:
         background.run(scanner.stop())
         background.close()

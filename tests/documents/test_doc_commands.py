@@ -15,7 +15,7 @@ from tests.documents.blocks import Block, blocks
 from tests.documents.story import Story, tell
 from tests.requirements import need
 
-LANGUAGES = {"sh", "python", "yaml", "toml", "json", ""}
+LANGUAGES = {"sh", "python", "yaml", "toml", "json", "promql", ""}
 PROGRAMS = "sudo|scanbridge|make|curl|swaks|systemctl|apt|pip|docker|kubectl|postconf|postfix"
 COMMAND = re.compile(rf"^(?:\$|{PROGRAMS}) (?!\d)", re.MULTILINE)
 

@@ -13,8 +13,8 @@ from bridge.config.model import Config
 from bridge.config.model import load as load_bridge
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
+from bridge.service.config_files import load as load_service
 from bridge.service.settings import ServiceConfig
-from bridge.service.settings import load as load_service
 
 Model = type[Config] | type[ServiceConfig]
 

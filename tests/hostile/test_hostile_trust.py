@@ -245,6 +245,9 @@ def v2(command: int, family: int, addresses: bytes) -> bytes:
 
 V2_IPV4 = v2(1, 0x11, bytes([192, 0, 2, 7, 127, 0, 0, 1]) + struct.pack("!HH", 4711, 25))
 V2_IPV6 = v2(1, 0x21, bytes.fromhex("20010db8") + bytes(11) + b"\7" + bytes(15) + b"\1" + struct.pack("!HH", 4711, 25))
+V2_MAPPED = v2(
+    1, 0x21, bytes(10) + b"\xff\xff" + bytes([192, 0, 2, 7]) + bytes(15) + b"\1" + struct.pack("!HH", 4711, 25)
+)
 
 
 @pytest.fixture(scope="module")
@@ -262,6 +265,9 @@ def proxied(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
     [
         (b"PROXY TCP4 192.0.2.7 127.0.0.1 4711 25\r\n", "192.0.2.7"),
         (b"PROXY TCP6 2001:db8::7 ::1 4711 25\r\n", "2001:db8::7"),
+        (b"PROXY TCP6 ::ffff:192.0.2.7 ::ffff:127.0.0.1 4711 25\r\n", "192.0.2.7"),  # a dual-stack proxy: read 550
+        (b"PROXY TCP6 ::FFFF:C000:207 ::1 4711 25\r\n", "192.0.2.7"),
+        (V2_MAPPED, "192.0.2.7"),
         (b"PROXY UNKNOWN\r\n", None),
         (b"PROXY UNKNOWN ffff::1 ffff::2 1 2\r\n", None),
         (V2_IPV4, "192.0.2.7"),
@@ -278,12 +284,26 @@ def test_proxy_header_names_the_client(proxied: RunningBridge, header: bytes, ad
     assert proxied.scanner.submissions[-1].parameters["borderMtaData"].get("remoteAddress") == address
 
 
-def test_proxied_stranger_cannot_send(proxied: RunningBridge) -> None:
+@pytest.mark.parametrize("source", [b"TCP4 198.51.100.1 127.0.0.1", b"TCP6 ::ffff:198.51.100.1 ::1"])
+def test_proxied_stranger_cannot_send(proxied: RunningBridge, source: bytes) -> None:
     """The client named in the header must itself be trusted."""
     with proxied.client() as client:
-        client.send(b"PROXY TCP4 198.51.100.1 127.0.0.1 4711 25\r\n")
+        client.send(b"PROXY %b 4711 25\r\n" % source)
         assert b"XFORWARD" not in client.open()
         assert client.say(b"MAIL FROM:<>")[0].startswith(b"550 5.7.1 ")
+
+
+@pytest.mark.parametrize("command", [b"XFORWARD", b"XCLIENT"])
+@pytest.mark.parametrize("spelling", [b"IPV6:::ffff:192.0.2.7", b"::ffff:c000:207", b"192.0.2.7"])
+def test_a_client_had_two_addresses_in_two_spellings(guarded: RunningBridge, command: bytes, spelling: bytes) -> None:
+    """The scanner, the lists and the log know an IPv4 client by its IPv4 address only."""
+    with guarded.client() as client:
+        client.open()
+        assert client.say(b"%b ADDR=%b" % (command, spelling))[0][:1] == b"2"
+        if command == b"XCLIENT":  # which begins a new session
+            client.say(b"EHLO client.example")
+        assert client.mail().startswith(b"250")
+    assert guarded.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "192.0.2.7"
 
 
 MALFORMED = [

@@ -226,3 +226,10 @@ def test_the_documentation_has_every_exit_code():
     page = (Path(__file__).parents[2] / "docs" / "operate" / "lists.md").read_text()
     codes = {value for name, value in vars(session).items() if name.startswith("EXIT_")}
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", page, re.MULTILINE)} == codes | {0, 2}
+
+
+def test_an_entry_that_was_not_there_to_delete_is_said(service):
+    """It may be misspelt, or a tenant's. Exit code 0: the list is as it was wanted."""
+    done = service.run("delete", "large", "no-such@entry.example")
+    assert done.exit_code == 0 and "1 entry was not in the list of the deployment" in done.stderr, done.output
+    assert "--tenant" in done.stderr

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import subprocess
+import time
 
 import pytest
 
-from tests.lists.lists_kit import INFOS, STREAM, Misbehaving, Seen, chunk, http, lines, misbehaving, scripted, whole
+from bridge.lists import ListClient, ListSettings, ListsUnavailable, RetrySettings
+from tests.lists.lists_kit import (
+    INFOS,
+    STREAM,
+    Misbehaving,
+    Seen,
+    chunk,
+    http,
+    lines,
+    misbehaving,
+    process,
+    scripted,
+    whole,
+)
 
 MANY = "".join(f"u{i:05}@x.org\n" for i in range(2500))
 
@@ -146,6 +162,43 @@ def test_an_unreachable_service_exits_with_75(tmp_path, arguments):
         pass
     done = server.run(*arguments, patience="20ms")
     assert done.exit_code == 75 and "cannot be reached" in done.output
+
+
+def test_who_waits_for_an_unreachable_service_is_told_why(tmp_path):
+    """One line on standard error after the first attempt, long before the command gives up; none for each attempt."""
+    with misbehaving(tmp_path, lambda _: b"") as server:
+        pass
+    why = f"{server.url} cannot be reached: Connection refused"
+    with process(server.url, server.key_file, "show", "--patience", "3s", stderr=subprocess.PIPE) as command:
+        began = time.monotonic()
+        assert command.stderr.readline() == f"{why}; trying again for up to 3s (--patience)\n"
+        assert command.poll() is None
+        rest = command.stderr.read()
+    assert (command.returncode, rest) == (75, f"{why}\n") and time.monotonic() - began < 30
+
+
+def test_who_waits_because_the_service_asks_for_it_is_told_why(tmp_path):
+    """A long Retry-After is reported, a short one is not worth a line."""
+    ok = http(200, {"listFileInfos": []})
+    with misbehaving(tmp_path, scripted(http(503, None, "Retry-After: 6"), ok)) as server:
+        done = server.run("show", patience="20s")
+    assert done.exit_code == 0
+    assert done.stderr == "the service answered 503; trying again for up to 20s (--patience)\n"
+    with misbehaving(tmp_path, scripted(http(503, None, "Retry-After: 1"), ok)) as server:
+        assert server.run("show", patience="20s").stderr == ""
+
+
+def test_only_the_command_line_reports_retries(capfd):
+    """The daemon's client retries silently: its log reports the outcome."""
+    settings = ListSettings("http://127.0.0.1:1", "k" * 54, retry=RetrySettings(0.05, 0.01, 0.01))
+
+    async def ask():
+        async with ListClient(settings) as client:
+            await client.lists()
+
+    with pytest.raises(ListsUnavailable, match="Connection refused"):
+        asyncio.run(ask())
+    assert capfd.readouterr() == ("", "")
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path):

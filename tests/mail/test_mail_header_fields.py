@@ -56,7 +56,7 @@ def test_a_line_that_is_no_field_is_seen_wherever_it_is(line: bytes) -> None:
 
 def test_a_field_that_holds_a_bare_carriage_return_is_removed_whole() -> None:
     """Milter mail may have one."""
-    assert fields_with_prefix("X-Scan-").sub(b"", b"A: 1\r\nX-Scan-A: x\ry\r\n z\r\nB: 2\r\n") == b"A: 1\r\nB: 2\r\n"
+    assert fields_with_prefix("X-Scan-").remove(b"A: 1\r\nX-Scan-A: x\ry\r\n z\r\nB: 2\r\n") == b"A: 1\r\nB: 2\r\n"
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_a_field_that_holds_a_bare_carriage_return_is_removed_whole() -> None:
 def test_a_header_section_is_read_in_linear_time(head: bytes) -> None:
     begin = time.process_time()
     clean_fields(head)
-    field_named("A").sub(b"", head)
+    field_named("A").remove(head)
     assert time.process_time() - begin < 2.0
 
 
@@ -80,16 +80,44 @@ def test_a_header_section_is_read_in_linear_time(head: bytes) -> None:
 )
 def test_a_field_is_found_by_its_whole_name(name: str, values: list[bytes]) -> None:
     """In any letter case, with white space before the colon; a dot matches only a dot."""
-    assert field_named(name).findall(HEAD) == values
+    assert [field.value for field in field_named(name).find(HEAD)] == values
 
 
 def test_fields_with_a_prefix_are_removed_whole() -> None:
     """Continuation lines are removed, too, and lines with that prefix that are not fields."""
-    assert fields_with_prefix("X-Scan-").sub(b"", HEAD) == (
+    assert fields_with_prefix("X-Scan-").remove(HEAD) == (
         b"Received: from a\r\n\tby b\r\nSubject: one\r\n two\r\n"
     )  # fmt: skip
 
 
 def test_a_header_section_cut_in_a_continuation_line_loses_only_whole_lines() -> None:
     """A header section above the limit may end anywhere: bytes after the last CRLF are left alone."""
-    assert fields_with_prefix("X-Scan-").sub(b"", b"X-Scan-Tags: a\r\n b") == b" b"
+    assert fields_with_prefix("X-Scan-").remove(b"X-Scan-Tags: a\r\n b") == b" b"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"X-Scan-Released:" + b"\r\n x" * (1 << 18) + b"\r\n",
+        b"X-Scan-Released:" + b"\r\n " * (1 << 18) + b"\r\n",
+        b"X-Scan-Released:" + b"\r" * (1 << 20) + b"\r\n",
+        b"X-Scan-Released:\r\n" * (1 << 16),
+        b"X-Scan-a\n" * (1 << 17),
+        b"X-Scan-a\r\n " * (1 << 17) + b"x",
+    ],
+)
+def test_a_header_section_of_one_mebibyte_took_a_second(head: bytes) -> None:
+    """Other mail waited for it, although it was neither admitted nor scanned yet."""
+    begin = time.process_time()
+    for finder in (fields_with_prefix("X-Scan-"), field_named("X-Scan-Released")):
+        finder.remove(head)
+        finder.first(head)
+    assert time.process_time() - begin < 0.5
+    assert not fields_with_prefix("X-Scan-").remove(head).startswith(b"X-Scan-Released")
+
+
+def test_a_bare_line_feed_does_not_end_a_field() -> None:
+    """As a bare CR does not: a field with one is removed whole, and no reader is left with its beginning."""
+    assert fields_with_prefix("X-Scan-").remove(b"A: 1\r\nX-Scan-A: x\ny\r\n z\r\nB: 2\r\n") == b"A: 1\r\nB: 2\r\n"
+    assert fields_with_prefix("X-Scan-").remove(b"A: 1\nX-Scan-A: x\r\nB: 2\r\n") == b"A: 1\nB: 2\r\n"
+    assert fields_with_prefix("X-Scan-").remove(b"X-Scan-A: x") == b"X-Scan-A: x"

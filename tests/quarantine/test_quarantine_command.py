@@ -80,6 +80,7 @@ def test_a_script_gets_json(here: Desk) -> None:
         "decision": "quarantine",
         "facts": {
             "reason": "quarantine",
+            "rule": "policy.quarantine",
             "decision": "quarantine",
             "verdict": "test",
             "tags": ["malware:eicar", "spam"],

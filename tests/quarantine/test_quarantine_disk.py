@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -145,8 +147,65 @@ def test_only_stored_mail_counts_towards_the_limit(tmp_path: Path) -> None:
     quota.reserve(100)
 
 
+async def test_a_client_that_disconnected_during_the_count_left_its_bytes_reserved(tmp_path: Path) -> None:
+    """An empty quarantine was full for ever: nothing was stored, and nothing gave the bytes back."""
+    quarantine = Quarantine(QuarantineSettings(tmp_path / "q", max_size=1500))
+    quarantine.clean()
+    quota = quarantine._quota
+    for _ in range(3):
+        tx = make_tx(b"x" * 600)
+        with quota._counting:  # as if another mail's thread were counting
+            keeping = asyncio.ensure_future(quarantine.keep(tx, HEAD, {}))
+            await asyncio.sleep(0.1)
+            keeping.cancel()
+            await asyncio.sleep(0.1)
+            assert not keeping.done()  # it waits for its thread
+        with pytest.raises(asyncio.CancelledError):
+            await keeping
+    assert not list((tmp_path / "q").iterdir())
+    await quarantine.keep(make_tx(b"x" * 600), HEAD, {})
+
+
+def test_the_event_loop_waited_for_the_count_of_another_mail(tmp_path: Path) -> None:
+    """A mail that has been stored is settled at once, however long the files of the quarantine are counted."""
+    counting, go_on = threading.Event(), threading.Event()
+
+    def count() -> int:
+        counting.set()
+        assert go_on.wait(10)
+        return 10
+
+    quota = Quota(count, 100, 60.0)
+    go_on.set()
+    quota.reserve(40)
+    quota.recount()
+    counting.clear()
+    go_on.clear()
+    with ThreadPoolExecutor(1) as threads:
+        second = threads.submit(quota.reserve, 40)
+        assert counting.wait(10)
+        quota.settle(40, is_stored=True)  # meanwhile: the count may have missed it
+        go_on.set()
+        second.result(10)
+    quota.reserve(10)
+    with pytest.raises(StoreFull, match="50 of 100"):
+        quota.reserve(1)
+
+
 def test_without_a_limit_nothing_is_counted(tmp_path: Path) -> None:
     quota = Quota(lambda: LocalStore(tmp_path / "nowhere").usage().size_bytes, None, 60.0)
     for _ in range(2):
         quota.reserve(1 << 40)
     assert not (tmp_path / "nowhere").exists()
+
+
+@pytest.mark.parametrize("first", [b" a", b"\ta", b" " + b"a" * (2 << 20)])
+async def test_a_first_line_with_white_space_continued_our_field_if_it_was_long(tmp_path: Path, first: bytes) -> None:
+    """`X-Scan-Released` is put in front of a released mail, and a first line of 2 MiB became part of it."""
+    quarantine = Quarantine(tmp_path / "q")
+    tx = make_tx(first + b"\r\nSubject: x\r\n\r\nbody\r\n")
+    await quarantine.keep(tx, b"", {})
+    taker = Taker()
+    with pytest.raises(StoreError, match="white space"):
+        await release(quarantine, tx.id, taker, ReleaseRequest("me"))
+    assert not taker.taken

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import UTC, datetime
 from email.utils import format_datetime
 from pathlib import Path
@@ -273,7 +275,7 @@ def test_a_released_mail_that_comes_back_is_not_scanned_again(here: Desk) -> Non
     assert not submit(here, content, sender=b"evil@client.example")
     with mail_lines() as lines:
         assert submit(here, b"Received: from somewhere\r\n" + content)
-    assert lines[-1]["why"] == "released from the quarantine, not scanned again"
+    assert (lines[-1]["rule"], lines[-1]["unscanned"]) == ("released", "released")
     again = here.bridge.next_hop.mails[-1].content
     assert b"X-Scan-Unscanned: released\r\n" in again and again.endswith(MAIL)
 
@@ -332,6 +334,26 @@ def send(here: Desk, content: bytes) -> None:
         client.open()
         client.say(b"MAIL FROM:<%b>" % SENDER.encode(), b"RCPT TO:<b@example.org>", b"DATA")
         assert client.say(content.replace(b"\r\n.", b"\r\n..") + b".")[0].startswith(b"250 ")
+
+
+def test_a_client_that_disconnected_while_its_mark_was_taken_used_it_up(here: Desk) -> None:
+    """The mail server sends the mail again: it was scanned, and quarantined a second time."""
+    content = released(here)
+    assert not submit(here, content.replace(b"body", b"b0dy"))  # creates the database
+    database = here.bridge.directory / "state" / "released.sqlite"
+    with mail_lines() as lines, closing(sqlite3.connect(database, isolation_level=None)) as busy:
+        busy.execute("BEGIN IMMEDIATE")
+        client = here.bridge.client()
+        client.open()
+        client.say(b"MAIL FROM:<%b>" % SENDER.encode(), b"RCPT TO:<b@example.org>", b"DATA")
+        client.send(content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
+        time.sleep(0.5)  # the bridge waits for the database
+        client.close()
+        time.sleep(0.2)
+        busy.execute("ROLLBACK")
+        until(lambda: bool(lines), "the cancelled mail is logged")
+    assert lines[-1]["action"] == "cancelled"
+    assert submit(here, content) and not submit(here, content)
 
 
 def test_a_used_mark_stays_used_after_a_restart(tmp_path: Path) -> None:

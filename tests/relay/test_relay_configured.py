@@ -57,8 +57,8 @@ def _recipients(hop: NextHop) -> list[bytes]:
         ({"next_hops": []}, "Field required"),
         ({"next_hop": NOBODY, "next_hops": ["127.0.0.1:2"]}, "not both"),
         ({"next_hops": [NOBODY, NOBODY]}, "twice"),
-        ({"next_hop": NOBODY, "routes": [{"recipient_domains": ["a", "A"], "next_hop": NOBODY}]}, "two routes"),
-        ({"next_hop": NOBODY, "routes": [{"recipient_domains": ["a@b"], "next_hop": NOBODY}]}, "match"),
+        ({"next_hop": NOBODY, "routes": [{"recipient_domains": ["a", "A"], "next_hop": NOBODY}]}, "the same domain"),
+        ({"next_hop": NOBODY, "routes": [{"recipient_domains": ["a@b"], "next_hop": NOBODY}]}, "a domain is a name"),
         ({"next_hop": NOBODY, "routes": [{"recipient_domains": ["a"]}]}, "Field required"),
     ],
 )

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bridge.mail.envelope import Recipient
 from bridge.mail.next_hop import NextHopError
 from bridge.relay.maildir import Maildir
-from bridge.relay.relay import Mixed, RelaySettings, SmtpRelay
+from bridge.relay.relay import Mixed, Relay, RelaySettings, SmtpRelay
 from bridge.relay.routes import Failover, Routes
 from bridge.runtime.endpoints import Endpoint, NextHop
 from bridge.testing import free_port
@@ -209,3 +211,69 @@ async def test_without_lmtp_one_reply_holds_for_all_recipients(tmp_path: Path, k
         delivered = await relay.deliver(make_tx(recipients=PEOPLE), HEAD, soon())
         assert delivered.replies == (delivered.reply,) * 4
         await relay.close()
+
+
+EIGHT_BIT = "grüße\r\n".encode()
+NEEDY = [
+    ({"params": ("BODY=8BITMIME",), "content": EIGHT_BIT}, "8BITMIME", (554, "5.6.3")),
+    ({"params": ("SMTPUTF8",), "sender": "ä@example.org"}, "SMTPUTF8", (550, "5.6.7")),
+    ({"recipients": (Recipient("b@example.org", ("NOTIFY=SUCCESS",)),)}, "DSN", (550, "5.3.3")),
+    ({"params": ("REQUIRETLS",)}, "REQUIRETLS", (555, "5.5.4")),
+]
+
+
+async def outcome(relay: Relay, needs: dict[str, Any]) -> tuple[int, str]:
+    try:
+        return (await relay.deliver(make_tx(**needs), HEAD, soon())).reply.code, ""
+    except NextHopError as exc:
+        return exc.reply.code, exc.reply.status
+
+
+@pytest.mark.parametrize(("needs", "extension", "final"), NEEDY, ids=[row[1] for row in NEEDY])
+async def test_wanted_mail_bounced_for_what_a_substitute_lacks(
+    needs: dict[str, Any], extension: str, final: tuple[int, str]
+) -> None:
+    """The first next hop takes it, and is back in minutes. If it is up, and lacks it too, the answer is final."""
+    full = ("PIPELINING", extension)
+    async with ScriptedHop(extensions=("PIPELINING",)) as poor, ScriptedHop(extensions=full) as rich:
+        relay = failover(nobody(), SmtpRelay(poor.settings()))
+        for _ in range(2):  # the second one skips the first next hop
+            assert await outcome(relay, needs) == (451, "4.3.3")
+        assert not poor.commands
+        assert await outcome(relay, {}) == (250, "")
+        await relay.close()
+        both = failover(SmtpRelay(poor.settings()), SmtpRelay(rich.settings()))
+        assert await outcome(both, needs) == (250, "") and len(rich.contents) == 1
+        await both.close()
+        neither = failover(SmtpRelay(poor.settings()), SmtpRelay(poor.settings()))
+        assert await outcome(neither, needs) == final
+        await neither.close()
+
+
+@pytest.mark.parametrize(
+    "answer", ["554 5.3.2 Too busy", "502 5.5.1 Not implemented", "500 5.5.2 What?", "550 5.7.1 No"]
+)
+@pytest.mark.parametrize("needs", [row[0] for row in NEEDY], ids=[row[1] for row in NEEDY])
+async def test_wanted_mail_bounced_because_ehlo_failed_for_a_moment(answer: str, needs: dict[str, Any]) -> None:
+    """After HELO, nobody knows what the next hop offers at other times. Mail that needs nothing passes."""
+    async with ScriptedHop({"EHLO": answer}) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await outcome(relay, needs) == (451, "4.3.3")
+        assert await outcome(relay, {}) == (250, "")
+        await relay.close()
+
+
+@pytest.mark.parametrize(("needs", "extension", "final"), NEEDY, ids=[row[1] for row in NEEDY])
+async def test_wanted_mail_bounced_because_another_machine_answered_under_the_name(
+    needs: dict[str, Any], extension: str, final: tuple[int, str]
+) -> None:
+    """What the next hop announced within the last hour may come back."""
+    async with ScriptedHop(extensions=("PIPELINING", extension)) as hop:
+        relay = SmtpRelay(hop.settings())
+        assert await relay.probe() == ("PIPELINING", extension)
+        hop.extensions = ("PIPELINING",)
+        assert await outcome(relay, needs) == (451, "4.3.3")
+        await relay.close()
+        fresh = SmtpRelay(hop.settings())
+        assert await outcome(fresh, needs) == final
+        await fresh.close()

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
-import uvloop
 
-from bridge.cli.check import local, remote
-from bridge.cli.check.exim import check_exim
 from bridge.cli.check.finding import Finding
-from bridge.cli.check.postfix import check_postfix
-from bridge.cli.check.send_test import send_test
-from bridge.cli.check.sendmail import check_sendmail
 from bridge.cli.common import config_option, load_or_exit
-from bridge.cli.status import ask
-from bridge.cli.terminal import say, say_json
-from bridge.config.model import Config
-from bridge.daemon import wiring
+from bridge.cli.terminal import hide_log, say, say_json
 
-_LATER = "not checked: the embedded service starts with `scanbridge run`"
 _EXISTING = click.Path(path_type=Path, exists=True)
 
 
@@ -48,11 +38,20 @@ def check(
     Tests everything that the configuration refers to. Prints problems, warnings and notes only, or one line if there
     are none. Exit code 0: no problem (there may be warnings); 1: a problem; 78: the configuration cannot be loaded.
     """
+    import uvloop
+
+    from bridge.cli.check.exim import check_exim
+    from bridge.cli.check.findings import collect
+    from bridge.cli.check.postfix import check_postfix
+    from bridge.cli.check.send_test import send_test
+    from bridge.cli.check.sendmail import check_sendmail
+
     if test and not to:
         raise click.UsageError("--send-test sends real mail: give the recipient with --to ADDRESS")
     conf = load_or_exit(path)
+    hide_log()  # what the daemon would log is a finding here
     findings = [Finding("configuration", detail=str(path or "embedded default"))]
-    findings += uvloop.run(_collect(conf))
+    findings += uvloop.run(collect(conf))
     findings += check_postfix(conf, postfix) if postfix else []
     findings += check_exim(conf, exim) if exim else []
     findings += check_sendmail(conf, sendmail) if sendmail else []
@@ -78,37 +77,3 @@ def _lines(findings: list[Finding], outcomes: list[Finding], verbose: bool, sour
     yield from map(str, outcomes)  # always shown: --send-test asked for them
     if not verbose and all(finding.state == "note" for finding in shown):
         yield f"OK: {len(findings)} checks passed ({source})"
-
-
-async def _collect(conf: Config) -> list[Finding]:
-    return [finding async for finding in _findings(conf)]
-
-
-async def _findings(conf: Config) -> AsyncIterator[Finding]:
-    state = ask(conf.admin.address)
-    running = state is not None
-    yield local.check_state_directory(conf)
-    token = local.check_token(conf)
-    yield token
-    sockets = [*local.check_listeners(conf, state), local.check_admin(conf, state)]
-    faulty = {finding.what for finding in sockets if finding.problem}
-    shared = [finding for finding in local.check_addresses(conf) if finding.what not in faulty]
-    for finding in (*sockets, *shared, *local.check_policies(conf)):
-        yield finding
-    yield local.check_descriptors(conf, state)
-    if conf.embedded_service and not running:
-        yield Finding("scanner", detail=_LATER)
-    elif not token.problem:
-        async for finding in remote.check_scanner(conf, wiring.token(conf)):
-            yield finding
-    async for finding in remote.check_next_hops(conf):
-        yield finding
-    async for finding in remote.check_stores(conf):
-        yield finding
-    if conf.lists is not None and conf.embedded_service and not running:
-        yield Finding("lists", detail=_LATER)
-    elif conf.lists is not None:
-        for finding in await remote.check_lists(conf):
-            yield finding
-    if conf.tracing is not None:
-        yield await remote.check_tracing(conf, conf.tracing.endpoint)

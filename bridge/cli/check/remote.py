@@ -12,9 +12,10 @@ from itertools import chain
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
 from bridge.cli.postfix_lines import HEADERS_BYTES
+from bridge.cli.scanner_remedy import next_step
 from bridge.config.lists import DoorLists
 from bridge.config.model import Config
-from bridge.config.relay import Relay
+from bridge.config.relay import NextHops, Relay
 from bridge.daemon import certificates, resources, wiring
 from bridge.errors import BridgeError, ConfigError, ScanError
 from bridge.lists.client import ListClient
@@ -24,6 +25,7 @@ from bridge.lists.fetch import kind_of, scopes_of
 from bridge.mail.next_hop import NextHopError
 from bridge.matching.match import NETWORK
 from bridge.quarantine import s3_store
+from bridge.relay.replies import UNTRUSTED
 from bridge.runtime import database
 from bridge.runtime.endpoints import NextHop
 from bridge.scanner.client import Host, Scanner
@@ -45,21 +47,13 @@ async def check_scanner(conf: Config, token: str) -> AsyncIterator[Finding]:
             status = await scanner.status(host, _TIMEOUT_S)
             yield Finding(what, detail=str(status))
         except (ScanError, BridgeError) as exc:
-            yield Finding(what, f"{exc}{_scanner_remedy(exc)}")
+            yield Finding(what, f"{exc}{next_step(exc, conf)}")
         if host.date:
             yield _clock(host)
         if host.certificate:
             end = certificates.expiry_of(host.certificate)
             yield certificate_end(f"certificate of {host.url}", end, "its owner must renew it")
     scanner.close()
-
-
-def _scanner_remedy(exc: Exception) -> str:
-    if "token is refused" in str(exc):
-        return "; put the service's token into scanner.token_file, then run `scanbridge reload`"
-    if "certificate is not valid" in str(exc):
-        return "; set scanner.ca_file to its issuer, or have it renewed"
-    return "; check scanner.urls"
 
 
 def _clock(host: Host) -> Finding:
@@ -80,18 +74,35 @@ async def check_next_hops(conf: Config) -> AsyncIterator[Finding]:
     """Checks every next hop: the default ones, those of routes and those of tenants."""
     if conf.relay is None:
         return
-    for hop in dict.fromkeys([*conf.relay.hops, *chain(*wiring.hops_by_domain(conf).values())]):
-        yield await _next_hop(conf, conf.relay, hop)
+    used = {*conf.relay.hops, *chain(*wiring.hops_by_domain(conf).values())}
+    for hop, key in _keys_of_hops(conf, conf.relay).items():
+        if hop in used:
+            yield await _next_hop(conf, conf.relay, hop, key)
 
 
-async def _next_hop(conf: Config, settings: Relay, hop: NextHop) -> Finding:
+def _keys_of_hops(conf: Config, relay: Relay) -> dict[NextHop, str]:
+    """Each next hop, and the first key that names it."""
+    places: list[tuple[str, NextHops]] = [("relay", relay)]
+    places += [(f"relay.routes.{i}", route) for i, route in enumerate(relay.routes)]
+    places += [(f"tenants.{i}.relay", tenant.relay) for i, tenant in enumerate(conf.tenants) if tenant.relay]
+    found: dict[NextHop, str] = {}
+    for place, hops in places:
+        for hop in hops.hops:
+            found.setdefault(hop, f"{place}.next_hops" if hops.next_hops else f"{place}.next_hop")
+    return found
+
+
+async def _next_hop(conf: Config, settings: Relay, hop: NextHop, key: str) -> Finding:
     what = f"next hop {hop}"
     try:
         relay = wiring.next_hop(conf, settings, hop)
         extensions = await relay.probe()
         await relay.close()
-    except (ConfigError, NextHopError) as exc:
+    except ConfigError as exc:
         return Finding(what, str(exc))
+    except NextHopError as exc:
+        keys = "relay.tls and relay.ca_file" if exc.reply is UNTRUSTED else key
+        return Finding(what, f"{exc}; check {keys}")
     detail = " ".join(extensions)
     if hop.protocol == "maildir":
         return Finding(what, detail=detail)

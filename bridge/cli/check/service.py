@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import logging
 import socket
 import ssl
 import stat
@@ -19,6 +18,7 @@ from urllib.parse import urlsplit
 from bridge.api.scanning import SUBMIT_PATH
 from bridge.cli.check.finding import Finding
 from bridge.cli.check.local import certificate_end
+from bridge.cli.terminal import hide_log
 from bridge.daemon import certificates
 from bridge.daemon.service_process import located
 from bridge.daemon.sockets import open_listening
@@ -36,7 +36,7 @@ MAX_PAGE = 1024 * 1024
 
 
 def check_service(loaded: Loaded) -> list[Finding]:
-    logging.getLogger("bridge").addHandler(logging.NullHandler())  # what a running service logs is a finding here
+    hide_log()  # what a running service logs is a finding here
     findings = [Finding("configuration", detail=", ".join(str(path) for path in loaded.files))]
     findings += [Finding("configuration", warning=text) for text in advice(loaded)]
     findings += _secrets(loaded)

@@ -8,18 +8,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 
-import click
-
 from bridge.cli.lists.session import DangerousEntries, Session
 from bridge.cli.lists.sources import Source
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
 
 _MAX_SHOWN = 20
-
-force_option = click.option(
-    "--force", is_flag=True, help="Add dangerous entries, too: a large provider, a very wide network, your own domain."
-)
 
 
 async def check(session: Session, name: str, entries: Iterable[str], sources: Iterable[Source]) -> None:

@@ -10,11 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
-from rich.text import Text
-
-from bridge.cli.terminal import console, say
-from bridge.runtime.visible_text import visible
+from bridge.cli.terminal import say
 
 LINE_EVERY_S = 5.0
 
@@ -27,7 +23,9 @@ def meter(
     if hidden or total == 0:
         yield lambda count: None
     elif sys.stderr.isatty():
-        with _bar(label, total) as advance:
+        from bridge.cli.lists.progress_bar import bar  # imports rich
+
+        with bar(label, total) as advance:
             yield advance
     else:
         yield PlainMeter(label, total, what=what)
@@ -56,22 +54,3 @@ class PlainMeter:
             return f"{self._label}: {self._done:,} {self._what} ({rate:,.0f}/s)"
         left = (self._total - self._done) / max(rate, 1e-9)
         return f"{self._label}: {self._done:,} of {self._total:,} {self._what} ({rate:,.0f}/s, {left:,.0f} s left)"
-
-
-@contextmanager
-def _bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Count(), _Rate(), TimeRemainingColumn())
-    with Progress(*columns, console=console(stderr=True)) as progress:
-        task = progress.add_task(visible(label), total=total)
-        yield lambda count: progress.advance(task, count)
-
-
-class _Count(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        of = f" of {task.total:,.0f}" if task.total is not None else ""
-        return Text(f"{task.completed:,.0f}{of}")
-
-
-class _Rate(ProgressColumn):
-    def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s")

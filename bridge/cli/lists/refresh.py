@@ -1,14 +1,14 @@
-"""`scanbridge lists refresh`: refresh the local copies now. A running daemon uses them within a second."""
+"""The work of `scanbridge lists refresh`: refresh the local copies now. A running daemon uses them within a second."""
 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
-import click
-
-from bridge.cli.common import config_option, fail_config, load_or_exit
-from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run
+from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.lists.session import EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, exit_code, fail, run, with_hint
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say, say_json
 from bridge.daemon import resources, wiring
@@ -19,14 +19,8 @@ from bridge.lists.fetch import refresh as fetch
 _MOST_SERIOUS_FIRST = (EXIT_FAILED, EXIT_KEY, EXIT_TEMPORARY, 0)
 
 
-@click.command()
-@config_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def refresh(path: Path | None, as_json: bool) -> None:
-    """Refresh the local copies of the lists that listeners enforce.
-
-    Exit code 0 only if all copies are up to date. If a list cannot be fetched, its old copy is kept.
-    """
+def refresh(path: Path | None, as_json: bool) -> NoReturn:
+    """Ends the process with its exit code."""
     conf = load_or_exit(path)
     wanted = wiring.wanted_lists(conf)
     if not wanted:
@@ -38,7 +32,7 @@ def refresh(path: Path | None, as_json: bool) -> None:
     except ConfigError as exc:
         fail_config(exc)
     try:
-        problems = run(fetch(job))
+        problems = run(fetch(replace(job, settings=with_hint(job.settings))))
     except OSError as exc:
         fail(CopiesUnwritable(f"{copies.directory} cannot be written to: {exc.strerror}"))
     copies.want(wanted)

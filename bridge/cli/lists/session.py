@@ -5,19 +5,19 @@ The exit code tells a script what to do next: 75 means "run it again later", 1 m
 
 from __future__ import annotations
 
-import functools
+import math
 import sys
-from collections.abc import Callable, Coroutine
+import time
+from collections.abc import Coroutine
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
-from uuid import UUID
 
-import click
 import uvloop
 
-from bridge.cli.common import EXIT_CONFIG, config_option, load_or_exit
+from bridge.cli.common import EXIT_CONFIG, load_or_exit
+from bridge.cli.lists.progress import LINE_EVERY_S
 from bridge.cli.terminal import say, say_lines
 from bridge.config.lists import Lists
 from bridge.config.model import Config
@@ -25,10 +25,10 @@ from bridge.daemon import resources, wiring
 from bridge.daemon.config_file import load
 from bridge.errors import BridgeError, ConfigError
 from bridge.lists.client import ListClient, ListSettings
-from bridge.lists.errors import ListNotFound, ListsForbidden, ListsUnavailable, ListsUncertain, clean
-from bridge.lists.files import Format, InputError
+from bridge.lists.errors import ListNotFound, ListsForbidden, ListsUnavailable, ListsUncertain, ListsUnreachable, clean
+from bridge.lists.files import InputError
 from bridge.lists.retry import RetrySettings
-from bridge.runtime import units, yaml_file
+from bridge.runtime import yaml_file
 from bridge.runtime.suggestion import did_you_mean
 
 T = TypeVar("T")
@@ -81,55 +81,19 @@ def own_domains(conf: Config) -> set[str]:
     return found
 
 
-def _tenant(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    try:
-        return str(UUID(value)) if value is not None else None
-    except ValueError:
-        raise click.BadParameter("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
-
-
-def _duration(_context: click.Context, _option: click.Parameter, value: str) -> float:
-    try:
-        return units.parse_duration(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from None
-
-
-_OPTIONS = (
-    config_option,
-    click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base URL of the List API, instead of lists.url."),
-    click.option(
-        "--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE",
-        help="File with the API key, instead of lists.api_key_file.",
-    ),
-    click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
-    click.option("--tenant", callback=_tenant, help="Tenant (a UUID). Default: the deployment."),
-    click.option(
-        "--patience", default="60s", show_default=True, callback=_duration,
-        help="How long to retry a failing request.",
-    ),
-    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
-)  # fmt: skip
-
-
-def with_session(command: Callable[..., None]) -> Callable[..., None]:
-    """Add the options that select the service; the command gets the session made from them."""
-
-    @functools.wraps(command)
-    def wrapped(**given: Any) -> None:
-        names = ("path", "url", "api_key_file", "ca_file", "patience")
-        settings, conf = _settings(*(given.pop(name) for name in names))
-        command(Session(settings, given.pop("tenant"), given.pop("as_json"), conf), **given)
-
-    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), wrapped)
-
-
-def _settings(
-    path: Path | None, url: str | None, key: str | None, ca: str | None, patience: float
-) -> tuple[ListSettings, Config | None]:
+def open_session(
+    *,
+    path: Path | None,
+    url: str | None,
+    api_key_file: str | None,
+    ca_file: str | None,
+    patience_s: float,
+    tenant: str | None,
+    as_json: bool,
+) -> Session:
     """From the command line only, or from the configuration with overrides from the command line."""
-    here = Path.cwd()
-    given = {name: str(here / value) for name, value in (("api_key_file", key), ("ca_file", ca)) if value}
+    here, key = Path.cwd(), api_key_file
+    given = {name: str(here / value) for name, value in (("api_key_file", key), ("ca_file", ca_file)) if value}
     if url:
         given["url"] = url
     try:
@@ -151,18 +115,32 @@ def _settings(
         tls = resources.client_tls(chosen.ca_file, directory, "lists.ca_file") if encrypted else None
     except ConfigError as exc:
         fail(exc)
-    return ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience)), conf
+    settings = ListSettings(chosen.url, secret, tls, retry=RetrySettings(patience_s=patience_s))
+    return Session(with_hint(settings, "--patience"), tenant, as_json, conf)
 
 
-format_option = click.option(
-    "--format", "kind", type=click.Choice([str(format_) for format_ in Format]),
-    help="File format. Default: by file name (.txt .csv .jsonl .json .yml), or text if there is no file name.",
-)  # fmt: skip
+def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
+    """The same, but whoever waits is told why. `option` sets how long."""
+    hint = RetryHint(settings.retry.patience_s, f" ({option})" if option else "")
+    return replace(settings, on_retry=hint)
 
 
-keep_going_option = click.option(
-    "--keep-going", is_flag=True, help="Skip entries that the service refuses, and report them at the end."
-)
+class RetryHint:
+    """Says that the service does not answer and that the command goes on trying: once for each outage.
+
+    At once if there is no connection; otherwise an occasional failure is not worth a line.
+    """
+
+    def __init__(self, patience_s: float, option: str) -> None:
+        self._patience_s, self._option = patience_s, option
+        self._said_at = -math.inf
+
+    def __call__(self, exc: ListsUnavailable, waiting_s: float) -> None:
+        now = time.monotonic()
+        worth_it = isinstance(exc, ListsUnreachable) or waiting_s > LINE_EVERY_S
+        if worth_it and now - self._said_at > self._patience_s:
+            self._said_at = now
+            say(f"{exc}; trying again for up to {self._patience_s:g}s{self._option}", err=True)
 
 
 async def naming(session: Session, name: str, work: Coroutine[Any, Any, T]) -> T:

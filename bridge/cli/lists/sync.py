@@ -1,4 +1,4 @@
-"""`scanbridge lists sync`: find the differences, ask, apply them, report."""
+"""The work of `scanbridge lists sync`: find the differences, ask, apply them, report."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import NoReturn
 
 import click
 
 from bridge.api.lists import ListFileInfo
 from bridge.cli.lists import dangers
-from bridge.cli.lists.dangers import force_option
 from bridge.cli.lists.progress import meter
 from bridge.cli.lists.session import (
     EXIT_DIFFERENT,
@@ -24,10 +23,7 @@ from bridge.cli.lists.session import (
     attempt,
     exit_code,
     fail,
-    format_option,
-    keep_going_option,
     say_refused,
-    with_session,
 )
 from bridge.cli.lists.sources import Source
 from bridge.cli.terminal import confirm, say, say_json, say_lines
@@ -44,47 +40,12 @@ _SHOWN = 20  # entries of each kind, on a terminal
 Entries = dict[str, str | None]
 
 
-class _Share(click.ParamType[Any]):
-    """`10%` of the list, or a number of entries."""
-
-    name = "share"
-
-    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
-        if callable(value):
-            return value
-        text = str(value)
-        number = text.removesuffix("%")
-        if not (number.isascii() and number.isdigit()):
-            self.fail("expected a percentage of the list, for example 10%, or a number of entries", param, context)
-        limit = int(number)
-        if text.endswith("%"):
-            return lambda planned: planned.deletions * 100 > limit * planned.change.size
-        return lambda planned: planned.deletions > limit
-
-
-@click.command()
-@click.argument("places", metavar="LIST FILE | DIRECTORY", nargs=-1, required=True)
-@format_option
-@click.option("--prune", is_flag=True, help="Delete entries that are not in the file. Default: keep them.")
-@click.option("--dry-run", is_flag=True, help="Show the differences and change nothing; exit code 3 if there are any.")
-@click.option("--max-delete", "too_many", type=_Share(), default="10%", show_default=True,
-              help="Ask before deleting more than this percentage or number of a list's entries.")  # fmt: skip
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-@click.option("--verify/--no-verify", default=True, help="Read the list again afterwards and compare. Default: verify.")
-@keep_going_option
-@force_option
-@with_session
-def sync(session: Session, places: tuple[str, ...], kind: str | None, prune: bool, dry_run: bool,
-         too_many: Callable[[Plan], bool], yes: bool, verify: bool, keep_going: bool, force: bool) -> None:  # fmt: skip
-    """Update LIST to match FILE, or many lists to match the files in a DIRECTORY.
-
-    In a directory, blocked-senders.txt is the deployment's list of that name, and
-    TENANT/blocked-senders.txt is a tenant's. After an interruption, run it again to continue.
-    """
+def sync(session: Session, places: tuple[str, ...], kind: str | None, choices: Choices, *, dry_run: bool) -> NoReturn:
+    """Ends the process with its exit code."""
     sources = {
         target: Source(target.path, Format(kind) if kind else None) for target in _targets_or_exit(session, places)
     }
-    job = SyncJob(session, Choices(prune, verify, yes, keep_going, too_many, force), sources)
+    job = SyncJob(session, choices, sources)
     try:
         wanted = {target: source.read() for target, source in sources.items()}
     except InputError as exc:

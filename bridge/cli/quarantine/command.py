@@ -151,12 +151,17 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
     metavar="ADDRESS",
     help="Send to this address instead of the original recipients; repeatable.",
 )
-@click.option("--again", is_flag=True, help="Release it even to those who have it, and after everyone has it.")
+@click.option(
+    "--again",
+    is_flag=True,
+    help="Release it again, even to recipients who already have it, and even if all of them do.",
+)
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail to the next hop, for its original recipients or others, without scanning it again.
 
     A mail is released to each recipient only once, even if two people try at the same time. Mail that filters select
-    is released after a confirmation; mail that everyone has is left out, unless --again or --state says otherwise.
+    is released after a confirmation; mail that all its recipients already have is left out, unless --again or --state
+    says otherwise.
     """
     import uvloop
 

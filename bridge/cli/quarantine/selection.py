@@ -65,7 +65,9 @@ def with_selection(command: Callable[..., None]) -> Callable[..., None]:
         click.argument("ids", metavar="[ID]...", nargs=-1),
         with_filters,
         click.option("--all", "everything", is_flag=True, help="Select all mail."),
-        click.option("--limit", type=click.IntRange(1), default=None, help="Only the newest of the selected mails."),
+        click.option(
+            "--limit", type=click.IntRange(1), default=None, help="Select at most this many mails, the newest."
+        ),
         *_CONSENT,
     )
     return functools.reduce(lambda made, option: option(made), reversed(options), wrapped)

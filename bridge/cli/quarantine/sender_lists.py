@@ -42,7 +42,7 @@ _options = (
         is_flag=True,
         help="Add for the whole deployment, not only for a tenant.",
     ),
-    click.option("--force", is_flag=True, help="Add dangerous entries, too: a large provider, your own domain."),
+    click.option("--force", is_flag=True, help="Also add dangerous entries: a large provider, your own domain."),
     click.option("--comment", default=None, help="Comment for the entries. Default: the mail, its date and your name."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mail."),
 )
@@ -91,7 +91,7 @@ def _add(
 ) -> None:
     import uvloop
 
-    from bridge.cli.lists.session import fail
+    from bridge.cli.lists.session import fail, with_hint
     from bridge.cli.quarantine.session import EXIT_INTERRUPTED, Session, most_serious
     from bridge.daemon import wiring
     from bridge.lists.client import ListClient
@@ -101,7 +101,7 @@ def _add(
     try:
         if lists is None:
             raise ConfigError("the List API is not configured: add lists: {url: ..., api_key_file: ...}")
-        settings = wiring.list_settings(session.config)
+        settings = with_hint(wiring.list_settings(session.config))
     except ConfigError as exc:
         fail(exc)
     selection = select(session, choice)

@@ -2,27 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import select
-import signal
 import sys
-import termios
-import time
-import tty
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import click
-from rich.live import Live
 
-from bridge.cli.common import config_option, load_or_exit
-from bridge.cli.terminal import console, say_json
-from bridge.cli.top.picture import Picture
-from bridge.cli.top.sample import Sample, Source, between
-from bridge.runtime.endpoints import Endpoint
+from bridge.cli.common import admin_address, config_option, load_or_exit
 
 
 @click.command()
@@ -36,103 +21,11 @@ from bridge.runtime.endpoints import Endpoint
     help="Seconds between updates.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per interval.")
-@click.option("--once", is_flag=True, help="Stop after one interval; exit code as of `status`.")
+@click.option("--once", is_flag=True, help="Stop after one interval; same exit codes as `status`.")
 def top(path: Path | None, interval_s: float, as_json: bool, once: bool) -> None:
     """Watch a running daemon. Shows load, rates, decisions, times, scanner and next hops; press q to quit."""
-    monitor = Monitor(load_or_exit(path).admin.address)
-    try:
-        if as_json or once or not sys.stdout.isatty():
-            _print_updates(monitor, interval_s, as_json, once)
-        else:
-            _show_updates(monitor, interval_s)
-    except KeyboardInterrupt:
-        pass
-    except BrokenPipeError:  # the reader closed the pipe
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    finally:
-        monitor.close()
-    sys.exit(1 if once and not monitor.is_good else 0)
+    from bridge.cli.top.live import watch
 
-
-class Monitor:
-    """Takes one sample after the other; the daemon may stop and start in between."""
-
-    def __init__(self, address: Endpoint) -> None:
-        self._address = address
-        self._source = Source(address)
-        self._before: Sample | None = None
-        self.sample()
-
-    @property
-    def is_good(self) -> bool:
-        """Whether a daemon answers, and reports no problem."""
-        return self._before is not None and not self._before.state.get("problems")
-
-    def close(self) -> None:
-        self._source.close()
-
-    def sample(self) -> dict[str, Any]:
-        """What happened since the last sample."""
-        before, now = self._before, self._source.sample()
-        self._before = now
-        when = {"time": datetime.now(UTC).isoformat(timespec="milliseconds")}
-        if now is None:
-            return {**when, "up": False, "problem": f"no daemon answers at {self._address}"}
-        return {**when, **between(before or now, now)}
-
-
-def _print_updates(monitor: Monitor, interval_s: float, as_json: bool, once: bool) -> None:
-    """Print updates to a pipe or a file."""
-    screen, picture = console(), Picture(waits=not once)
-    due = time.monotonic()
-    while True:
-        due = max(due + interval_s, time.monotonic())
-        time.sleep(max(due - time.monotonic(), 0.0))
-        seen = monitor.sample()
-        if as_json:
-            say_json(seen)
-        else:
-            screen.print(picture.draw(seen, screen.width, ascii_only=screen.options.ascii_only))
-        if once:
-            return
-        if not as_json:
-            screen.print()
-
-
-def _show_updates(monitor: Monitor, interval_s: float) -> None:
-    screen, picture = console(), Picture()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))  # restores the terminal on the way out
-    with _keys() as pressed, Live(console=screen, screen=True, auto_refresh=False) as live:
-        due = time.monotonic()
-        while True:
-            seen = monitor.sample()
-            live.update(picture.draw(seen, screen.width, ascii_only=screen.options.ascii_only), refresh=True)
-            due = max(due + interval_s, time.monotonic())
-            while (left := due - time.monotonic()) > 0:
-                if pressed(left) in ("q", "Q"):
-                    return
-
-
-@contextmanager
-def _keys() -> Iterator[Callable[[float], str]]:
-    """Reads single keys without Enter or echo: the key pressed within the time limit, or ""."""
-    if not sys.stdin.isatty():
-        yield _nothing_pressed
-        return
-    fd = sys.stdin.fileno()
-    before = termios.tcgetattr(fd)
-
-    def pressed(limit_s: float) -> str:
-        ready, _, _ = select.select([fd], [], [], limit_s)
-        return os.read(fd, 1).decode("latin-1") if ready else ""
-
-    try:
-        tty.setcbreak(fd)
-        yield pressed
-    finally:
-        termios.tcsetattr(fd, termios.TCSADRAIN, before)
-
-
-def _nothing_pressed(limit_s: float) -> str:
-    time.sleep(limit_s)
-    return ""
+    # If no daemon answers, a mistake in the file may be the reason.
+    good = watch(admin_address(path), interval_s, as_json=as_json, once=once, on_silence=lambda: load_or_exit(path))
+    sys.exit(1 if once and not good else 0)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import httpx2
 from prometheus_client.parser import text_string_to_metric_families
 
+from bridge.cli.admin_client import ask, get
 from bridge.runtime.endpoints import Endpoint
 
+_TIMEOUT_S = 2.0
 _QUANTILES = (0.5, 0.99)
 _WEEKS_S = 21 * 86400.0  # warn about certificates that expire sooner
 
@@ -43,32 +43,16 @@ class Sample:
         return found
 
 
-class Source:
-    """A daemon's admin address."""
-
-    def __init__(self, address: Endpoint, timeout_s: float = 2.0) -> None:
-        transport = httpx2.HTTPTransport(uds=address.path) if address.path else None
-        base = "http://localhost" if address.path else f"http://{address}"
-        self._client = httpx2.Client(base_url=base, transport=transport, timeout=timeout_s, trust_env=False)
-        self._is_named = bool(address.systemd)  # only systemd knows its address
-        self._path = address.path
-
-    def sample(self) -> Sample | None:
-        """None if no daemon answers."""
-        if self._is_named or (self._path and not Path(self._path).exists()):
-            return None
-        try:
-            state = self._client.get("/status").raise_for_status().json()
-            text = self._client.get("/metrics").raise_for_status().text
-            values = _parse(text)
-        except (httpx2.HTTPError, ValueError):
-            return None
-        if not isinstance(state, dict) or "in_processing" not in state:
-            return None
-        return Sample(time.monotonic(), state, values)
-
-    def close(self) -> None:
-        self._client.close()
+def take(address: Endpoint) -> Sample | None:
+    """None if no daemon answers."""
+    state = ask(address, _TIMEOUT_S)
+    text = get(address, "/metrics", _TIMEOUT_S) if state is not None else None
+    if state is None or text is None:
+        return None
+    try:
+        return Sample(time.monotonic(), state, _parse(text.decode()))
+    except ValueError:
+        return None
 
 
 def _parse(text: str) -> dict[str, dict[Labels, float]]:

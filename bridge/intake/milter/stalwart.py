@@ -77,8 +77,8 @@ class WholeMail(Mail):
             self._write(start)
         else:
             log.warning(
-                "a mail was deferred: its body does not repeat the header fields, as Stalwart's does; if all mail is "
-                "deferred, this Stalwart needs another profile"
+                "a mail was deferred: its body does not repeat the header fields, although Stalwart normally repeats "
+                "them; if all mail is deferred, this Stalwart needs another profile"
             )
             self.refuse(UNCLEAR)
 

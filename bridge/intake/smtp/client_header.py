@@ -18,6 +18,7 @@ from bridge.mail.message import Message
 from bridge.mail.session import Client
 
 _NAMES = (*xforward.XFORWARD_NAMES, "LOGIN")
+_KEYS = frozenset(name.encode("ascii") for name in _NAMES)
 
 
 class BadClient(ValueError):
@@ -48,20 +49,20 @@ class ClientHeader:
         head = message.head()
         if self._lower not in head.lower():
             return None
-        topmost = self._field.search(head)
+        topmost = self._field.first(head)
         if topmost is None:
             return None
-        if b"\n" in topmost[1] or message.is_head_cut_in_field():
+        if b"\n" in topmost.value or message.is_head_cut_in_field():
             raise FoldedClient
-        message.replace_head(self._field.sub(b"", head))
-        return _client(topmost[1])
+        message.replace_head(self._field.remove(head))
+        return _client(topmost.value)
 
 
 def _client(value: bytes) -> Client:
     """Parse XFORWARD's attributes. One that cannot be used, or is repeated, costs only itself: others are not the
     sender's to lose. A sender chooses his HELO, and would otherwise choose to be judged by no address.
     """
-    words = value.split()
+    words = [word for word in value.split() if word.partition(b"=")[0].upper() in _KEYS]  # there may be many others
     names = Counter(word.partition(b"=")[0].upper() for word in words)
     if names[b"ADDR"] > 1:
         raise TwoClients

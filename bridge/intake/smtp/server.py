@@ -8,7 +8,6 @@ and draining are `listener`'s. If this is wrong, an untrusted client's mail is a
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import logging
 import socket
 import ssl
@@ -34,7 +33,7 @@ from bridge.mail.address import domain_of, has_certain_domain
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
-from bridge.mail.session import Client, Session
+from bridge.mail.session import Client, Session, canonical_ip
 from bridge.mail.transaction import Transaction, new_id
 
 log = logging.getLogger(__name__)
@@ -200,7 +199,7 @@ class SmtpServer:
             return False
         source = str(proxy.src_addr) if proxy.src_addr else None
         try:
-            address = str(ipaddress.ip_address(source)) if source else peer
+            address = canonical_ip(source) if source else peer
         except ValueError:
             address = peer
         session.client = Client(address=address, port=proxy.src_port or None)

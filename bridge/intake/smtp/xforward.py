@@ -6,11 +6,10 @@ business. What is not known stays None: the address of our own peer is never put
 
 from __future__ import annotations
 
-import ipaddress
 import re
 from dataclasses import replace
 
-from bridge.mail.session import Client
+from bridge.mail.session import Client, canonical_ip
 
 XFORWARD_NAMES = ("NAME", "ADDR", "PORT", "PROTO", "HELO", "IDENT", "SOURCE")
 XCLIENT_NAMES = ("NAME", "ADDR", "PORT", "PROTO", "HELO", "LOGIN", "DESTADDR", "DESTPORT")
@@ -74,7 +73,7 @@ def _address(value: str | None) -> str | None:
         return None
     text = value[5:] if value[:5].upper() == "IPV6:" else value
     try:
-        return str(ipaddress.ip_address(text.partition("%")[0]))  # a zone is meaningless on another host
+        return canonical_ip(text)
     except ValueError:
         raise BadAttribute from None
 

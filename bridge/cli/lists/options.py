@@ -1,0 +1,109 @@
+"""The options of `scanbridge lists`, defined once for all its commands."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import click
+
+from bridge.cli.common import config_option
+from bridge.lists.files import Format
+
+
+def _tenant(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
+    try:
+        return str(UUID(value)) if value is not None else None
+    except ValueError:
+        raise click.BadParameter("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
+
+
+def _duration(context: click.Context, _option: click.Parameter, value: str) -> float:
+    if context.resilient_parsing:  # completion
+        return 0.0
+    from bridge.runtime import units
+
+    try:
+        return units.parse_duration(value)
+    except ValueError as exc:
+        raise click.BadParameter(str(exc)) from None
+
+
+_OPTIONS = (
+    config_option,
+    click.option("--url", envvar="SCANBRIDGE_LISTS_URL", help="Base URL of the List API, instead of lists.url."),
+    click.option(
+        "--api-key-file", envvar="SCANBRIDGE_API_KEY_FILE",
+        help="File with the API key, instead of lists.api_key_file.",
+    ),
+    click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
+    click.option("--tenant", callback=_tenant, help="Tenant (a UUID). Default: the deployment."),
+    click.option(
+        "--patience", "patience_s", default="60s", show_default=True, callback=_duration,
+        help="How long to retry a failing request.",
+    ),
+    click.option("--json", "as_json", is_flag=True, help="Print JSON."),
+)  # fmt: skip
+
+
+def with_session(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the options that select the service; the command gets the session made from them."""
+
+    @functools.wraps(command)
+    def wrapped(**given: Any) -> None:
+        from bridge.cli.lists.session import open_session
+
+        names = ("path", "url", "api_key_file", "ca_file", "patience_s", "tenant", "as_json")
+        command(open_session(**{name: given.pop(name) for name in names}), **given)
+
+    return functools.reduce(lambda made, option: option(made), reversed(_OPTIONS), wrapped)
+
+
+format_option = click.option(
+    "--format", "kind", type=click.Choice([str(format_) for format_ in Format]),
+    help="File format. Default: by file name (.txt .csv .jsonl .json .yml), or text if there is no file name.",
+)  # fmt: skip
+
+
+keep_going_option = click.option(
+    "--keep-going", is_flag=True, help="Skip entries that the service refuses, and report them at the end."
+)
+
+force_option = click.option(
+    "--force", is_flag=True, help="Also add dangerous entries: a large provider, a very wide network, your own domain."
+)
+
+
+_SOURCE = (
+    click.argument("name", metavar="LIST"),
+    click.argument("given", metavar="[ENTRY]...", nargs=-1),
+    click.option("-f", "--file", "paths", multiple=True, type=click.Path(path_type=Path, allow_dash=True),
+                 help="Read entries from this file (- for standard input); repeatable."),
+    format_option,
+)  # fmt: skip
+
+
+def with_source(command: Callable[..., None]) -> Callable[..., None]:
+    """Add the arguments and options that give entries."""
+    return functools.reduce(lambda made, option: option(made), reversed(_SOURCE), command)
+
+
+class Share(click.ParamType[Any]):
+    """`10%` of the list, or a number of entries."""
+
+    name = "share"
+
+    def convert(self, value: Any, param: click.Parameter | None, context: click.Context | None) -> Any:
+        if callable(value):
+            return value
+        text = str(value)
+        number = text.removesuffix("%")
+        if not (number.isascii() and number.isdigit()):
+            self.fail("expected a percentage of the list, for example 10%, or a number of entries", param, context)
+        limit = int(number)
+        if text.endswith("%"):
+            return lambda planned: planned.deletions * 100 > limit * planned.change.size
+        return lambda planned: planned.deletions > limit

@@ -1,0 +1,102 @@
+"""The work of `scanbridge lists show` and `entries`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from contextlib import aclosing, suppress
+from pathlib import Path
+from typing import Any, TextIO
+
+import click
+
+from bridge.api.lists import ListFileInfo
+from bridge.cli.lists.progress import meter
+from bridge.cli.lists.session import Session, fail, naming, run
+from bridge.cli.terminal import say, say_json
+from bridge.errors import BridgeError
+from bridge.lists import files
+from bridge.lists.client import ListClient
+from bridge.lists.errors import clean
+from bridge.lists.files import Format
+from bridge.lists.sync import with_rereads
+from bridge.runtime.visible_text import visible_lines
+
+
+def show(session: Session) -> None:
+    async def ask() -> list[ListFileInfo]:
+        async with ListClient(session.settings) as client:
+            return await client.lists(session.tenant)
+
+    infos = run(ask())
+    if session.as_json:
+        say_json({"tenant": session.tenant, "lists": [info.to_dict() for info in infos]}, indent=2)
+        return
+    width = max((len(info.name) for info in infos), default=0)
+    for info in infos:
+        size = f"up to {info.max_size:,}" if info.max_size else "-"
+        row = f"{info.name:{width}}  {info.category or '-':12} {size:17} {info.description or info.display_name}"
+        say(clean(row))
+
+
+def entries(session: Session, name: str, output: Path | None, kind: str | None) -> None:
+    chosen = Format(kind) if kind else Format.JSONL if session.as_json else Format.TEXT
+    if output is not None:
+        chosen = Format(kind) if kind else files.format_of(output)
+        count = run(naming(session, name, _save(session, name, output, chosen)))
+        say(f"{output}: {count:,} entries of {name} of {session.scope}", err=True)
+        return
+    try:
+        with click.open_file("-", "w", encoding="utf-8") as target:
+            is_terminal = sys.stdout.isatty()
+            write = (lambda text: target.write(visible_lines(text))) if is_terminal else target.write
+            run(naming(session, name, _stream(session, name, write, chosen, hidden=is_terminal)))
+            target.flush()
+    except BrokenPipeError:
+        raise  # the reader closed the pipe: click exits quietly
+    except OSError as exc:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # or flushing the buffer at exit would fail again
+        fail(OutputError(f"cannot write to standard output: {exc.strerror}"))
+
+
+class OutputError(BridgeError):
+    """The entries cannot be written."""
+
+
+async def _stream(
+    session: Session, name: str, write: Callable[[str], Any], kind: Format, *, hidden: bool = False
+) -> int:
+    count = 0
+    write(files.header(kind))
+    with meter(name, None, hidden=hidden) as advance:
+        async with ListClient(session.settings) as client, aclosing(client.entry_chunks(name, session.tenant)) as all_:
+            async for chunk in all_:
+                write(files.show(chunk, kind))
+                count += len(chunk)
+                advance(len(chunk))
+    return count
+
+
+async def _save(session: Session, name: str, output: Path, kind: Format) -> int:
+    """Retries an interrupted download; replaces the file only when it is complete."""
+    unfinished = output.with_name(f".{output.name}.{os.getpid()}")
+
+    async def once() -> int:
+        with _create(unfinished) as target:
+            return await _stream(session, name, target.write, kind)
+
+    try:
+        count = await with_rereads(once)
+        unfinished.replace(output)
+    except OSError as exc:
+        raise OutputError(f"{output}: cannot be written: {exc.strerror}") from exc
+    finally:
+        with suppress(OSError):
+            unfinished.unlink()
+    return count
+
+
+def _create(path: Path) -> TextIO:
+    """With mode 0644, even if the umask allows more."""
+    return open(path, "w", encoding="utf-8", newline="", opener=lambda name, flags: os.open(name, flags, 0o644))

@@ -1,0 +1,61 @@
+"""The work of `scanbridge scan`: submit each file, print the decision or why there is none."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from bridge.api.scanning import MAX_MESSAGE_BYTES, AnalysisRequest, AnalysisResult
+from bridge.cli.scanner_remedy import next_step
+from bridge.cli.terminal import hide_log, say, say_json
+from bridge.config.model import Config
+from bridge.daemon import wiring
+from bridge.errors import MessageTooLarge, Saturated, ScanError
+from bridge.mail.message import Message, Spool
+from bridge.scanner.client import Scanner
+
+_BARE_LF = re.compile(rb"(?<!\r)\n")
+_TIMEOUT_S = 300.0
+
+
+async def scan_files(conf: Config, files: tuple[Path, ...], request: AnalysisRequest, as_json: bool) -> bool:
+    """Print a line for each file, and return whether any got no decision. Raises ConfigError."""
+    hide_log()
+    scanner = Scanner(wiring.scanner_settings(conf, wiring.token(conf)))
+    failed = False
+    # Progress goes to the terminal; standard output has results only.
+    hidden = len(files) < 2 or not sys.stderr.isatty()
+    with click.progressbar(files, file=sys.stderr, hidden=hidden, label="scanning") as progress:
+        for file in progress:
+            try:
+                content = _BARE_LF.sub(b"\r\n", file.read_bytes())  # files often have LF; mail has CRLF
+                result = await _scan_one(scanner, content, request)
+                if as_json:
+                    say_json({"file": str(file), **result.to_dict()})
+                else:
+                    say(_shown(file, result))
+            except (ScanError, Saturated, OSError) as exc:
+                failed = True
+                say(f"{file}: no decision: {exc}{next_step(exc, conf)}", err=True)
+    scanner.close()
+    return failed
+
+
+async def _scan_one(scanner: Scanner, content: bytes, request: AnalysisRequest) -> AnalysisResult:
+    if len(content) > MAX_MESSAGE_BYTES:
+        raise MessageTooLarge("larger than the 50 MiB that the service accepts")
+    message = Message(Spool(MAX_MESSAGE_BYTES))
+    message.write(content)
+    try:
+        return await scanner.submit(request, message, asyncio.get_running_loop().time() + _TIMEOUT_S)
+    finally:
+        message.close()
+
+
+def _shown(file: Path, result: AnalysisResult) -> str:
+    tags = ",".join(result.tags) or "-"
+    return f"{file}: {result.decision} verdict={result.verdict or '-'} tags={tags} ggrid={result.ggrid}"
