@@ -12,6 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from bridge.config.fields import Section
 from bridge.mail.action import Action
+from bridge.runtime.suggestion import did_you_mean
 
 _LIKE_UNAVAILABLE = "Default: as `unavailable`."
 
@@ -28,6 +29,14 @@ class PolicyEntry(Section):
     @classmethod
     def _short(cls, value: Any) -> Any:
         return {"action": value} if isinstance(value, str) else value
+
+    @field_validator("action", mode="before")
+    @classmethod
+    def _known(cls, value: Any) -> Any:
+        names = [str(action) for action in Action]
+        if isinstance(value, str) and value not in names:
+            raise ValueError(f"one of these is expected here: {', '.join(names)}{did_you_mean(value, names)}")
+        return value
 
     @model_validator(mode="after")
     def _agrees(self) -> PolicyEntry:
