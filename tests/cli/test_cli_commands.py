@@ -302,7 +302,8 @@ def test_scan_and_check_print_no_log_lines(place: Place) -> None:
         done = scanbridge(*command, "-c", place.config)
         lines = (done.stdout + done.stderr).splitlines()
         assert done.returncode == 1
-        assert all(line.startswith((f"{mail}: no decision: ", f"scanner {place.scanner.url}: ")) for line in lines)
+        expected = (f"{mail}: no decision: ", f"scanner {place.scanner.url}: ", f"checked: {place.config}")
+        assert all(line.startswith(expected) for line in lines)
 
 
 @pytest.mark.parametrize(
