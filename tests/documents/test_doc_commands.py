@@ -15,7 +15,7 @@ from tests.documents.blocks import Block, blocks
 from tests.documents.story import Story, tell
 from tests.requirements import need
 
-LANGUAGES = {"sh", "python", "yaml", "toml", "json", ""}
+LANGUAGES = {"sh", "python", "yaml", "toml", "json", "promql", ""}
 PROGRAMS = "sudo|scanbridge|make|curl|swaks|systemctl|apt|pip|docker|kubectl|postconf|postfix"
 COMMAND = re.compile(rf"^(?:\$|{PROGRAMS}) (?!\d)", re.MULTILINE)
 
@@ -81,7 +81,11 @@ STORIES: dict[str, Story] = {
         prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}, shows=["1 malware:eicar", "bad@sender.example"]
     ),
     "docs/operate/block-a-campaign.md": Story(
-        prepare="embedded",
+        prepare="""
+            configured bridge.yml </dev/null
+            sed -i '/name: smtp/s/profile:/lists: {block: [blocked-senders]}, &/' bridge.yml
+            embedded
+        """,
         words={"1A1DD70B4385865FE83": "$ID"},
         shows=["would be added to blocked-senders", "@sender.example added to", "campaign of 2026-11-16"],
     ),
