@@ -1,6 +1,6 @@
 """`scanbridge quarantine block-sender | allow-sender`: add the senders of quarantined mails to a list.
 
-The entry's comment names the mail, its date and the operator. An existing entry is left unchanged, with its
+The entry's comment names the mail, its date and the operator, unless one is given. An existing entry is left unchanged, with its
 comment; a sender of several mails is added once. Exit codes are those of `scanbridge lists`, and 3 if there is no such
 mail. A dangerous entry (the domain of a large provider, one's own domain) needs --force: senders are often forged.
 """
@@ -42,6 +42,7 @@ _options = (
         help="Add for the whole deployment, not only for a tenant.",
     ),
     click.option("--force", is_flag=True, help="Add dangerous entries, too: a large provider, your own domain."),
+    click.option("--comment", default=None, help="Comment for the entries. Default: the mail, its date and your name."),
     click.option("--json", "as_json", is_flag=True, help="Print one JSON object per mail."),
 )
 
@@ -84,6 +85,7 @@ def _add(
     whole_domain: bool,
     everywhere: bool,
     force: bool,
+    comment: str | None,
     as_json: bool,
 ) -> None:
     import uvloop
@@ -104,7 +106,7 @@ def _add(
     selection = select(session, choice)
     chosen = name or (lists.block_list if what == "block" else lists.allow_list)
     additions = [Addition(mail, None if everywhere else mail.tenant or None) for mail in selection.mails]
-    job = Job(session, lists, what, chosen, additions, whole_domain, force)
+    job = Job(session, lists, what, chosen, additions, whole_domain, force, comment)
 
     async def work() -> None:
         async with ListClient(settings) as client:
@@ -132,6 +134,7 @@ class Addition:
     normal: str = ""  # the entry as it is compared
     added: bool = False
     is_there: bool = False
+    danger: str = ""  # why the entry needs --force
     problem: str = ""
     code: int = 0
 
@@ -152,7 +155,8 @@ class Job:
     additions: list[Addition]
     whole_domain: bool = False
     force: bool = False
-    refusal: int = 0  # the exit code if the operator did not agree
+    comment: str | None = None
+    refusal: int = 0  # the exit code if nothing was changed: dangerous entries, or the operator did not agree
     _seen: set[tuple[str | None, str]] = field(default_factory=set)
 
     @property
@@ -193,6 +197,7 @@ class Job:
             each.normal = spelling.normalise(category, each.entry)
             ours = own_domains(self.session.config) | set(map(domain_of, each.mail.envelope.addresses))
             if not self.force and (why := Dangers(ours).reason(category, each.entry)):
+                each.danger = why
                 raise DangerousEntries(f"{each.entry} is dangerous: {why}; add --force if you mean it")
         except BridgeError as exc:
             each.fail(exc)
@@ -223,6 +228,9 @@ class Job:
         if choice.dry_run:
             self._show_dry_run()
             return False
+        if any(each.danger for each in self.additions):
+            self._refuse_dangerous()
+            return False
         if not choice.is_by_filter or choice.yes or not self.due:
             return True
         entries = list(dict.fromkeys(each.entry for each in self.due))
@@ -230,7 +238,7 @@ class Job:
             say(f"+ {entry}", err=True)
         if len(entries) > _SHOWN:
             say(f"+ ... and {len(entries) - _SHOWN:,} more (--dry-run shows all)", err=True)
-        what = f"add {len(entries):,} entries from {len(self.due):,} mails to {self.list_name}"
+        what = f"add {_entries(len(entries))} from {len(self.due):,} mails to {self.list_name}"
         if not can_ask():
             say(f"this would {what}: add --yes to confirm; nothing was changed", err=True)
             self.refusal = EXIT_UNCONFIRMED
@@ -238,6 +246,18 @@ class Job:
             say("nothing was changed", err=True)
             self.refusal = EXIT_FAILED
         return not self.refusal
+
+    def _refuse_dangerous(self) -> None:
+        """Changes nothing, as `lists add` does: half of a campaign's entries would be harder to undo than none."""
+        from bridge.cli.lists import dangers
+        from bridge.cli.lists.session import EXIT_UNCONFIRMED
+
+        for line in dangers.lines({each.entry: each.danger for each in self.additions if each.danger}):
+            say(line, err=True)
+        say("nothing was changed; add --force if you mean it", err=True)
+        self.refusal = EXIT_UNCONFIRMED
+        for each in self.due:
+            each.problem, each.code = "not added, because another entry is dangerous", EXIT_UNCONFIRMED
 
     def _show_dry_run(self) -> None:
         show_table([each.mail for each in self.additions])
@@ -255,7 +275,8 @@ class Job:
                 each.is_there = True
                 continue
             moment = each.mail.time.strftime("%Y-%m-%d %H:%M UTC")
-            comment = f"quarantined mail {each.mail.id} of {moment}, by {login_name()}"
+            default = f"quarantined mail {each.mail.id} of {moment}, by {login_name()}"
+            comment = default if self.comment is None else self.comment
             try:
                 await client.add(self.list_name, [ListEntry(each.entry, comment)], each.tenant)
             except BridgeError as exc:
@@ -268,15 +289,33 @@ class Job:
             )
 
     def report(self, *, as_json: bool) -> None:
+        """Of one mail, or with --json of each mail; otherwise one line for each entry, however many mails have it."""
+        if as_json:
+            for each in self.additions:
+                _say_row(each, self.list_name)
         if self.refusal:
             return
-        for each in self.additions:
-            _report(each, self.list_name, as_json=as_json)
+        if not as_json:
+            for line, is_problem in self._lines().items():
+                say(line, err=is_problem)
         if len(self.additions) > 1:
-            failed = sum(bool(each.problem) for each in self.additions)
+            failed = len({(each.tenant, each.entry or each.mail.id) for each in self.additions if each.problem})
             added = sum(each.added for each in self.additions)
-            rest = f"; {failed:,} mails failed, see above" if failed else ""
-            say(f"{added:,} entries from {len(self.additions):,} mails added to {self.list_name}{rest}", err=True)
+            rest = f"; {failed:,} not added, see above" if failed else ""
+            say(f"{_entries(added)} from {len(self.additions):,} mails added to {self.list_name}{rest}", err=True)
+
+    def _lines(self) -> dict[str, bool]:
+        """What to print, and whether it is a problem."""
+        if len(self.additions) == 1:
+            return {f"{each.mail.id}: {_result(each, self.list_name)}": bool(each.problem) for each in self.additions}
+        groups: dict[tuple[str | None, str], list[Addition]] = {}
+        for each in self.additions:
+            groups.setdefault((each.tenant, each.entry or each.problem), []).append(each)
+        lines = {}
+        for mails in groups.values():
+            who = mails[0].mail.id if len(mails) == 1 else f"{len(mails):,} mails"
+            lines[f"{who}: {_result(mails[0], self.list_name)}"] = bool(mails[0].problem)
+        return lines
 
 
 def _shown_plan(each: Addition, list_name: str) -> str:
@@ -285,15 +324,19 @@ def _shown_plan(each: Addition, list_name: str) -> str:
     return f"{each.entry}: {'already on' if each.is_there else 'would be added to'} {list_name} of {_scope(each)}"
 
 
-def _report(each: Addition, list_name: str, *, as_json: bool) -> None:
-    mail_id = each.mail.id
-    if as_json:
-        row = {"id": mail_id, "list": list_name, "tenant": each.tenant, "entry": each.entry or None}
-        say_json({**row, "added": each.added, "problem": each.problem or None, "exit_code": each.code})
-    elif each.problem:
-        say(f"{mail_id}: not added to {list_name}: {each.problem}", err=True)
-    else:
-        say(f"{mail_id}: {each.entry} {'added to' if each.added else 'already on'} {list_name} of {_scope(each)}")
+def _say_row(each: Addition, list_name: str) -> None:
+    row = {"id": each.mail.id, "list": list_name, "tenant": each.tenant, "entry": each.entry or None}
+    say_json({**row, "added": each.added, "problem": each.problem or None, "exit_code": each.code})
+
+
+def _result(each: Addition, list_name: str) -> str:
+    if each.problem:
+        return f"not added to {list_name}: {each.problem}"
+    return f"{each.entry} {'added to' if each.added else 'already on'} {list_name} of {_scope(each)}"
+
+
+def _entries(number: int) -> str:
+    return "1 entry" if number == 1 else f"{number:,} entries"
 
 
 def _scope(each: Addition) -> str:

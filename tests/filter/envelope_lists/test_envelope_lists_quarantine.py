@@ -112,8 +112,8 @@ def test_filters_select_the_senders_and_each_is_added_once(kept, service):
     assert dry.exit_code == 0 and "@campaign.example: would be added to shunned of the deployment" in dry.stderr
     assert kept.call("block-sender", *chosen).exit_code == 2 and service.entries("shunned") == {}
     done = kept.call("block-sender", *chosen, "--yes")
-    assert done.exit_code == 0 and done.stdout.count("added to shunned") == 1 and done.stdout.count("already on") == 2
-    assert "1 entries from 3 mails added to shunned" in done.stderr
+    assert done.exit_code == 0 and done.stdout == "3 mails: @campaign.example added to shunned of the deployment\n"
+    assert "1 entry from 3 mails added to shunned" in done.stderr
     assert list(service.entries("shunned")) == ["@campaign.example"]
 
 
@@ -128,3 +128,21 @@ def test_a_forged_sender_at_the_own_domain_or_a_provider_needs_force(kept, servi
     assert kept.call("block-sender", provider).exit_code == 0
     assert kept.call("block-sender", provider, "--domain", "--force").exit_code == 0
     assert sorted(service.entries("shunned")) == ["@gmail.com", "somebody@gmail.com"]
+
+
+@pytest.mark.parametrize("command", ["block-sender", "allow-sender"])
+def test_one_dangerous_entry_among_several_stops_them_all(kept, service, command):
+    """All dangerous ones are named once, and nothing is changed, as `lists add` does."""
+    fill_again(service)
+    for number, sender in enumerate((b"a@harmless.example", b"b@gmail.com", b"c@gmail.com", b"d@yahoo.fr")):
+        kept.send(b"Subject: mixture %d %b\r\n\r\nx\r\n" % (number, command.encode()), sender=sender)
+    chosen = (command, "--subject", f"mixture * {command}", "--domain", "--list", "shunned", "--yes")
+    done = kept.call(*chosen)
+    assert (done.exit_code, done.stdout) == (4, ""), done.output
+    assert done.stderr.count("@gmail.com") == 1 and done.stderr.count("@yahoo.fr") == 1, done.stderr
+    assert done.stderr.endswith("nothing was changed; add --force if you mean it\n")
+    rows = [json.loads(line) for line in kept.call(*chosen, "--json").stdout.splitlines()]
+    assert [row["added"] for row in rows] == [False] * 4 and {row["exit_code"] for row in rows} == {4}
+    assert service.entries("shunned") == {}
+    assert kept.call(*chosen, "--force", "--comment", "campaign 7").exit_code == 0
+    assert service.entries("shunned") == dict.fromkeys(("@gmail.com", "@harmless.example", "@yahoo.fr"), "campaign 7")
