@@ -22,6 +22,7 @@ BEGINNING = """\
 
 The same texts are in `--help` and in the man pages (`man scanbridge-check`).
 Without `-c` and `SCANBRIDGE_CONFIG`, commands use `/etc/scanbridge/bridge.yml` if it exists, otherwise the [embedded default](configuration.md#the-embedded-default).
+Options come after the command: `scanbridge status -c bridge.yml`.
 How to install shell completion: [install](../operate/install.md#man-pages-and-completion).
 
 ## Signals
