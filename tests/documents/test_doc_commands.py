@@ -28,6 +28,13 @@ STORIES: dict[str, Story] = {
         fails={f"swaks --server 127.0.0.1:10025 --to you@example.org --body '{GTUBE}'": 26},
         shows=["scanbridge is running", "250 2.0.0 Ok: queued", "550 5.7.1", "250 2.0.0 Ok: queued", "ready"],
     ),
+    "deploy/postfix-proxy/README.md": Story(
+        prepare="""
+            mailserver
+            scanbridge setup postfix --mode proxy -c deploy/postfix-proxy/bridge.yml --commands | sh -e
+        """,
+        shows=[r"smtp +inet +n +- +y +- +- +smtpd\n(?! +-o)"],
+    ),
     "docs/operate/domain-policy.md": Story(
         prepare="""
             configured bridge.yml </dev/null
@@ -74,7 +81,11 @@ STORIES: dict[str, Story] = {
         prepare="embedded", words={"1A1DD70B4385865FE83": "$ID"}, shows=["1 malware:eicar", "bad@sender.example"]
     ),
     "docs/operate/block-a-campaign.md": Story(
-        prepare="embedded",
+        prepare="""
+            configured bridge.yml </dev/null
+            sed -i '/name: smtp/s/profile:/lists: {block: [blocked-senders]}, &/' bridge.yml
+            embedded
+        """,
         words={"1A1DD70B4385865FE83": "$ID"},
         shows=["would be added to blocked-senders", "@sender.example added to", "campaign of 2026-11-16"],
     ),
@@ -107,16 +118,17 @@ STORIES: dict[str, Story] = {
             cat >second.yml <<END
 listen: 127.0.0.1:9091
 guard: {scanSources: {restApi: {}}}
-database: sqlite:///$HOME/second.sqlite
+database: sqlite:///$HOME/state/service.sqlite
 abby:
   serviceProviders: {core: {hosts: []}}
   staticApiTokens: [{name: bridge, token_file: $HOME/state/api-token, permissions: [scan, status]}]
 END
             scanbridge service -c second.yml &
             listening 9091
+            scanbridge lists add blocked-senders bad@sender.example
             sed -i '/urls:/s#http://127.0.0.1:9081#&, http://127.0.0.1:9091#' bridge.yml
         """,
-        shows=["OK: ", "http://127.0.0.1:9081: ", "http://127.0.0.1:9091: "],
+        shows=["OK: ", "http://127.0.0.1:9081: ", "http://127.0.0.1:9091: ", *["\nbad@sender.example"] * 2],
     ),
     "docs/operate/start.md": Story(
         prepare="mailserver",
