@@ -1,8 +1,8 @@
 """Compressed files: gzip, bzip2, xz and lzma, and the decoder that zip files and S/MIME use too.
 
 The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
-so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that grow, because a decoder copies what it does
-not need, and a file may consist of many thousands of streams.
+so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that
+grow, because a decoder copies what it does not need, and a file may consist of many thousands of streams.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _CHUNK = 256 * 1024
 _STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
 _ONE_BYTE_IN = 2  # the first of them with a single byte
 _STEP_COST = 256  # work for each such call
+_OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
@@ -154,7 +155,10 @@ def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
         out.append(found.content)
         is_whole = found.is_whole
         at = _after_zeros(content, found.end + 8)  # a checksum and a size, which other programs ignore too
-    yield Member(tuple(dict.fromkeys(known)), b"".join(out))
+    known = list(dict.fromkeys(known))
+    yield Member(tuple(known), b"".join(out))
+    if content.startswith(_OLDER, at):
+        yield Member(tuple(known), None, limit="archive-method")
     if not is_whole:
         raise BadArchive
 

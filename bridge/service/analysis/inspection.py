@@ -40,6 +40,9 @@ INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom 
 # What the formats begin with that mark their own beginning, wherever they stand.
 _MARKS = (b"begin ", b"begin\t", b"begin-base64", b"=ybegin ", b"(This file must be ")
 
+_ENCODED = (".uue", ".uu", ".xxe", ".xx", ".b64", ".hqx", ".yenc", ".ync", ".mim", ".mime")
+_SIGNED = (".p7m", ".p7z")
+
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
@@ -298,9 +301,8 @@ class _MailInspector:
             self.text(content, 0, len(content), part)
         if _is_calendar(part):
             self.calendar(content, part, nesting)
-        is_named = any(name.lower().endswith((".p7m", ".p7z")) for name in part.names)
-        if is_named or "pkcs7-mime" in part.content_type or smime.looks_like_cms(content):
-            self.signed(content, nesting)
+        if "pkcs7-mime" in part.content_type or _is_signed(content, part.names):
+            self.signed(content, part.names, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
         if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
@@ -324,8 +326,9 @@ class _MailInspector:
                 self.show(file, names)
                 self.file(file, names, nesting)
 
-    def signed(self, content: bytes, nesting: int) -> None:
-        """S/MIME: mail programs show the message inside, no matter who signed it."""
+    def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
+        stems = [name[:-4] for name in names if name.lower().endswith(_SIGNED) and "." in name[:-4]]
         self.opaque += 1  # engines do not open it
         try:
             for inner in smime.contents(content, self.budget):
@@ -336,6 +339,9 @@ class _MailInspector:
                         self.show(message, ())
                         self.signatures(message)
                         self.enclosed(message, nesting)
+                        if stems:
+                            self.names(stems, "", message)
+                            self.file(message, stems, nesting + 1)
         except smime.BadStructure:
             self.found.tags.add("mime:broken-archive")
         finally:
@@ -393,8 +399,24 @@ class _MailInspector:
             self.enclosed(content, nesting)
         elif kind == "openpgp" and file_types.is_text(content):
             self.text(content, 0, len(content), _ANY_TEXT)
+        self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
+
+    def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """What a file in an archive may be besides another archive: the same as an attachment."""
+        if _is_signed(content, names):
+            self.signed(content, names, nesting)
+        part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
+        if _is_calendar(part):
+            self.calendar(content, part, nesting)
+        is_encoded = any(name.lower().endswith(_ENCODED) for name in names)
+        if is_encoded or any(mark in content for mark in _MARKS):
+            self.hidden(content, nesting + 1, is_text=is_encoded)
+
+
+def _is_signed(content: bytes, names: Collection[str]) -> bool:
+    return any(name.lower().endswith(_SIGNED) for name in names) or smime.looks_like_cms(content)
 
 
 def _is_mail_name(name: str) -> bool:
