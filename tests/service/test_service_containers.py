@@ -632,6 +632,30 @@ def test_a_file_in_an_archive_was_only_opened_if_it_was_an_archive(name: str) ->
     assert "malware:eicar" in tags(tarred((name, b"0", IN_ARCHIVES[name])), "a.tar")
 
 
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"ATTACH;X-FILENAME=evil.js:data:application/octet-stream;base64,",
+        b'ATTACH;VALUE=BINARY;ENCODING="BASE64";X-FILENAME=evil.js:',
+        b"PHOTO;BASE64:",
+        b"KEY:data:application/octet-stream;base64,",
+    ],
+)
+def test_a_file_in_a_calendar_or_card_was_not_decoded(key: bytes) -> None:
+    """There are more ways to say that it is encoded."""
+    found = tags(b"BEGIN:VCALENDAR\r\n" + key + base64.b64encode(EICAR) + b"\r\nEND:VCALENDAR\r\n", "a.ics")
+    assert "malware:eicar" in found
+    assert ("mime:executable" in found) == (b"evil.js" in key)
+
+
+def test_encoded_text_in_archives_is_bounded() -> None:
+    """To read it in every way takes a second for each megabyte."""
+    text = b"This is a text.\r\n" * 30_000 + ENCODED
+    found = tags(zipped(*((f"{number}.txt", text) for number in range(9))), "a.zip")
+    assert found & {"limit:archive-work", "limit:readings"}
+    assert "malware:eicar" in tags(zipped(("a.txt", text * 3)), "a.zip")
+
+
 def test_the_name_of_a_signed_file_was_not_checked() -> None:
     """Programs that verify it write it without the suffix."""
     content = cms(element(4, SCRIPT))
@@ -699,6 +723,13 @@ def test_an_openpgp_message_in_disguise_was_not_opened(name: str, tmp_path: Path
     assert EICAR in extracted("gpg", ARMOURS[name], "a.bin", tmp_path).values()
     assert "malware:eicar" in tags(ARMOURS[name], "a.bin")
     assert "malware:eicar" in tags(zipped(("a.bin", ARMOURS[name])), "a.zip")
+
+
+def test_an_openpgp_message_far_down_in_a_text_was_not_opened() -> None:
+    """Only long lines of Base64 were noticed, or a message in the first lines of the text."""
+    short = b"\r\n".join(TEXT.replace(b"\n", b"")[at : at + 20] for at in range(0, len(TEXT), 20))
+    text = b"This is a text.\r\n" * 100 + b"-----BEGIN PGP MESSAGE-----\r\n\r\n" + short + b"\r\n"
+    assert "malware:eicar" in inspect(mail(text), Limits()).tags
 
 
 def test_the_name_of_an_openpgp_file_without_its_suffix_was_not_checked() -> None:

@@ -10,7 +10,6 @@ import binascii
 import bz2
 import re
 from collections.abc import Collection, Iterator
-from itertools import islice
 
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.decompression import Decoder, Inflater, decode
@@ -27,18 +26,19 @@ _COMPRESSED, _LITERAL = 8, 11
 _FIRST = {2: b"\3\4\5\6", 4: b"\3\6", _COMPRESSED: b"\1\2\3", 10: b"P", _LITERAL: b"btu"}
 _MAX_DEPTH = 10
 _PACKET_COST = 256  # work for each packet, and each part of one
-_MAX_DOUBTS = 1000
+_MAX_DOUBTS = 50
 
 
 def is_message(content: bytes) -> bool:
     """Whether it begins like a message that can be opened without a key: compressed, signed, or neither."""
     if not content or content[0] < 0x80:
         return False
-    packets = _packets(content, Budget(bytes=len(content) + 1))
-    for tag, body in islice(packets, _MAX_DOUBTS):  # packets of types that programs do not know may come first
-        if body[:1] != b"" and body[0] in _FIRST.get(tag, b""):
-            return True
-    return next(packets, None) is not None  # so many that only an attempt to open it can tell
+    try:
+        packets = _packets(content, Budget(bytes=len(content), work=_MAX_DOUBTS * _PACKET_COST))
+        # Packets of types that programs do not know may come first.
+        return any(body[:1] != b"" and body[0] in _FIRST.get(tag, b"") for tag, body in packets)
+    except TooMuch:
+        return True  # so many that only an attempt to open it can tell
 
 
 def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
