@@ -712,6 +712,10 @@ ARMOURS = {
     "called a secret key": armour(b"PRIVATE KEY BLOCK", TEXT),
     "dashes in a line": armour(b"MESSAGE", TEXT[:8] + b"-----" + TEXT[8:]),
     "a line of dashes": armour(b"MESSAGE", TEXT[:8] + b"\n-----\n" + TEXT[8:]),
+    "a first line within": armour(  # whose eight letters are the last six bytes of a packet
+        b"MESSAGE",
+        base64.b64encode(packet(61, bytes(15))[:15]) + b"-----BEGIN PGP -----" + base64.b64encode(SMALL) + b"\n",
+    ),
     "after a packet of a private type": packet(61, b"abcde") + SMALL,
     "after many packets": packet(61, b"abcde") * 2000 + SMALL,
 }
@@ -730,6 +734,10 @@ def test_an_openpgp_message_far_down_in_a_text_was_not_opened() -> None:
     short = b"\r\n".join(TEXT.replace(b"\n", b"")[at : at + 20] for at in range(0, len(TEXT), 20))
     text = b"This is a text.\r\n" * 100 + b"-----BEGIN PGP MESSAGE-----\r\n\r\n" + short + b"\r\n"
     assert "malware:eicar" in inspect(mail(text), Limits()).tags
+
+
+def test_many_first_lines_of_openpgp_messages_are_bounded() -> None:
+    assert "limit:archive-work" in tags(b"-----BEGIN PGP \n" * 60_000, "a.asc")
 
 
 def test_the_name_of_an_openpgp_file_without_its_suffix_was_not_checked() -> None:

@@ -44,10 +44,25 @@ def is_message(content: bytes) -> bool:
 def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
     known = tuple(dict.fromkeys((*names, *map(_stem, names))))
     yield from _in_packets(content, known, budget, 0)
-    for text in content.split(BEGIN)[1:]:
+    for text in _armours(content, budget):
         if not text.startswith(_CLEAR_TEXT):
             for message in _armoured(text, budget):
                 yield from _in_packets(message, known, budget, 0)
+
+
+def _armours(content: bytes, budget: Budget) -> Iterator[bytes]:
+    """From each first line to the next one, or to the next padding or checksum: what precedes that may be data."""
+    start = content.find(BEGIN)
+    while start >= 0:
+        following = content.find(BEGIN, start + len(BEGIN))
+        start += len(BEGIN)
+        blank = _EMPTY_LINE.search(content, start)
+        data = blank.end() if blank else len(content)
+        padding = content.find(b"=", data) + 1 or len(content)
+        end = max(padding, following if following >= 0 else len(content))
+        budget.take_work(end - start)
+        yield content[start:end]
+        start = following
 
 
 def _stem(name: str) -> str:
