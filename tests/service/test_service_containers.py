@@ -7,6 +7,7 @@ file first, so that no case claims what no program does.
 from __future__ import annotations
 
 import base64
+import binascii
 import bz2
 import gzip
 import io
@@ -15,6 +16,7 @@ import shutil
 import struct
 import subprocess
 import tarfile
+import time
 import zipfile
 import zlib
 from collections.abc import Callable
@@ -57,6 +59,7 @@ def extracted(program: str, content: bytes, name: str, directory: Path) -> dict[
         "unzip": ["unzip", "-o", "-q", name],
         "jar": ["jar", "xf", name],
         "tar": ["tar", "-xf", name],
+        "gpg": ["gpg", "--homedir", ".", "--batch", "--output", "out", "--decrypt", name],
         "tnef": ["tnef", "--overwrite", name],
         "gunzip": ["gunzip", "-k", "-N", name],
         "bunzip2": ["bunzip2", "-k", name],
@@ -81,11 +84,10 @@ def local(name: bytes, data: bytes, *, method: int, crc: int, size: int, version
 
 
 def entry(name: bytes, *, method: int, crc: int, packed: int, size: int, version: int = 20, flags: int = 0,
-          extra: bytes = b"", offset: int = 0) -> bytes:  # fmt: skip
-    lengths = struct.pack("<HHHHHII", len(name), len(extra), 0, 0, 0, 0, offset)
-    return (
-        struct.pack("<4sHHHHIIII", b"PK\1\2", 20, version, flags, method, 0, crc, packed, size) + lengths + name + extra
-    )
+          extra: bytes = b"", offset: int = 0, comment: bytes = b"") -> bytes:  # fmt: skip
+    head = struct.pack("<4sHHHHIIII", b"PK\1\2", 20, version, flags, method, 0, crc, packed, size)
+    lengths = struct.pack("<HHHHHII", len(name), len(extra), len(comment), 0, 0, 0, offset)
+    return head + lengths + name + extra + comment
 
 
 def with_directory(headers: bytes, *entries: bytes) -> bytes:
@@ -131,6 +133,39 @@ def test_a_zip_file_of_a_future_version_was_not_opened(version: int, tmp_path: P
     content = one_member(EICAR, version=version)
     assert EICAR in extracted("jar", content, "a.zip", tmp_path).values()
     assert "malware:eicar" in tags(content)
+
+
+FAKE_END = struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0, 0, 7, 7, 0)
+DECOYS = {
+    "a method that does not exist": (
+        local(b"evil.js", RAW, method=0x7777, crc=zlib.crc32(EICAR), size=len(EICAR)),
+        entry(b"evil.js", method=8, crc=zlib.crc32(EICAR), packed=len(RAW), size=len(EICAR), comment=FAKE_END),
+    ),
+    "a header without a name": (
+        local(b"", EICAR, method=0, crc=0, packed=0, size=0, flags=8),
+        entry(b"evil.js", method=0, crc=zlib.crc32(EICAR), packed=len(EICAR), size=len(EICAR), flags=8,
+              comment=FAKE_END),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DECOYS)
+def test_a_false_end_of_the_directory_hid_a_member(name: str, tmp_path: Path) -> None:
+    """Only the next such record told by how much the offsets are wrong, and this one is part of a comment."""
+    content = b"bytes before it\n" + with_directory(*DECOYS[name])
+    assert extracted("jar", content, "a.zip", tmp_path) == {"evil.js": EICAR}
+    assert {"malware:eicar", "mime:executable"} <= tags(content, "a.zip")
+
+
+def test_many_false_ends_of_a_directory_are_bounded() -> None:
+    ends = b"".join(struct.pack("<4sHHHHIIH", b"PK\5\6", 0, 0, 0, 0, 2**31 - at, 7, 0) for at in range(20_000))
+    entries = entry(b"a", method=0, crc=0, packed=1, size=1) * 5000
+    assert "limit:archive-work" in tags(entries + ends, "a.zip")
+
+
+def test_a_name_in_the_directory_counts_without_a_header() -> None:
+    content = with_directory(b"", entry(b"evil.js", method=0, crc=0, packed=5, size=5, offset=7))
+    assert {"mime:executable", "mime:broken-archive"} <= tags(content, "a.zip")
 
 
 def unicode_path(name: bytes, shown: bytes) -> bytes:
@@ -207,6 +242,18 @@ def with_sum(header: bytes) -> bytes:
     return header[:148] + b"%06o\0 " % total + header[156:]
 
 
+def old_header(name: bytes, size: int) -> bytes:
+    """Without a magic number, so that nothing but its sum tells that it is one."""
+    return with_sum(name.ljust(100, b"\0") + b"0000644\0" + bytes(16) + b"%011o\0" % size + bytes(376))
+
+
+def shortened(*announcing: tuple[str, bytes, bytes]) -> bytes:
+    """By the other headers, the last file ends before the header of the next one; by its own, it goes on."""
+    inner = b"Z" * 512 + old_header(b"evil.js", len(SCRIPT)) + SCRIPT + bytes(512 - len(SCRIPT))
+    return tarred(*announcing, ("b.txt", b"0", inner))
+
+
+SIZE = b"12 size=512\n"
 OTHER_NAME = tarred(("a.txt", b"x", b"18 path=x/evil.js\n"), ("a.txt", b"0", SCRIPT))
 TARS = {
     "an unknown type": (tarred(("a.zip", b"Z", ZIP)), "malware:eicar"),
@@ -215,6 +262,12 @@ TARS = {
     "a damaged first block": (b"\xff" * 512 + tarred(("a.zip", b"0", ZIP)), "malware:eicar"),
     "a name in a header of its own": (OTHER_NAME, "mime:executable"),
     "a long name": (tarred(("x", b"L", b"y/evil.js\0"), ("a.txt", b"0", SCRIPT)), "mime:executable"),
+    "a name with a line end": (
+        tarred(("a.txt", b"x", b"22 path=a.txt\nevil.js\n"), ("a.txt", b"0", SCRIPT)),
+        "mime:executable",
+    ),
+    "a size for all members": (shortened(("g", b"g", SIZE), ("a.txt", b"0", b"A" * 512)), "mime:executable"),
+    "a size before the name of a link": (shortened(("x", b"x", SIZE), ("y", b"K", b"link\0")), "mime:executable"),
     "a link with a script's name": (tarred(("a.txt", b"0", SCRIPT), ("evil.js", b"2", b"")), "mime:executable"),
 }
 
@@ -233,6 +286,13 @@ def test_members_of_a_tar_file_were_not_read(name: str, tmp_path: Path) -> None:
 def test_data_behind_a_header_that_should_have_none_is_read(kind: bytes) -> None:
     """cpio extracts most types as files."""
     assert "malware:eicar" in tags(tarred(("a.gz", kind, gzip.compress(EICAR, mtime=0))), "a.tar")
+
+
+def test_a_compressed_tar_file_with_a_damaged_first_block_was_not_read(tmp_path: Path) -> None:
+    """It was one by its name only if that ended in .tar."""
+    content = gzip.compress(b"J" * 512 + old_header(b"evil.js", len(SCRIPT)) + SCRIPT + bytes(1536 - len(SCRIPT)))
+    assert "evil.js" in extracted("tar", content, "a.tgz", tmp_path)
+    assert "mime:executable" in tags(content, "a.tgz")
 
 
 def test_sums_and_sizes_of_a_tar_file_in_other_notations(tmp_path: Path) -> None:
@@ -265,6 +325,15 @@ def test_the_name_in_a_gzip_header_was_ignored(tmp_path: Path) -> None:
     content += struct.pack("<II", zlib.crc32(SCRIPT), len(SCRIPT))
     assert "evil.js" in extracted("gunzip", content, "a.gz", tmp_path)
     assert "mime:executable" in tags(content, "a.gz")
+
+
+def test_what_compress_wrote_after_a_gzip_stream_was_ignored() -> None:
+    """gunzip reads it as one file; we do not read that format, so the mail is not fully inspected."""
+    codes = sum(byte << 9 * place for place, byte in enumerate(EICAR)).to_bytes(len(EICAR) * 9 // 8 + 1, "little")
+    content = gzip.compress(b"") + b"\x1f\x9d\x10" + codes
+    if shutil.which("gunzip"):
+        assert EICAR in subprocess.run(["gunzip", "-c"], input=content, capture_output=True, check=False).stdout
+    assert decision(content, "a.gz") == "undecided"
 
 
 XZ = lzma.compress(EICAR)
@@ -393,6 +462,29 @@ def test_a_name_in_another_script_was_misread_in_winmail_dat(tmp_path: Path) -> 
     assert "mime:executable" in tags(content, "winmail.dat")
 
 
+OTHER_PROPERTY = prop(0x0FF90102, b"harmless")
+
+
+@pytest.mark.parametrize("kind", [0x00068010, 0x00008010, 0x12348010])
+def test_a_name_of_another_type_was_ignored_in_winmail_dat(kind: int, tmp_path: Path) -> None:
+    """Some programs look at the lower half of an id only."""
+    content = winmail(OTHER_PROPERTY, title=b"evil.js\0", data=SCRIPT).replace(b"\x10\x80\1\0", struct.pack("<I", kind))
+    assert "evil.js" in extracted("tnef", content, "winmail.dat", tmp_path)
+    assert "mime:executable" in tags(content, "winmail.dat")
+
+
+def test_content_of_another_type_was_ignored_in_winmail_dat(tmp_path: Path) -> None:
+    content = winmail(OTHER_PROPERTY, data=ZIP).replace(b"\x0f\x80\6\0", b"\x0f\x80\1\0")
+    assert ZIP in extracted("tnef", content, "winmail.dat", tmp_path).values()
+    assert "malware:eicar" in tags(content, "winmail.dat")
+
+
+def test_a_doubtful_new_attachment_in_winmail_dat_keeps_the_name() -> None:
+    """To a program that looks at the whole id, there is only one."""
+    content = winmail(title=b"evil.js\0") + attribute(0x00019002, bytes(14)) + attribute(0x0006800F, SCRIPT)
+    assert "mime:executable" in tags(content, "winmail.dat")
+
+
 def test_winmail_dat_with_overlapping_properties_is_bounded() -> None:
     """Wherever a property may begin it is read, and what they share is charged each time."""
     step = struct.pack("<III", 0x37010102, 1, 1_000_000)
@@ -516,6 +608,62 @@ def test_openssl_shows_what_we_read(tmp_path: Path) -> None:
     assert list(smime.contents((tmp_path / "out").read_bytes(), Budget())) == []
 
 
+ENCODED = b"begin 644 a.txt\n" + b"".join(
+    binascii.b2a_uu(EICAR[at : at + 45]) for at in range(0, len(EICAR), 45)
+) + b"`\nend\n"  # fmt: skip
+PEM = b"-----BEGIN PKCS7-----\n" + base64.encodebytes(cms(OCTETS)) + b"-----END PKCS7-----\n"
+CALENDAR = b"BEGIN:VCALENDAR\r\nATTACH;ENCODING=BASE64:" + base64.b64encode(EICAR) + b"\r\nEND:VCALENDAR\r\n"
+IN_ARCHIVES = {
+    "smime.p7m": cms(OCTETS),
+    "unnamed": cms(OCTETS),
+    "pem.p7m": PEM,
+    "a.pem": PEM,
+    "a.uue": ENCODED,
+    "a.txt": ENCODED,
+    "a.ics": CALENDAR,
+}
+
+
+@pytest.mark.parametrize("name", IN_ARCHIVES)
+def test_a_file_in_an_archive_was_only_opened_if_it_was_an_archive(name: str) -> None:
+    """The same file as an attachment was read."""
+    assert "malware:eicar" in tags(IN_ARCHIVES[name], name)
+    assert "malware:eicar" in tags(zipped((name, IN_ARCHIVES[name])), "a.zip")
+    assert "malware:eicar" in tags(tarred((name, b"0", IN_ARCHIVES[name])), "a.tar")
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        b"ATTACH;X-FILENAME=evil.js:data:application/octet-stream;base64,",
+        b'ATTACH;VALUE=BINARY;ENCODING="BASE64";X-FILENAME=evil.js:',
+        b"PHOTO;BASE64:",
+        b"KEY:data:application/octet-stream;base64,",
+    ],
+)
+def test_a_file_in_a_calendar_or_card_was_not_decoded(key: bytes) -> None:
+    """There are more ways to say that it is encoded."""
+    found = tags(b"BEGIN:VCALENDAR\r\n" + key + base64.b64encode(EICAR) + b"\r\nEND:VCALENDAR\r\n", "a.ics")
+    assert "malware:eicar" in found
+    assert ("mime:executable" in found) == (b"evil.js" in key)
+
+
+def test_encoded_text_in_archives_is_bounded() -> None:
+    """To read it in every way takes a second for each megabyte."""
+    text = b"This is a text.\r\n" * 30_000 + ENCODED
+    found = tags(zipped(*((f"{number}.txt", text) for number in range(9))), "a.zip")
+    assert found & {"limit:archive-work", "limit:readings"}
+    assert "malware:eicar" in tags(zipped(("a.txt", text * 3)), "a.zip")
+
+
+def test_the_name_of_a_signed_file_was_not_checked() -> None:
+    """Programs that verify it write it without the suffix."""
+    content = cms(element(4, SCRIPT))
+    assert "mime:executable" in tags(content, "invoice.js.p7m")
+    assert "mime:executable" in tags(zipped(("invoice.js.P7M", content)), "a.zip")
+    assert "mime:executable" not in tags(content, "invoice.txt.p7m")
+
+
 def packet(tag: int, body: bytes) -> bytes:
     return bytes([0xC0 | tag, 255]) + len(body).to_bytes(4, "big") + body
 
@@ -549,6 +697,51 @@ def test_an_openpgp_message_that_is_not_encrypted_was_not_opened(name: str) -> N
     body = b"--b\r\nContent-Type: application/pgp-encrypted\r\n\r\nVersion: 1\r\n\r\n--b\r\n"
     body += b"Content-Type: application/octet-stream\r\n\r\n" + armoured(PGP[name]) + b"\r\n--b--\r\n"
     assert "malware:eicar" in inspect(mail(body, Content_Type=kind), Limits()).tags
+
+
+def armour(kind: bytes, text: bytes) -> bytes:
+    return b"-----BEGIN PGP " + kind + b"-----\n\n" + text + b"-----END PGP " + kind + b"-----\n"
+
+
+SMALL = packet(8, b"\1" + deflated(packet(11, b"b\x05a.txt" + bytes(4) + EICAR)))
+TEXT = base64.encodebytes(SMALL)
+ARMOURS = {
+    "an armoured file": armour(b"ARMORED FILE", TEXT),
+    "called a signature": armour(b"SIGNATURE", TEXT),
+    "called a key": armour(b"PUBLIC KEY BLOCK", TEXT),
+    "called a secret key": armour(b"PRIVATE KEY BLOCK", TEXT),
+    "dashes in a line": armour(b"MESSAGE", TEXT[:8] + b"-----" + TEXT[8:]),
+    "a line of dashes": armour(b"MESSAGE", TEXT[:8] + b"\n-----\n" + TEXT[8:]),
+    "a first line within": armour(  # whose eight letters are the last six bytes of a packet
+        b"MESSAGE",
+        base64.b64encode(packet(61, bytes(15))[:15]) + b"-----BEGIN PGP -----" + base64.b64encode(SMALL) + b"\n",
+    ),
+    "after a packet of a private type": packet(61, b"abcde") + SMALL,
+    "after many packets": packet(61, b"abcde") * 2000 + SMALL,
+}
+
+
+@pytest.mark.parametrize("name", ARMOURS)
+def test_an_openpgp_message_in_disguise_was_not_opened(name: str, tmp_path: Path) -> None:
+    """gpg opens it, whatever it is called, and passes over what does not belong there."""
+    assert EICAR in extracted("gpg", ARMOURS[name], "a.bin", tmp_path).values()
+    assert "malware:eicar" in tags(ARMOURS[name], "a.bin")
+    assert "malware:eicar" in tags(zipped(("a.bin", ARMOURS[name])), "a.zip")
+
+
+def test_an_openpgp_message_far_down_in_a_text_was_not_opened() -> None:
+    """Only long lines of Base64 were noticed, or a message in the first lines of the text."""
+    short = b"\r\n".join(TEXT.replace(b"\n", b"")[at : at + 20] for at in range(0, len(TEXT), 20))
+    text = b"This is a text.\r\n" * 100 + b"-----BEGIN PGP MESSAGE-----\r\n\r\n" + short + b"\r\n"
+    assert "malware:eicar" in inspect(mail(text), Limits()).tags
+
+
+def test_many_first_lines_of_openpgp_messages_are_bounded() -> None:
+    assert "limit:archive-work" in tags(b"-----BEGIN PGP \n" * 60_000, "a.asc")
+
+
+def test_the_name_of_an_openpgp_file_without_its_suffix_was_not_checked() -> None:
+    assert "mime:executable" in tags(packet(11, b"b\0" + bytes(4) + SCRIPT), "invoice.js.gpg")
 
 
 @pytest.mark.parametrize(
@@ -615,6 +808,30 @@ def test_members_that_share_their_bytes_are_charged_for_each() -> None:
         list(archives.members(headers + nothing, "zip", (), budget))
     assert budget.bytes == Budget().bytes
     assert decision(zipped(("a.bin", headers + nothing))) == "undecided"
+
+
+def damaged(size: int) -> bytes:
+    """Zeros, and then a block of a type that does not exist."""
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    return packer.compress(bytes(size)) + packer.flush(zlib.Z_FULL_FLUSH) + b"\x07"
+
+
+def test_damaged_members_took_half_a_second_each() -> None:
+    """What precedes the damage was decoded again byte by byte. 20 members took 10 seconds, 40 all there were."""
+    member = local(b"a", damaged(260_000), method=8, crc=0, size=260_000)
+    started = time.process_time()
+    assert "limit:archive-work" in tags(member * 450, "a.zip")
+    assert time.process_time() - started < 10
+    assert work(member, "zip") < 20 * 260_000
+
+
+@pytest.mark.parametrize("size", [0, 1, 511, 512, 513, 70_000, 262_144, 262_145, 3_000_000])
+def test_all_that_precedes_the_damage_is_read(size: int) -> None:
+    packer = zlib.compressobj(9, zlib.DEFLATED, -15)
+    data = packer.compress(bytes(size) + EICAR) + packer.flush(zlib.Z_FULL_FLUSH) + b"\x07"
+    found = next(archives.members(local(b"a", data, method=8, crc=0, size=0), "zip", (), Budget()))
+    assert found.content == bytes(size) + EICAR
+    assert found.broken
 
 
 def test_many_empty_streams_are_held() -> None:

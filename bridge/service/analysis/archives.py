@@ -76,6 +76,7 @@ _UNOPENED = """
     7z 001 ace alz ar arc arj br cab cpio deb dmg egg esd img iso lha lz lz4 lzh lzo nrg pkg r00 rar rpm rz sit sitx
     squashfs sz swm tzst udf vdi vhd vhdx vmdk wim xar z z01 zoo zpaq zst
 """
+_TAR_NAMES = frozenset({"tar", "tgz", "taz", "tbz", "tbz2", "tb2", "tz2", "txz", "tlz"})  # compressed or not
 _UNOPENED_NAMES = frozenset(_UNOPENED.split())
 
 
@@ -98,13 +99,13 @@ def kinds_of(content: bytes, names: Collection[str]) -> list[str]:
     """Everything that some program opens it as: first what it is by its first bytes."""
     suffixes = {name.rstrip(". \t").rpartition(".")[2].lower() for name in names}
     kinds = [kind_of(content)]
-    if (kinds[0] and is_tar(content)) or ("tar" in suffixes and is_tar(content, is_named=True)):
+    if (kinds[0] and is_tar(content)) or (suffixes & _TAR_NAMES and is_tar(content, is_named=True)):
         kinds.append("tar")
     if has_zip_member(content):
         kinds.append("zip")
     if is_lzma(content) or (content and "lzma" in suffixes):
         kinds.append("lzma")
-    if OPENPGP in content or (not any(kinds) and is_message(content)) or (content and suffixes & {"gpg", "pgp"}):
+    if OPENPGP in content or is_message(content) or (content and suffixes & {"gpg", "pgp"}):
         kinds.append("openpgp")
     if content and not any(kinds):
         kinds += suffixes & _UNOPENED_NAMES

@@ -1,8 +1,8 @@
 """Compressed files: gzip, bzip2, xz and lzma, and the decoder that zip files and S/MIME use too.
 
 The decoders of the standard library discard what they produced in the call that fails; other programs keep it,
-so it is decoded again byte by byte. Input is passed in pieces that grow, because a decoder copies what it does
-not need, and a file may consist of many thousands of streams.
+so it is decoded again, and from the failed call on in smaller and smaller steps. Input is passed in pieces that
+grow, because a decoder copies what it does not need, and a file may consist of many thousands of streams.
 """
 
 from __future__ import annotations
@@ -22,6 +22,11 @@ MAX_MEMORY = 128 * 1024 * 1024  # that a decoder may use; `xz -9` needs 65 MiB
 STREAM_COST = 1024  # work, however short a stream is: to create a decoder takes longer than to use it
 _FIRST_PIECE, _MAX_PIECE = 512, 64 * 1024
 _CHUNK = 256 * 1024
+# Bytes into and out of one call; the smaller ones only where larger ones have failed.
+_STEPS = ((_MAX_PIECE, _CHUNK), (256, _CHUNK), (1, _CHUNK), (1, 512), (1, 1))
+_ONE_BYTE_IN = 2  # the first of them with a single byte
+_STEP_COST = 256  # work for each such call
+_OLDER = (b"\x1f\x9d", b"\x1f\x9e", b"\x1f\xa0", b"\x1f\x1e")  # what `gunzip` reads too: compress, LZH, pack
 _NOT_ZERO = re.compile(rb"[^\0]")
 
 
@@ -56,8 +61,8 @@ class Inflater:
     def decompress(self, data: bytes, max_length: int = -1) -> bytes:
         if data:
             self._data, self._at = self._data[self._at :] + data, 0
-        # Byte by byte, because zlib returns a copy of what it has not yet used.
-        given = self._data[self._at :] if max_length != 1 else self._data[self._at : self._at + 1]
+        # No more than may come out, because zlib returns a copy of what it has not yet used.
+        given = self._data[self._at : self._at + max_length if max_length > 0 else None]
         block = self._decoder.decompress(given, max_length)
         self._at += len(given) - len(self._decoder.unconsumed_tail)
         self.needs_input = self._at >= len(self._data) and len(block) < max_length
@@ -75,19 +80,17 @@ class Decoded:
 
 def decode(new: Callable[[], Decoder], data: bytes, at: int, budget: Budget) -> Decoded:
     """One stream that begins at `at`. Raises TooMuch."""
-    budget.take_work(STREAM_COST)
     out: list[bytes] = []
-    try:
-        end, is_whole = _decode(new(), data, at, budget, out)
-    except _DAMAGED as exc:
-        _refuse_limit(exc)
-    else:
-        return Decoded(b"".join(out), end, is_whole)
-    calls, out = len(out), []
-    try:
-        _decode(new(), data, at, budget, out, careful_from=calls)
-    except _DAMAGED:
-        pass
+    failed: list[int] = []  # the call from which on smaller steps are needed, for each size of step
+    for _ in _STEPS:
+        budget.take_work(STREAM_COST)
+        out = []
+        try:
+            end, is_whole = _decode(new(), data, at, budget, out, failed)
+        except _DAMAGED as exc:
+            _refuse_limit(exc)
+        else:
+            return Decoded(b"".join(out), end, is_whole)
     return Decoded(b"".join(out), len(data), False)
 
 
@@ -101,26 +104,35 @@ def _refuse_limit(exc: Exception) -> None:
 
 
 def _decode(
-    decoder: Decoder, data: bytes, at: int, budget: Budget, out: list[bytes], careful_from: int = -1
+    decoder: Decoder, data: bytes, at: int, budget: Budget, out: list[bytes], failed: list[int]
 ) -> tuple[int, bool]:
-    """Appends each call's result to `out`. From the call `careful_from` on, a call yields at most one byte."""
+    """Appends each call's result to `out`, and to `failed` if one fails. Whatever is repeated is charged as work."""
+    charge, is_repeated = (budget.take_work, True) if failed else (budget.take, False)
     size, total = _FIRST_PIECE, 0
     while not decoder.eof and at < len(data):
-        is_careful = 0 <= careful_from <= len(out)
-        piece = data[at : at + (1 if is_careful else size)]
+        first_call = len(out)
+        piece = data[at : at + min(size, _step(failed, len(out))[0])]
         budget.take_work(len(piece))
         at += len(piece)
         size = min(2 * size, _MAX_PIECE)
         while piece or not (decoder.eof or decoder.needs_input):
-            is_careful = 0 <= careful_from <= len(out)
-            block = decoder.decompress(piece, 1 if is_careful else _CHUNK)
+            try:
+                block = decoder.decompress(piece, _step(failed, len(out))[1])
+            except _DAMAGED:
+                failed.append(len(out) if len(failed) >= _ONE_BYTE_IN else first_call)
+                raise
             out.append(block)
             total += len(block)
-            budget.take(len(block))
+            charge(len(block) + is_repeated * _STEP_COST)
             if total > MAX_MEMBER:
                 raise TooMuch("archive-size")
             piece = b""
     return at - len(decoder.unused_data), decoder.eof
+
+
+def _step(failed: list[int], call: int) -> tuple[int, int]:
+    """How large the step of this call is: one size smaller after each of the calls that failed."""
+    return _STEPS[sum(call >= number for number in failed)]
 
 
 def inflated(content: bytes, budget: Budget) -> bytes:
@@ -143,7 +155,10 @@ def gzip_members(content: bytes, names: Collection[str], budget: Budget) -> Iter
         out.append(found.content)
         is_whole = found.is_whole
         at = _after_zeros(content, found.end + 8)  # a checksum and a size, which other programs ignore too
-    yield Member(tuple(dict.fromkeys(known)), b"".join(out))
+    known = list(dict.fromkeys(known))
+    yield Member(tuple(known), b"".join(out))
+    if content.startswith(_OLDER, at):
+        yield Member(tuple(known), None, limit="archive-method")
     if not is_whole:
         raise BadArchive
 

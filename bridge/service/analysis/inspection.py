@@ -32,6 +32,7 @@ GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C
 MAX_SENDERS = 200  # with more, TooMuch
 WINDOW = 1024 * 1024  # bytes of text examined at a time
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
+READING_COST = 100  # work for each byte that is read in every way
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_FIELD = 4096  # characters of a field with addresses or a date
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
@@ -39,6 +40,9 @@ INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom 
 
 # What the formats begin with that mark their own beginning, wherever they stand.
 _MARKS = (b"begin ", b"begin\t", b"begin-base64", b"=ybegin ", b"(This file must be ")
+
+_ENCODED = (".uue", ".uu", ".xxe", ".xx", ".b64", ".hqx", ".yenc", ".ync", ".mim", ".mime")
+_SIGNED = (".p7m", ".p7z")
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
@@ -51,6 +55,8 @@ _PAGES = (".htm", ".html", ".shtml", ".xht", ".xhtml", ".svg", ".xml", ".mht", "
 _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
 _CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
 _FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
+_IN_BASE64 = re.compile(r"encoding=[\"']?b|;\s*base64", re.IGNORECASE)  # also as vCard 2.1 says it
+_DATA_ADDRESS = re.compile(r":data:[^,]*;\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397
 _FOLDED = re.compile(r"\r?\n[ \t]")
 _FLOWED = re.compile(r" \r?\n")
 _BYTE_ORDER_MARKS = (
@@ -254,7 +260,8 @@ class _MailInspector:
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain:
             part.doubts |= ambiguity.in_text(data, part.body, part.end)
-        if plain and is_text and not _is_file(data[part.body : min(part.end, part.body + 512)]):
+        has_message = data.find(OPENPGP, part.body, part.end) >= 0
+        if plain and is_text and not has_message and not _is_file(data[part.body : min(part.end, part.body + 512)]):
             # The search for signatures in the whole mail has covered its bytes.
             self.text(data, part.body, part.end, part)
             if self.see:
@@ -298,9 +305,8 @@ class _MailInspector:
             self.text(content, 0, len(content), part)
         if _is_calendar(part):
             self.calendar(content, part, nesting)
-        is_named = any(name.lower().endswith((".p7m", ".p7z")) for name in part.names)
-        if is_named or "pkcs7-mime" in part.content_type or smime.looks_like_cms(content):
-            self.signed(content, nesting)
+        if "pkcs7-mime" in part.content_type or _is_signed(content, part.names):
+            self.signed(content, part.names, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
         if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
             self.enclosed(content, nesting)
@@ -316,16 +322,18 @@ class _MailInspector:
         """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
         for line in _unfolded(content.decode("latin-1"), part).splitlines():
             key, _, value = line.rpartition(":")
-            if "encoding=b" in key.lower():
-                file, _ = encodings.decode(value.encode("latin-1"), "base64")
+            data = _DATA_ADDRESS.search(line)
+            if data or _IN_BASE64.search(key):
+                file, _ = encodings.decode((data[1] if data else value).encode("latin-1"), "base64")
                 self.signatures(file)
                 names = _FILE_NAME.findall(key)
                 self.names(names or [""], "", file)
                 self.show(file, names)
                 self.file(file, names, nesting)
 
-    def signed(self, content: bytes, nesting: int) -> None:
-        """S/MIME: mail programs show the message inside, no matter who signed it."""
+    def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
+        stems = [name[:-4] for name in names if name.lower().endswith(_SIGNED) and "." in name[:-4]]
         self.opaque += 1  # engines do not open it
         try:
             for inner in smime.contents(content, self.budget):
@@ -336,6 +344,9 @@ class _MailInspector:
                         self.show(message, ())
                         self.signatures(message)
                         self.enclosed(message, nesting)
+                        if stems:
+                            self.names(stems, "", message)
+                            self.file(message, stems, nesting + 1)
         except smime.BadStructure:
             self.found.tags.add("mime:broken-archive")
         finally:
@@ -393,8 +404,37 @@ class _MailInspector:
             self.enclosed(content, nesting)
         elif kind == "openpgp" and file_types.is_text(content):
             self.text(content, 0, len(content), _ANY_TEXT)
+        self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
+
+    def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
+        """What a file in an archive may be besides another archive: the same as an attachment."""
+        if _is_signed(content, names):
+            self.signed(content, names, nesting)
+        part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
+        if _is_calendar(part):
+            self.calendar(content, part, nesting)
+        is_encoded = any(name.lower().endswith(_ENCODED) for name in names)
+        if is_encoded or any(mark in content for mark in _MARKS):
+            self.encoded(content, nesting + 1, is_certain=is_encoded)
+
+    def encoded(self, content: bytes, nesting: int, *, is_certain: bool) -> None:
+        """A file in an archive that programs may decode. A long one only in the formats that mark their beginning."""
+        if is_certain or len(content) <= WINDOW:
+            if ambiguity.in_text(b"\n" + content, 0, len(content) + 1):
+                self.budget.take_work(READING_COST * len(content))
+            self.hidden(content, nesting, is_text=is_certain)
+            return
+        for file in encodings.embedded(b"\n" + content):
+            self.budget.take(len(file))
+            self.signatures(file)
+            self.show(file, ())
+            self.guess(file, True, nesting)
+
+
+def _is_signed(content: bytes, names: Collection[str]) -> bool:
+    return any(name.lower().endswith(_SIGNED) for name in names) or smime.looks_like_cms(content)
 
 
 def _is_mail_name(name: str) -> bool:

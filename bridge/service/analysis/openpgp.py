@@ -15,34 +15,76 @@ from bridge.mime.structure import TooMuch
 from bridge.service.analysis.decompression import Decoder, Inflater, decode
 from bridge.service.analysis.unpacking import Budget, Member
 
-BEGIN = b"-----BEGIN PGP MESSAGE"
+BEGIN = b"-----BEGIN PGP "  # whatever follows: programs open a message that is called a key as well
+_CLEAR_TEXT = b"SIGNED MESSAGE-----"
 _EMPTY_LINE = re.compile(rb"\n[ \t\r]*\n")
 _END = re.compile(rb"\n=|-----")  # a checksum, or the last line
+_LAST_LINE = b"-----END PGP"
+_SUFFIXES = (".gpg", ".pgp", ".asc", ".sig")
 _COMPRESSED, _LITERAL = 8, 11
 # How the bodies of packets begin that may be the first ones: signatures, compressed data, a marker, literal data.
 _FIRST = {2: b"\3\4\5\6", 4: b"\3\6", _COMPRESSED: b"\1\2\3", 10: b"P", _LITERAL: b"btu"}
 _MAX_DEPTH = 10
 _PACKET_COST = 256  # work for each packet, and each part of one
+_MAX_DOUBTS = 50
 
 
 def is_message(content: bytes) -> bool:
     """Whether it begins like a message that can be opened without a key: compressed, signed, or neither."""
-    tag, body = next(_packets(content[:16], Budget()), (0, b""))
-    return body[:1] != b"" and body[0] in _FIRST.get(tag, b"")
+    if not content or content[0] < 0x80:
+        return False
+    try:
+        packets = _packets(content, Budget(bytes=len(content), work=_MAX_DOUBTS * _PACKET_COST))
+        # Packets of types that programs do not know may come first.
+        return any(body[:1] != b"" and body[0] in _FIRST.get(tag, b"") for tag, body in packets)
+    except TooMuch:
+        return True  # so many that only an attempt to open it can tell
 
 
 def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:
-    if BEGIN not in content:
-        yield from _in_packets(content, names, budget, 0)
-    for text in content.split(BEGIN)[1:]:
-        budget.take_work(_PACKET_COST + len(text))
-        armoured = _END.split(_EMPTY_LINE.split(text, maxsplit=1)[-1], maxsplit=1)[0]
-        yield from _in_packets(_binary(armoured), names, budget, 0)
+    known = tuple(dict.fromkeys((*names, *map(_stem, names))))
+    yield from _in_packets(content, known, budget, 0)
+    for text in _armours(content, budget):
+        if not text.startswith(_CLEAR_TEXT):
+            for message in _armoured(text, budget):
+                yield from _in_packets(message, known, budget, 0)
 
 
-def _binary(armoured: bytes) -> bytes:
+def _armours(content: bytes, budget: Budget) -> Iterator[bytes]:
+    """From each first line to the next one, or to the next padding or checksum: what precedes that may be data."""
+    start = content.find(BEGIN)
+    while start >= 0:
+        following = content.find(BEGIN, start + len(BEGIN))
+        start += len(BEGIN)
+        blank = _EMPTY_LINE.search(content, start)
+        data = blank.end() if blank else len(content)
+        padding = content.find(b"=", data) + 1 or len(content)
+        end = max(padding, following if following >= 0 else len(content))
+        budget.take_work(end - start)
+        yield content[start:end]
+        start = following
+
+
+def _stem(name: str) -> str:
+    return name[:-4] if name.lower().endswith(_SUFFIXES) else name
+
+
+def _armoured(text: bytes, budget: Budget) -> Iterator[bytes]:
+    """What programs decode of an armour: some pass over what does not belong there, some take it for the end."""
+    seen = set()
+    for after in (_EMPTY_LINE.split(text, maxsplit=1)[-1], text.partition(b"\n")[2]):
+        for end in (_END.split(after, maxsplit=1)[0], after.partition(_LAST_LINE)[0], after):
+            budget.take_work(_PACKET_COST + len(text))
+            letters = end.translate(None, b"=-\r\n")
+            if letters not in seen:
+                seen.add(letters)
+                yield _binary(letters)
+
+
+def _binary(letters: bytes) -> bytes:
+    """As many as form whole bytes."""
     try:
-        return binascii.a2b_base64(armoured + b"===")
+        return binascii.a2b_base64(letters + b"===")
     except binascii.Error:
         return b""
 

@@ -7,11 +7,13 @@ as an octet string, in one piece or in many. Types are ignored, because programs
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
+from bridge.mime import encodings
 from bridge.mime.structure import TooMuch
 from bridge.service.analysis.unpacking import Budget
 
@@ -19,6 +21,9 @@ _OID, _OCTETS, _SEQUENCE, _EXPLICIT, _CONSTRUCTED = 0x06, 0x04, 0x30, 0xA0, 0x20
 _PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of content begin with these bytes
 _ELEMENT_COST = 256  # work for each element, however short: it takes several steps
 _MAX_DEPTH = 20
+_PEM_BEGIN = re.compile(rb"-----BEGIN (?:PKCS ?#?7|CMS)")
+_PEM_LINE = re.compile(rb"[^\n]*-----[^\n]*|[^\n]*:[^\n]*")
+_PEM_START = 4096  # bytes; programs pass over text before it
 _NOTHING: Mapping[int, int] = MappingProxyType({})
 
 
@@ -38,12 +43,17 @@ class _Element(NamedTuple):
 
 
 def looks_like_cms(data: bytes) -> bool:
-    """Whether it begins with a ContentInfo of a type that belongs to S/MIME."""
-    return data[:1] == b"\x30" and _PKCS in data[:24]
+    """Whether it begins with a ContentInfo of a type that belongs to S/MIME, or names one in a line before Base64."""
+    return (data[:1] == b"\x30" and _PKCS in data[:24]) or _PEM_BEGIN.search(data[:_PEM_START]) is not None
 
 
 def contents(data: bytes, budget: Budget) -> Iterator[bytes]:
     """Every content that is not encrypted; nothing if it is, or is signed separately. Raises BadStructure, TooMuch."""
+    if data[:1] != b"\x30":
+        budget.take_work(len(data))
+        data, _ = encodings.decode(_PEM_LINE.sub(b"", data), "base64")
+        if not data:
+            raise BadStructure
     outer = _element(data, 0)
     if outer.tag != _SEQUENCE:
         raise BadStructure

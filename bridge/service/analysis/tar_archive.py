@@ -21,11 +21,14 @@ _BLOCK = 512
 _CHUNK = 256 * 1024
 _OCTAL = re.compile(rb"[\0\s]*([0-7]+)")
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
-_PATHS = re.compile(rb"\b(?:path|GNU\.sparse\.name)=([^\n]*)\n")
-_SIZES = re.compile(rb"\bsize=(\d{1,18})\n")
+_PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=(?=([^\n]*))")  # and the record's length
+_SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
+_SIZE_COST = 256  # work for each size that a member may have
 _PLAIN_SIZE = re.compile(rb"[0-7]{11}[ \0]")
+_BASE64 = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _PLAIN_TYPES = (b"0", b"\0")
 _LONG_NAME, _DIRECTORY, _SPARSE = b"L", b"5", b"S"
+_FINAL = frozenset((b"\0", b"0", b"1", b"2", b"3", b"4", _DIRECTORY, b"6", b"7"))  # what is announced is for these
 _EXTENDED, _GLOBAL = (b"x", b"X"), b"g"
 
 
@@ -60,7 +63,12 @@ def is_header(content: bytes, at: int) -> bool:
 
 
 def _number(raw: bytes) -> int | None:
-    """Octal; or binary, if the first byte says so."""
+    """Octal; or binary or in Base64, if the first byte says so."""
+    if raw[:1] in (b"+", b"-"):
+        digits = raw[1:].rstrip(b" \0")
+        if digits.translate(None, _BASE64):
+            return None
+        return sum(_BASE64.index(digit) << 6 * place for place, digit in enumerate(reversed(digits)))
     if raw[:1] in (b"\x80", b"\xff"):
         return int.from_bytes(raw[1:], "big") if raw[0] == 0x80 else -1
     match = _OCTAL.match(raw)
@@ -91,6 +99,7 @@ class _Announced:
 
     names: list[str] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)
+    is_resized: bool = False  # perhaps with a size that we cannot read
     at: int = -1  # the first of these headers, if the member is sparse
 
 
@@ -109,13 +118,16 @@ def tar_members(content: bytes, _names: Collection[str], budget: Budget) -> Iter
         is_broken |= header.start + header.size > len(content)
         if header.kind in (_LONG_NAME, _GLOBAL, *_EXTENDED):
             budget.take_work(min(header.size, len(content)))
-            _announce(announced, header, content)
-            for_all = announced if header.kind == _GLOBAL else for_all
+            # Some programs forget what an earlier header said for all members, some do not.
+            for one in (announced, for_all) if header.kind == _GLOBAL else (announced,):
+                _announce(one, header, content, budget)
             yield from _members(content, header, _Announced(), _Announced(), is_disputed, budget)
         else:
             yield from _members(content, header, announced, for_all, is_disputed, budget)
-            header = header if not announced.sizes else replace(header, is_plain=False)
-            announced = _Announced()
+            if announced.is_resized or for_all.is_resized:
+                header = replace(header, is_plain=False)
+            # Of other types, some programs take a header for a member, some for one more that announces it.
+            announced = _Announced() if header.kind in _FINAL else announced
         at = header.end if header.is_plain else at + _BLOCK
     if is_broken:
         raise BadArchive
@@ -127,6 +139,7 @@ def _read_header(content: bytes, at: int) -> _Header:
     size = _number(block[124:136]) or 0
     kind = block[156:157]
     is_plain = kind in _PLAIN_TYPES and _PLAIN_SIZE.fullmatch(block[124:136]) is not None
+    is_plain &= not name.endswith("/")  # to some programs a directory, which has no data
     return _Header(at, kind, (f"{prefix}/{name}", name) if prefix else (name,), max(size, 0), is_plain)
 
 
@@ -134,13 +147,17 @@ def _text(raw: bytes) -> str:
     return raw.partition(b"\0")[0].decode("utf-8", "replace")
 
 
-def _announce(announced: _Announced, header: _Header, content: bytes) -> None:
+def _announce(announced: _Announced, header: _Header, content: bytes, budget: Budget) -> None:
     data = content[header.start : header.start + header.size]
     if header.kind == _LONG_NAME:
         announced.names.append(_text(data))
         return
-    announced.names += [_text(path) for path in _PATHS.findall(data)]
+    for match in _PATHS.finditer(data):
+        budget.take_work(_SIZE_COST + int(match[1] or 0))
+        whole = data[match.end() : match.start() + int(match[1] or 0) - 1]  # which may contain the end of a line
+        announced.names += [_text(path) for path in dict.fromkeys((match[2], whole)) if path]
     announced.sizes += [int(size) for size in _SIZES.findall(data)]
+    announced.is_resized |= b"size" in data
     if b"GNU.sparse." in data:
         announced.at = header.at
 
@@ -148,8 +165,10 @@ def _announce(announced: _Announced, header: _Header, content: bytes) -> None:
 def _members(
     content: bytes, header: _Header, announced: _Announced, for_all: _Announced, is_disputed: bool, budget: Budget
 ) -> Iterator[Member]:
-    names = tuple(dict.fromkeys((*header.names, *announced.names, *for_all.names[-1:])))
-    sizes = {header.size, *announced.sizes, *for_all.sizes[-1:]}
+    budget.take_work(_SIZE_COST * (len(announced.sizes) + len(for_all.sizes) + len(for_all.names)))
+    names = tuple(dict.fromkeys((*header.names, *announced.names, *for_all.names)))
+    rest = max(0, len(content) - header.start)
+    sizes = {min(size, rest) for size in (header.size, *announced.sizes, *for_all.sizes)}
     for size in sorted(sizes):
         data = content[header.start : header.start + size]
         budget.take(len(data))

@@ -19,8 +19,10 @@ MAGIC = b"\x78\x9f\x3e\x22"
 _HEADER = 6  # magic and a key
 _ATTRIBUTE = struct.Struct("<BII")
 _NUMBER = struct.Struct("<I")
-_NEW_ATTACHMENT, _TITLE, _TRANSPORT_NAME, _DATA, _BODY = 0x00069002, 0x00018010, 0x00069001, 0x0006800F, 0x0002800C
-_PROPERTIES = (0x00069003, 0x00069005)  # of the message, of an attachment
+_NEW_ATTACHMENT = 0x00069002
+# The lower half of an id, because some programs ignore the upper half, which is the type of the value.
+_START, _TITLE, _TRANSPORT_NAME, _DATA, _BODY = 0x9002, 0x8010, 0x9001, 0x800F, 0x800C
+_PROPERTIES = (0x9003, 0x9005)  # of the message, of an attachment
 # Long and short file name, long and short path, display name, transport name
 _NAMES = frozenset({0x3707, 0x3704, 0x370D, 0x3708, 0x3001, 0x370C})
 _STRING, _UNICODE, _BINARY, _OBJECT = 0x1E, 0x1F, 0x102, 0x0D
@@ -44,11 +46,12 @@ def tnef_members(content: bytes, _names: Collection[str], budget: Budget) -> Ite
         budget.take_work(_VALUE_COST)
         _, kind, length = _ATTRIBUTE.unpack_from(content, at)
         start, end = at + _ATTRIBUTE.size, at + _ATTRIBUTE.size + length
-        if kind == _NEW_ATTACHMENT:
+        if kind & 0xFFFF == _START:
             yield from _members(content, attachment, budget)
-            attachment = _Attachment()
+            # Where only some programs see a new attachment, the names may belong to what follows too.
+            attachment = _Attachment() if kind == _NEW_ATTACHMENT else _Attachment(attachment.names)
         is_broken |= end > len(content)
-        is_broken |= not _read_attribute(attachment, kind, content, start, min(end, len(content)), budget)
+        is_broken |= not _read_attribute(attachment, kind & 0xFFFF, content, start, min(end, len(content)), budget)
         at = end + 2
     yield from _members(content, attachment, budget)
     if is_broken:
@@ -57,6 +60,9 @@ def tnef_members(content: bytes, _names: Collection[str], budget: Budget) -> Ite
 
 def _members(content: bytes, attachment: _Attachment, budget: Budget) -> Iterator[Member]:
     names = tuple(filter(None, attachment.names)) or ("",)
+    budget.take_work(_VALUE_COST * len(names))
+    if not attachment.spans and any(names):
+        yield Member(names, None)
     for start, end in attachment.spans:
         budget.take_member()
         budget.take(max(0, min(end, len(content)) - start))

@@ -33,6 +33,7 @@ _METHODS = _UNREAD | {_STORED, _DEFLATED, _BZIP2, _LZMA, _XZ, 99}
 _LIKELY_HEADER = re.compile(rb"PK\x03\x04[\s\S]{4}[\0-\x14\x5d-\x63]\0")  # with a method that exists
 _MAX_DOUBTS = 10_000
 _HEADER_COST, _NAME_COST = 1024, 16  # work for each header, and for each byte of its names: they may overlap
+_SHIFT_COST = 256  # work for each position in which an entry's header may be
 _UNKNOWN = 0xFFFFFFFF
 _ZIP64, _UNICODE_PATH = 0x0001, 0x7075
 
@@ -80,7 +81,9 @@ def has_zip_member(content: bytes) -> bool:
 def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
     if content.count(_ENTRY) > budget.members:
         raise TooMuch("archive-members")
-    places, is_broken = _places(content, budget)
+    places, lost, is_broken = _places(content, budget)
+    for entry in lost:
+        yield Member(entry.names or ("",), None, broken=True)
     for at in sorted(places):
         budget.take_member()
         yield from _members(content, places[at], budget)
@@ -88,39 +91,42 @@ def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iter
         raise BadArchive
 
 
-def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], bool]:
-    """Every header by its position. The archive is broken if it has no directory, or an entry without a header."""
+def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], list[_Description], bool]:
+    """Every header by its position, the entries without one, and whether the archive is broken.
+
+    It is if it has no directory, or an entry without a header.
+    """
     places: dict[int, _Place] = {}
-    has_directory, is_broken = False, False
+    lost: list[_Description] = []
+    has_directory = False
     for entry, shifts in _entries(content, budget):
         has_directory = True
         found = False
-        for at in {entry.offset + shift for shift in shifts}:
+        for at in sorted({entry.offset + shift for shift in shifts}):
             place = places.get(at) or _header(content, at, budget)
             if place is not None:
                 places[at], place.is_listed, found = place, True, True
                 place.descriptions.append(entry)
-        is_broken |= not found
+        if not found:
+            lost.append(entry)
     for match in _LIKELY_HEADER.finditer(content):
         budget.take_work(_HEADER_COST)
         at = match.start()
         place = _header(content, at, budget) if at not in places and _is_plausible(content, at) else None
         if place is not None:
             places[at] = place
-    return places, is_broken or not (has_directory or _is_empty(content))
+    return places, lost, bool(lost) or not (has_directory or _is_empty(content))
 
 
 def _is_empty(content: bytes) -> bool:
     return content.startswith(b"PK\x05\x06")
 
 
-def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, tuple[int, int]]]:
+def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, set[int]]]:
     """Each entry of any directory, and by how much its offset may be wrong: bytes may precede the archive."""
-    ends = _directory_ends(content, budget)
+    shifts = _Shifts(_directory_ends(content, budget))
     at = content.find(_ENTRY)
     while at >= 0:
-        while ends and ends[-1][0] < at:
-            ends.pop()
         if at + _CENTRAL.size <= len(content):
             _, flags, method, packed, size, name_length, extra_length, _, offset = _CENTRAL.unpack_from(content, at)
             budget.take_work(_HEADER_COST + _NAME_COST * (name_length + extra_length))
@@ -128,12 +134,34 @@ def _entries(content: bytes, budget: Budget) -> Iterator[tuple[_Description, tup
             name, extra = content[at + _CENTRAL.size : middle], content[middle : middle + extra_length]
             packed, size, offset = _real_sizes(extra, packed, size, offset)
             entry = _Description(flags, method, packed, size, _names(name, extra), offset)
-            yield entry, (ends[-1][1] if ends else 0, 0)
+            yield entry, shifts.of(at, budget)
         at = content.find(_ENTRY, at + 4)
 
 
-def _directory_ends(content: bytes, budget: Budget) -> list[tuple[int, int]]:
-    """Positions of the records that end a directory, the last one first, each with the shift of its offsets."""
+class _Shifts:
+    """By how much the offsets of an entry may be wrong; to be asked for one entry after the other.
+
+    Any record that ends a directory may be a decoy, so that each one counts whose directory covers the entry, and the
+    next one even if it does not.
+    """
+
+    def __init__(self, ends: list[tuple[int, int, int]]) -> None:
+        self._next = ends[::-1]
+        self._by_start = sorted(ends, key=lambda end: end[1], reverse=True)
+        self._open: list[tuple[int, int, int]] = []
+
+    def of(self, at: int, budget: Budget) -> set[int]:
+        while self._next and self._next[-1][0] < at:
+            self._next.pop()
+        while self._by_start and self._by_start[-1][1] <= at:
+            self._open.append(self._by_start.pop())
+        budget.take_work(_SHIFT_COST * len(self._open))
+        self._open = [end for end in self._open if end[0] > at]
+        return {0, *(shift for _, _, shift in self._open), *(shift for _, _, shift in self._next[-1:])}
+
+
+def _directory_ends(content: bytes, budget: Budget) -> list[tuple[int, int, int]]:
+    """The records that end a directory: the position of each, where the directory begins, and the offsets' shift."""
     ends = []
     for match in re.finditer(rb"PK(?:\x05\x06|\x06\x06)", content):
         budget.take_work(_HEADER_COST)
@@ -142,8 +170,8 @@ def _directory_ends(content: bytes, budget: Budget) -> list[tuple[int, int]]:
         if at + form.size <= len(content):
             _, size, offset = form.unpack_from(content, at)
             if _UNKNOWN not in (size, offset):
-                ends.append((at, at - size - offset))
-    return ends[::-1]
+                ends.append((at, at - size, at - size - offset))
+    return ends
 
 
 def _header(content: bytes, at: int, budget: Budget) -> _Place | None:
