@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
+from bridge.mime.encodings import embedded_names
 from bridge.mime.words import as_text, decode_words
 
 MAX_FIELDS = 2000  # fields in one mail, and
@@ -83,6 +84,20 @@ def everywhere(data: bytes) -> set[str]:
         if text.lstrip().lower().startswith("content-l"):
             found |= located(text.partition(":")[2], is_shown=True)
     return found
+
+
+def embedded(text: bytes) -> set[str]:
+    """The names of files that are encoded within a text: uuencode, yEnc, BinHex. Raises TooManyNames."""
+    found: set[str] = set()
+    size = 0
+    for number, name in enumerate(embedded_names(text)):
+        size += len(name)
+        if number >= MAX_FIELDS or size > MAX_BYTES:
+            raise TooManyNames
+        for form in _forms(as_text(name, "utf-8")):
+            found.add(_SPACES.sub(" ", form.strip().strip("\"'")))
+            found.update(_SEPARATORS.split(form))
+    return {name[-_SHOWN:] for name in found if "." in name}
 
 
 def _values(field: str) -> Iterator[tuple[str, str]]:
