@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
 from bridge.mime.encodings import PLAIN, STANDARD, has_uu_data
@@ -79,6 +79,12 @@ def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
     start = max(0, start - 1)
     return {"undeclared-parts"} if _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) else set()
+
+
+def in_names(names: Iterable[str]) -> set[str]:
+    """Some programs look for the fields that describe a part anywhere in a line: `X-Content-Disposition` is one."""
+    is_disguised = any("content-" in name[1:] and _MISSPELT.search(name, 1) for name in names)
+    return {"header-line"} if is_disguised else set()
 
 
 def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:
