@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 
-from bridge.mime.encodings import PLAIN, STANDARD
+from bridge.mime.encodings import PLAIN, STANDARD, has_uu_data
 
 Buffer = bytes | mmap.mmap
 
@@ -39,7 +39,7 @@ CONTENT_FIELD = rb"[ \t]*[Cc][Oo][Nn][Tt][Ee][Nn][Tt]-[TtDd]"
 # A field, a format that marks its own beginning, or lines of Base64. Patterns that begin with one literal byte are
 # searched about ten times as fast as others (Python 3.11), and most lines of HTML begin with none of the next ones.
 _HIDDEN = re.compile(
-    rb"\n(?=[A-Za-z0-9+/ \t=(])(?:%b|begin(?:-base64)?[ \t]+[0-7]{1,6}[ \t]|=ybegin |\(This file must be "
+    rb"\n(?=[A-Za-z0-9+/ \t=(])(?:%b|[Bb][Ee][Gg][Ii][Nn][ \t]+-?[0-9]{1,9}[ \t]|=ybegin |\(This file must be "
     rb"|[A-Za-z0-9+/]{32,}={0,2}[ \t]*\r?\n[A-Za-z0-9+/]{16,}={0,2}[ \t]*\r?\n)" % CONTENT_FIELD
 )
 _MISSPELT = re.compile(r"content-(?:type|transfer|disposition)")
@@ -78,7 +78,13 @@ def _windows(data: Buffer) -> Iterator[bytes]:
 def in_text(data: Buffer, start: int, end: int) -> set[str]:
     """Some programs find parts or files in a text that declares none."""
     start = max(0, start - 1)
-    return {"undeclared-parts"} if _HIDDEN.search(data, start, end) else set()
+    return {"undeclared-parts"} if _HIDDEN.search(data, start, end) or has_uu_data(data, start, end) else set()
+
+
+def in_names(names: Iterable[str]) -> set[str]:
+    """Some programs look for the fields that describe a part anywhere in a line: `X-Content-Disposition` is one."""
+    is_disguised = any("content-" in name[1:] and _MISSPELT.search(name, 1) for name in names)
+    return {"header-line"} if is_disguised else set()
 
 
 def in_fields(fields: Sequence[tuple[str, str]]) -> set[str]:

@@ -8,8 +8,11 @@ here raises, whatever the input, and all work is linear in its length.
 from __future__ import annotations
 
 import binascii
+import html
+import mmap
 import re
 from collections.abc import Iterator
+from itertools import zip_longest
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _EVERY = bytes(range(256))
@@ -178,16 +181,32 @@ def _byte(match: re.Match[bytes]) -> bytes:
 
 def embedded(raw: bytes) -> Iterator[bytes]:
     """Files within text: uuencode, yEnc and BinHex are recognised without any header field."""
-    if b"begin" in raw:
-        for block in _blocks(raw, _UU_BEGIN, b"\nend"):
-            yield _uuencoded(block, is_certain=True)
-            yield _xxencoded(block)
+    if has_begin(raw):
+        for block in _uu_blocks(raw):
+            for text in (block, *_unescaped(block)):
+                yield _uuencoded(text, is_certain=True)
+                yield _xxencoded(text)
         yield from map(_base64, _blocks(raw, _UU64_BEGIN, b"\n===="))
     if b"=ybegin" in raw:
-        yield from map(_yenc, _blocks(raw, _YENC_BEGIN, b"\n=yend"))
+        yield from _yenc_files(raw)
     if b"\n:" in raw or raw.startswith(b":"):
         for block in _blocks(raw, _BINHEX_BEGIN, b":"):
             yield from _binhex(block)
+
+
+def embedded_names(raw: bytes) -> Iterator[bytes]:
+    """What stands where the names of these files do: the rest of a line, or a field of BinHex."""
+    if has_begin(raw):
+        yield from (match[1] for match, has_data in _uu_begins(raw) if has_data)
+        yield from (match[1] for match in _UU64_BEGIN.finditer(raw))
+    if b"=ybegin" in raw:
+        yield from (match[1] for match in _YENC_BEGIN.finditer(raw))
+    if b"\n:" in raw or raw.startswith(b":"):
+        for block in _blocks(raw, _BINHEX_BEGIN, b":"):
+            content = _binhex_content(block)
+            name = content[1 : 1 + content[0]] if content else b""
+            if name and min(name) >= 32 and content[1 + len(name) : 2 + len(name)] == b"\0":
+                yield name
 
 
 def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[bytes]:
@@ -200,15 +219,112 @@ def _blocks(raw: bytes, begin: re.Pattern[bytes], end_mark: bytes) -> Iterator[b
         match = begin.search(raw, max(end, match.end()))
 
 
-_UU_BEGIN = re.compile(rb"(?:^|[\r\n])begin[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+")
-_UU64_BEGIN = re.compile(rb"(?:^|[\r\n])begin-base64[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+")
-_YENC_BEGIN = re.compile(rb"=ybegin [^\r\n]*[\r\n]+(?:=ypart [^\r\n]*[\r\n]+)?")
+_UU_BEGIN = re.compile(rb"(?:^|[\r\n])begin[ \t]+[0-7]{1,6}[ \t][^\r\n]*[\r\n]+", re.IGNORECASE)
+_UU64_BEGIN = re.compile(rb"begin-base64[ \t]([^\r\n]*)[\r\n]*", re.IGNORECASE)
+_YENC_BEGIN = re.compile(rb"=ybegin ([^\r\n]*)[\r\n]*(?:=ypart ([^\r\n]*)[\r\n]*)?")
 _BINHEX_BEGIN = re.compile(rb"(?:^|[\r\n])[ \t]*:(?=[!-z]{20})")
 
+# uuencode and xxencode: `begin 644 name`. Programs disagree on the rest of that line and on what may stand before it.
 
-def may_embed(raw: bytes) -> bool:
-    """A quick test for `embedded`."""
-    return b"begin" in raw or b"BinHex" in raw
+_ANY_BEGIN = re.compile(rb"(?<!=y)begin[ \t]([^\r\n]*)[\r\n]*", re.IGNORECASE)
+_BEFORE = re.compile(rb"(?:\A|[\r\n])[ \t\f\v>]*(?:<[a-z]*>)*\Z", re.IGNORECASE)
+_MAX_BEFORE = 40  # bytes
+_MODE = re.compile(rb"-?[0-9]")
+_END_LINES = (b"`", b"+", b"end")
+_NO_UU = bytes(set(_EVERY) - set(range(32, 97)))
+_ENTITY = re.compile(rb"&(?:lt|gt|amp|quot|#)", re.IGNORECASE)
+_NEAR = 1024  # bytes in which lines of data must follow a "begin" in the middle of a line
+_STEP = 1024 * 1024
+
+
+def has_begin(data: bytes | mmap.mmap, start: int = 0, end: int | None = None) -> bool:
+    """A quick test: fifteen times as fast as a pattern that ignores case (Python 3.11)."""
+    end = len(data) if end is None else end
+    return any(b"begin" in data[at : min(end, at + _STEP + 4)].lower() for at in range(start, end, _STEP))
+
+
+def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
+    """Whether lines that decode follow a line with "begin"."""
+    if not has_begin(data, start, end):
+        return False
+    if _UU64_BEGIN.search(data, start, end):
+        return True
+    for match in _ANY_BEGIN.finditer(data, start, end):
+        if _is_at_line_start(data, match.start()):
+            return any(_data_lines(data, match.end(), end))
+        if any(_data_lines(data, match.end(), min(end, match.end() + _NEAR))):
+            return True
+    return False
+
+
+def _uu_begins(raw: bytes) -> Iterator[tuple[re.Match[bytes], bool]]:
+    """Lines that may begin a file, because they have a mode or data follows; and whether data follows."""
+    last = -1
+    for match in _ANY_BEGIN.finditer(raw):
+        if last < 0:
+            last = max(_data_lines(raw, match.end(), len(raw)), default=0)
+        if _is_at_line_start(raw, match.start()):
+            has_data = last >= match.end()
+        else:
+            has_data = any(_data_lines(raw, match.end(), min(len(raw), match.end() + _NEAR)))
+        if has_data or _MODE.match(match[1].lstrip()):
+            yield match, has_data
+
+
+def _is_at_line_start(data: bytes | mmap.mmap, at: int) -> bool:
+    return _BEFORE.search(data[max(0, at - _MAX_BEFORE) : at]) is not None
+
+
+def _uu_blocks(raw: bytes) -> Iterator[bytes]:
+    """What each such line begins, to the next one; and to the end of the file, if such lines may be part of it."""
+    begins = [match for match, _ in _uu_begins(raw)]
+    for match, following in zip_longest(begins, begins[1:]):
+        limit = following.start() if following else len(raw)
+        end = raw.find(b"\nend", match.end() - 1, limit)
+        yield raw[match.end() : end if end >= 0 else limit]
+    yield from _blocks(raw, _UU_BEGIN, b"\nend")
+
+
+def _data_lines(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
+    """Where lines of data are. Some programs take any characters, as prose has them too; so there must be two lines."""
+    at, after_one = start, False
+    for line in data[start:end].split(b"\n"):
+        text = line.rstrip(b"\r")
+        if text.strip():
+            texts = (text, *_unescaped(text))
+            is_like_data = any(_is_like_uu_line(one) or _is_xx_line(one) for one in texts)
+            if any(_is_uu_line(one) or (_is_xx_line(one) and len(one) > _WORTH_READING) for one in texts) or (
+                after_one and (is_like_data or text.strip().lower() in _END_LINES)
+            ):
+                yield at
+            after_one = is_like_data
+        at += len(line) + 1
+
+
+def _is_uu_line(line: bytes) -> bool:
+    """Of the length that its first character says; of a long line, spaces at the end may be missing."""
+    length = line[0] - 32
+    needed = -(-length // 3) * 4
+    least = needed if length < 15 else needed // 2
+    return length > 0 and least < len(line) <= needed + 3 and len(line.translate(None, _NO_UU)) == len(line)
+
+
+def _is_like_uu_line(line: bytes) -> bool:
+    length = (line[0] - 32) & 63
+    needed = -(-length // 3) * 4
+    return length > 0 and needed < len(line) <= needed + 2
+
+
+def _is_xx_line(line: bytes) -> bool:
+    length = _XX.find(line[:1])
+    needed = -(-length // 3) * 4
+    return length > 0 and needed < len(line) <= needed + 3 and not line.rstrip().translate(None, _XX)
+
+
+def _unescaped(text: bytes) -> Iterator[bytes]:
+    """Without HTML's escapes, which some programs undo."""
+    if _ENTITY.search(text):
+        yield html.unescape(text.decode("latin-1")).encode("latin-1", "replace")
 
 
 _FROM_UU = bytes(_ALPHABET[(byte - 32) % 64] for byte in _EVERY)  # other characters count as their lower six bits
@@ -218,7 +334,7 @@ def _uuencoded(raw: bytes, *, is_certain: bool = False) -> bytes:
     """If it is certain that these are such lines, spaces at their ends may be missing."""
     out = []
     for line in raw.splitlines():
-        if not line or line.startswith(b"begin ") or line == b"end":
+        if not line or line[:6].lower() == b"begin " or line == b"end":
             continue
         length = (line[0] - 32) & 63
         needed = -(-length // 3) * 4
@@ -253,6 +369,25 @@ def _yenc(raw: bytes) -> bytes:
     )
 
 
+_YENC_NUMBER = re.compile(rb"(?:^|[ \t])(part|begin)=0*([0-9]{1,18})")
+
+
+def _yenc_files(raw: bytes) -> Iterator[bytes]:
+    """Each block, and those of one name put together: as they stand, by their part numbers, and by their offsets."""
+    files: dict[bytes, list[tuple[dict[bytes, int], bytes]]] = {}
+    begins = list(_YENC_BEGIN.finditer(raw))
+    for match, following in zip_longest(begins, begins[1:]):
+        limit = following.start() if following else len(raw)
+        end = raw.find(b"\n=yend", match.end() - 1, limit)
+        content = _yenc(raw[match.end() : end if end >= 0 else limit])
+        yield content
+        numbers = {key: int(value) for key, value in _YENC_NUMBER.findall(match[1] + b" " + (match[2] or b""))}
+        files.setdefault(match[1].partition(b"name=")[2].strip(), []).append((numbers, content))
+    for blocks in files.values():
+        for key in (b"", b"part", b"begin") if len(blocks) > 1 else ():
+            yield b"".join(content for _, content in sorted(blocks, key=lambda block: block[0].get(key, 0)))
+
+
 _HQX = rb"""!"#$%&'()*+,-012345689@ABCDEFGHIJKLMNPQRSTUVXYZ[`abcdefhijklmpqr"""
 _FROM_HQX = bytes.maketrans(_HQX, _ALPHABET)
 _NOT_HQX = bytes(set(_EVERY) - set(_HQX))
@@ -260,12 +395,16 @@ _NOT_HQX = bytes(set(_EVERY) - set(_HQX))
 
 def _binhex(raw: bytes) -> Iterator[bytes]:
     """The data fork, as much as there is of it, and everything: its length may be wrong."""
-    packed = raw.partition(b":")[0].translate(None, _NOT_HQX).translate(_FROM_HQX)
-    content = _without_runs(_base64(packed))
+    content = _binhex_content(raw)
     start = 1 + content[0] + 19 if content else 0  # name with its length, version, type, creator, flags
     length = int.from_bytes(content[start - 8 : start - 4], "big") if start >= 20 else 0
     yield content[start + 2 : start + 2 + length]
     yield content
+
+
+def _binhex_content(raw: bytes) -> bytes:
+    packed = raw.partition(b":")[0].translate(None, _NOT_HQX).translate(_FROM_HQX)
+    return _without_runs(_base64(packed))
 
 
 def _without_runs(content: bytes) -> bytes:

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
+from bridge.mime.encodings import embedded_names
 from bridge.mime.words import as_text, decode_words
 
 MAX_FIELDS = 2000  # fields in one mail, and
@@ -26,9 +27,10 @@ _MAX_COMMENTS = 8  # in each other; programs that remove comments at all do not 
 _SEPARATORS = re.compile(r"""[\s"';,=<>\0]+""")
 _SPACES = re.compile(r"\s+")
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{0,40}'(?:[A-Za-z0-9-]{0,20}')?")  # of a longer one, the beginning remains
+_MAX_ROUNDS = 3  # of decoding
 _SHOWN = 255  # characters at the end of a name, which decide how a file is opened
 _FIELD = re.compile(  # with the lines that continue it, or that begin with a name as if they did
-    rb"(?:(?<=[\r\n])|\A)[^\r\na-z]{0,8}content[-_ ]{0,3}[tdl][^\r\n]*"
+    rb"(?:(?<=[\r\n])|\A)(?:[^\r\na-z]{0,8}|[!-9;-~]{1,40}-)content[-_ ]{0,3}[tdl][^\r\n]*"
     rb"(?:\r?\n(?:[ \t]|[a-z]{0,8}name)[^\r\n]*)*",
     re.IGNORECASE,
 )
@@ -85,6 +87,20 @@ def everywhere(data: bytes) -> set[str]:
     return found
 
 
+def embedded(text: bytes) -> set[str]:
+    """The names of files that are encoded within a text: uuencode, yEnc, BinHex. Raises TooManyNames."""
+    found: set[str] = set()
+    size = 0
+    for number, name in enumerate(embedded_names(text)):
+        size += len(name)
+        if number >= MAX_FIELDS or size > MAX_BYTES:
+            raise TooManyNames
+        for form in _forms(as_text(name, "utf-8")):
+            found.add(_SPACES.sub(" ", form.strip().strip("\"'")))
+            found.update(_SEPARATORS.split(form))
+    return {name[-_SHOWN:] for name in found if "." in name}
+
+
 def _values(field: str) -> Iterator[tuple[str, str]]:
     """The values of all parameters with "name" in their names, and what stands between that and the "="."""
     at = 0
@@ -131,6 +147,26 @@ def _joined(pieces: Sequence[tuple[str, str]]) -> Iterator[str]:
 
 
 def _forms(text: str) -> Iterator[str]:
+    """The text as programs may read it. Some decode what they have decoded: percent signs, then encoded words."""
+    texts, seen = [text], {text}
+    for _ in range(_MAX_ROUNDS):
+        for one in texts:
+            yield from _forms_once(one)
+        decoded = {form for one in texts for form in _decoded(one)}
+        texts = sorted(decoded - seen)
+        seen |= decoded
+
+
+def _decoded(text: str) -> Iterator[str]:
+    if "%" in text:
+        yield as_text(unquote_to_bytes(text), "utf-8")
+    if "=?" in text:
+        yield decode_words(text)
+        yield decode_words(text + "?=")  # the end may be missing
+        yield decode_words(text.replace('"', ""))
+
+
+def _forms_once(text: str) -> Iterator[str]:
     yield text
     yield text.replace("\\", "").replace('"', "").replace("\0", "")
     yield from _without_comments(text)

@@ -46,7 +46,9 @@ _SKIPPED = re.compile(rb"[ \t\v\f\x00\r\n]*")
 _ENCODED = re.compile(rb"ncod", re.IGNORECASE)
 _BASE64 = re.compile(rb"64|=\?")
 _OTHER_ENCODING = re.compile(rb"uu|y-?en|hex|gzip", re.IGNORECASE)
-_LOOKS_ENCODED = re.compile(rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|begin[ -]|=ybegin |M[ -`]{60}\r?\n)")
+_LOOKS_ENCODED = re.compile(
+    rb"\n(?:[A-Za-z0-9+/]{19,}=*\r?(?:\n|\Z)|[Bb][Ee][Gg][Ii][Nn][ -]|=ybegin |M[ -`]{60}\r?\n)"
+)
 _QUOTED_CLAIM = re.compile(rb"quoted|printab|=\?", re.IGNORECASE)
 _BARE_CR = re.compile(rb"\r(?!\n)")
 _CRS_LF = re.compile(rb"\r+\n?|\n\r")

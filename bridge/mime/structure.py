@@ -104,6 +104,7 @@ def _read_part(data: Buffer, span: _Span, bounds: Bounds) -> Part:
     head, body, doubts = _split_head(data, span.start, span.end, bounds.header_bytes)
     part = Part(body, span.end, span.depth, content_type=span.default_type, doubts=doubts)
     part.fields = _fields(head, doubts)
+    doubts |= ambiguity.in_names(name for name, _ in part.fields)
     described = [(name, value) for name, value in part.fields if name.startswith("content-")]
     if described:
         part.described_bytes = sum(len(value) for _, value in described)

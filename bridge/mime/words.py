@@ -36,14 +36,14 @@ _ONE_BYTE, _MORE_BYTES, UNICODE, EBCDIC = (
     )
 )
 _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
-    "utf_7": "unicode-1-1-utf-7 csunicode11utf7 x-unicode-2-0-utf-7",
+    "utf_7": "unicode-1-1-utf-7 csunicode11utf7 x-unicode-2-0-utf-7 65000",
     "utf_8": "unicode-1-1-utf-8 unicode11utf8 unicode20utf8 x-unicode20utf8 utf-8-sig utf8mb4",
     "utf_16": "unicode csunicode ucs-2 iso-10646-ucs-2 utf-16-bom ucs2 unicodelittle x-utf-16",
-    "utf_16_le": "unicodefeff ucs-2le x-utf-16le x-utf-16le-bom utf-16-le",
-    "utf_16_be": "unicodefffe unicodebig ucs-2be x-utf-16be x-utf-16be-bom",
+    "utf_16_le": "unicodefeff ucs-2le x-utf-16le x-utf-16le-bom utf-16-le 1200",
+    "utf_16_be": "unicodefffe unicodebig ucs-2be x-utf-16be x-utf-16be-bom 1201",
     "utf_32": "ucs-4 iso-10646-ucs-4 csucs4",
-    "utf_32_le": "ucs-4le x-utf-32le",
-    "utf_32_be": "ucs-4be x-utf-32be",
+    "utf_32_le": "ucs-4le x-utf-32le 12000",
+    "utf_32_be": "ucs-4be x-utf-32be 12001",
     "cp874": "windows-874 dos-874 x-windows-874",
     "cp932": "windows-31j cswindows31j x-sjis x-ms-cp932",
     "cp949": "windows-949 ks-c-5601-1989 x-windows-949",
@@ -58,7 +58,17 @@ _MORE_NAMES = {  # that mail programs and browsers know, and Python does not
     "cp1252": "x-cp1252 x-ansi",
     "cp1251": "x-cp1251",
     "cp1250": "x-cp1250",
+    "cp875": "875",
+    # The numbers of the other EBCDIC charsets that iconv, Java and Windows know. Letters, digits and most punctuation
+    # are the same in nearly all, so this one reads the names of files and the links in them.
+    "cp037": "38 256 274 275 277 278 280 281 282 284 285 290 297 420 423 803 833 836 838 870 871 880 905 918 924 930 "
+    "931 933 935 937 939 1025 1027 1047 1070 1079 1081 1084 1097 1112 1122 1123 1130 1132 1137 1141 1142 1143 "
+    "1144 1145 1146 1147 1148 1149 1153 1154 1155 1156 1157 1158 1160 1164 1165 1166 1364 1371 1376 1377 1388 "
+    "1390 1399 4517 4899 4933 4971 5026 5035 5123 8612 9030 12712 16684 16804 20273 20277 20278 20280 20284 "
+    "20285 20290 20297 20420 20423 20424 20833 20838 20871 20880 20905 20924 21025 21027",
 }
+_NUMBERED = re.compile("(?:x|cs)?(?:ibm|cp|ccsid)?0{0,9}([0-9]{2,5})(?:s390|v1)?")
+_EBCDIC_NAME = re.compile("(?:x|cs)?(?:ebcdic|osf1002)")  # the second is the Open Group's prefix of IBM's numbers
 _NO_LETTER = re.compile("[^a-z0-9]+")
 
 
@@ -81,7 +91,15 @@ _MAX_CHARSET = 60  # characters; a longer name is not in the table
 def codec_of(charset: str) -> str:
     """Python's name of a charset in the table; Latin-1 for every other."""
     name = charset.partition("*")[0]  # RFC 2231 5: a language may follow
-    return _CODECS.get(_key(name), "latin_1") if len(name) <= _MAX_CHARSET else "latin_1"
+    if len(name) > _MAX_CHARSET:
+        return "latin_1"
+    key = _key(name)
+    return _CODECS.get(key) or _codec_of_number(key) or ("cp037" if _EBCDIC_NAME.match(key) else "latin_1")
+
+
+def _codec_of_number(key: str) -> str | None:
+    match = _NUMBERED.fullmatch(key)
+    return _CODECS.get(match[1]) if match else None
 
 
 def as_text(raw: bytes, charset: str) -> str:

@@ -240,11 +240,11 @@ class _Protocol(HttpToolsProtocol):
                 self._head_to_read_again = _plain_head(method, self.url, version, self.headers)
             return
         self._head_until = None
-        self._in_body = True
         self._bytes_without_body = 0
         if self.parser.get_http_version() != "1.1":
             self.expect_100_continue = False  # RFC 9110 10.1.1
-        super().on_headers_complete()
+        super().on_headers_complete()  # raises if the target is no URL: then there is no request yet to answer
+        self._in_body = True
 
     def on_body(self, body: bytes) -> None:
         self._bytes_without_body = 0

@@ -277,6 +277,10 @@ def _unknown_permissions(config: ServiceConfig, trees: Trees) -> Iterator[str]:
     found = False
     for i, token in enumerate(config.abby.staticApiTokens):
         unknown = [name for name in token.permissions if name not in PERMISSIONS]
+        if "permissions" in token.model_fields_set and not token.permissions:
+            place = trees.at(("abby", "staticApiTokens", i, "permissions"))
+            yield f"{place}: the list is empty, so the token of {token.name} may do everything; list what it may do"
+            found = True
         for name in unknown:
             similar = closest(name, PERMISSIONS)
             hint = f"; did you mean {similar}?" if similar else ""

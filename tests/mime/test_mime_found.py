@@ -113,3 +113,29 @@ def test_the_name_of_a_container_was_ignored() -> None:
 def test_the_end_of_an_encoded_word_hid_the_end_of_a_name() -> None:
     """The word begins before the name."""
     assert "file.exe" in names.candidates("=?utf-8?q?application/x; name*0*=utf-8''file; name*1=.exe?=")
+
+
+@pytest.mark.parametrize(
+    "parameter",
+    [
+        "filename*=utf-8''%3D%3Futf-8%3FB%3FZXZpbC5qcw%3D%3D%3F%3D",
+        'filename="=?utf-8?B?PT91dGYtOD9CP1pYWnBiQzVxY3c9PT89?="',
+        'filename="=?utf-8?Q?evil=2Ejs"',
+        'filename="=?utf-8?Q?evil%2Ejs?="',
+    ],
+)
+def test_a_name_encoded_twice_or_without_its_end_was_missed(parameter: str) -> None:
+    """postal-mime, mailparser and ripmime show evil.js."""
+    assert "evil.js" in names.candidates(f"attachment; {parameter}")
+
+
+@pytest.mark.parametrize("prefix", [b"X-", b"Original-", b"X-Old-"])
+def test_a_field_with_content_in_the_middle_of_its_name_was_ignored(prefix: bytes) -> None:
+    """ripmime looks for the fields that describe a part anywhere in a line."""
+    fields = prefix + b"Content-Transfer-Encoding: base64\r\n"
+    assert (
+        "malware:eicar"
+        in inspect(HEAD + TYPE + fields + b"\r\n" + b"\r\n".join(LINES) + b"\r\n--b--\r\n", Limits()).tags
+    )
+    named = prefix + b'Content-Disposition: attachment; filename="evil.js"\r\n'
+    assert "mime:executable" in inspect(HEAD + TYPE + named + b"\r\nalert(1)\r\n--b--\r\n", Limits()).tags

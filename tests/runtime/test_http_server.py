@@ -7,6 +7,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
+import pytest
+
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.http_server import HttpLimits, HttpServer
 from bridge.runtime.listening_socket import bind
@@ -86,3 +88,21 @@ async def test_a_head_that_is_too_large_is_431() -> None:
         assert (await answer_to(server, REQUEST[:-2] + b"X: " + b"y" * 2000)).startswith(b"HTTP/1.1 431 ")
         posted = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2000\r\n\r\n" + b"y" * 2000
         assert (await answer_to(server, posted)).startswith(b"HTTP/1.1 204 ")
+
+
+@pytest.mark.parametrize("target", [b"http://[::1/livez", b"http://x:y/", b"http://"])
+@pytest.mark.parametrize("earlier", [0, 1, 2])
+async def test_a_target_that_is_no_url_got_no_answer(
+    target: bytes, earlier: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As the first request of a connection or a later one; it left a traceback in the log."""
+    async with serving() as server:
+        reader, writer = await connect(server, REQUEST * earlier + REQUEST.replace(b" / ", b" " + target + b" "))
+        async with asyncio.timeout(5):
+            answers = await reader.read()
+        writer.close()
+    assert [line.split()[1] for line in answers.split(b"\r\n") if line.startswith(b"HTTP/1.1 ")] == [
+        *[b"204"] * earlier,
+        b"400",
+    ]
+    assert "Traceback" not in caplog.text

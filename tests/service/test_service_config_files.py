@@ -291,7 +291,19 @@ def test_unknown_permissions_are_a_warning_and_allow_nothing(tmp_path):
     for name in ("scan", "status", "metrics"):
         assert f"known permission {name}: " in found
     assert loaded.config.abby.staticApiTokens[0].permissions
-    assert "unknown" not in warnings(load(write(tmp_path, abby=DOCUMENTED_ABBY + "    permissions:\n")))
+    assert "unknown permission" not in warnings(load(write(tmp_path, abby=DOCUMENTED_ABBY + "    permissions:\n")))
+
+
+def test_an_empty_list_of_permissions_is_a_warning(tmp_path):
+    """It allows everything, as in the original, whose default it is; who writes it may mean nothing."""
+    abby = DOCUMENTED_ABBY + "    permissions: []\n"
+    found = warnings(load(write(tmp_path, abby=abby)))
+    assert (
+        "abby.yml:8: staticApiTokens.0.permissions: the list is empty, so the token of bridge may do everything"
+        in found
+    )
+    assert "known permission scan: " in found
+    assert "the list is empty" not in warnings(load(write(tmp_path, abby=DOCUMENTED_ABBY)))
 
 
 @pytest.mark.parametrize(

@@ -269,7 +269,17 @@ LABELS = {
     ],
     "utf_16_be": ["utf-16", "utf-16be", "unicodeFFFE"],
     "utf_32_le": ["utf-32", "utf32", "ucs-4"],
-    "cp037": ["ibm037", "cp037"],
+    "cp037": [
+        "ibm037",
+        "cp037",
+        "IBM1047",
+        "cp1047",
+        "x-IBM1148",
+        "csIBM1140",
+        "EBCDIC-US",
+        "IBM01141",
+        "x-EBCDIC-Italy",
+    ],
 }
 
 

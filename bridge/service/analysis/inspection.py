@@ -185,12 +185,14 @@ class _MailInspector:
         """Programs may disagree on this mail: look at everything that any of them finds."""
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
         whole = data[:]
+        quoted = list(encodings.quoted_readings(whole))
         try:
             names = set().union(*map(file_names.everywhere, readings.texts(whole)))
+            names = names.union(*map(file_names.embedded, (*readings.texts(whole), *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
         self.named(names)
-        for text in (whole, *encodings.quoted_readings(whole)):
+        for text in (whole, *quoted):
             self.text(text, 0, len(text), _ANY_TEXT)
         mails: list[bytes] = []
         for content, is_decoded in readings.objects(whole, self.reading):
