@@ -56,7 +56,7 @@ _PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml
 _CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
 _FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
 _IN_BASE64 = re.compile(r"encoding=[\"']?b|;\s*base64", re.IGNORECASE)  # also as vCard 2.1 says it
-_DATA_ADDRESS = re.compile(r":data:[^,]*;\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397
+_DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
 _FOLDED = re.compile(r"\r?\n[ \t]")
 _FLOWED = re.compile(r" \r?\n")
 _BYTE_ORDER_MARKS = (
@@ -324,7 +324,7 @@ class _MailInspector:
         """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
         for line in _unfolded(content.decode("latin-1"), part).splitlines():
             key, _, value = line.rpartition(":")
-            data = _DATA_ADDRESS.search(line)
+            data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None
             if data or _IN_BASE64.search(key):
                 file, _ = encodings.decode((data[1] if data else value).encode("latin-1"), "base64")
                 self.signatures(file)
