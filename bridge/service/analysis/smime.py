@@ -22,9 +22,13 @@ _PKCS = bytes.fromhex("2a864886f70d01")  # the identifiers of all types of conte
 _ELEMENT_COST = 256  # work for each element, however short: it takes several steps
 _MAX_DEPTH = 20
 _PEM_BEGIN = re.compile(rb"-----BEGIN (?:PKCS ?#?7|CMS)")
-_PEM_LINE = re.compile(rb"[^\n]*-----[^\n]*|[^\n]*:[^\n]*")
 _PEM_START = 4096  # bytes; programs pass over text before it
 _NOTHING: Mapping[int, int] = MappingProxyType({})
+
+
+def _without_pem_lines(data: bytes) -> bytes:
+    """Without the lines around the Base64 (`-----BEGIN ...`) and the header fields above it."""
+    return b"\n".join(line for line in data.split(b"\n") if b"-----" not in line and b":" not in line)
 
 
 class BadStructure(Exception):
@@ -51,7 +55,7 @@ def contents(data: bytes, budget: Budget) -> Iterator[bytes]:
     """Every content that is not encrypted; nothing if it is, or is signed separately. Raises BadStructure, TooMuch."""
     if data[:1] != b"\x30":
         budget.take_work(len(data))
-        data, _ = encodings.decode(_PEM_LINE.sub(b"", data), "base64")
+        data, _ = encodings.decode(_without_pem_lines(data), "base64")
         if not data:
             raise BadStructure
     outer = _element(data, 0)
