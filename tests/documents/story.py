@@ -18,7 +18,7 @@ from tests.requirements import unavailable
 
 _HERE = Path(__file__).parent
 _UNSHARE = ["unshare", "--mount", "--net", "--pid", "--fork", "--kill-child", "--mount-proc"]
-_DEADLINE_S = 120.0
+_DEADLINE_S = 400  # the longest page takes 110 s alone on a busy machine of two cores
 
 
 @dataclass(frozen=True)
