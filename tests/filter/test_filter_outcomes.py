@@ -43,6 +43,7 @@ def forget(request: pytest.FixtureRequest) -> None:
         for host in bridge.daemon.scanner.hosts:
             host.saturated_until = 0.0
             host.circuit = Circuit(0.0)
+            host.is_broken = False
 
 
 def test_deliver_gives_the_next_hops_own_reply(bridge: RunningBridge) -> None:
@@ -104,7 +105,7 @@ async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
 FAILURES = {
     "500": (answer(500, b'{"error": "boom", "message": "at /srv/secret"}'), "451 4.3.0 ", "unavailable"),
     "503": (answer(503), "451 4.3.0 ", "unavailable"),
-    "cut off": (cut, "451 4.3.0 ", "unavailable"),
+    "cut off": (cut, "451 4.3.0 ", "failed"),
     "html": (answer(200, b"<html>"), "451 4.3.0 ", "malformed"),
     "list": (answer(200, b"[]"), "451 4.3.0 ", "malformed"),
     "no decision": (answer(200, b"{}"), "451 4.3.0 ", "malformed"),
@@ -137,6 +138,17 @@ def test_each_failure_of_the_scanner_has_its_reply(
         assert any(record.levelno >= logging.ERROR for record in caplog.records)
     if name == "500":
         assert "boom at /srv/secret" in lines[0]["why"]
+
+
+def test_a_scanner_that_fails_on_every_mail_is_unavailable_when_it_hangs_up(bridge: RunningBridge) -> None:
+    """A mail that ends the scanner's process is its own failure; a host that was broken before is the host's."""
+    bridge.scanner.reply = answer(500)
+    send(bridge)
+    bridge.scanner.reply = cut
+    before = counted(bridge, "failures_total", reason="unavailable")
+    assert send(bridge).startswith("451 4.3.0 ")
+    assert counted(bridge, "failures_total", reason="unavailable") == before + 1
+    assert not relayed(bridge)
 
 
 def test_an_unreachable_scanner_is_451(tmp_path: Path) -> None:
