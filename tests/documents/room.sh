@@ -13,6 +13,7 @@ over() {  # overlay a directory: writes go to memory
     mount -t overlay overlay -o "lowerdir=$1,upperdir=$layers/new,workdir=$layers/work" "$2"
 }
 for directory in /etc /opt /usr/local /var/lib /var/log /var/spool; do over "$directory" "$directory"; done
+rm -rf /etc/scanbridge /opt/scanbridge /var/lib/scanbridge* /var/log/scanbridge*  # as on a machine without scanbridge
 over "$SOURCE" "$ROOM/checkout"
 mkdir -p "$ROOM/checkout/.venv" "$ROOM/home"
 mount -t tmpfs tmpfs "$ROOM/checkout/.venv"
@@ -29,9 +30,17 @@ cd "$ROOM/checkout"
 until [ -S "$ROOM/warm" ]; do sleep 0.02; done
 set +eu
 
-listening() {  # wait until each of these ports is open
+listening() {  # wait until each of these ports is open; after 90 seconds end the story with the daemons' logs
+    local port deadline=$((SECONDS + 90))
     for port; do
-        until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do sleep 0.02; done
+        until (: <"/dev/tcp/127.0.0.1/$port") 2>/dev/null; do
+            if [ "$SECONDS" -gt "$deadline" ]; then
+                echo "nothing listens on port $port"
+                tail -n 20 -v "$HOME"/*.log
+                exit 1
+            fi
+            sleep 0.02
+        done
     done
 }
 

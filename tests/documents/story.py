@@ -42,7 +42,8 @@ def tell(page: Sequence[Block], story: Story, directory: Path) -> Told:
     failures, script = directory / "failures", directory / "script"
     watch = f"set -o pipefail\nexec 9>{failures}\ntrap 'echo $LINENO $? >&9' ERR"
     code = [_code(block, story) for block in page]
-    script.write_text("\n".join([f". {_HERE / 'room.sh'}", watch, story.prepare, *code, "exit 0"]))
+    enter = f". {_HERE / 'room.sh'} || exit"  # bash would go on without the file, on the real machine
+    script.write_text("\n".join([enter, watch, story.prepare, *code, "exit 0"]))
     environment = {
         "ROOM": str(directory / "room"),
         "SOURCE": str(ROOT),

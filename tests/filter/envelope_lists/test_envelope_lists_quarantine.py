@@ -13,6 +13,13 @@ from tests.lists.lists_kit import TENANT, http, misbehaving
 from tests.quarantine.quarantine_kit import desk
 
 
+@pytest.fixture(autouse=True)
+def filled(service) -> None:
+    """Every test starts with the same lists, in whatever order they run."""
+    service.clear()
+    fill(service)
+
+
 @pytest.fixture(scope="module")
 def kept(service, tmp_path_factory):
     """A quarantine with mail from an ordinary sender, to a tenant, from the null sender, and from an odd sender."""
@@ -52,8 +59,8 @@ def test_a_sender_is_blocked_with_a_comment_that_names_the_mail(kept, service):
     }
     assert service.entries("shunned") == {"spam@stranger.example": "my own words"}
     noted = [json.loads(line) for line in (kept.directory / "actions.log").read_text().splitlines()]
-    assert [(note["action"], note["id"], note["list"]) for note in noted] == [
-        ("blocked sender", kept.stranger, "shunned")
+    assert [(note["action"], note["list"]) for note in noted if note["id"] == kept.stranger] == [
+        ("blocked sender", "shunned")
     ]
 
 
@@ -96,15 +103,8 @@ def test_a_refused_key_and_missing_settings_have_their_own_exit_codes(kept, serv
         kept.config.write_text(before)
 
 
-def fill_again(service) -> None:
-    """Start with empty lists of our own; the other tests need theirs."""
-    service.clear()
-    fill(service)
-
-
 def test_filters_select_the_senders_and_each_is_added_once(kept, service):
     """From a campaign to a block list: a dry run, a confirmation, one entry, a summary."""
-    fill_again(service)
     for number in range(3):
         kept.send(b"Subject: campaign %d\r\n\r\nx\r\n" % number, sender=b"boss@campaign.example")
     chosen = ("--subject", "campaign", "--domain")
@@ -119,7 +119,6 @@ def test_filters_select_the_senders_and_each_is_added_once(kept, service):
 
 def test_a_forged_sender_at_the_own_domain_or_a_provider_needs_force(kept, service):
     """The mail's own recipients show which domain is the operator's."""
-    fill_again(service)
     forged = kept.send(b"Subject: forged\r\n\r\nx\r\n", b"you@firm.example", sender=b"boss@firm.example")
     provider = kept.send(b"Subject: forged\r\n\r\nx\r\n", sender=b"somebody@gmail.com")
     for mail, text in ((forged, "your own domain"), (provider, "large mail provider")):
@@ -133,7 +132,6 @@ def test_a_forged_sender_at_the_own_domain_or_a_provider_needs_force(kept, servi
 @pytest.mark.parametrize("command", ["block-sender", "allow-sender"])
 def test_one_dangerous_entry_among_several_stops_them_all(kept, service, command):
     """All dangerous ones are named once, and nothing is changed, as `lists add` does."""
-    fill_again(service)
     for number, sender in enumerate((b"a@harmless.example", b"b@gmail.com", b"c@gmail.com", b"d@yahoo.fr")):
         kept.send(b"Subject: mixture %d %b\r\n\r\nx\r\n" % (number, command.encode()), sender=sender)
     chosen = (command, "--subject", f"mixture * {command}", "--domain", "--list", "shunned", "--yes")
