@@ -46,7 +46,7 @@ from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
 from bridge.runtime.suggestion import did_you_mean
-from bridge.runtime.units import Duration
+from bridge.runtime.units import Duration, Size
 
 
 class Scanner(Section):
@@ -256,6 +256,17 @@ class Tenant(Section):
     )
 
 
+class History(Section):
+    enabled: bool = Field(True, description="Keep a history of what happened to each mail.")
+    retention: Duration = Field(30 * 86400.0, ge=3600, description="How long the history is kept.")
+    max_size: Size | None = Field(
+        10 * 1024**3,
+        ge=10_000_000,
+        description="Maximum size of the history on disk; beyond it, the oldest entries are deleted before their "
+        "time. A million mails take about 0.6 GB.",
+    )
+
+
 class Headers(Section):
     prefix: str = Field(
         "X-Scan-",
@@ -320,6 +331,7 @@ class Config(Section):
     tenants: list[Tenant] = Field([], description="Tenants of the service, each with its recipient domains.")
     relay: Relay | None = Field(None, validate_default=True)
     quarantine: Quarantine = Quarantine()
+    history: History = History()
     headers: Headers = Field(Headers(), validate_default=True)
     spool: Spool = Spool()
     lists: Lists | None = Field(None, validate_default=True)
@@ -341,8 +353,9 @@ class Config(Section):
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="Database for late decisions and the index of the quarantine: `postgresql://user@host/name` if "
-        "several machines share it, or `sqlite:///file`. Default: SQLite files in the state directory.",
+        description="Database for late decisions, the history and the index of the quarantine: "
+        "`postgresql://user@host/name` if several machines share it, or `sqlite:///file`. Default: SQLite files in "
+        "the state directory.",
     )
     state_database_password_file: str | None = Field(
         None,

@@ -270,6 +270,9 @@ async def _open_stores(running: Running, ending: AsyncExitStack) -> None:
     if not core.worker.has_supervisor:  # otherwise the supervisor has done it
         quarantine_upkeep.clean(running.components.quarantine)
     await core.list_refresh.start()
+    if core.history is not None:
+        core.history.start()
+        ending.push_async_callback(asyncio.to_thread, core.history.close)
 
 
 async def _listen(running: Running) -> None:

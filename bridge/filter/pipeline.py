@@ -24,7 +24,7 @@ from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
 from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
-from bridge.filter.headers import HeaderEditor, count_received, message_id
+from bridge.filter.headers import HeaderEditor, count_received, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
@@ -257,6 +257,7 @@ class Filter:
         head = tx.message.head()
         lower = head.lower()
         record.message_id = message_id(head, lower)
+        record.subject = subject(head, lower)
         refusal = self._check_header(record, head, lower)
         if refusal is None and token is None and self._headers.may_be_in(lower):
             token = await self._strip_our_fields(tx, head)
@@ -429,7 +430,7 @@ class Filter:
         try:
             async with self._slots.slot(record, deadline):
                 return await self._scanner.submit(
-                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header
+                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header, record.ask
                 )
         except ScanGoesOn as exc:
             assert late is not None

@@ -17,6 +17,8 @@ from itertools import groupby
 
 from bridge.mime.encodings import decode
 
+_MAX_SUBJECT = 200  # characters
+
 # Python's names of the codecs that are charsets: with one byte for each character, with more, and those in which
 # ASCII is not written as ASCII.
 _ONE_BYTE, _MORE_BYTES, UNICODE, EBCDIC = (
@@ -147,6 +149,16 @@ def decode_words(text: str, *, known_only: bool = False) -> str:
         raw = b"".join(content for content, _ in group)
         found.append(decoded(raw, codec or "utf_8"))
     return "".join(found)
+
+
+def subject_text(raw: bytes) -> str:
+    """What the value of a Subject field shows, truncated."""
+    unfolded = raw[: 4 * _MAX_SUBJECT].replace(b"\r\n", b"")
+    if b"=?" not in unfolded and unfolded.isascii():  # nearly all
+        text = unfolded.decode("ascii")
+    else:
+        text = decode_words(unfolded.decode("utf-8", "replace"), known_only=True)
+    return " ".join(text.split())[:_MAX_SUBJECT]
 
 
 def _is_space(piece: tuple[bytes, str]) -> bool:

@@ -1,0 +1,288 @@
+"""The history in SQLite: a directory of segments, each a file with up to 40,000 mails.
+
+Keeping ten indexes up to date costs 130 us for each mail (Python 3.11, a table with 200,000 mails), nearly as much as
+the mail itself; without an index a mail costs 6 us, and indexes that are made at once, when a segment is full, another
+10. So each process writes a segment of its own (`slot-N.live`), which has no index and is searched from end to end,
+and finishes it when it is full or a day old: it makes the indexes and renames the file to
+`FIRST-LAST-RANDOM.sqlite`. A finished segment never changes; it is deleted as a whole. Its name has the times of its
+first and last mail in milliseconds.
+
+A process owns its slot as long as it holds the lock on `slot-N.lock`. A segment that a process left behind is
+continued by the next owner of the slot, or finished by any process that finds it without an owner.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+
+from bridge.history.entry import Kind, Row, address_keys
+from bridge.history.store import HistoryError
+from bridge.runtime import durable_files
+
+MAX_ROWS = 40_000  # of one segment
+MAX_AGE_S = 86_400.0
+BUSY_S = 5.0
+_MAX_SLOTS = 1000
+_LIVE = ".live"
+_NAME = re.compile(r"(\d{13})-(\d{13})-[0-9a-f]{8}\.sqlite")
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fields)});
+CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {", ".join(f'"{name}"' for name in Row._fields)});
+"""
+_PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
+_PUT_MAIL = f"INSERT INTO mail VALUES (?, {', '.join('?' * len(Row._fields))})"  # noqa: S608
+
+# What a finished segment is searched by. `hourly` has what statistics count most.
+_INDEXED = ("at, id", "id", "session", "client", "message_id", "ggrid", "queue_id", "next_id", "attempt")
+_FINISH = (
+    *(f"CREATE INDEX IF NOT EXISTS mail_{name.partition(',')[0]} ON mail ({name})" for name in _INDEXED),
+    "CREATE INDEX IF NOT EXISTS mail_kind ON mail (kind, at)",
+    "DROP TABLE IF EXISTS address",
+    "CREATE TABLE address (key TEXT, mail INTEGER, PRIMARY KEY (key, mail)) WITHOUT ROWID",
+    "DROP TABLE IF EXISTS words",
+    "CREATE VIRTUAL TABLE words USING fts5(subject, content='', detail=none, tokenize='unicode61 remove_diacritics 0')",
+    "INSERT INTO words (rowid, subject) SELECT rowid, subject FROM mail WHERE subject != ''",
+    "DROP TABLE IF EXISTS hourly",
+    "CREATE TABLE hourly AS SELECT CAST(at / 3600 AS INTEGER) AS hour, kind, sum(mails) AS mails, "
+    "sum(size * mails) AS size FROM mail GROUP BY 1, 2",
+)
+
+
+class SegmentWriter:
+    """Writes the live segment of one slot. Used by one thread. Every method may raise HistoryError."""
+
+    def __init__(self, directory: Path, max_rows: int = MAX_ROWS) -> None:
+        self._directory = directory
+        self._max_rows = max_rows
+        self._lock = -1
+        self._path = Path()
+        self._connection: sqlite3.Connection | None = None
+        self._kinds: dict[Kind, int] = {}
+        self._rows = 0
+        self._began = 0.0
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        """All of them or none."""
+        with _translated():
+            connection = self._open()
+            known = len(self._kinds)
+            new: list[tuple[int | str, ...]] = []
+            values = []
+            for kind, row in rows:
+                number = self._kinds.get(kind)
+                if number is None:
+                    number = self._kinds[kind] = len(self._kinds) + 1
+                    new.append((number, *kind))
+                values.append((number, *row))
+            try:
+                with _transaction(connection):
+                    if new:
+                        connection.executemany(_PUT_KIND, new)
+                    connection.executemany(_PUT_MAIL, values)
+            except BaseException:
+                self._kinds = dict(list(self._kinds.items())[:known])
+                raise
+            self._rows += len(rows)
+            if self._rows >= self._max_rows or time.time() - self._began > MAX_AGE_S:
+                self._finish()
+
+    def close(self) -> None:
+        """The segment stays live: the next owner of the slot continues it."""
+        with _translated():
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def _open(self) -> sqlite3.Connection:
+        if self._lock < 0:
+            durable_files.make_directory(self._directory)
+            self._lock, self._path = _take_slot(self._directory)
+        if self._connection is not None and not self._path.exists():  # somebody removed it
+            self._connection.close()
+            self._connection = None
+        if self._connection is None:
+            try:
+                self._connection = _open_live(self._path)
+            except sqlite3.DatabaseError as exc:
+                if exc.sqlite_errorcode not in _DAMAGED:
+                    raise
+                self._path.replace(self._path.with_suffix(".damaged"))
+                self._connection = _open_live(self._path)
+            self._rows, first = self._connection.execute("SELECT count(*), min(at) FROM mail").fetchone()
+            self._began = first or time.time()
+            kinds = self._connection.execute("SELECT * FROM kind")
+            self._kinds = {Kind(*values): number for number, *values in kinds}
+        return self._connection
+
+    def _finish(self) -> None:
+        assert self._connection is not None
+        self._connection.close()
+        self._connection = None
+        finish(self._path)
+
+
+def finish(path: Path) -> None:
+    """Make the indexes of a live segment and rename it. Only the owner of its slot may do this."""
+    with closing(_open_live(path)) as connection:
+        first, last = connection.execute("SELECT min(at), max(at) FROM mail").fetchone()
+        if first is not None:
+            with _transaction(connection):
+                for statement in _FINISH:
+                    connection.execute(statement)
+                connection.executemany("INSERT OR IGNORE INTO address VALUES (?, ?)", _all_address_keys(connection))
+            connection.execute("PRAGMA optimize")
+        connection.execute("PRAGMA journal_mode=DELETE")  # a finished segment is one file
+    if first is None:
+        path.unlink()
+    else:
+        name = f"{int(first * 1000):013d}-{int(last * 1000):013d}-{secrets.token_hex(4)}.sqlite"
+        path.rename(path.with_name(name))
+
+
+def _all_address_keys(connection: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Sorted: a table grows faster at its end."""
+    mails = connection.execute("SELECT rowid, sender, recipients FROM mail")
+    return sorted({
+        (key, number)
+        for number, sender, recipients in mails
+        for key in address_keys(sender, recipients.split("\n") if recipients else ())
+    })  # fmt: skip
+
+
+def finish_abandoned(directory: Path) -> None:
+    """Finish live segments whose slot has no owner: of a process that was killed, or of fewer workers than before."""
+    for path in sorted(directory.glob(f"slot-*{_LIVE}")):
+        with _translated(), _slot_lock(path.with_suffix(".lock")) as lock:
+            if lock >= 0 and path.exists():
+                finish(path)
+
+
+def delete_old(directory: Path, before: float, max_size: int | None) -> tuple[int, int]:
+    """Delete finished segments that end before this time, then the oldest until all fit. Returns both numbers."""
+    finished = sorted((span_of(path), path) for path in directory.glob("*.sqlite") if _NAME.fullmatch(path.name))
+    old = [path for (_, last), path in finished if last < before]
+    left = [path for (_, last), path in finished if last >= before]
+    sizes = {path: _size(path) for path in left}
+    total = sum(sizes.values()) + sum(map(_size, directory.glob(f"slot-*{_LIVE}*")))
+    too_many = []
+    while max_size is not None and total > max_size and left:
+        too_many.append(left.pop(0))
+        total -= sizes[too_many[-1]]
+    for path in (*old, *too_many):
+        with suppress(FileNotFoundError):
+            path.unlink()
+    return len(old), len(too_many)
+
+
+def total_size(directory: Path) -> int:
+    return sum(map(_size, directory.glob("*")))
+
+
+def span_of(path: Path) -> tuple[float, float]:
+    """The times of the first and last mail of a finished segment."""
+    found = _NAME.fullmatch(path.name)
+    return (int(found[1]) / 1000, (int(found[2]) + 1) / 1000) if found else (0.0, float("inf"))
+
+
+def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
+    """All segments with the times of their first and last mail; the newest first. A live one has no end."""
+    finished = [(*span_of(path), path) for path in directory.glob("*.sqlite") if _NAME.fullmatch(path.name)]
+    live = [(0.0, float("inf"), path) for path in directory.glob(f"slot-*{_LIVE}")]
+    return sorted((*finished, *live), key=lambda segment: segment[1], reverse=True)
+
+
+def is_live(path: Path) -> bool:
+    return path.suffix == _LIVE
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Raises sqlite3.Error, also if the segment was just finished or deleted."""
+    options = "mode=ro" if is_live(path) else "mode=ro&immutable=1"
+    quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return sqlite3.connect(f"file:{quoted}?{options}", uri=True, timeout=BUSY_S, isolation_level=None)
+
+
+def _open_live(path: Path) -> sqlite3.Connection:
+    durable_files.make_private(path)
+    connection = sqlite3.connect(path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")  # a power failure may lose the newest mails
+        connection.executescript(_SCHEMA)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _take_slot(directory: Path) -> tuple[int, Path]:
+    for number in range(_MAX_SLOTS):
+        path = directory / f"slot-{number}{_LIVE}"
+        lock = _try_lock(path.with_suffix(".lock"))
+        if lock >= 0:
+            return lock, path
+    raise HistoryError("too many processes write to it")
+
+
+@contextmanager
+def _slot_lock(path: Path) -> Iterator[int]:
+    lock = _try_lock(path)
+    try:
+        yield lock
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _try_lock(path: Path) -> int:
+    """A descriptor that holds the lock; -1 if another process has it."""
+    lock = durable_files.open_own(path, os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return -1
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite may have rolled back already: a full disk
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as exc:
+        raise HistoryError(str(exc) or type(exc).__name__) from exc
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
