@@ -27,6 +27,13 @@ _COMMANDS = {
     "scan": ("scan", "scan", "Scan stored mail and print the decisions."),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
+    "explain": ("history.explain", "explain", "Tell what happened to a mail."),
+    "history": (
+        "history.command",
+        "history",
+        "List the mails that came, and what was done with them: one line per mail, newest first.",
+    ),
+    "stats": ("history.stats", "stats", "Count mails by what was done with them, by tag, sender, hour and so on."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),

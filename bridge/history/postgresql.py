@@ -136,6 +136,11 @@ class PostgresHistory:
                     sizes[name] += int(size)
         return ordered_sums(by, mails, sizes)
 
+    def oldest(self) -> float | None:
+        with self._reading() as connection:
+            found: float | None = connection.exec_driver_sql("SELECT min(at) FROM history_mail").scalar()
+            return found
+
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         """What happened to these mails later, in order."""
         text = "SELECT * FROM history_later WHERE id = ANY(%s) ORDER BY at"

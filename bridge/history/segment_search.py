@@ -48,6 +48,17 @@ class SegmentSearch:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
         return _retried(lambda: self._count(by, query))
 
+    def oldest(self) -> float | None:
+        """The time of the first mail; None if there is none."""
+        return _retried(self._oldest)
+
+    def _oldest(self) -> float | None:
+        firsts = []
+        for first, _, path in segment_files(self._directory):
+            found = [(first,)] if not is_live(path) else _read(path, HistoryQuery(), ("SELECT min(at) FROM mail", {}))
+            firsts += [value for (value,) in found if value is not None]
+        return min(firsts, default=None)
+
     def _find(self, query: HistoryQuery) -> list[MailEntry]:
         found: list[MailEntry] = []
         for _, last, path in self._segments(query):
