@@ -22,6 +22,7 @@ from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
 from bridge.filter.outcome import Record
 from bridge.history.recorder import Recorder
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.mail.message import Spool
 from bridge.mail.trace import Trace
 from bridge.observe.log_writer import LineWriter
@@ -64,6 +65,12 @@ class Core:
             self.history.note(record)
         if self.tracing is not None:
             self.tracing.report(record)
+
+    def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
+        """A client was refused before there was a mail."""
+        if self.history is not None:
+            client, sender = refusal.client or "", refusal.sender
+            self.history.note_refusal(listener, refusal.stage, client, sender, refusal.rule, refusal.reply)
 
 
 def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:

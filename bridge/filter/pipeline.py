@@ -121,6 +121,7 @@ class Filter:
         self._late = late
         self.envelope_lists = envelope_lists
         self._saturation_reply = self._early_refusal()
+        self.saturation_rule = settings.policy[Case.SATURATED].name
         self.deadline_s = settings.deadline_s
         self.refuses = settings.shadow_percent < 100
         self.header_prefix = headers.prefix

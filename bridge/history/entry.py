@@ -50,9 +50,9 @@ class Row(NamedTuple):
     subject: str
     reply: str
     ggrid: str
-    wait_ms: float
-    scan_ms: float
-    relay_ms: float
+    wait_s: float
+    scan_s: float
+    relay_s: float
     queue_id: str  # the mail server's, before us
     next_id: str  # the next hop's
     attempt: str  # the same for every attempt with this mail; "" if it was not deferred
@@ -90,6 +90,8 @@ class MailEntry:
         shown: dict[str, Any] = {"time": self.time.isoformat(timespec="milliseconds")}
         shown |= self.row._asdict() | self.kind._asdict()
         shown |= {"recipients": list(self.recipients), "tags": list(self.tags)}
+        for name in ("wait", "scan", "relay"):  # as the log has them
+            shown[f"{name}_ms"] = round(shown.pop(f"{name}_s") * 1000, 1)
         del shown["at"], shown["more"]
         if self.row.mails == 1:
             del shown["mails"]

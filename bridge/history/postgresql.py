@@ -29,7 +29,7 @@ VERSION_TABLE = "history_schema"
 _DAY_S = 86_400
 _LOCK = 0x415C0B1E
 _NUMBERS = {"at": "double precision", "size": "bigint", "mails": "integer"} | dict.fromkeys(
-    ("wait_ms", "scan_ms", "relay_ms"), "real"
+    ("wait_s", "scan_s", "relay_s"), "double precision"
 )
 _COLUMNS = (*Row._fields, *Kind._fields)
 _NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)

@@ -154,11 +154,12 @@ class Recorder:
 
     def _attempt(self, record: Record, now: float) -> str:
         """The key that joins the attempts with one mail; "" if this is the only one so far."""
-        if record.at:
+        outcome = record.outcome
+        will_come_again = outcome is None or outcome.action is Action.TEMPFAIL
+        if record.at or not (will_come_again or self._deferred):
             return ""
         mark = (record.tx.envelope.sender, record.message_id)
-        outcome = record.outcome
-        if outcome is None or outcome.action is Action.TEMPFAIL:
+        if will_come_again:
             self._remember(mark, now)
         elif mark not in self._deferred:
             return ""

@@ -22,6 +22,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from bridge.history.entry import Kind, Row, address_keys
 from bridge.history.store import HistoryError
@@ -76,7 +77,7 @@ class SegmentWriter:
         with _translated():
             connection = self._open()
             known = len(self._kinds)
-            new: list[tuple[int | str, ...]] = []
+            new: list[tuple[Any, ...]] = []
             values = []
             for kind, row in rows:
                 number = self._kinds.get(kind)
@@ -85,10 +86,7 @@ class SegmentWriter:
                     new.append((number, *kind))
                 values.append((number, *row))
             try:
-                with _transaction(connection):
-                    if new:
-                        connection.executemany(_PUT_KIND, new)
-                    connection.executemany(_PUT_MAIL, values)
+                _insert(connection, new, values)
             except BaseException:
                 self._kinds = dict(list(self._kinds.items())[:known])
                 raise
@@ -132,6 +130,21 @@ class SegmentWriter:
         self._connection.close()
         self._connection = None
         finish(self._path)
+
+
+def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
+    try:
+        with _transaction(connection):
+            connection.executemany(_PUT_KIND, kinds)
+            connection.executemany(_PUT_MAIL, mails)
+    except UnicodeEncodeError:  # bytes of a mail that are no text; SQLite stores UTF-8 only
+        with _transaction(connection):
+            connection.executemany(_PUT_KIND, [tuple(map(_storable, values)) for values in kinds])
+            connection.executemany(_PUT_MAIL, [tuple(map(_storable, values)) for values in mails])
+
+
+def _storable(value: Any) -> Any:
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def finish(path: Path) -> None:

@@ -153,12 +153,8 @@ def decode_words(text: str, *, known_only: bool = False) -> str:
 
 def subject_text(raw: bytes) -> str:
     """What the value of a Subject field shows, truncated."""
-    unfolded = raw[: 4 * _MAX_SUBJECT].replace(b"\r\n", b"")
-    if b"=?" not in unfolded and unfolded.isascii():  # nearly all
-        text = unfolded.decode("ascii")
-    else:
-        text = decode_words(unfolded.decode("utf-8", "replace"), known_only=True)
-    return " ".join(text.split())[:_MAX_SUBJECT]
+    unfolded = raw[: 4 * _MAX_SUBJECT].replace(b"\r\n", b"").decode("utf-8", "replace")
+    return " ".join(decode_words(unfolded, known_only=True).split())[:_MAX_SUBJECT]
 
 
 def _is_space(piece: tuple[bytes, str]) -> bool:
