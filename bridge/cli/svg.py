@@ -13,7 +13,7 @@ from bridge.runtime.visible_text import visible
 _FONT = 'font-family="system-ui, sans-serif" font-size="13"'
 _BAR, _TEXT, _LINE = "#3b6ea5", "#222222", "#d5d9de"
 _MAX_LABEL = 42  # characters
-_LETTER = 7.2  # pixels, about
+_LETTER = 8.0  # pixels, about
 _ROW, _PLOT, _EDGE, _TOP = 26, 460, 24, 64
 _COLUMNS, _HEIGHT, _MAX_MARKS = 860, 300, 12
 
@@ -37,7 +37,8 @@ def bars(title: str, rows: Sequence[tuple[str, int]], subtitle: str = "") -> str
 def columns(title: str, rows: Sequence[tuple[str, int]], subtitle: str = "") -> str:
     """Vertical bars, for times: some of the labels are written, so that they do not overlap."""
     most = _round_up(max([count for _, count in rows], default=0))
-    left = _EDGE + len(f"{most:,}") * _LETTER + 10
+    longest = max([len(_label(label)) for label, _ in rows], default=0) * _LETTER
+    left = _EDGE + max(len(f"{most:,}") * _LETTER + 10, longest * 0.75)
     bottom = _TOP + _HEIGHT
     step = _COLUMNS / max(len(rows), 1)
     parts = []
@@ -56,8 +57,7 @@ def columns(title: str, rows: Sequence[tuple[str, int]], subtitle: str = "") -> 
         if number % every == 0:
             place = f"{x + step / 2:.1f} {bottom + 16}"
             parts.append(_text(x + step / 2, bottom + 16, _label(label), anchor="end", turn=place))
-    longest = max([len(_label(label)) for label, _ in rows], default=0)
-    return _document(left + _COLUMNS + _EDGE, bottom + 40 + longest * _LETTER * 0.6, title, subtitle, parts)
+    return _document(left + _COLUMNS + _EDGE, bottom + 40 + longest * 0.6, title, subtitle, parts)
 
 
 def _round_up(number: int) -> int:

@@ -169,9 +169,9 @@ def _arrival(entry: MailEntry, number: int) -> str:
         text = f"{client}{helo}{login} {verb} to listener {kind.listener}"
     ids = [
         f"our id is {row.id}" if row.id else "",
-        f"the mail server's queue id {row.queue_id}" if row.queue_id else "",
+        f"the mail server's queue id is {row.queue_id}" if row.queue_id else "",
     ]
-    named = " and ".join(filter(None, ids))
+    named = ", ".join(filter(None, ids))
     prefix = f"Attempt {number}: " if number else ""
     return f"{prefix}{text}." + (f" {named[:1].upper()}{named[1:]}." if named else "")
 
@@ -191,16 +191,16 @@ def _lists(entry: MailEntry, around: Surroundings) -> str:
 
 def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
-    if row.wait_ms >= 1:
-        yield f"It waited {_duration(row.wait_ms)} for a free place among the mails in processing."
+    if row.wait_s >= 0.001:
+        yield f"It waited {_duration(row.wait_s)} for a free place among the mails in processing."
     host = kind.scanner or "the scanner"
     if kind.decision:
         yield _verdict(entry, around, host)
     elif kind.scanner and kind.error in ERRORS:
         reason = f"{ERRORS[kind.error]}{_why(entry)}"
-        yield f"{_capital(host)} was asked and gave no decision after {_duration(row.scan_ms)}: {reason}."
+        yield f"{_capital(host)} was asked and gave no decision after {_duration(row.scan_s)}: {reason}."
     elif kind.action == CANCELLED and kind.scanner:
-        yield f"{_capital(host)} was scanning it when the client disconnected, after {_duration(row.scan_ms)}."
+        yield f"{_capital(host)} was scanning it when the client disconnected, after {_duration(row.scan_s)}."
     elif kind.error:
         yield f"Something failed: {kind.error}{_why(entry)}."
     elif not kind.stage:
@@ -220,7 +220,7 @@ def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
     if kind.late == "hit":
         text = f"The decision is that of the scan of an earlier attempt: {kind.decision}"
     else:
-        text = f"{_capital(host)} scanned it in {_duration(row.scan_ms)} and decided {kind.decision}"
+        text = f"{_capital(host)} scanned it in {_duration(row.scan_s)} and decided {kind.decision}"
     text += f", verdict {kind.verdict}" if kind.verdict else ""
     if entry.tags:
         text += f", {'tags' if len(entry.tags) > 1 else 'tag'} {', '.join(_tag(tag, around) for tag in entry.tags)}"
@@ -248,7 +248,7 @@ def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     hop = f"The next hop {around.next_hop}" if around.next_hop else "The next hop"
     if kind.action == Action.RELAY and around.protocol != "milter" and not kind.stage:
         named = f" as {row.next_id}" if row.next_id else ""
-        yield f"{hop} accepted it{named} after {_duration(row.relay_ms)}."
+        yield f"{hop} accepted it{named} after {_duration(row.relay_s)}."
     elif kind.error == "next_hop":
         yield f"{hop} did not accept it{_why(entry)}."
 
@@ -269,8 +269,8 @@ def _capital(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}" if text.startswith("the ") else text
 
 
-def _duration(milliseconds: float) -> str:
-    return f"{milliseconds / 1000:.1f} s" if milliseconds >= 1000 else f"{milliseconds:.0f} ms"
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
 
 
 # What came later

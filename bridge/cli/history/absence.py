@@ -66,12 +66,13 @@ class Absence:
 def prove(session: HistorySession, question: Question) -> Absence:
     since, until = _period(question)
     wanted = {"since": since, "until": until}
+    oldest = session.read(session.store.oldest)
     return Absence(
         since,
         until,
-        session.read(session.store.oldest),
+        oldest,
         _count(session, wanted),
-        list(_traces(session, question, wanted)),
+        [] if oldest is None else list(_traces(session, question, wanted)),
         _nameless(session, wanted),
         _lost(session),
         list(_missing(session, question)),

@@ -77,17 +77,17 @@ def stats(
     wanted.setdefault("since", parse("7d"))
     sums = _sums(session, by, wanted)
     total = _total(session, by, wanted, sums)
-    rows = _cut(by, sums, (0 if by in _TIMES else _DEFAULT_LIMIT) if limit is None else limit)
+    rows, rest = _cut(by, sums, (0 if by in _TIMES else _DEFAULT_LIMIT) if limit is None else limit)
     if plot is not None:
-        _write_plot(plot, by, rows, wanted, total)
+        _write_plot(plot, by, rows, rest, wanted, total)
     if as_json:
-        say_json(_as_json(by, wanted, rows, total), indent=2)
+        say_json(_as_json(by, wanted, [*rows, *rest], total), indent=2)
     elif as_csv:
         say_csv(by, "mails", "bytes")
-        for label, mails, size in rows:
+        for label, mails, size in [*rows, *rest]:
             say_csv(label, str(mails), str(size))
     else:
-        _say_table(by, rows, total)
+        _say_table(by, rows, rest, total)
 
 
 Line = tuple[str, int, int]  # label, mails, bytes
@@ -136,14 +136,15 @@ def _total(session: HistorySession, by: str, wanted: dict[str, Any], sums: list[
     return sum(one.mails for one in session.read(lambda: session.store.count("action", query)))
 
 
-def _cut(by: str, lines: list[Line], limit: int) -> list[Line]:
+def _cut(by: str, lines: list[Line], limit: int) -> tuple[list[Line], list[Line]]:
+    """The lines to show, and one that sums up the rest, if there is one."""
     if not limit or len(lines) <= limit:
-        return lines
+        return lines, []
     if by in _TIMES:
-        return lines[-limit:]
+        return lines[-limit:], []
     rest = lines[limit:]
     name = f"({len(rest):,} others)"
-    return [*lines[:limit], (name, sum(mails for _, mails, _ in rest), sum(size for _, _, size in rest))]
+    return lines[:limit], [(name, sum(mails for _, mails, _ in rest), sum(size for _, _, size in rest))]
 
 
 def _as_json(by: str, wanted: dict[str, Any], rows: list[Line], total: int) -> dict[str, Any]:
@@ -160,29 +161,29 @@ def _as_json(by: str, wanted: dict[str, Any], rows: list[Line], total: int) -> d
 # Text and picture
 
 
-def _say_table(by: str, rows: list[Line], total: int) -> None:
+def _say_table(by: str, rows: list[Line], rest: list[Line], total: int) -> None:
     columns = width()
     if columns is None:
         say_cells(by.upper(), "MAILS", "SHARE", "BYTES")
-        for label, mails, size in rows:
+        for label, mails, size in [*rows, *rest]:
             say_cells(label, str(mails), _share(mails, total), str(size))
         return
-    for line in _lines(by, rows, total, columns):
+    for line in _lines(by, rows, rest, total, columns):
         say(line)
     say(f"{total:,} mails" if rows else "no mail is recorded for that")
 
 
-def _lines(by: str, rows: list[Line], total: int, columns: int) -> list[str]:
+def _lines(by: str, rows: list[Line], rest: list[Line], total: int, columns: int) -> list[str]:
     from bridge.cli.table import aligned
 
     if not rows:
         return []
     widest = max(columns // 3, 12)
-    cells = [(label, f"{mails:,}", _share(mails, total)) for label, mails, _ in rows]
+    cells = [(label, f"{mails:,}", _share(mails, total)) for label, mails, _ in [*rows, *rest]]
     most = max(mails for _, mails, _ in rows) or 1
     texts = aligned([(by.upper(), "MAILS", "SHARE"), *cells], (widest, 12, 6))
     room = columns - len(texts[0]) - 2
-    bars = ["", *(_bar(mails / most, room) for _, mails, _ in rows)]
+    bars = ["", *(_bar(mails / most, room) for _, mails, _ in rows), *("" for _ in rest)]
     return [f"{text}  {bar}".rstrip() for text, bar in zip(texts, bars, strict=True)]
 
 
@@ -195,15 +196,18 @@ def _share(mails: int, total: int) -> str:
     return f"{100 * mails / total:.1f} %" if total else ""
 
 
-def _write_plot(file: Path, by: str, rows: list[Line], wanted: dict[str, Any], total: int) -> None:
+def _write_plot(file: Path, by: str, rows: list[Line], rest: list[Line], wanted: dict[str, Any], total: int) -> None:
     from bridge.cli import svg
 
     since = time.strftime("%Y-%m-%d %H:%M", time.localtime(wanted["since"]))
     until = time.strftime("%Y-%m-%d %H:%M", time.localtime(wanted.get("until", time.time())))
+    others = "".join(f"; not shown: {label.strip('()')} with {mails:,}" for label, mails, _ in rest)
+    labels = [label for label, _, _ in rows]
+    if by in _TIMES and len({label[:4] for label in labels}) == 1:
+        labels = [label[5:] for label in labels]  # without the year
     draw = svg.columns if by in _TIMES else svg.bars
-    picture = draw(
-        f"Mails by {by}", [(label, mails) for label, mails, _ in rows], f"{since} to {until}, {total:,} mails"
-    )
+    pairs = [(label, mails) for label, (_, mails, _) in zip(labels, rows, strict=True)]
+    picture = draw(f"Mails by {by}", pairs, f"{since} to {until}, {total:,} mails{others}")
     try:
         file.write_text(picture, encoding="utf-8")
     except OSError as exc:
