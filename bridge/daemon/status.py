@@ -63,6 +63,7 @@ class Status:
             "connections": self.connections,
             "saturated": [cause for cause, is_so in zip(SATURATION, running.saturation, strict=True) if is_so],
             "quarantine_problem": self._quarantine_problem(),
+            "history": {"problem": core.history.problem if core.history else "", "lost": self._history_lost()},
             "recent": list(core.recent.last),
             "reload": asdict(core.reloads),
             "listeners": [
@@ -81,6 +82,10 @@ class Status:
     def _next_hop(self, hop: MonitoredRelay) -> dict[str, Any]:
         is_up = self._running.components.is_up(hop)
         return {"name": hop.name, "up": is_up, "busy": hop.busy, "problem": hop.problem if is_up is False else ""}
+
+    def _history_lost(self) -> int:
+        """Mails that were not recorded."""
+        return int(sum(self.metrics.history.values[result,] for result in ("overflow", "failed")))
 
     def _quarantine_problem(self) -> str:
         recent = self._running.core.recent

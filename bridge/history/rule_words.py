@@ -32,6 +32,7 @@ ACTIONS = {
     "tempfail": "deferred",
     CANCELLED: "given up by the client",
 }
+# Why there is no decision, by the names of failures (`error=` in the log), and what else failed.
 ERRORS = {
     "unavailable": "it could not be reached, or failed",
     "failed": "it failed on this mail",
@@ -39,6 +40,13 @@ ERRORS = {
     "malformed": "its answer could not be understood",
     "refused": "it refused our request",
     "too_large": "the mail is too large for it",
+}
+FAILURES = {
+    "saturated": "Too much mail was in processing",
+    "ambiguous": "Mail programs may read its structure differently",
+    "spool": "Its content could not be written to the spool",
+    "quarantine": "It could not be stored in the quarantine",
+    "internal": "An unexpected error occurred",
 }
 _POLICY = re.compile(r"(?:(listeners|tenants)\.(.+)\.)?policy\.(\w+)")
 _PROFILE = re.compile(r"profiles\.(.+)\.(\w+)")

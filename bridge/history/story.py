@@ -15,7 +15,7 @@ from typing import Any
 
 from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
 from bridge.history.mails import Mail, is_open
-from bridge.history.rule_words import ERRORS, decided
+from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
 
 GONE, UNKNOWN = "gone", "unknown"  # states of `Kept`, beside those of the quarantine
@@ -196,13 +196,13 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     host = kind.scanner or "the scanner"
     if kind.decision:
         yield _verdict(entry, around, host)
-    elif kind.scanner and kind.error in ERRORS:
-        reason = f"{ERRORS[kind.error]}{_why(entry)}"
-        yield f"{_capital(host)} was asked and gave no decision after {_duration(row.scan_s)}: {reason}."
+    elif kind.error in ERRORS:
+        after = f" after {_duration(row.scan_s)}" if kind.scanner else ""
+        yield f"{_capital(host)} gave no decision{after}: {ERRORS[kind.error]}{_why(entry)}."
     elif kind.action == CANCELLED and kind.scanner:
         yield f"{_capital(host)} was scanning it when the client disconnected, after {_duration(row.scan_s)}."
-    elif kind.error:
-        yield f"Something failed: {kind.error}{_why(entry)}."
+    elif kind.error in FAILURES:
+        yield f"{FAILURES[kind.error]}{_why(entry)}."
     elif not kind.stage:
         yield "It was not scanned."
     if kind.late == "awaited":
@@ -305,11 +305,11 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
     match kind.action:
         case Action.RELAY if around.protocol == "milter":
             queue = f" (queue id {row.queue_id})" if row.queue_id else ""
-            text = f"The mail server in front{queue} has it, or has delivered it; its log tells."
+            text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
         case Action.RELAY:
             hop = around.next_hop or "the next hop"
             queue = f", queue id {row.next_id}" if row.next_id else ""
-            text = f"{_capital(hop)} has it{queue}, or has delivered it; its log tells."
+            text = f"{_capital(hop)} has it{queue}, or has delivered it already; see its log."
         case Action.HOLD:
             queue = f" as {row.queue_id}" if row.queue_id else ""
             text = f"In the hold queue of the mail server{queue}, until you release it there."

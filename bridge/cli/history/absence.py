@@ -149,7 +149,7 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     conf = session.config
     if not conf.history.enabled:
         yield "anything now: history.enabled is false, so nothing is recorded"
-    yield "mail that the mail server in front refused or still has: its own log tells"
+    yield "mail that the mail server in front refused, or still has in its queue: see its log"
     yield "mail that has not been sent yet, or is still on its way"
     yield "mail with another envelope sender: lists, forwarders and newsletters use their own, not the From line"
     if not has_server(conf):
