@@ -16,7 +16,7 @@ from bridge.runtime.suggestion import did_you_mean
 ACTIONS = ("relay", "reject", "discard", "quarantine", "hold", "tempfail", "cancelled")
 STAGES = ("connect", "mail", "rcpt", "data")
 _NULL = "<>"
-_LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message_id|queue_id|message-id:)\s*=?\s*", re.IGNORECASE)
+_LABEL = re.compile(r"^(?:id|session|ggrid|ident|next_id|message[_-]id|queue[_-]id)\s*[=:]\s*", re.IGNORECASE)
 
 
 class _Word(click.ParamType[str]):
