@@ -67,6 +67,8 @@ def decided(rule: str, action: str) -> str:
             f"Rule {rule} decided: {_case(key)}, and the profile {name} says that such mail is {done} "
             f"(set policy.{key} to change it)."
         )
+    if rule.startswith("lists.") and rule not in rule_names.DOCUMENTED:
+        return f"Rule {rule} decided: mail on this list is {done} without a scan."
     return f"Rule {rule} decided: {_fixed(rule)}. The mail was {done}."
 
 
@@ -79,8 +81,6 @@ def _fixed(rule: str) -> str:
     documented = rule_names.DOCUMENTED
     if rule in documented:
         return documented[rule].partition(";")[0]
-    if rule.startswith("lists."):
-        return f"an entry of the list {rule.removeprefix('lists.')}, enforced before the scan"
     if rule.endswith(".refuse_ambiguous_mime"):
         return documented["listeners.NAME.refuse_ambiguous_mime"]
     return documented["limits.NAME"] if rule.startswith("limits.") else "see the log reference"

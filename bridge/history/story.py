@@ -30,6 +30,7 @@ class Surroundings:
 
     protocol: str = ""  # of the listener; "" if there is no such listener any more
     is_after_queue: bool = False  # the mail server had accepted the mail before we saw it
+    is_direct: bool = True  # the client that we talk to sends its own mail; otherwise it is our mail server
     lists: tuple[str, ...] = ()  # that the listener enforces
     next_hop: str = ""
     scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
@@ -200,7 +201,7 @@ def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
         after = f" after {_duration(row.scan_s)}" if kind.scanner else ""
         yield f"{_capital(host)} gave no decision{after}: {ERRORS[kind.error]}{_why(entry)}."
     elif kind.action == CANCELLED and kind.scanner:
-        yield f"{_capital(host)} was scanning it when the client disconnected, after {_duration(row.scan_s)}."
+        yield f"{_capital(host)} was scanning it when {_peer(around)} disconnected, after {_duration(row.scan_s)}."
     elif kind.error in FAILURES:
         yield f"{FAILURES[kind.error]}{_why(entry)}."
     elif not kind.stage:
@@ -256,13 +257,17 @@ def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
 def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
     row, kind = entry.row, entry.kind
     if kind.action == CANCELLED:
-        yield "The client disconnected before it could read an answer."
+        yield f"{_capital(_peer(around))} disconnected before it could read an answer."
     elif around.protocol == "milter" and kind.action not in (Action.REJECT, Action.TEMPFAIL):
         yield "The mail server answered its client with a reply of its own (250)."
     elif row.reply:
         yield f"The client read: {row.reply}"
     for address, reply in (entry.more.get("replies") or {}).items():
         yield f"For {_person(address)} it read: {reply}"
+
+
+def _peer(around: Surroundings) -> str:
+    return "the client" if around.is_direct else "the mail server in front"
 
 
 def _capital(text: str) -> str:
@@ -320,10 +325,8 @@ def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> 
         case Action.TEMPFAIL:
             text = _deferred(last, around, moment)
         case "cancelled":
-            text = (
-                "With the client, as far as we know: it disconnected, and a mail server tries again later. "
-                "No later attempt is recorded."
-            )
+            who = "The mail server in front" if around.is_after_queue else "The sending mail server"
+            text = f"{who} has it, as far as we know, and tries again later. No later attempt is recorded."
     return " ".join(filter(None, [text, _in_quarantine(kind.action, kept)]))
 
 

@@ -20,6 +20,7 @@ def surroundings(session: HistorySession, entry: MailEntry) -> Surroundings:
     return Surroundings(
         protocol=listener.protocol,
         is_after_queue=PROFILES[listener.profile].is_after_queue,
+        is_direct=PROFILES[listener.profile].client_is_sender,
         lists=tuple(lists.names) if lists is not None else (),
         next_hop=_next_hop(conf, entry),
         scores=scores,
