@@ -57,11 +57,12 @@ class ListFull(ListsError):
 
 
 class EntryRefused(ListsError):
-    """The service refuses one of the entries; `position` is its index in the request, if known."""
+    """The service refuses one of the entries; `position` is its index in the request, if known, as is `entry`."""
 
-    def __init__(self, text: str, position: int | None = None) -> None:
+    def __init__(self, text: str, position: int | None = None, entry: str | None = None) -> None:
         super().__init__(text)
         self.position = position
+        self.entry = entry
 
 
 class ListsRefused(ListsError):

@@ -232,10 +232,15 @@ def _home(key: str, model: type[settings.Section]) -> str:
     return home if home and key in _SECTIONS[model][home].model_fields else ""
 
 
+_OF_THE_BRIDGE = frozenset({"scanner", "listeners", "relay", "admission", "policy", "tenants", "quarantine", "admin"})
+
+
 def _unknown_top_level(key: str) -> str:
     for name, model in (("guard", settings.Guard), ("abby", settings.Abby)):
         if key in model.model_fields:
             return f"this key belongs below `{name}:`"
+    if key in _OF_THE_BRIDGE:
+        return "unknown key; it belongs to the configuration of the bridge, which `scanbridge run` runs"
     similar = closest(key, ServiceConfig.model_fields)
     return f"unknown key; did you mean {similar}?" if similar else "unknown key"
 
