@@ -34,6 +34,6 @@ def _from_file(path: Path) -> Config:
         return model.load(path)
     except ConfigError as exc:
         if re.search(r": (guard|abby): unknown key", str(exc)):
-            hint = f"{path}: this is the configuration of the service, which `scanbridge service` runs"
+            hint = f"{path}: this is the configuration of the service: use `scanbridge service -c {path}`"
             raise ConfigError(f"{exc}\n{hint}") from exc
         raise

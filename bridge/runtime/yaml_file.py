@@ -176,7 +176,7 @@ class Tree:
         return text
 
     def _mistake(self, node: yaml.Node, where: Path_, what: str) -> None:
-        self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
+        self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where) or 'the file'}: {what}")
 
     def at(self, where: Path_) -> str:
         """File, line and name of a key."""

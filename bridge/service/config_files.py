@@ -240,7 +240,7 @@ def _unknown_top_level(key: str) -> str:
         if key in model.model_fields:
             return f"this key belongs below `{name}:`"
     if key in _OF_THE_BRIDGE:
-        return "unknown key; it belongs to the configuration of the bridge, which `scanbridge run` runs"
+        return "unknown key; it is a key of the bridge, whose configuration is for `scanbridge run -c`"
     similar = closest(key, ServiceConfig.model_fields)
     return f"unknown key; did you mean {similar}?" if similar else "unknown key"
 

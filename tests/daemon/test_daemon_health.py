@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from bridge.daemon.quarantine_upkeep import _not_writable
-from bridge.testing import Background, FakeScanner, NextHop, answer, free_port, result
+from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.process_kit import Bridge, get, parts, scanbridge, start, until, write_config
+from tests.recipients.recipients_kit import next_hop
 
 SECOND_TENANT = "0b8e0000-0000-4000-8000-000000000002"
 
@@ -79,18 +80,6 @@ def scanner_that(reply: bytes, status_reply: bytes | None = None) -> Iterator[st
         yield scanner.url
     finally:
         background.run(scanner.stop())
-        background.close()
-
-
-@contextmanager
-def next_hop(replies: dict[bytes, bytes] | None = None) -> Iterator[NextHop]:
-    background, hop = Background(), NextHop()
-    hop.replies |= replies or {}
-    background.run(hop.start())
-    try:
-        yield hop
-    finally:
-        background.run(hop.stop())
         background.close()
 
 
@@ -257,7 +246,7 @@ def test_a_next_hop_that_hangs_is_down(tmp_path: Path, protocol: str) -> None:
 
 
 def test_a_next_hop_that_refuses_connections_with_554_is_down(tmp_path: Path) -> None:
-    with next_hop({b"CONNECT": b"554 no"}) as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
+    with next_hop(CONNECT=b"554 no") as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
         until(says(bridge, "NOT DELIVERING: "), "the problem")
         assert "greeting: 554 no" in state(bridge)["problems"][0]
 
@@ -327,7 +316,7 @@ def test_a_next_hop_that_refuses_all_mail_is_said(
     tmp_path: Path, workers: int, reply: bytes, logged: str, expected: str
 ) -> None:
     """/readyz stays 200: otherwise no mail might come that shows the end of it."""
-    with next_hop({b".": reply}) as hop, bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
+    with next_hop(DOT=reply) as hop, bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
         for _ in range(3):
             assert bridge.send().startswith(reply[:4].decode())
         until(lambda: state(bridge)["problems"] == [expected], "the problem")
@@ -341,7 +330,7 @@ def test_a_next_hop_that_refuses_all_mail_is_said(
 
 def test_mail_to_invented_addresses_is_not_a_problem_at_once(tmp_path: Path) -> None:
     """A next hop that knows its recipients rejects many a mail; only if it is all of ten, something is wrong."""
-    with next_hop({b".": b"550 5.1.1 User unknown"}) as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
+    with next_hop(DOT=b"550 5.1.1 User unknown") as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
         for _ in range(9):
             assert bridge.send().startswith("550 ")
         bridge.mail_lines(9)

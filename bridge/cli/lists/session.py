@@ -193,7 +193,8 @@ def exit_code(exc: BridgeError) -> int:
 
 
 def fail(exc: BridgeError) -> NoReturn:
-    say_lines(str(exc), err=True)
+    hint = "; is the service running? check lists.url, or --url" if isinstance(exc, ListsUnreachable) else ""
+    say_lines(f"{exc}{hint}", err=True)
     sys.exit(exit_code(exc))
 
 
