@@ -1,7 +1,8 @@
 """Which configuration applies, for the daemon and for every command.
 
-The file that was named, else that of the package, else the embedded default. The embedded default is for trying
-things out, so it has a state directory of its own: its Maildir, quarantine and token never mix with real ones.
+It is the file that was named, otherwise the package's file, otherwise the embedded default. The embedded default is
+for trying things out, so it has a state directory of its own: its Maildir, quarantine and token never mix with real
+ones.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ class ListsMalformed(ListsError):
 
 
 class ListsUncertain(ListsMalformed):
-    """The service answered a change with 200 and something that cannot be read: nobody knows whether it was made."""
+    """The service answered a change with 200 and an unreadable body: the change may or may not have been made."""
 
 
 def refusal(status: int, failure: Failure, retry_after_s: float | None, secret: str) -> ListsError:

@@ -76,7 +76,7 @@ def load(path: Path) -> Loaded:
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
-    """The files to read; of which kind, unless only their content says so. Raises ConfigError."""
+    """The files to read and their kinds, if known without reading them. Raises ConfigError."""
     if not _is_directory(path):
         return [(path, "")]
     found = [
@@ -88,7 +88,7 @@ def _files(path: Path) -> list[tuple[Path, str]]:
 
 
 def _is_directory(path: Path) -> bool:
-    """False also if it cannot be told: reading it then says why."""
+    """Also False if this cannot be determined: reading the file then reports why."""
     try:
         return path.is_dir()
     except OSError:
@@ -96,7 +96,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Also if it cannot be read, or is a broken link: reading it then says why."""
+    """Also if it cannot be read, or is a broken link: reading it then reports why."""
     try:
         return path.exists() or path.is_symlink()
     except OSError:
