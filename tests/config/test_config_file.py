@@ -182,7 +182,10 @@ nonsense: 1
         (SMALL + "? [a]\n: 1\n", "bridge.yml:9: the file: a key must be a word"),
         (SMALL + "\"odd key\\e\": 1\n", 'bridge.yml:9: "odd key\\u001b": unknown key'),
         (SMALL + "<<: {log: {level: debug}}\n", 'bridge.yml:9: "<<": unknown key'),
-        (SMALL + "log: &log {level: debug}\nadmin: *nolog\n", "bridge.yml:10: not YAML: a value that begins with *; put it in quotes"),
+        (
+            SMALL + "log: &log {level: debug}\nadmin: *nolog\n",
+            "bridge.yml:10: not YAML: no anchor (&) of this name; if it is text",
+        ),
         (SMALL + "log: &a {level: *a}\n", "bridge.yml:9: log.level: an alias must not contain itself"),
         (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
