@@ -17,7 +17,10 @@ from tests.daemon.process_kit import MAIL, Bridge, get, running, scanbridge, unt
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Bridge, FakeScanner]]:
+    """A daemon that has heard from its scanner and its next hop, whose series exist from then on."""
     with running(tmp_path_factory.mktemp("daemon")) as (bridge, scanner, _):
+        until(lambda: "scanbridge_next_hop_up{" in get(bridge.admin, "/metrics")[1], "the test of the next hop")
+        until(lambda: '"GREEN"' in get(bridge.admin, "/status")[1], "the scanner's status")
         yield bridge, scanner
 
 
