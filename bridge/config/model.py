@@ -30,7 +30,9 @@ from bridge.config.fields import (
     AddressField,
     DatabaseUrl,
     DomainField,
+    HostName,
     Network,
+    SecretFile,
     Section,
     TenantUid,
     base_url,
@@ -55,7 +57,7 @@ class Scanner(Section):
         min_length=1,
         description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
     )
-    token_file: str = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
+    token_file: SecretFile = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
     tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
     ca_file: str | None = Field(None, description=CA_FILE)
     client_cert_file: str | None = Field(None, description="Our client certificate (PEM), for mutual TLS.")
@@ -343,7 +345,7 @@ class Config(Section):
     )
     log: Log = Log()
     tracing: Tracing | None = None
-    hostname: str | None = Field(
+    hostname: HostName | None = Field(
         None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."
     )
     state_directory: str | None = Field(

@@ -36,6 +36,7 @@ from bridge.daemon.workers.worker_context import SingleProcess, WorkerContext
 from bridge.errors import BridgeError
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
+from bridge.history.recorder import Recorder
 from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
@@ -149,6 +150,10 @@ class Daemon:
     @property
     def list_refresh(self) -> ListRefresh:
         return self._core.list_refresh
+
+    @property
+    def history(self) -> Recorder | None:
+        return self._core.history
 
     @property
     def reloads(self) -> ReloadHistory:

@@ -87,7 +87,7 @@ def _connect_next_hops(metrics: Metrics, running: Running) -> None:
 
 
 def _next_hops_up(running: Running) -> Rows:
-    """Without those that nobody has tried."""
+    """Without next hops that have not been tried yet."""
     found: dict[tuple[str, ...], int] = {}
     for hop in running.components.hops:
         if (is_up := running.components.is_up(hop)) is not None:

@@ -359,7 +359,7 @@ class Filter:
             return await self._refuse(record, refusal)
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
-            record.rule = rule_names.RELOADED
+            record.tenant, record.rule = None, rule_names.RELOADED  # no tenant may see the others' recipients
             return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
         return None
 

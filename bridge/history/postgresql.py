@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine
 from sqlalchemy.exc import SQLAlchemyError
 
-from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of
+from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
 from bridge.history.query import By, HistoryQuery, Sum
 from bridge.history.store import HistoryError
 from bridge.history.sums import labels_of, ordered_sums
@@ -34,6 +34,7 @@ _NUMBERS = {"at": "double precision", "size": "bigint", "mails": "integer"} | di
 _COLUMNS = (*Row._fields, *Kind._fields)
 _NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)
 _INDEXED = ("at", "id", "session", "client", "message_id", "ggrid", "queue_id", "next_id")
+_EQUAL = ("id", "action", "decision", "rule", "listener", "stage", "attempt")
 _EXACT = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")
 _WORDS = "to_tsvector('simple', subject)"
 
@@ -61,7 +62,7 @@ class PostgresHistory:
     """Writes and searches. Every method may raise HistoryError."""
 
     def __init__(self, where: Database, busy_s: float = BUSY_S) -> None:
-        self._where = where
+        self.where = where
         self._busy_s = busy_s
         self._engine: Engine | None = None
         self._days: set[int] = set()  # those that have a partition
@@ -76,13 +77,13 @@ class PostgresHistory:
             cursor = connection.connection.cursor()
             with cursor.copy(f"COPY history_mail ({_NAMES}, keys) FROM STDIN") as copy:
                 for kind, row in rows:
-                    copy.write_row((*map(_storable, (*row, *kind)), [_storable(key) for key in _keys(kind, row)]))
+                    copy.write_row((*map(storable, (*row, *kind)), storable(_keys(kind, row))))
         self._days |= {int(row.at // _DAY_S) for _, row in rows}
 
     def note(self, events: Sequence[LaterEvent]) -> None:
         with self._writing() as connection:
             for event in events:
-                values = (event.at, *map(_storable, (event.id, event.event, event.by, event.text)))
+                values = (event.at, *map(storable, (event.id, event.event, event.by, event.text)))
                 connection.exec_driver_sql("INSERT INTO history_later VALUES (%s, %s, %s, %s, %s)", values)
 
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
@@ -159,7 +160,7 @@ class PostgresHistory:
 
     def _opened(self) -> Engine:
         if self._engine is None:
-            engine = self._where.engine(wait_s=self._busy_s, connections=1, statement_s=self._busy_s)
+            engine = self.where.engine(wait_s=self._busy_s, connections=1, statement_s=self._busy_s)
             try:
                 with database.writing(engine, _LOCK) as connection:
                     database.migrate(connection, MIGRATIONS, VERSION_TABLE)
@@ -185,8 +186,8 @@ def _add_partition(connection: Connection, day: int) -> None:
 def _partitions(connection: Connection) -> dict[int, int]:
     """The days that have a partition, and their sizes."""
     text = (
-        "SELECT inhrelid::regclass::text, "
-        "(SELECT sum(pg_total_relation_size(inhrelid))) FROM pg_inherits WHERE inhparent = 'history_mail'::regclass"
+        "SELECT inhrelid::regclass::text, pg_total_relation_size(inhrelid) FROM pg_inherits "
+        "WHERE inhparent = 'history_mail'::regclass"
     )
     found = {}
     for name, size in connection.exec_driver_sql(text):
@@ -204,13 +205,6 @@ def _keys(kind: Kind, row: Row) -> list[str]:
     return sorted(keys)
 
 
-def _storable(value: Any) -> Any:
-    """PostgreSQL stores no NUL, and no half of a surrogate pair."""
-    if isinstance(value, str) and ("\0" in value or not value.isascii()):
-        return value.replace("\0", "").encode("utf-8", "replace").decode()
-    return value
-
-
 def _entry(values: tuple[Any, ...]) -> MailEntry:
     row, kind = Row(*values[: len(Row._fields)]), Kind(*values[len(Row._fields) :])
     return MailEntry(row, kind, {} if row.more is None else json.loads(row.more))
@@ -220,11 +214,13 @@ def _entry(values: tuple[Any, ...]) -> MailEntry:
 
 
 def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
-    wanted = {name: getattr(query, name) for name in ("action", "decision", "rule", "listener", "stage", "attempt")}
-    values: dict[str, Any] = {name: value for name, value in wanted.items() if value}
+    values: dict[str, Any] = {name: value for name in _EQUAL if (value := getattr(query, name))}
     if query.tenant is not None:
         values["tenant"] = query.tenant
     conditions = [f"{name} = %({name})s" for name in values]
+    if query.tenants is not None:
+        conditions.append("tenant = ANY(%(tenants)s)")
+        values["tenants"] = sorted(query.tenants)
     for name, comparison in (("since", "at >= %(since)s"), ("until", "at < %(until)s")):
         if getattr(query, name) is not None:
             conditions.append(comparison)
@@ -240,7 +236,7 @@ def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
         values["words"] = " & ".join(f"{word}:*" for word in query.words)
     conditions += _of_keys(query, values)
     conditions += _of_client(query, values)
-    return " AND ".join(conditions) or "true", values
+    return " AND ".join(conditions) or "true", {name: storable(value) for name, value in values.items()}
 
 
 def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:

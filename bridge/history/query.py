@@ -17,6 +17,7 @@ WORD = re.compile(r"[^\W_]+")
 class HistoryQuery:
     """A search; everything that is given must match. Results are ordered by time, the newest first."""
 
+    id: str = ""  # our id of the mail
     what: str = ""  # an id of ours, a session, a queue id, a Message-ID or a ggrid, written exactly
     attempt: str = ""  # the attempts with one mail
     sender: str | None = None  # an address, a domain or `@domain`; "": the null sender
@@ -29,12 +30,14 @@ class HistoryQuery:
     decision: str = ""
     rule: str = ""
     listener: str = ""
-    tenant: str | None = None
+    tenant: str | None = None  # "": mail that belongs to none
+    tenants: frozenset[str] | None = None  # one of these
     stage: str = ""
     since: float | None = None  # Unix time
     until: float | None = None
     before: str = ""  # the cursor of the last entry of the page before
     limit: int = 100  # 0: no limit
+    timeout_s: float = 0.0  # longest time for the search; 0: no limit
 
     @property
     def words(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from bridge.filter.late.fingerprint import attempt_key
@@ -25,6 +26,7 @@ from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
+from bridge.mail.transaction import new_id
 from bridge.observe.redaction import FULL, Redaction
 
 log = logging.getLogger(__name__)
@@ -52,6 +54,10 @@ class RecorderSettings:
     is_keeper: Callable[[], bool] = lambda: True  # whether this process deletes old entries; one of a machine does
     max_waiting: int = MAX_WAITING
     batch_s: float = BATCH_S
+
+
+_NO_KIND = Kind(*[""] * len(Kind._fields))
+_NO_ROW = Row(0.0, "", "", "", "", "", "", 0, "", "", "", "", 0.0, 0.0, 0.0, "", "", "", 1, None)
 
 
 @dataclass(slots=True)
@@ -106,6 +112,11 @@ class Recorder:
         """Why the last batch could not be written; empty if it was."""
         return self._problem
 
+    @property
+    def is_expecting_mail(self) -> bool:
+        """Whether mail that was deferred may come again."""
+        return bool(self._deferred)
+
     # Called by the event loop
 
     def note(self, record: Record) -> None:
@@ -134,10 +145,14 @@ class Recorder:
                 if (known := self._sums.get(key)) is not None:
                     known.count += 1
                     return
-            hide = self._settings.redaction.address
-            kind = Kind(listener, "", stage, action.value, "", "", rule, "", "", "", "", "", "", "")
-            text = "" if reply is None else str(reply)
-            row = Row(now, "", "", key[2], "", hide(key[3]), "", 0, "", "", text, "", 0, 0, 0, "", "", "", 1, None)
+            kind = _NO_KIND._replace(listener=listener, stage=stage, action=action.value, rule=rule)
+            row = _NO_ROW._replace(
+                at=now,
+                id=new_id(),
+                client=key[2],
+                sender=self._settings.redaction.address(key[3]),
+                reply="" if reply is None else str(reply),
+            )
             self._sums[key] = _Refusals(kind, row)
 
     def _has_room_for_refusal(self, now: float) -> bool:
@@ -178,6 +193,8 @@ class Recorder:
             self._wake.wait(self._settings.batch_s if not self._problem else RETRY_S)
             self._step()
         self._step()
+        with suppress(HistoryError):
+            self._store.close()
 
     def _step(self) -> None:
         try:

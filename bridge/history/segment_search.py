@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sqlite3
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
-from fnmatch import fnmatchcase
+from contextlib import closing
 from ipaddress import IPv4Network, IPv6Network, ip_address, ip_network
 from pathlib import Path
 from typing import Any, TypeVar
 
-from bridge.history.entry import Kind, MailEntry, Row, address_keys, key_of
+from bridge.history.entry import Kind, MailEntry, Row, address_keys, key_of, storable
 from bridge.history.query import WORD, By, HistoryQuery, Sum
 from bridge.history.segments import is_live, open_for_reading, segment_files
 from bridge.history.store import HistoryError
@@ -29,10 +30,12 @@ _MAILS = "mail JOIN kind ON kind.number = mail.kind"
 _HOURS = "hourly JOIN kind ON kind.number = hourly.kind"
 _OF_KIND: tuple[By, ...] = ("action", "decision", "rule", "tag", "listener", "tenant")
 _OF_MAIL: tuple[By, ...] = ("client", "sender", "recipient")
-_RETRIES = 5
+_RETRIES = 50
+_RETRY_S = 0.01
 
 T = TypeVar("T")
 Statement = tuple[str, dict[str, Any]]
+Segment = tuple[float, float, Path]  # the times of its first and last mail
 
 
 class SegmentSearch:
@@ -42,64 +45,77 @@ class SegmentSearch:
         self._directory = directory
 
     def find(self, query: HistoryQuery) -> list[MailEntry]:
-        return _retried(lambda: self._find(query))
+        return self._retried(lambda segments: _find(query, segments), query)
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
-        return _retried(lambda: self._count(by, query))
+        return self._retried(lambda segments: _count(by, query, segments), query)
 
     def oldest(self) -> float | None:
         """The time of the first mail; None if there is none."""
-        return _retried(self._oldest)
+        return self._retried(_oldest, HistoryQuery())
 
-    def _oldest(self) -> float | None:
-        firsts = []
-        for first, _, path in segment_files(self._directory):
-            found = [(first,)] if not is_live(path) else _read(path, HistoryQuery(), ("SELECT min(at) FROM mail", {}))
-            firsts += [value for (value,) in found if value is not None]
-        return min(firsts, default=None)
+    def _retried(self, search: Callable[[list[Segment]], T], query: HistoryQuery) -> T:
+        """Until no segment was finished meanwhile: what was in a live one could then be missed."""
+        problem = "its files change all the time"
+        for _ in range(_RETRIES):
+            segments = self._segments(query)
+            try:
+                found = search(segments)
+            except _Changing as exc:
+                problem = str(exc) or problem
+                time.sleep(_RETRY_S)
+                continue
+            if not {path for _, _, path in self._segments(query)} - {path for _, _, path in segments}:
+                return found
+        raise HistoryError(problem)
 
-    def _find(self, query: HistoryQuery) -> list[MailEntry]:
-        found: list[MailEntry] = []
-        for _, last, path in self._segments(query):
-            if query.limit and len(found) >= query.limit and found[-1].row.at >= last:
-                break
-            found += map(_entry, _read(path, query, _page(query, is_live(path))))
-            found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)
-            del found[query.limit or len(found) :]
-        return found
-
-    def _count(self, by: By, query: HistoryQuery) -> list[Sum]:
-        mails: Counter[str] = Counter()
-        sizes: Counter[str] = Counter()
-        for first, last, path in self._segments(query):
-            is_whole = (query.since or 0.0) <= first and last <= (query.until or math.inf)
-            by_hour = is_whole and not is_live(path) and by not in _OF_MAIL and not _concerns_mails(query)
-            statement = _hourly_sums(by, query) if by_hour else _sums(by, query, is_live(path))
-            for value, number, size in _read(path, query, statement):
-                for label in labels_of(by, value):
-                    mails[label] += number
-                    sizes[label] += size
-        return ordered_sums(by, mails, sizes)
-
-    def _segments(self, query: HistoryQuery) -> Iterator[tuple[float, float, Path]]:
+    def _segments(self, query: HistoryQuery) -> list[Segment]:
         """Those that may have mails of the time in question."""
         cursor = query.cursor
         until = min(query.until or math.inf, cursor[0] if cursor else math.inf)
-        for first, last, path in segment_files(self._directory):
-            if first <= until and last >= (query.since or 0.0):
-                yield first, last, path
+        try:
+            segments = segment_files(self._directory)
+        except OSError as exc:
+            raise HistoryError(exc.strerror or str(exc)) from exc
+        return [segment for segment in segments if segment[0] <= until and segment[1] >= (query.since or 0.0)]
 
 
-class _Gone(Exception):
-    """A segment was finished or deleted while we searched."""
+def _find(query: HistoryQuery, segments: list[Segment]) -> list[MailEntry]:
+    found: list[MailEntry] = []
+    for _, last, path in segments:
+        if query.limit and len(found) >= query.limit and found[-1].row.at >= last:
+            break
+        found += map(_entry, _read(path, query, _page(query, is_live(path))))
+        found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)
+        del found[query.limit or len(found) :]
+    return found
 
 
-def _retried(search: Callable[[], T]) -> T:
-    for _ in range(_RETRIES):
-        with suppress(_Gone):
-            return search()
-    raise HistoryError("its files change all the time")
+def _oldest(segments: list[Segment]) -> float | None:
+    firsts = []
+    for first, _, path in segments:
+        found = _read(path, HistoryQuery(), ("SELECT min(at) FROM mail", {})) if is_live(path) else [(first,)]
+        firsts += [value for (value,) in found if value is not None]
+    return min(firsts, default=None)
+
+
+def _count(by: By, query: HistoryQuery, segments: list[Segment]) -> list[Sum]:
+    mails: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for first, last, path in segments:
+        is_whole = (query.since or 0.0) <= first and last <= (query.until or math.inf)
+        by_hour = is_whole and not is_live(path) and by not in _OF_MAIL and not _concerns_mails(query)
+        statement = _hourly_sums(by, query) if by_hour else _sums(by, query, is_live(path))
+        for value, number, size in _read(path, query, statement):
+            for label in labels_of(by, value):
+                mails[label] += number
+                sizes[label] += size
+    return ordered_sums(by, mails, sizes)
+
+
+class _Changing(Exception):
+    """A segment was finished or deleted while we searched, or its owner is just about to do it."""
 
 
 def _read(path: Path, query: HistoryQuery, statement: Statement) -> list[Any]:
@@ -109,7 +125,11 @@ def _read(path: Path, query: HistoryQuery, statement: Statement) -> list[Any]:
             return connection.execute(*statement).fetchall()
     except (sqlite3.Error, OSError) as exc:
         if not path.exists():
-            raise _Gone from None
+            raise _Changing from None
+        if is_live(path) and "no such table" in str(exc):  # it was only just created
+            return []
+        if is_live(path):
+            raise _Changing(f"{path.name}: {exc}") from exc
         raise HistoryError(f"{path.name}: {exc}") from exc
 
 
@@ -144,13 +164,14 @@ def _hourly_sums(by: By, query: HistoryQuery) -> Statement:
     conditions, values = _of_kind(query)
     label = {"hour": "hour", "day": "hour / 24", "tag": "kind.tags"}.get(by, f"kind.{by}")
     where = " AND ".join(conditions) or "1"
+    values = {name: storable(value) for name, value in values.items()}
     return f"SELECT {label}, sum(hourly.mails), sum(hourly.size) FROM {_HOURS} WHERE {where} GROUP BY 1", values  # noqa: S608
 
 
 def _concerns_mails(query: HistoryQuery) -> bool:
     """Whether more than kinds and times are asked for."""
     return bool(
-        query.what or query.attempt or query.sender is not None or query.recipient or query.address
+        query.id or query.what or query.attempt or query.sender is not None or query.recipient or query.address
         or query.client or query.words or query.before
     )  # fmt: skip
 
@@ -168,9 +189,10 @@ def _conditions(query: HistoryQuery, live: bool) -> Statement:
     if query.what:
         conditions.append("(" + " OR ".join(f"mail.{name} IN (:what, :in_brackets)" for name in _EXACT) + ")")
         values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
-    if query.attempt:
-        conditions.append("mail.attempt = :attempt")
-        values["attempt"] = query.attempt
+    for name in ("id", "attempt"):
+        if value := getattr(query, name):
+            conditions.append(f"mail.{name} = :{name}")
+            values[name] = value
     conditions += _of_addresses(query, values, live)
     conditions += _of_client(query, values)
     if query.words:
@@ -179,7 +201,7 @@ def _conditions(query: HistoryQuery, live: bool) -> Statement:
         fast = "mail.rowid IN (SELECT rowid FROM words WHERE words MATCH :words)"
         parts = [f"mail.subject LIKE '%{word}%'" for word in query.words if word.isascii()]  # letters and digits
         conditions += [*parts, "has_words(mail.subject)"] if live else [fast]
-    return " AND ".join(conditions) or "1", values
+    return " AND ".join(conditions) or "1", {name: storable(value) for name, value in values.items()}
 
 
 def _of_kind(query: HistoryQuery) -> tuple[list[str], dict[str, Any]]:
@@ -190,6 +212,10 @@ def _of_kind(query: HistoryQuery) -> tuple[list[str], dict[str, Any]]:
     conditions = [f"kind.{name} = :{name}" for name in values]
     if query.tag:
         conditions.append("has_tag(kind.tags)")
+    if query.tenants is not None:
+        allowed = {f"tenant_{number}": uid for number, uid in enumerate(sorted(query.tenants))}
+        conditions.append(f"kind.tenant IN ({', '.join(f':{name}' for name in allowed)})")
+        values |= allowed
     return conditions, values
 
 
@@ -245,7 +271,8 @@ def _common_text(network: IPv4Network | IPv6Network) -> str:
 
 
 def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
-    words, tag = query.words, query.tag
+    words = query.words
+    tag = re.compile(".*".join(map(re.escape, query.tag.split("*")))).fullmatch
     network = ip_network(query.client, strict=False) if query.client else None
 
     def has_words(subject: str) -> bool:
@@ -253,7 +280,7 @@ def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
         return all(any(part.startswith(word) for part in found) for word in words)
 
     def has_tag(tags: str) -> bool:
-        return any(fnmatchcase(part, tag) for part in tags.split(","))
+        return any(part and tag(part) for part in tags.split(","))
 
     def has_key(sender: str, recipients: str, *keys: str) -> bool:
         return any(key in keys for key in address_keys(sender, recipients.split("\n") if recipients else ()))
@@ -264,6 +291,9 @@ def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
         except ValueError:
             return False
 
+    if query.timeout_s:
+        deadline = time.monotonic() + query.timeout_s
+        connection.set_progress_handler(lambda: time.monotonic() > deadline, 10_000)
     connection.create_function("has_words", 1, has_words, deterministic=True)
     connection.create_function("has_tag", 1, has_tag, deterministic=True)
     connection.create_function("has_key", -1, has_key, deterministic=True)

@@ -11,7 +11,7 @@ from bridge.history import segments
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
 from bridge.history.query import By, HistoryQuery, Sum
 from bridge.history.segment_search import SegmentSearch
-from bridge.history.segments import MAX_ROWS, SegmentWriter
+from bridge.history.segments import BUSY_S, MAX_ROWS, SegmentWriter
 from bridge.history.store import HistoryError
 from bridge.runtime import durable_files
 
@@ -25,9 +25,10 @@ CREATE INDEX IF NOT EXISTS later_id ON later (id);
 class SqliteHistory:
     """A `HistoryStore`. Only what writes mails owns a slot; commands read, and note what happened later."""
 
-    def __init__(self, directory: Path, max_rows: int = MAX_ROWS) -> None:
+    def __init__(self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S) -> None:
         self._directory = directory
-        self._writer = SegmentWriter(directory, max_rows)
+        self._busy_s = busy_s
+        self._writer = SegmentWriter(directory, max_rows, busy_s)
         self._search = SegmentSearch(directory)
 
     def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
@@ -76,7 +77,7 @@ class SqliteHistory:
             durable_files.make_directory(self._directory)
             durable_files.make_private(path)
             durable_files.give_to_owner(path)
-            with closing(sqlite3.connect(path, timeout=segments.BUSY_S)) as connection:
+            with closing(sqlite3.connect(path, timeout=self._busy_s)) as connection:
                 connection.execute("PRAGMA journal_mode=WAL")
                 connection.executescript(_SCHEMA)
                 with connection:

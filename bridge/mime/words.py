@@ -153,7 +153,7 @@ def decode_words(text: str, *, known_only: bool = False) -> str:
 
 def subject_text(raw: bytes) -> str:
     """What the value of a Subject field shows, truncated."""
-    unfolded = raw[: 4 * _MAX_SUBJECT].replace(b"\r\n", b"").decode("utf-8", "replace")
+    unfolded = raw[: 4 * _MAX_SUBJECT].replace(b"\r\n", b"").replace(b"\0", b" ").decode("utf-8", "replace")
     return " ".join(decode_words(unfolded, known_only=True).split())[:_MAX_SUBJECT]
 
 

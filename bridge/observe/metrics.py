@@ -202,7 +202,7 @@ class Metrics(Collector):
         )
         self.next_hop_up = Gauge(
             "scanbridge_next_hop_up",
-            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent while nobody has tried.",
+            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent until the first one.",
             ("next_hop",),
             combine=min,
         )

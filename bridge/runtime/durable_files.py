@@ -152,6 +152,15 @@ def make_private(path: Path) -> None:
         pass
 
 
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def open_to_read(path: Path) -> int:
     """Open an existing file in one of our directories. Raises OSError.
 

@@ -75,7 +75,7 @@ def has_zip_member(content: bytes) -> bool:
     for at in islice(found, _MAX_DOUBTS):
         if _is_plausible(content, at):
             return True
-    return next(found, None) is not None  # so many that only an attempt to open it can tell
+    return next(found, None) is not None  # there are so many that only opening it can tell
 
 
 def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
@@ -249,7 +249,7 @@ def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
 
 
 def _readings(content: bytes, place: _Place, budget: Budget) -> list[tuple[bytes | None, bool, str]]:
-    """For each distinct reading: the content, whether it is complete, and the limit of ours that prevents it."""
+    """For each distinct reading: the content, whether it is complete, and which of our limits prevents it."""
     found: list[tuple[bytes | None, bool, str]] = []
     for method in dict.fromkeys(one.method for one in place.descriptions if not one.is_encrypted):
         if method == _STORED:
