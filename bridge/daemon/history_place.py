@@ -31,13 +31,13 @@ def history_directory(state: Path) -> Path:
     return state / "history"
 
 
-def history(conf: Config, state: Path) -> HistoryStore:
-    """Raises ConfigError."""
+def history(conf: Config, state: Path, wait_s: float | None = None) -> HistoryStore:
+    """`wait_s`: how long a question to a database server may take. Raises ConfigError."""
     if not has_server(conf):
         return SqliteHistory(history_directory(state))
-    from bridge.history.postgresql import PostgresHistory  # it needs the driver
+    from bridge.history.postgresql import BUSY_S, PostgresHistory  # it needs the driver
 
-    return PostgresHistory(server(conf))
+    return PostgresHistory(server(conf), BUSY_S if wait_s is None else wait_s)
 
 
 def server(conf: Config) -> Database:

@@ -43,20 +43,19 @@ def identity(entry: MailEntry) -> tuple[object, ...]:
     return entry.row.at, entry.row.id, entry.kind.listener, entry.row.client, entry.kind.rule
 
 
-def gather(store: HistoryStore, found: Iterable[MailEntry]) -> list[Mail]:
-    """Each mail once, with all its attempts, in the order in which they were found. Raises HistoryError."""
+def gather(found: Iterable[MailEntry]) -> list[Mail]:
+    """Each mail once, with those of its attempts that were found, the newest mail first."""
+    ordered = sorted(found, key=lambda entry: entry.row.at)
     mails: list[Mail] = []
-    seen: set[tuple[object, ...]] = set()
-    for entry in found:
-        if identity(entry) not in seen:
-            mail = _whole(store, entry)
-            seen |= {identity(attempt) for attempt in mail.attempts}
-            mails.append(mail)
-    return mails
+    for related in _related(ordered):
+        mails += [Mail(tuple(group)) for group in _groups(related)]
+    return sorted(mails, key=lambda mail: mail.last.row.at, reverse=True)
 
 
-def _whole(store: HistoryStore, entry: MailEntry) -> Mail:
-    related = {identity(entry): entry}
+def whole(store: HistoryStore, mail: Mail) -> Mail:
+    """With all its attempts, and everything that belongs to it. Raises HistoryError."""
+    entry = mail.last
+    related = {identity(attempt): attempt for attempt in mail.attempts}
     for query in _queries(entry):
         for other in store.find(query):
             if _is_related(entry, other):
@@ -68,11 +67,25 @@ def _whole(store: HistoryStore, entry: MailEntry) -> Mail:
     return Mail(tuple(own), tuple(others), tuple(_before(store, own[0])), tuple(store.later(ids) if ids else ()))
 
 
+def _related(ordered: Iterable[MailEntry]) -> Iterable[list[MailEntry]]:
+    """Entries that may be one mail, together."""
+    found: dict[tuple[object, ...], list[MailEntry]] = {}
+    keys: dict[str, tuple[object, ...]] = {}  # of attempts
+    for entry in ordered:
+        row = entry.row
+        name: tuple[object, ...] = (row.sender, row.message_id) if _tells_apart(row.message_id) else identity(entry)
+        if row.attempt:
+            name = keys.setdefault(row.attempt, name)
+        found.setdefault(name, []).append(entry)
+    return found.values()
+
+
 def _queries(entry: MailEntry) -> Iterable[HistoryQuery]:
+    since, until = entry.row.at - _RETRY_S, entry.row.at + _RETRY_S  # so that not the whole history is read
     if entry.row.attempt:
-        yield HistoryQuery(attempt=entry.row.attempt, limit=_MANY)
+        yield HistoryQuery(attempt=entry.row.attempt, since=since, until=until, limit=_MANY)
     if _tells_apart(entry.row.message_id):
-        yield HistoryQuery(what=entry.row.message_id, limit=_MANY)
+        yield HistoryQuery(what=entry.row.message_id, since=since, until=until, limit=_MANY)
 
 
 def _tells_apart(message_id: str) -> bool:

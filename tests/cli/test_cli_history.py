@@ -92,6 +92,34 @@ def test_pages_lead_from_one_to_the_next_by_their_own_words(place: Place) -> Non
     assert found == [f"ID{number:04d}" for number in range(1, 8)]
 
 
+@pytest.mark.parametrize("form", ["--json", "--csv", "--wide"])
+def test_without_a_limit_everything_is_shown_once(place: Place, form: str) -> None:
+    """It is read in parts."""
+    place.store.append([mail(number, at=NOW - number) for number in range(2500)])
+    lines = place.says("history", "--limit", "0", form).splitlines()
+    assert len(lines) == 2500 + (form != "--json")
+    assert len(set(re.findall(r"ID\d{4}", "\n".join(lines)))) == 2500
+
+
+def test_a_reader_that_goes_away_is_no_error(place: Place) -> None:
+    """`scanbridge history --limit 0 | head`"""
+    place.store.append([mail(number, at=NOW - number) for number in range(2500)])
+    command = f"{sys.executable} -m bridge history --limit 0 -c {place.file} | head -1"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stdout.startswith("ID\t") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "key", ["@", "<>", "*", "%", "a@", "<@>", "x" * 5000, "\u202e@x", b"\xff@x.example", "-", "'", ":"]
+)
+def test_any_text_can_be_asked_for(place: Place, key: str | bytes) -> None:
+    """It is not found, and nothing breaks."""
+    place.add(1)
+    for command in ("explain", "history"):
+        done = scanbridge(command, "-c", place.file, "--", key)
+        assert done.returncode in (0, 2, 3) and "Traceback" not in done.stderr, done.stderr
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
@@ -273,7 +301,7 @@ def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
         "From <nobody@sender.example> in the whole history: 0 mails.",
         "From the domain sender.example in that time: 3 mails; the newest: ID0001 at ",
         "To the domain sender.example in that time: 0 mails.",
-        "From the client 192.0.2.7/32 in that time: 43 mails",
+        "From the client 192.0.2.7 in that time: 43 mails",
         "40 refusals of that time were recorded without their senders",
         "the daemon does not answer",
         "mail with another envelope sender",

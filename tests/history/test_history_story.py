@@ -12,7 +12,7 @@ from bridge.config.policy import Policy
 from bridge.errors import FailureLabel
 from bridge.filter import rule_names
 from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
-from bridge.history.mails import Mail, gather
+from bridge.history.mails import Mail, gather, whole
 from bridge.history.query import HistoryQuery
 from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided
 from bridge.history.sqlite import SqliteHistory
@@ -79,7 +79,7 @@ def test_a_rule_says_whose_policy_it_is() -> None:
 
 
 def found(store: SqliteHistory, **query: Any) -> list[list[str]]:
-    mails = gather(store, store.find(HistoryQuery(**query)))
+    mails = [whole(store, one) for one in gather(store.find(HistoryQuery(**query)))]
     return [[attempt.row.id for attempt in one.attempts] for one in mails]
 
 
@@ -103,7 +103,7 @@ def test_another_sender_or_message_id_is_another_mail(store: SqliteHistory, othe
 def test_a_decided_mail_is_not_joined_to_the_next_one(store: SqliteHistory) -> None:
     """Two recipients of one message in two transactions; both are named."""
     add(store, mail(1), mail(2, recipients="c@example.org"))
-    one, two = gather(store, store.find(HistoryQuery()))
+    one, two = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
     assert [attempt.row.id for attempt in one.attempts] == ["ID0002"]
     assert [attempt.row.id for attempt in one.others] == ["ID0001"]
     assert "The same message came once more, as a mail of its own: ID0001." in text(tell(one, Surroundings(), None))
@@ -120,8 +120,8 @@ def test_a_message_id_without_its_local_part_joins_nothing(store: SqliteHistory)
 def test_deferrals_at_mail_of_the_same_client_come_before(store: SqliteHistory) -> None:
     early = {"id": "", "stage": "mail", "message_id": "", "recipients": "", "reply": "451 4.3.2 full"}
     add(store, mail(1, **DEFERRED | early), mail(2, **DEFERRED | early | {"client": "192.0.2.99"}), mail(9))
-    mails = gather(store, store.find(HistoryQuery(what="ID0009")))
-    said = text(tell(mails[0], Surroundings(), None))
+    [found] = gather(store.find(HistoryQuery(what="ID0009")))
+    said = text(tell(whole(store, found), Surroundings(), None))
     assert "deferred at MAIL for this sender once, perhaps with this mail. It read: 451 4.3.2 full" in said
 
 

@@ -17,7 +17,7 @@ from bridge.cli.history.search import Question
 from bridge.cli.history.session import HistorySession
 from bridge.daemon.history_place import has_server
 from bridge.history.entry import MailEntry
-from bridge.history.query import By
+from bridge.history.store import HistoryError
 from bridge.mail.address import domain_of
 
 _OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
@@ -30,8 +30,12 @@ class Trace:
     """What is recorded of somebody around that time."""
 
     what: str  # in words
-    mails: int
+    mails: int | None  # None: they could not be counted in time
     newest: list[MailEntry]
+
+    @property
+    def count(self) -> str:
+        return "many" if self.mails is None else f"{self.mails:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Absence:
     since: float
     until: float
     oldest: float | None
-    by_action: dict[str, int]  # of all mails of that time
+    by_action: dict[str, int] | None  # of all mails of that time; None: they could not be counted in time
     traces: list[Trace]
     nameless: int  # refusals of that time that were summed without a sender
     lost: int | None  # mails that were not recorded since the daemon started; None: it does not answer
@@ -95,9 +99,12 @@ def made_at(what: str) -> float | None:
     return made if 1_500_000_000 < made < time.time() + 60 else None
 
 
-def _count(session: HistorySession, wanted: dict[str, Any], by: By = "action") -> dict[str, int]:
+def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | None:
     query = session.query(wanted)
-    return {one.label: one.mails for one in session.read(lambda: session.store.count(by, query))}
+    try:
+        return {one.label: one.mails for one in session.store.count("action", query)}
+    except HistoryError:  # counting millions of mails may take too long; the answer does not depend on it
+        return None
 
 
 def _traces(session: HistorySession, question: Question, period: dict[str, Any]) -> Iterator[Trace]:
@@ -109,7 +116,9 @@ def _traces(session: HistorySession, question: Question, period: dict[str, Any])
 
 def _trace(session: HistorySession, words: str, wanted: dict[str, Any]) -> Trace:
     query = session.query(wanted, limit=3)
-    return Trace(words, sum(_count(session, wanted).values()), session.read(lambda: session.store.find(query)))
+    numbers = _count(session, wanted)
+    total = None if numbers is None else sum(numbers.values())
+    return Trace(words, total, session.read(lambda: session.store.find(query)))
 
 
 def _relatives(session: HistorySession, question: Question) -> Iterator[tuple[str, dict[str, Any]]]:

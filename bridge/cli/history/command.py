@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from bridge.history.query import HistoryQuery
 
 _CURSOR = re.compile(r"\d{1,12}(?:\.\d{1,9})?(?:e[+-]?\d{1,2})?:[0-9A-Za-z]{0,64}")
+_CHUNK = 1000  # mails that are read at once
 _FOLLOWED = 10  # mails that --follow shows first
 EXIT_INTERRUPTED = 130
 
@@ -77,8 +78,11 @@ def history(
 def _page(
     session: HistorySession, what: str | None, wanted: dict[str, Any], limit: int, before: str | None, form: str
 ) -> None:
-    query = session.query(wanted, **_key(session, what), before=before or "", limit=limit + 1 if limit else 0)
+    query = session.query(wanted, **_key(session, what), before=before or "", limit=limit + 1 if limit else _CHUNK)
     found = session.read(lambda: session.store.find(query))
+    if not limit and len(found) == _CHUNK:
+        _show_all(session, query, found, form)
+        return
     more = bool(limit) and len(found) > limit
     found = found[:limit] if limit else found
     if found or form == "csv":
@@ -87,6 +91,17 @@ def _page(
         _say_none(session)
     if more and found:
         say(f"next page: {_next_page(session, limit, found[-1].cursor)}", err=True)
+
+
+def _show_all(session: HistorySession, query: HistoryQuery, found: list[MailEntry], form: str) -> None:
+    """Page by page: there may be millions."""
+    from dataclasses import replace
+
+    lines = _Lines(form)
+    while found:
+        lines.show(found)
+        following = replace(query, before=found[-1].cursor)
+        found = session.read(lambda following=following: session.store.find(following))  # type: ignore[misc]
 
 
 def _key(session: HistorySession, what: str | None) -> dict[str, str]:
@@ -154,28 +169,35 @@ def _follow(session: HistorySession, what: str | None, wanted: dict[str, Any], l
     from bridge.cli.history.follow import new_mails
 
     query = session.query(wanted, **_key(session, what), limit=limit)
+    lines = _Lines(form)
     try:
-        _print_lines(session, query, form, new_mails)
+        for entries in new_mails(session, query):
+            lines.show(entries)
     except KeyboardInterrupt:
         sys.exit(EXIT_INTERRUPTED)
 
 
-def _print_lines(session: HistorySession, query: HistoryQuery, form: str, new_mails: Any) -> None:
-    from bridge.cli.history.columns import MAILS, NATURAL
-    from bridge.cli.terminal import say_cells, width
+class _Lines:
+    """Shows mails in parts: the header comes once, and the columns have the same width in all parts."""
 
-    is_first = True
-    for entries in new_mails(session, query):
+    def __init__(self, form: str) -> None:
+        self._form = form
+        self._skipped = 0  # lines of the next part that were shown before: the header
+
+    def show(self, entries: list[MailEntry]) -> None:
+        from bridge.cli.history.columns import MAILS, NATURAL
+        from bridge.cli.terminal import say_cells, width
+
         columns = width()
-        if form == "csv":
-            MAILS.show_csv(entries, header=is_first)
-        elif form == "json":
-            _show(entries, form)
-        elif columns is None or form == "wide":
-            names = MAILS.wide if form == "wide" else MAILS.brief
-            for row in list(MAILS.rows(entries, names))[0 if is_first else 1 :]:
+        if self._form == "json":
+            _show(entries, self._form)
+        elif self._form == "csv":
+            MAILS.show_csv(entries, header=not self._skipped)
+        elif columns is None or self._form == "wide":
+            names = MAILS.wide if self._form == "wide" else MAILS.brief
+            for row in list(MAILS.rows(entries, names))[self._skipped :]:
                 say_cells(*row)
         else:
-            for line in list(MAILS.lines_of_widths(entries, NATURAL, columns))[0 if is_first else 1 :]:
+            for line in list(MAILS.lines_of_widths(entries, NATURAL, columns))[self._skipped :]:
                 say(line)
-        is_first = False
+        self._skipped = 1

@@ -65,8 +65,8 @@ def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as
 def _tell_all(session: HistorySession, question: Question, limit: int, as_json: bool) -> None:
     from bridge.history.mails import gather
 
-    mails = session.read(lambda: gather(session.store, question.found))
-    told = [(mail, *_story(session, mail)) for mail in mails[:limit]]
+    mails = gather(question.found)
+    told = [(mail, *_story(session, mail)) for mail in _whole(session, mails, limit)]
     if as_json:
         say_json(_as_json(question, mails, told), indent=2)
         return
@@ -79,15 +79,32 @@ def _tell_all(session: HistorySession, question: Question, limit: int, as_json: 
     _say_hidden(session, question)
 
 
+def _whole(session: HistorySession, mails: list[Mail], limit: int) -> list[Mail]:
+    """The newest, each with all its attempts. `mails` loses those that turn out to be attempts of a newer one."""
+    from bridge.history.mails import identity, whole
+
+    made: list[Mail] = []
+    while len(made) < min(limit, len(mails)):
+        mail = session.read(lambda: whole(session.store, mails[len(made)]))
+        known = set(map(identity, mail.attempts))
+        mails[len(made) + 1 :] = [one for one in mails[len(made) + 1 :] if identity(one.last) not in known]
+        made.append(mail)
+    return made
+
+
 def _story(session: HistorySession, mail: Mail) -> tuple[Story, dict[str, Any] | None]:
     from dataclasses import asdict
+    from datetime import UTC, datetime
 
     from bridge.cli.history.kept import kept
     from bridge.cli.history.surroundings import surroundings
     from bridge.history.story import tell
 
     found = kept(session, mail.last)
-    return tell(mail, surroundings(session, mail.last), found), None if found is None else asdict(found)
+    shown = None if found is None else asdict(found)
+    if shown and shown["until"] is not None:
+        shown["until"] = datetime.fromtimestamp(shown["until"], UTC).isoformat(timespec="seconds")
+    return tell(mail, surroundings(session, mail.last), found), shown
 
 
 def _as_json(question: Question, mails: list[Mail], told: list[tuple[Mail, Story, Any]]) -> dict[str, Any]:
@@ -182,18 +199,25 @@ def _evidence(session: HistorySession, absence: Absence, question: Question) -> 
     else:
         late = ", which is after the beginning of that time" if absence.oldest > absence.since > 0 else ""
         yield f"It begins at {_time(absence.oldest)}{late}."
-        total = sum(absence.by_action.values())
-        parts = ", ".join(f"{count:,} {action}" for action, count in absence.by_action.items())
-        yield f"Of that time, it has {total:,} mails{f': {parts}' if parts else ' at all'}."
+        yield _numbers(absence)
     for trace in absence.traces:
         newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
-        yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.mails:,} mails{newest}."
+        yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count} mails{newest}."
     if absence.nameless:
         yield f"{absence.nameless:,} refusals of that time were recorded without their senders, summed by client."
     if absence.lost is None:
         yield "Whether mails were not recorded is not known: the daemon does not answer at its admin address."
     else:
         yield f"{absence.lost:,} mails could not be recorded since the daemon started."
+
+
+def _numbers(absence: Absence) -> str:
+    when = "Of that time, it has" if absence.since else "It has"
+    if absence.by_action is None:
+        return f"{when} more mails than could be counted in time."
+    total = sum(absence.by_action.values())
+    parts = ", ".join(f"{count:,} {action}" for action, count in absence.by_action.items())
+    return f"{when} {total:,} mails{f': {parts}' if parts else ' at all'}."
 
 
 def _brief(entry: Any) -> str:

@@ -97,9 +97,16 @@ def with_filters(command: Callable[..., None], *, brief: bool = False) -> Callab
 
             if not HistoryQuery(subject=wanted["subject"]).words:
                 raise click.UsageError("--subject has no word: letters or digits are needed")
+        if "client" in wanted:
+            wanted["client"] = _without_length(wanted["client"])
         command(wanted=wanted, **given)
 
     return functools.reduce(lambda made, option: option(made), reversed(options), wrapped)
+
+
+def _without_length(network: str) -> str:
+    """A single address as an address: that is what is indexed."""
+    return network.removesuffix("/128") if ":" in network else network.removesuffix("/32")
 
 
 def key_of(text: str) -> str:

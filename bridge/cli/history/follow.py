@@ -19,7 +19,7 @@ from bridge.history.query import HistoryQuery
 from bridge.history.store import HistoryError
 
 POLL_S = 1.0
-_OVERLAP_S = 30.0
+_OVERLAP_S = 15.0
 
 
 def new_mails(session: HistorySession, query: HistoryQuery) -> Iterator[list[MailEntry]]:

@@ -27,6 +27,7 @@ from bridge.history.store import HistoryError, HistoryStore
 from bridge.observe.redaction import Redaction
 
 EXIT_NOT_FOUND, EXIT_LATER = 3, 75
+_PATIENCE_S = 60.0  # an operator waits longer than the daemon
 T = TypeVar("T")
 
 
@@ -45,7 +46,8 @@ class HistorySession:
         if not history_place.has_server(conf):
             _need_readable(history_place.history_directory(state))
         try:
-            return cls(conf, path, state, history_place.history(conf, state), history_place.redaction(conf, state))
+            store = history_place.history(conf, state, _PATIENCE_S)
+            return cls(conf, path, state, store, history_place.redaction(conf, state))
         except ConfigError as exc:
             fail_config(exc)
 
@@ -55,7 +57,7 @@ class HistorySession:
         for name in ("sender", "recipient", "address"):
             if name in hidden:
                 hidden[name] = self.hidden(hidden[name])
-        return HistoryQuery(**hidden, **more)
+        return HistoryQuery(**{name: _encodable(value) for name, value in (hidden | more).items()})
 
     def hidden(self, address: str) -> str:
         """An address or domain as the history has it. The null sender is empty."""
@@ -100,6 +102,11 @@ def with_configuration(command: str, path: Path | None) -> str:
         sub, _, rest = rest.partition(" ")
         verb = f"{verb} {sub}"
     return f"scanbridge {verb} -c {shlex.quote(str(path))} {rest}".rstrip()
+
+
+def _encodable(value: Any) -> Any:
+    """The terminal's bytes may be no text; no mail is found by those, and a database refuses them."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
 
 
 def fail(text: str, code: int) -> NoReturn:
