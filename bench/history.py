@@ -199,7 +199,7 @@ def main() -> None:
             size = store.size() / given.rows
             lines += ["", f"## {kind}", ""]
             lines += [
-                f"{size * 1e6 / 1e9:.2f} GB for a million mails; our CPU time for each: {used / given.rows * 1e6:.0f} us.",
+                f"{size * 1e6 / 1e9:.2f} GB for a million mails; our CPU for each: {used / given.rows * 1e6:.0f} us.",
                 "",
             ]
             lines += ["| search | p50 ms | p95 ms | goal |", "|---|---|---|---|"]
