@@ -33,6 +33,8 @@ MAX_SENDERS = 200  # with more, TooMuch
 WINDOW = 1024 * 1024  # bytes of text examined at a time
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
 READING_COST = 100  # work for each byte that is read in every way
+NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
+PART_WORK = 50_000  # and a part of an enclosed mail
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_FIELD = 4096  # characters of a field with addresses or a date
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
@@ -144,8 +146,8 @@ class _MailInspector:
         self.see = see
         self.opaque = 0  # containers around the current object that engines may not open
         self.found = Inspection()
-        self.links = Links(limits.urls, is_inline=not limits.archives)
         self.reading = readings.Budget(size)
+        self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
         self.budget.work = max(self.budget.work, limits.extracted_bytes)
 
@@ -175,6 +177,8 @@ class _MailInspector:
                 self.named(part.names)
             else:
                 self.leaf(data, part, nesting)
+            if nesting:
+                self.reading.take(PART_WORK)
             doubts |= part.doubts
             if doubts and not self.limits.archives:
                 raise NeedsProcess
@@ -185,15 +189,19 @@ class _MailInspector:
         """Programs may disagree on this mail: look at everything that any of them finds."""
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
         whole = data[:]
+        self.reading.take_text(whole)
         quoted = list(encodings.quoted_readings(whole))
         try:
-            names = set().union(*map(file_names.everywhere, readings.texts(whole)))
-            names = names.union(*map(file_names.embedded, (*readings.texts(whole), *quoted)))
+            texts = readings.texts(whole)
+            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in texts))
+            names = names.union(*map(file_names.embedded, (*texts, *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
+        self.reading.take(NAME_WORK * len(names))
         self.named(names)
         for text in (whole, *quoted):
-            self.text(text, 0, len(text), _ANY_TEXT)
+            words_only = encodings.without_base64(text)
+            self.text(words_only, 0, len(words_only), _ANY_TEXT)
         mails: list[bytes] = []
         for content, is_decoded in readings.objects(whole, self.reading):
             self.signatures(content)
@@ -213,7 +221,7 @@ class _MailInspector:
         """Most of these are beginnings of each other: the same encoded message, read to different ends."""
         done: list[bytes] = []
         for content in sorted(mails, key=len, reverse=True):
-            self.reading.take(sum(map(len, done)))
+            self.reading.take(2 * sum(map(len, done)))
             if not any(content in other for other in done):
                 done.append(content)
                 self.enclosed(content, nesting)
@@ -222,6 +230,8 @@ class _MailInspector:
         """Encoded content in which some programs find parts or files. In binary files, they look for few marks only."""
         if not is_text and not file_types.is_text(content) and not any(mark in content for mark in _MARKS):
             return
+        if self.limits.archives and encodings.has_begin(content):
+            self.reading.take_text(content)
         doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
         if doubts and not self.limits.archives:
             raise NeedsProcess
@@ -322,6 +332,7 @@ class _MailInspector:
 
     def calendar(self, content: bytes, part: Part, nesting: int) -> None:
         """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
+        self.reading.take_text(content)
         for line in _unfolded(content.decode("latin-1"), part).splitlines():
             key, _, value = line.rpartition(":")
             data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None

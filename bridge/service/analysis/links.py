@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import ipaddress
 import re
+from collections.abc import Callable
 from urllib.parse import unquote
 
 from bridge.mail.address import comparable_domain
@@ -57,6 +58,9 @@ INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
 INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
 INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a character reference may begin
 _MARKS = ("&", "//", "www.", "<a")
+# Nanoseconds of work in a process: for each character, and for each of these, which take longest.
+_CHARACTER_WORK = 20
+_MARK_WORK = (("&", 800), ("//", 5000), ("\\\\", 5000), ("<a", 6000), ("<A", 6000))
 
 
 class NeedsProcess(Exception):
@@ -67,9 +71,12 @@ class Links:
     """Collects hosts and tags from any number of texts.
 
     `scan` raises TooMuch beyond `max_hosts`, and NeedsProcess where `is_inline` and the names take too long.
+    Otherwise it calls `charge` with the work that it is going to do.
     """
 
-    def __init__(self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False) -> None:
+    def __init__(
+        self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False, charge: Callable[[int], None] = int
+    ) -> None:
         self.hosts: set[str] = set()
         self.tags: set[str] = set()
         self._seen: set[str] = set()
@@ -77,10 +84,13 @@ class Links:
         self._converted = 0  # names that are not ASCII
         self._characters_left = INLINE_CHARACTERS if is_inline else None
         self._length = self._marks = 0
+        self._charge = charge
 
     def scan(self, text: str, *, is_html: bool) -> None:
         if self._characters_left is not None:
             self._check_length(text)
+        else:
+            self._charge(_CHARACTER_WORK * len(text) + sum(work * text.count(mark) for mark, work in _MARK_WORK))
         if is_html and "&" in text:
             if _BREAK.search(text):
                 self._scan(_lower(_unescaped(_BREAK.sub("", text))), is_html)
