@@ -72,7 +72,7 @@ def located(value: str, *, is_shown: bool = False) -> set[str]:
     return {name[-_SHOWN:] for name in found if "." in name}
 
 
-def everywhere(data: bytes, charge: Callable[[int], None] = int) -> set[str]:
+def everywhere(data: bytes, charge: Callable[[int], object] = int) -> set[str]:
     """All names in everything that looks like such a field, wherever it is in the mail. Raises TooManyNames.
 
     `charge` is called with the work that each field takes, in nanoseconds; it may raise.

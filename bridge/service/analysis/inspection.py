@@ -7,7 +7,6 @@ the result names it in `limits`, and the caller must treat the mail as not fully
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
 from collections.abc import Callable, Collection, Iterator
@@ -105,17 +104,15 @@ class Inspection:
     hosts: set[str] = field(default_factory=set)
     digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
-    objects: list[bytes] = field(default_factory=list)  # what engines may not find in the mail themselves
+    rendition: list[bytes] = field(default_factory=list)  # a mail of what engines may not find themselves, in pieces
 
     def to_dict(self) -> dict[str, list[str]]:
-        found = {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
-        return found | {"objects": [base64.b64encode(content).decode() for content in self.objects]}
+        return {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
 
     @classmethod
-    def from_dict(cls, value: dict[str, list[str]]) -> Inspection:
+    def from_dict(cls, value: dict[str, list[str]], rendition: list[bytes] | None = None) -> Inspection:
         tags, limits, hosts, digests = (set(value[name]) for name in ("tags", "limits", "hosts", "digests"))
-        objects = [base64.b64decode(content) for content in value["objects"]]
-        return cls(tags, limits, hosts, digests, list(value["senders"]), objects)
+        return cls(tags, limits, hosts, digests, list(value["senders"]), rendition or [])
 
 
 See = Callable[[bytes, Collection[str], bool], None]

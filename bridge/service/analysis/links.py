@@ -60,7 +60,7 @@ INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a char
 _MARKS = ("&", "//", "www.", "<a")
 # Nanoseconds of work in a process: for each character, and for each of these, which take longest.
 _CHARACTER_WORK = 20
-_MARK_WORK = (("&", 800), ("//", 5000), ("\\\\", 5000), ("<a", 6000), ("<A", 6000))
+_MARK_WORK = (("&", 800), ("//", 6000), ("\\\\", 6000), ("<a", 8000), ("<A", 8000))
 
 
 class NeedsProcess(Exception):
@@ -75,7 +75,7 @@ class Links:
     """
 
     def __init__(
-        self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False, charge: Callable[[int], None] = int
+        self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False, charge: Callable[[int], object] = int
     ) -> None:
         self.hosts: set[str] = set()
         self.tags: set[str] = set()

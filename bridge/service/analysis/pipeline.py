@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
-from bridge.service.analysis.engine import BytesContent, Engine, Findings, LimitReached, Mail
+from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
@@ -105,14 +104,13 @@ class Pipeline:
             asking = [group.create_task(self._ask(engine, mail)) for engine in self._engines]
         inspection, answer = inspecting.result()
         answers = [answer, *(task.result() for task in asking)]
-        if inspection.objects:
-            answers += await self._ask_about_objects(mail, inspection.objects)
+        if inspection.rendition:
+            answers += await self._ask_about_objects(mail, inspection.rendition)
         return self._conclude(job, inspection, answers)
 
-    async def _ask_about_objects(self, mail: Mail, objects: list[bytes]) -> list[_Answer]:
+    async def _ask_about_objects(self, mail: Mail, pieces: list[bytes]) -> list[_Answer]:
         """An ambiguous mail: the engines that look for malware read it in one way, and get everything else here."""
-        content = BytesContent(await asyncio.to_thread(as_mail, objects))
-        rendition = Mail(mail.ggrid, mail.request, content)
+        rendition = Mail(mail.ggrid, mail.request, ContentInPieces(pieces))
         engines = [engine for engine in self._engines if engine.scans_objects]
         return list(await asyncio.gather(*(self._ask(engine, rendition) for engine in engines)))
 
