@@ -307,14 +307,20 @@ def _data_lines(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
     for line in data[start:end].split(b"\n"):
         text = line.rstrip(b"\r")
         if text.strip():
-            texts = (text, *_unescaped(text))
-            is_like_data = any(_is_like_uu_line(one) or _is_xx_line(one) for one in texts)
-            if any(_is_uu_line(one) or (_is_xx_line(one) and len(one) > _WORTH_READING) for one in texts) or (
-                after_one and (is_like_data or text.strip().lower() in _END_LINES)
-            ):
+            texts = (text, *_unescaped(text)) if b"&" in text else (text,)
+            is_like_data = any(map(_is_like_data, texts))
+            if any(map(_is_data, texts)) or (after_one and (is_like_data or text.strip().lower() in _END_LINES)):
                 yield at
             after_one = is_like_data
         at += len(line) + 1
+
+
+def _is_data(line: bytes) -> bool:
+    return _is_uu_line(line) or (len(line) > _WORTH_READING and _is_xx_line(line))
+
+
+def _is_like_data(line: bytes) -> bool:
+    return _is_like_uu_line(line) or _is_xx_line(line)
 
 
 def _is_uu_line(line: bytes) -> bool:

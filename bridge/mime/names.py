@@ -72,6 +72,19 @@ def located(value: str, *, is_shown: bool = False) -> set[str]:
     return {name[-_SHOWN:] for name in found if "." in name}
 
 
+def titles(subject: str) -> set[str]:
+    """The names of files that a subject may contain: `Re: "x.js" (1/3)`."""
+    found: set[str] = set()
+    for form in _forms(subject[:_TITLE]):
+        found.update(_TITLE_SEPARATORS.split(form))
+    return {name[-_SHOWN:] for name in found if _TITLE_NAME.search(name)}
+
+
+_TITLE = 1000  # characters; programs read no longer one
+_TITLE_SEPARATORS = re.compile(r"""[\s"'`;,:=<>()\[\]{}|\0]+""")
+_TITLE_NAME = re.compile(r"[^.@/]\.[A-Za-z0-9_-]{1,10}[.!?]?\Z")
+
+
 def everywhere(data: bytes, charge: Callable[[int], object] = int) -> set[str]:
     """All names in everything that looks like such a field, wherever it is in the mail. Raises TooManyNames.
 

@@ -49,6 +49,7 @@ _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`),
     re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
     re.compile(r"/[\t\r\n]++[/\\]"),
     re.compile(r"\\[\t\r\n]++[/\\]"),
+    re.compile(r"d(?:[\t\r\n]++a|a(?:[\t\r\n]++t|t(?:[\t\r\n]++a|a[\t\r\n]++:)))"),  # `data:`
 )
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
@@ -83,6 +84,7 @@ class Links:
         self._max_hosts = max_hosts
         self._converted = 0  # names that are not ASCII
         self._characters_left = INLINE_CHARACTERS if is_inline else None
+        self.has_files = False  # perhaps: `page_files` finds them
         self._length = self._marks = 0
         self._charge = charge
 
@@ -93,12 +95,12 @@ class Links:
             self._charge(_CHARACTER_WORK * len(text) + sum(work * text.count(mark) for mark, work in _MARK_WORK))
         if is_html and "&" in text:
             if _BREAK.search(text):
-                self._scan(_lower(_unescaped(_BREAK.sub("", text))), is_html)
-            text = _unescaped(text)
+                self._scan(_lower(unescaped(_BREAK.sub("", text))), is_html)
+            text = unescaped(text)
         text = _lower(text)
         is_broken = self._scan(text, is_html)
         if is_html and (is_broken or any(pattern.search(text) for pattern in _BROKEN)):
-            self._scan(text.replace("\n", "").replace("\r", "").replace("\t", ""), is_html)
+            self._scan(without_breaks(text), is_html)
 
     def _scan(self, text: str, is_html: bool) -> bool:
         """Whether a link ends at a tab or line end, so that it may not end there."""
@@ -120,6 +122,7 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
+            self.has_files = self.has_files or "data:" in text or "download" in text
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
@@ -202,6 +205,11 @@ class Links:
             self.tags.add("url:mismatch")
 
 
+def without_breaks(text: str) -> str:
+    """Browsers remove tabs and line ends from links."""
+    return text.replace("\n", "").replace("\r", "").replace("\t", "")
+
+
 def _is_link(text: str, start: int) -> bool:
     """Whether the two slashes at `start` begin a link; white space may follow an opening quote."""
     if text[max(0, start - 6) : start].endswith(_BEFORE):
@@ -223,7 +231,7 @@ def _lower(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
-def _unescaped(text: str) -> str:
+def unescaped(text: str) -> str:
     """HTML's character references replaced. Numbers may have any length: browsers ignore leading zeros."""
     if "&#" in text:  # Python refuses to read a number of more than 4300 digits
         text = _LONG_NUMBER.sub("\ufffd", _LEADING_ZEROS.sub(r"&#\1", text))

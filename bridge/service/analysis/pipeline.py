@@ -36,6 +36,7 @@ from bridge.service.scanning.records import RecordWriter
 from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
 
 INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event loop for more than 1-2 ms
+INLINE_PARTS = 200  # 10 ms; ordinary mail of this size has fewer than ten
 INLINE_DESCRIBED = 8 * 1024  # bytes of all fields that describe parts; in a few mails, they are longer than 2 KiB
 MAX_SCORE = 1e9
 
@@ -232,7 +233,9 @@ def _finite(score: float) -> float:
 def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False) -> Limits:
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
     return Limits(
-        bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size, *(() if archives else (INLINE_DESCRIBED,))),
+        bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
+        if archives
+        else Bounds(min(mime.max_parts, INLINE_PARTS), mime.max_depth, mime.max_header_size, INLINE_DESCRIBED),
         archive_depth=mime.max_archive_depth,
         archive_members=mime.max_archive_members,
         extracted_bytes=mime.max_extracted_size,
