@@ -279,7 +279,7 @@ class _MailInspector:
 
     def check_lines(self, data: Buffer, part: Part) -> None:
         """In the event loop: not too many lines that may be those of uuencode."""
-        if not self.limits.archives and part.end - part.body > INLINE_LINES:
+        if part.end - part.body > 4 * INLINE_LINES and not self.limits.archives:
             body = data[part.body : part.end]
             if body.count(b"\n") > INLINE_LINES and encodings.has_begin(body):
                 raise NeedsProcess

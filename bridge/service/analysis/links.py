@@ -49,8 +49,10 @@ _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`),
     re.compile(r"h(?!ttps?:)[\t\r\n]*+t[\t\r\n]*+t[\t\r\n]*+p[\t\r\n]*+s?[\t\r\n]*+:"),
     re.compile(r"/[\t\r\n]++[/\\]"),
     re.compile(r"\\[\t\r\n]++[/\\]"),
-    re.compile(r"d(?:[\t\r\n]++a|a(?:[\t\r\n]++t|t(?:[\t\r\n]++a|a[\t\r\n]++:)))"),  # `data:`
 )
+_DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
+_DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'])")  # `<a download=`, `a.download =`, `"download", "x.js"`
+_TAG = 2000  # characters in which a tag begins before an attribute
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
 MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand; with more, `scan` raises TooMuch
@@ -122,7 +124,7 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
-            self.has_files = self.has_files or "data:" in text or "download" in text
+            self.has_files = self.has_files or "data:" in text or _has_download(text)
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
@@ -229,6 +231,20 @@ def _lower(text: str) -> str:
     Names with other letters are converted by `host_of`.
     """
     return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
+
+
+def _has_download(text: str) -> bool:
+    """Whether a page gives a name to a file. Without that, browsers do not save what is in a `data:` link."""
+    at = text.find("download")
+    while at >= 0:
+        if _DOWNLOAD_NAME.match(text, at):
+            return True
+        if _DOWNLOAD.match(text, at) and text.rfind("<", max(0, at - _TAG), at) > text.rfind(
+            ">", max(0, at - _TAG), at
+        ):
+            return True
+        at = text.find("download", at + 8)
+    return False
 
 
 def unescaped(text: str) -> str:
