@@ -38,7 +38,8 @@ EXPENSIVE = {
     "uuencode": PART + b"begin 644 a\nMAAAAA\nend\n" * 100,
     "names": b"content-type: x;" + b"name=%3d%3f;" * 300 + b"\n",
     "mails in Base64": PART + base64.encodebytes(b"Content-Type: message/rfc822\n\n" * 300),
-    "parts in Base64": PART + base64.encodebytes(b"Content-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\n\n" * 1900),
+    "parts in Base64": PART
+    + base64.encodebytes(b"Content-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\n\n" * 1900),
 }
 
 

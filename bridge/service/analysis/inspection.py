@@ -21,7 +21,7 @@ from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
 from bridge.service.analysis import archives, file_types, headers, page_files, recognition, smime
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.links import Links, NeedsProcess
+from bridge.service.analysis.links import Links, NeedsProcess, unescaped
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
 from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, windows
 
@@ -34,7 +34,8 @@ NAME_COST = 1024  # work for each name of a file: an archive may give it thousan
 READING_COST = 100  # work for each byte that is read in every way
 NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
 PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
-PAGE_WORK = 20  # and a character of a page that is searched for them
+PAGE_WORK = 40  # a character of a page that is searched for them,
+REFERENCE_WORK = 1500  # and a "&" in it
 BEGINNING = 4096  # bytes by which the type of a file is recognised
 INLINE_FIELDS = 2048  # characters of all fields with addresses or a date: a few milliseconds
 INLINE_FILES = 20  # in a page
@@ -311,7 +312,8 @@ class _MailInspector:
 
     def page(self, text: str, nesting: int) -> None:
         """Files that a browser saves from a page."""
-        self.reading.take(PAGE_WORK * len(text))
+        self.reading.take(PAGE_WORK * len(text) + REFERENCE_WORK * text.count("&"))
+        text = unescaped(text)
         names = page_files.names(text)
         self.named(names)
         for number, (content_type, content) in enumerate(page_files.files(text)):

@@ -1,7 +1,8 @@
 """Files within a web page: the content of `data:` addresses, and the names that the page gives to downloads.
 
 A browser saves the content of `<a download="x.js" href="data:...">` as a file of that name, at a click or when a
-script clicks. Files that a script puts together are not found. Everything here is linear in the length of the page.
+script clicks. Files that a script puts together are not found. Character references in the page are replaced already.
+Everything here is linear in its length.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from typing import NamedTuple
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime import encodings
-from bridge.service.analysis.links import unescaped, without_breaks
+from bridge.service.analysis.links import without_breaks
 
 _ADDRESS = re.compile(r"data:([^,\"'<>]{0,200}),", re.IGNORECASE)
 _NAME = re.compile(  # of an attribute, of a property, or in `setAttribute("download", "x.js")`
@@ -29,7 +30,7 @@ class PageFile(NamedTuple):
 
 def files(page: str) -> Iterator[PageFile]:
     """What is in `data:` addresses (RFC 2397)."""
-    text = without_breaks(unescaped(page))
+    text = without_breaks(page)
     match = _ADDRESS.search(text)
     while match is not None:
         end = _end(text, match)
@@ -53,5 +54,5 @@ def _end(text: str, match: re.Match[str]) -> int:
 
 def names(page: str) -> set[str]:
     """Of attributes (`download="x.js"`), and what scripts assign (`a.download = "x.js"`)."""
-    found = {"".join(groups).strip() for groups in _NAME.findall(unescaped(page))}
+    found = {"".join(groups).strip() for groups in _NAME.findall(page)}
     return {name for name in found if "." in name}
