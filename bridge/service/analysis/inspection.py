@@ -458,7 +458,7 @@ class _MailInspector:
         part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
         if recognition.is_calendar(part):
             self.calendar(content, part, nesting)
-        if recognition.is_shown(part, content) and self.limits.look_at_mime:
+        if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
             for codec in codecs_of(content[:4], ""):
                 self.page(words.decoded(content, codec), nesting + 1)
         is_encoded = any(name.lower().endswith(recognition.ENCODED) for name in names)

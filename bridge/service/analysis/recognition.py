@@ -51,6 +51,12 @@ def is_shown(part: Part, content: bytes) -> bool:
     )
 
 
+def may_have_files(page: bytes) -> bool:
+    """A quick test: most pages in archives are parts of documents, without such links or escapes for them."""
+    text = page.replace(b"\0", b"").lower() if b"\0" in page else page.lower()
+    return any(mark in text for mark in (b"data:", b"download", b"&#", b"&tab;", b"&newline;"))
+
+
 def is_calendar(part: Part) -> bool:
     return part.content_type in _CALENDARS or any(
         name.lower().endswith((".ics", ".vcf", ".vcs")) for name in part.names
