@@ -108,6 +108,7 @@ def unbroken_readings(raw: bytes) -> Iterator[bytes]:
     """Base64 with anything in between, read to the end."""
     yield _base64(raw)
     yield _by_lines(raw)
+    yield _base64(_JUNK_LINE.sub(b"", raw))  # a line that only looks like a delimiter
     if b"=" in raw:
         yield b"".join(map(_base64, _PADDING.split(raw.translate(None, _NOT_BASE64_OR_PAD))))
 
@@ -128,7 +129,7 @@ _PADDING = re.compile(rb"=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _JUNK = re.compile(rb"[^A-Za-z0-9+/\s]")
-_JUNK_LINE = re.compile(rb"(?m)^[A-Za-z0-9+/=\t ]*[^A-Za-z0-9+/=\s][^\n]*$")
+_JUNK_LINE = re.compile(rb"(?m)^[A-Za-z0-9+/=\t\v\f ]*[^A-Za-z0-9+/=\s][^\n]*$")
 _JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
 
 
