@@ -69,8 +69,7 @@ class Core:
     def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
         """A client was refused before there was a mail."""
         if self.history is not None:
-            client, sender = refusal.client or "", refusal.sender
-            self.history.note_refusal(listener, refusal.stage, client, sender, refusal.rule, refusal.reply)
+            self.history.note_refusal(listener, refusal)
 
 
 def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:

@@ -240,6 +240,9 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     ending.callback(worker.sockets.keep_only, [])
     if core.tracing is not None:
         ending.push_async_callback(core.tracing.close)
+    if core.history is not None:
+        core.history.start()
+        ending.push_async_callback(asyncio.to_thread, core.history.close)  # after the last answers of next hops
     service = None
     if conf.embedded_service and not worker.has_supervisor:
         service = await start_service(conf, core.state)
@@ -275,9 +278,6 @@ async def _open_stores(running: Running, ending: AsyncExitStack) -> None:
     if not core.worker.has_supervisor:  # otherwise the supervisor has done it
         quarantine_upkeep.clean(running.components.quarantine)
     await core.list_refresh.start()
-    if core.history is not None:
-        core.history.start()
-        ending.push_async_callback(asyncio.to_thread, core.history.close)
 
 
 async def _listen(running: Running) -> None:

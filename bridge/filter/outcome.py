@@ -41,7 +41,6 @@ class Record:
     error: BaseException | None = None
     wait_s: float = 0.0
     scan_s: float = 0.0
-    scanner: str = ""  # the URL of the host that was asked last
     relay_s: float = 0.0
     wait_at: float = 0.0  # when each of these began, monotonic; 0: never
     scan_at: float = 0.0
@@ -50,7 +49,6 @@ class Record:
     next_id: str = ""  # the next hop's queue id
     is_mixed: bool = False  # the next hop accepted the mail for some recipients only
     message_id: str = ""  # from the mail's own header
-    subject: bytes = b""  # the same, as it is written there
     late: LateStatus | None = None
     would: Action | None = None  # shadow mode: the action that would have been taken
     listed: ListMatch | None = None  # the envelope list that the mail is on
@@ -59,6 +57,8 @@ class Record:
     rule: str = ""  # the rule that decided, in shadow mode the one that would have: see `rule_names`
     unscanned: str = ""  # why the mail was handed on without a decision
     doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
+    subject: bytes = b""  # from the mail's own header, as it is written there
+    scanner: str = ""  # the URL of the host that was asked last
 
     def ask(self, scanner: str) -> None:
         """This host gets the mail."""

@@ -24,6 +24,7 @@ from bridge.history.entry import Kind, Row
 from bridge.history.query import HistoryQuery
 from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.mail.action import Action
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import new_id
@@ -33,7 +34,7 @@ log = logging.getLogger(__name__)
 
 MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB
 MAX_REFUSALS_PER_S = 50  # rows of one process for refusals before the content; further ones are summed by client
-MAX_SUMS_PER_S = 50  # clients; further ones are summed together
+MAX_SUMS = 50  # rows of one batch for clients; further ones are summed together
 MAX_DEFERRED = 10_000  # mails that may come again
 DEFERRED_S = 5 * 86_400.0  # how long mail servers keep trying
 BATCH_S = 0.3
@@ -60,6 +61,9 @@ _NO_KIND = Kind(*[""] * len(Kind._fields))
 _NO_ROW = Row(0.0, "", "", "", "", "", "", 0, "", "", "", "", 0.0, 0.0, 0.0, "", "", "", 1, None)
 
 
+_SumKey = tuple[str, str, str | None, str, str]  # listener, stage, client, sender, rule
+
+
 @dataclass(slots=True)
 class _Refusals:
     """Refusals of one client that are summed."""
@@ -82,7 +86,7 @@ class Recorder:
         self.size = 0  # bytes on disk, when they were last added up
         self._waiting: deque[tuple[float, Record, str]] = deque()
         self._rows: list[tuple[Kind, Row]] = []  # of the thread
-        self._sums: dict[tuple[str, ...], _Refusals] = {}
+        self._sums: dict[_SumKey, _Refusals] = {}
         self._sums_lock = threading.Lock()
         self._second, self._refusals = 0, 0
         self._deferred: dict[tuple[str, str], float] = {}
@@ -123,37 +127,48 @@ class Recorder:
         """A mail is finished. Its content can still be read."""
         now = time.time()
         if record.at and not self._has_room_for_refusal(now):
-            self._sum_record(record, now)
+            self._sum_record(record)
             return
         if len(self._waiting) + len(self._rows) >= self._settings.max_waiting:
             self._count("overflow", 1)
             return
         self._waiting.append((now, record, self._attempt(record, now)))
 
-    def note_refusal(self, listener: str, stage: str, client: str, sender: str, rule: str, reply: Reply | None) -> None:
+    def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
         """A client was refused before there was a mail: at the connection, or at MAIL because of saturation."""
         now = time.time()
-        action = Action.REJECT if reply is None or not reply.is_temporary else Action.TEMPFAIL
-        key = (listener, stage, client, sender if self._has_room_for_refusal(now) else "", rule)
+        sender = refusal.sender if self._has_room_for_refusal(now) else ""
         with self._sums_lock:
-            known = self._sums.get(key)
-            if known is not None:
-                known.count += 1
+            if self._is_summed((listener, refusal.stage, refusal.client, sender, refusal.rule)):
                 return
-            if len(self._sums) >= MAX_SUMS_PER_S:
-                key = (listener, stage, "", "", rule)
-                if (known := self._sums.get(key)) is not None:
-                    known.count += 1
+            if len(self._sums) < MAX_SUMS:
+                key = (listener, refusal.stage, refusal.client, sender, refusal.rule)
+            else:
+                key = (listener, refusal.stage, None, "", refusal.rule)
+                if self._is_summed(key):
                     return
-            kind = _NO_KIND._replace(listener=listener, stage=stage, action=action.value, rule=rule)
-            row = _NO_ROW._replace(
+            self._sums[key] = _Refusals(*self._row_of_refusal(now, key, refusal.reply))
+
+    def _is_summed(self, key: _SumKey) -> bool:
+        known = self._sums.get(key)
+        if known is None:
+            return False
+        known.count += 1
+        return True
+
+    def _row_of_refusal(self, now: float, key: _SumKey, reply: Reply | None) -> tuple[Kind, Row]:
+        listener, stage, client, sender, rule = key
+        action = Action.TEMPFAIL if reply is not None and reply.is_temporary else Action.REJECT
+        return (
+            _NO_KIND._replace(listener=listener, stage=stage, action=action.value, rule=rule),
+            _NO_ROW._replace(
                 at=now,
                 id=new_id(),
-                client=key[2],
-                sender=self._settings.redaction.address(key[3]),
+                client=client or "",
+                sender=self._settings.redaction.address(sender),
                 reply="" if reply is None else str(reply),
-            )
-            self._sums[key] = _Refusals(kind, row)
+            ),
+        )
 
     def _has_room_for_refusal(self, now: float) -> bool:
         second = int(now)
@@ -162,10 +177,11 @@ class Recorder:
         self._refusals += 1
         return self._refusals <= MAX_REFUSALS_PER_S
 
-    def _sum_record(self, record: Record, now: float) -> None:
+    def _sum_record(self, record: Record) -> None:
         session, outcome = record.tx.session, record.outcome
         reply = None if outcome is None else outcome.reply
-        self.note_refusal(session.listener, record.at, session.client.address or "", "", record.rule, reply)
+        refusal = EarlyRefusal(record.at, session.client.address, "", "", record.rule, reply)
+        self.note_refusal(session.listener, refusal)
 
     def _attempt(self, record: Record, now: float) -> str:
         """The key that joins the attempts with one mail; "" if this is the only one so far."""

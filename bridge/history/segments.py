@@ -15,6 +15,7 @@ continued by the next owner of the slot, or finished by any process that finds i
 from __future__ import annotations
 
 import fcntl
+import json
 import logging
 import math
 import os
@@ -42,20 +43,25 @@ _FINISHED = re.compile(r"(\d{13})-(\d{13})-([0-9a-f]{8})\.sqlite")
 _LIVE = re.compile(r"slot-(\d{1,3})-([0-9a-f]{8})\.live")
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 
+_MAIL_COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
 _SCHEMA = f"""
 CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fields)});
-CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {", ".join(f'"{name}"' for name in Row._fields)});
+CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {_MAIL_COLUMNS});
 """
 _PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
 _PUT_MAIL = f"INSERT INTO mail VALUES (?, {', '.join('?' * len(Row._fields))})"  # noqa: S608
 
 # What a finished segment is searched by. `hourly` has what statistics count most.
 _INDEXED = ("id", "session", "client", "message_id", "ggrid", "queue_id", "next_id", "attempt")
-_FINISH = (
+FINISHED_SCHEMA = (
+    f"CREATE TABLE finished.kind (number INTEGER PRIMARY KEY, {', '.join(Kind._fields)})",
+    f"CREATE TABLE finished.mail (kind INTEGER, {_MAIL_COLUMNS})",
+    "CREATE TABLE finished.address (key TEXT, mail INTEGER, PRIMARY KEY (key, mail)) WITHOUT ROWID",
+)
+INDEXES = (
     *(f"CREATE INDEX finished.mail_{name} ON mail ({name})" for name in _INDEXED),
     "CREATE INDEX finished.mail_at ON mail (at, id)",
     "CREATE INDEX finished.mail_kind ON mail (kind, at)",
-    "CREATE TABLE finished.address (key TEXT, mail INTEGER, PRIMARY KEY (key, mail)) WITHOUT ROWID",
     "CREATE VIRTUAL TABLE finished.words USING "
     "fts5(subject, content='', detail=none, tokenize='unicode61 remove_diacritics 0')",
     "INSERT INTO finished.words (rowid, subject) SELECT rowid, subject FROM finished.mail WHERE subject != ''",
@@ -63,9 +69,10 @@ _FINISH = (
     "sum(size * mails) AS size FROM finished.mail GROUP BY 1, 2",
 )
 _COPY = (
-    "CREATE TABLE finished.kind AS SELECT * FROM main.kind",
-    "CREATE TABLE finished.mail AS SELECT * FROM main.mail ORDER BY at, id",
+    "INSERT INTO finished.kind SELECT * FROM main.kind",
+    "INSERT INTO finished.mail SELECT * FROM main.mail ORDER BY at, id",
 )
+MERGING = "merging.json"  # see `segment_merge`
 
 
 class SegmentWriter:
@@ -159,11 +166,11 @@ class SegmentWriter:
 
 def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
     try:
-        with _transaction(connection):
+        with transaction(connection):
             connection.executemany(_PUT_KIND, kinds)
             connection.executemany(_PUT_MAIL, mails)
     except UnicodeEncodeError:  # bytes of a mail that are no text; SQLite stores UTF-8 only
-        with _transaction(connection):
+        with transaction(connection):
             connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
             connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
 
@@ -179,8 +186,7 @@ def finish(path: Path, busy_s: float = BUSY_S) -> None:
             if first is not None:
                 _copy(connection, new)
         if first is not None:
-            span = f"{int(first * 1000):013d}-{int(last * 1000):013d}"
-            new.rename(path.with_name(f"{span}-{_token_of(path)}.sqlite"))
+            new.rename(path.with_name(finished_name(first, last, _token_of(path))))
     finally:
         new.unlink(missing_ok=True)
     remove_live(path)
@@ -189,12 +195,16 @@ def finish(path: Path, busy_s: float = BUSY_S) -> None:
 def _copy(connection: sqlite3.Connection, new: Path) -> None:
     connection.execute("ATTACH ? AS finished", (str(new),))
     connection.execute("PRAGMA finished.synchronous=OFF")  # nothing is lost: the live segment is still there
-    with _transaction(connection):
-        for statement in (*_COPY, *_FINISH):
+    with transaction(connection):
+        for statement in (*FINISHED_SCHEMA, *_COPY, *INDEXES):
             connection.execute(statement)
         connection.executemany("INSERT INTO finished.address VALUES (?, ?)", _all_address_keys(connection))
     connection.execute("DETACH finished")
     durable_files.sync_file(new)
+
+
+def finished_name(first: float, last: float, token: str) -> str:
+    return f"{int(first * 1000):013d}-{int(last * 1000):013d}-{token}.sqlite"
 
 
 def remove_live(path: Path) -> None:
@@ -244,11 +254,24 @@ def total_size(directory: Path) -> int:
 def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
     """All segments with the times of their first and last mail; the newest first. A live one has no end."""
     files = _files(directory)
+    if any(path.name == MERGING for path in files):
+        files = _without_parts(directory, files)
     finished = {found[3]: (*_span(found), path) for path in files if (found := _FINISHED.fullmatch(path.name))}
     live = [
         (0.0, math.inf, path) for path in files if (found := _LIVE.fullmatch(path.name)) and found[2] not in finished
     ]
     return sorted((*finished.values(), *live), key=lambda segment: segment[1], reverse=True)
+
+
+def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
+    """The parts of a merged segment do not count, and it does not count itself before it has its name."""
+    try:
+        merging = json.loads((directory / MERGING).read_bytes())
+    except FileNotFoundError:  # it is complete now
+        return [path for path in files if path.exists()]
+    if not (directory / merging["merged"]).exists():
+        return files
+    return [path for path in files if path.name not in merging["parts"]]
 
 
 def live_files(directory: Path) -> list[Path]:
@@ -342,7 +365,7 @@ def _try_lock(path: Path) -> int:
 
 
 @contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
     connection.execute("BEGIN IMMEDIATE")
     try:
         yield

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from bridge.history import segments
+from bridge.history import segment_merge, segments
 from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
 from bridge.history.query import By, HistoryQuery, Sum
 from bridge.history.segment_search import SegmentSearch
@@ -43,7 +44,12 @@ class SqliteHistory:
         segments.finish_abandoned(self._directory)
         with self._later() as connection:
             connection.execute("DELETE FROM later WHERE at < ?", (before,))
-        return segments.delete_old(self._directory, before, max_size)
+        deleted = segments.delete_old(self._directory, before, max_size)
+        try:
+            segment_merge.merge_days(self._directory, time.time())
+        except (sqlite3.Error, OSError) as exc:
+            raise HistoryError(f"merging segments: {exc}") from exc
+        return deleted
 
     def size(self) -> int:
         return segments.total_size(self._directory)

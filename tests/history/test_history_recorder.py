@@ -17,9 +17,10 @@ from bridge.errors import ScanUnavailable
 from bridge.filter.outcome import Outcome, Record
 from bridge.history.entry import Kind, Row
 from bridge.history.query import HistoryQuery
-from bridge.history.recorder import MAX_REFUSALS_PER_S, MAX_SUMS_PER_S, Recorder, RecorderSettings
+from bridge.history.recorder import MAX_REFUSALS_PER_S, MAX_SUMS, Recorder, RecorderSettings
 from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryError
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.mail.action import Action
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.message import Message, Spool
@@ -33,7 +34,6 @@ DELIVERED = Outcome(
     Action.RELAY, Reply(250, "2.0.0", "Ok"), AnalysisResult(Decision.DELIVER, "GGRID", "clean", ("a:b", "c,d"))
 )
 DEFERRED = Outcome(Action.TEMPFAIL, Reply(451, "4.3.0", "later"))
-SATURATED = Reply(451, "4.3.2", "busy")
 
 
 def record(outcome: Outcome | None = DELIVERED, content: bytes = b"Subject: x\r\n\r\nx\r\n", **values: Any) -> Record:
@@ -43,6 +43,10 @@ def record(outcome: Outcome | None = DELIVERED, content: bytes = b"Subject: x\r\
     envelope = Envelope("a@sender.example", (Recipient("b@example.org"), Recipient("c@example.org")))
     tx = Transaction(new_id(), session, envelope, message, 0.0, 1.0)
     return Record(tx, len(content), outcome=outcome, **{"message_id": "<1@x>", "subject": b" hello", **values})
+
+
+def saturated(client: str, sender: str) -> EarlyRefusal:
+    return EarlyRefusal("mail", client, sender, "saturated", "policy.saturated", Reply(451, "4.3.2", "busy"))
 
 
 class Trouble(SqliteHistory):
@@ -127,7 +131,7 @@ def test_addresses_are_hidden_as_in_the_log(tmp_path: Path) -> None:
                 outcome, subject=b" for a@sender.example", error=ScanUnavailable("a@sender.example"), message_id="<m@x>"
             )
         )
-        running.recorder.note_refusal("mx", "mail", "192.0.2.7", "a@sender.example", "policy.saturated", SATURATED)
+        running.recorder.note_refusal("mx", saturated("192.0.2.7", "a@sender.example"))
         rows = running.wait_for(2)
     text = json.dumps(rows)
     assert "a@sender" not in text and "b@example" not in text and "m@x" not in text
@@ -203,7 +207,7 @@ def test_refusals_share_rows_when_there_are_too_many(tmp_path: Path) -> None:
     with recording(tmp_path) as running:
         for number in range(20_000):
             client, sender = f"192.0.2.{number % 200}", f"{number}@sender.example"
-            running.recorder.note_refusal("mx", "mail", client, sender, "policy.saturated", SATURATED)
+            running.recorder.note_refusal("mx", saturated(client, sender))
         until(lambda: running.counts["written"] + running.counts["summed"] >= 20_000, "all refusals", 20.0)
         sums = running.store.count("action", HistoryQuery())
         assert [(line.label, line.mails) for line in sums] == [("tempfail", 20_000)]
@@ -223,5 +227,5 @@ def test_refusals_at_rcpt_share_rows_only_in_a_storm(tmp_path: Path) -> None:
         )
         rows = running.rows()
     assert sum(row.get("mails", 1) for row in rows) == MAX_REFUSALS_PER_S * 4
-    assert MAX_REFUSALS_PER_S < len(rows) <= 3 * (MAX_REFUSALS_PER_S + MAX_SUMS_PER_S)
+    assert MAX_REFUSALS_PER_S < len(rows) <= 4 * (MAX_REFUSALS_PER_S + MAX_SUMS)
     assert sum(row.get("recipients") == ["b@example.org", "c@example.org"] for row in rows) >= MAX_REFUSALS_PER_S
