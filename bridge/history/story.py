@@ -93,7 +93,7 @@ def _fate(mail: Mail, kept: Kept | None) -> str:
         Action.QUARANTINE: "put into quarantine, released later" if is_released else "put into quarantine",
         Action.HOLD: "put on hold in the mail server",
         Action.TEMPFAIL: "deferred",
-        CANCELLED: "given up by the client before it was decided",
+        CANCELLED: "given up before it was decided",
     }
     word = words.get(last.kind.action, last.kind.action)
     if last.kind.stage:
@@ -183,7 +183,8 @@ def _lists(entry: MailEntry, around: Surroundings) -> str:
         which = f" ({matched})" if matched else ""
         asked = f"The lists {', '.join(around.lists)} were asked. " if len(around.lists) > 1 else ""
         return f"{asked}The list {entry.kind.list} has an entry for it{which}."
-    if around.lists and entry.kind.action != CANCELLED and not entry.kind.rule.startswith(("limits.", "content")):
+    is_asked = not entry.kind.stage and entry.kind.action != CANCELLED
+    if around.lists and is_asked and not entry.kind.rule.startswith(("limits.", "content")):
         several = len(around.lists) > 1
         names = ", ".join(around.lists)
         return f"The {'lists' if several else 'list'} {names} {'were' if several else 'was'} asked: no entry matches."

@@ -142,7 +142,7 @@ def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
         ({"action": "reject"}, "was refused", "returns it to the sender as undeliverable"),
         ({"action": "discard"}, "was accepted and dropped", "Nowhere: it was dropped"),
         ({"action": "hold"}, "put on hold", "hold queue of the mail server as QUEUED"),
-        ({"action": "cancelled"}, "given up by the client", "No later attempt is recorded"),
+        ({"action": "cancelled"}, "was given up before it was decided", "No later attempt is recorded"),
         (DEFERRED, "was deferred", "tries again, usually for up to five days"),
         ({"action": "reject", "stage": "rcpt"}, "was refused at RCPT, before its content was sent", "still has it"),
     ],
@@ -222,3 +222,20 @@ def test_a_hostile_queue_id_is_quoted_in_the_commands() -> None:
     told = story(entry(next_id="x; rm -rf /", sender="$(id)@x"))
     assert told.commands[0] == "grep 'x; rm -rf /' /var/log/mail.log"
     assert story(entry(action="reject", sender="$(id)@x")).commands == ("scanbridge history --sender '$(id)@x'",)
+
+
+def test_lists_are_mentioned_only_if_they_were_asked() -> None:
+    around = Surroundings("smtp", lists=("blocked-senders", "allowed-networks"))
+    assert "were asked: no entry matches" in text(story(entry(), around=around))
+    for values in ({"stage": "connect", "action": "reject"}, {"action": "cancelled"}, {"rule": "limits.max_received"}):
+        assert "asked" not in text(story(entry(**values), around=around))
+
+
+def test_a_refused_connection_has_a_story() -> None:
+    kind = {"stage": "connect", "action": "reject", "rule": "listeners.trusted_clients", "decision": "", "scanner": ""}
+    row = {"id": "", "session": "", "sender": "", "recipients": "", "message_id": "", "subject": "", "queue_id": ""}
+    told = text(story(entry(mails=12, size=0, wait_s=0.0, **kind, **row)))
+    assert told.startswith("A connection from 192.0.2.7 was refused")
+    assert "was refused when it connected by listener mx; 12 attempts" in told
+    assert "the client is not one of the listener's `trusted_clients`" in told
+    assert "scanned" not in told

@@ -273,7 +273,7 @@ def test_cancelled_by_the_client(world: World, front: str) -> None:
     until(world.is_scanning, "the scanner to be used")
     with world.service.frozen():
         reply = send(world.front(f"hasty_{front}"), mail(sender), sender=sender, **CLIENT)
-        told = world.explain(sender, "given up by the client")
+        told = world.explain(sender, "was given up before it was decided")
     assert reply.startswith("451 ")
     assert "was scanning it when the mail server in front disconnected" in told
     assert "The mail server in front disconnected before it could read an answer." in told
