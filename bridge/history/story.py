@@ -18,7 +18,8 @@ from bridge.history.mails import Mail, is_open
 from bridge.history.rule_words import ERRORS, FAILURES, decided
 from bridge.mail.action import Action
 
-GONE, UNKNOWN = "gone", "unknown"  # states of `Kept`, beside those of the quarantine
+# States of `Kept`, beside those of the quarantine. `not_here`: another machine may have it.
+GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
 _GIVES_UP_S = 5 * 86_400.0  # when most mail servers return a mail that they could not deliver
 _AT_STAGE = {"connect": "when it connected", "mail": "at MAIL", "rcpt": "at RCPT", "data": "at DATA"}
 _MANY = 5  # recipients that are named
@@ -362,6 +363,11 @@ def _in_quarantine(action: str, kept: Kept | None) -> str:
             return f"{copy}Released to {have or 'its recipients'}; the quarantine still has it{end}."
         case "gone":
             return f"{copy}No longer in the quarantine: it was deleted, or its retention has ended."
+        case "not_here":
+            return (
+                "Not in the quarantine of this machine: it is in that of another one, or was deleted there. "
+                "Ask on the machine that received the mail."
+            )
     return f"{copy}In the quarantine, which could not be asked: {kept.problem}."
 
 
@@ -374,7 +380,7 @@ def _moment(at: float) -> str:
 
 def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[str]:
     row, kind = mail.last.row, mail.last.kind
-    if kept is not None and kept.state not in (GONE, UNKNOWN):
+    if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN):
         yield f"scanbridge quarantine show {row.id}"
         if kept.state != "released":
             yield f"scanbridge quarantine release {row.id}"

@@ -16,7 +16,7 @@ from bridge.history.mails import Mail, gather, whole
 from bridge.history.query import HistoryQuery
 from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided
 from bridge.history.sqlite import SqliteHistory
-from bridge.history.story import GONE, UNKNOWN, Kept, Story, Surroundings, tell
+from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, Story, Surroundings, tell
 from bridge.mail.action import Action
 from tests.history.history_kit import NOON, add, mail
 
@@ -160,6 +160,7 @@ def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) ->
         (Kept("released", ("b@example.org",)), "Released to <b@example.org>", False),
         (Kept("interrupted"), "a release was interrupted", True),
         (Kept(GONE), "No longer in the quarantine", False),
+        (Kept(NOT_HERE), "Ask on the machine that received the mail", False),
         (Kept(UNKNOWN, problem="no disk"), "could not be asked: no disk", False),
     ],
 )

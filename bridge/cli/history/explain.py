@@ -98,9 +98,11 @@ def _story(session: HistorySession, mail: Mail) -> tuple[Story, dict[str, Any] |
 
     from bridge.cli.history.kept import kept
     from bridge.cli.history.surroundings import surroundings
-    from bridge.history.story import tell
+    from bridge.history.story import GONE, NOT_HERE, Kept, tell
 
     found = kept(session, mail.last)
+    if found is not None and found.state == NOT_HERE and any(event.event == "deleted" for event in mail.later):
+        found = Kept(GONE)
     shown = None if found is None else asdict(found)
     if shown and shown["until"] is not None:
         shown["until"] = datetime.fromtimestamp(shown["until"], UTC).isoformat(timespec="seconds")

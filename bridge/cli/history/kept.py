@@ -9,9 +9,10 @@ from __future__ import annotations
 from datetime import timedelta
 
 from bridge.cli.history.session import HistorySession
+from bridge.daemon.history_place import has_server
 from bridge.errors import BridgeError, ConfigError
 from bridge.history.entry import MailEntry
-from bridge.history.story import GONE, UNKNOWN, Kept
+from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept
 from bridge.mail.action import Action
 from bridge.quarantine.local_store import LocalStore
 from bridge.quarantine.record import MailRecord, read
@@ -26,7 +27,8 @@ def kept(session: HistorySession, entry: MailEntry) -> Kept | None:
     try:
         record = _record(session, entry.row.id)
     except MailNotFound:
-        return Kept(GONE) if was_quarantined else None
+        is_shared = has_server(session.config) and session.config.quarantine.s3 is None
+        return Kept(NOT_HERE if is_shared else GONE) if was_quarantined else None
     except (BridgeError, OSError) as exc:
         return Kept(UNKNOWN, problem=str(exc)) if was_quarantined else None
     until = record.time + timedelta(seconds=session.config.quarantine.retention)
