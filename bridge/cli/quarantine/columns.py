@@ -1,8 +1,7 @@
 """The list of quarantined mails: one line per mail, for a terminal of any width, a pipe, or a spreadsheet.
 
-On a terminal, the long columns share the width that is left, and a narrow one shows fewer columns. A pipe gets every
-column in full, separated by tabs, whatever the terminal's width. Widths are counted in terminal cells, because a
-Chinese letter takes two and a combining accent none.
+On a terminal, the list is laid out by `bridge.cli.table`. A pipe gets every column in full, separated by tabs, whatever
+the terminal's width.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import datetime
 
+from bridge.cli import table
 from bridge.cli.quarantine.severity import why
 from bridge.quarantine.record import MailRecord
 from bridge.runtime.visible_text import visible
@@ -17,10 +17,7 @@ from bridge.runtime.visible_text import visible
 BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE")
 WIDE = (*BRIEF, "DECISION", "VERDICT", "SIZE", "CLIENT", "HELO", "LISTENER", "TENANT")
 _SHARED = ("FROM", "TO", "SUBJECT", "WHY")  # columns that are shortened
-_LEAST = 5  # cells of a shortened column
 _LEAST_IMPORTANT = ("TO", "FROM", "STATE", "WHY", "TIME", "SUBJECT")
-_GAP = "  "
-_MORE = "\u2026"
 
 _CELLS: dict[str, Callable[[MailRecord], str]] = {
     "ID": lambda mail: mail.id,
@@ -54,62 +51,18 @@ def rows(mails: Iterable[MailRecord], columns: tuple[str, ...]) -> Iterable[list
 
 def lines(mails: Iterable[MailRecord], columns: tuple[str, ...], width: int | None) -> Iterable[str]:
     """Aligned columns; with a width, no line is longer."""
-    from rich.cells import cell_len
-
-    table = list(rows(mails, columns))
+    found = list(rows(mails, columns))
     if width is not None:
-        _shorten_times(table, columns.index("TIME"))
-    natural = {name: max(map(cell_len, cells)) for name, cells in zip(columns, zip(*table, strict=True), strict=True)}
-    chosen = _fit(natural, width) if width is not None else natural
-    places = [(columns.index(name), size) for name, size in chosen.items()]
-    for row in table:
-        line = _GAP.join(_sized(row[place], size) for place, size in places).rstrip()
-        yield line if width is None else _cut(line, width)
+        _shorten_times(found, columns.index("TIME"))
+    return table.lines(found, width, shared=_SHARED, least_important=_LEAST_IMPORTANT)
 
 
-def _shorten_times(table: list[list[str]], place: int) -> None:
+def _shorten_times(found: list[list[str]], place: int) -> None:
     """Without the year, if it is this one for all mails."""
     year = f"{datetime.now().year}-"
-    if all(row[place].startswith(year) for row in table[1:]):
-        for row in table[1:]:
+    if all(row[place].startswith(year) for row in found[1:]):
+        for row in found[1:]:
             row[place] = row[place].removeprefix(year)
-
-
-def _fit(natural: dict[str, int], width: int) -> dict[str, int]:
-    """The columns that there is room for, and their widths."""
-    left = dict(natural)
-    for name in ("", *_LEAST_IMPORTANT):
-        left.pop(name, None)
-        fixed = sum(size for column, size in left.items() if column not in _SHARED) + len(_GAP) * (len(left) - 1)
-        shared = {column: size for column, size in left.items() if column in _SHARED}
-        if fixed + sum(min(size, _LEAST) for size in shared.values()) <= width:
-            return left | _share(shared, width - fixed)
-    return left
-
-
-def _share(natural: dict[str, int], room: int) -> dict[str, int]:
-    """Divide the room evenly; what a short column does not need goes to the others."""
-    sizes: dict[str, int] = {}
-    for name in sorted(natural, key=lambda name: natural[name]):
-        sizes[name] = min(natural[name], room // (len(natural) - len(sizes)))
-        room -= sizes[name]
-    return sizes
-
-
-def _sized(text: str, size: int) -> str:
-    """Exactly this wide: filled with spaces, or cut."""
-    from rich.cells import cell_len
-
-    text = _cut(text, size)
-    return text + " " * (size - cell_len(text))
-
-
-def _cut(text: str, size: int) -> str:
-    from rich.cells import cell_len, set_cell_size
-
-    if cell_len(text) <= size:
-        return text
-    return set_cell_size(text, size - 1).rstrip() + _MORE if size > 0 else ""
 
 
 def _first_recipient(addresses: tuple[str, ...]) -> str:

@@ -1,0 +1,69 @@
+"""A table for a terminal of any width: one line for each row.
+
+The long columns share the width that is left, and a narrow terminal shows fewer columns. Widths are counted in
+terminal cells, because a Chinese letter takes two and a combining accent none. Knows text only: what it is given must
+have been made visible before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+_LEAST = 5  # cells of a shortened column
+_GAP = "  "
+_MORE = "\u2026"
+
+
+def lines(
+    rows: Sequence[Sequence[str]], width: int | None, *, shared: Sequence[str], least_important: Sequence[str]
+) -> Iterable[str]:
+    """Aligned columns; with a width, no line is longer. The first row has the names of the columns.
+
+    `shared` columns are shortened; those that are `least_important` are left out first.
+    """
+    from rich.cells import cell_len
+
+    names = rows[0]
+    natural = {name: max(map(cell_len, cells)) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
+    chosen = natural if width is None else _fit(natural, width, shared, least_important)
+    places = [(names.index(name), size) for name, size in chosen.items()]
+    for row in rows:
+        line = _GAP.join(_sized(row[place], size) for place, size in places).rstrip()
+        yield line if width is None else _cut(line, width)
+
+
+def _fit(natural: dict[str, int], width: int, long: Sequence[str], least_important: Sequence[str]) -> dict[str, int]:
+    """The columns that there is room for, and their widths."""
+    left = dict(natural)
+    for name in ("", *least_important):
+        left.pop(name, None)
+        fixed = sum(size for column, size in left.items() if column not in long) + len(_GAP) * (len(left) - 1)
+        shared = {column: size for column, size in left.items() if column in long}
+        if fixed + sum(min(size, _LEAST) for size in shared.values()) <= width:
+            return left | _share(shared, width - fixed)
+    return left
+
+
+def _share(natural: dict[str, int], room: int) -> dict[str, int]:
+    """Divide the room evenly; what a short column does not need goes to the others."""
+    sizes: dict[str, int] = {}
+    for name in sorted(natural, key=lambda name: natural[name]):
+        sizes[name] = min(natural[name], room // (len(natural) - len(sizes)))
+        room -= sizes[name]
+    return sizes
+
+
+def _sized(text: str, size: int) -> str:
+    """Exactly this wide: filled with spaces, or cut."""
+    from rich.cells import cell_len
+
+    text = _cut(text, size)
+    return text + " " * (size - cell_len(text))
+
+
+def _cut(text: str, size: int) -> str:
+    from rich.cells import cell_len, set_cell_size
+
+    if cell_len(text) <= size:
+        return text
+    return set_cell_size(text, size - 1).rstrip() + _MORE if size > 0 else ""
