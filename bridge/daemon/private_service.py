@@ -22,15 +22,13 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import SecretStr
-
-from bridge.errors import BridgeError, ConfigError
+from bridge.errors import BridgeError
 from bridge.runtime.endpoints import Endpoint
 from bridge.runtime.listening_socket import address_of, bind
+from bridge.service import settings
 from bridge.service.config_files import load
 from bridge.service.server import ServiceServer
-from bridge.service.settings import ServiceConfig, StaticApiToken
-from bridge.service.store import Store, StoreUnavailable, copy_lists
+from bridge.service.store import Store, copy_lists
 
 _START_S = 120.0  # a list of a million entries is copied in some seconds
 _STOP_S = 10.0
@@ -108,28 +106,15 @@ async def _serve(path: Path, token: str, sock: socket.socket, directory: Path) -
     server = ServiceServer()
     try:
         loaded = load(path).config
-        config = _private(loaded, token, sock, directory)
+        config = settings.private(loaded, address_of(sock), token, directory)
         note = await asyncio.to_thread(_copy_lists, loaded.database_url, config.database_url)
         await server.start(config, [sock])
-    except (BridgeError, ConfigError) as exc:
+    except BridgeError as exc:
         _say({"error": str(exc)})
         return
     _say({"note": note})
     await ended.wait()
     await server.stop(drain_s=0.0)
-
-
-def _private(config: ServiceConfig, token: str, sock: socket.socket, directory: Path) -> ServiceConfig:
-    only_ours = StaticApiToken(name="parent", token=(SecretStr(token),), permissions=["scan", "status"])
-    return config.model_copy(
-        update={
-            "listen": address_of(sock),
-            "tls": None,
-            "abby": config.abby.model_copy(update={"staticApiTokens": [only_ours]}),
-            "database": SecretStr(f"sqlite:///{directory / 'service.sqlite'}"),
-            "log_scans": False,
-        }
-    )
 
 
 def _copy_lists(source: str, target: str) -> str:
@@ -146,8 +131,6 @@ def _say(data: dict[str, str]) -> None:
     sys.stdout.write(json.dumps(data) + "\n")
     sys.stdout.flush()
 
-
-__all__ = ["PrivateService", "StoreUnavailable", "private_service"]
 
 if __name__ == "__main__":
     main()

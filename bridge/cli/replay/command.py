@@ -96,9 +96,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.option("--csv", "as_csv", is_flag=True, help="Print all mails as CSV, for a spreadsheet.")
 @click.option("--json", "as_json", is_flag=True, help="Print the result as one JSON object, with all mails.")
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
-    """Scan stored mail again, with another scanner or configuration, and show what would change.
+    """Scan stored mail again and show what would change.
 
-    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed, or
+    The scanner is another one, another configuration of the included service, or the one in use. PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed, or
     what the filters of `quarantine list` select of it.
 
     Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something

@@ -24,7 +24,6 @@ from bridge.cli.trace.stand_ins import (
     NotedQuarantine,
     NotedRelay,
     SupposedScanner,
-    UnmarkedTokens,
 )
 from bridge.config import model
 from bridge.config.model import Config
@@ -42,6 +41,7 @@ from bridge.intake.smtp.server import SmtpServer
 from bridge.mail.message import Spool
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
+from bridge.quarantine.used_tokens import UnmarkedTokens
 from bridge.relay.relay import Relay
 from bridge.runtime.endpoints import NextHop
 from bridge.scanner.client import Scanner

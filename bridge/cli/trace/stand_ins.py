@@ -1,4 +1,4 @@
-"""Stand-ins for the parts of the bridge that have an effect: scanner, next hops, quarantine, used release tokens.
+"""Stand-ins for the parts of the bridge that have an effect: scanner, next hops, quarantine.
 
 The filter and the listener are the real ones, and ask these instead. Each notes what it was asked for, and nothing
 more: no mail is delivered, stored or marked. Only `--scan` and `--probe` pass a question on. If this is wrong, a mail
@@ -8,16 +8,11 @@ that somebody wanted to look at is delivered.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from sqlalchemy import select
-from sqlalchemy.exc import SQLAlchemyError
-
 from bridge.api.scanning import AnalysisRequest, AnalysisResult, Decision
 from bridge.errors import (
-    BridgeError,
     MessageTooLarge,
     Saturated,
     ScanError,
@@ -34,10 +29,7 @@ from bridge.mail.next_hop import NextHopError
 from bridge.mail.reply import Reply
 from bridge.mail.transaction import Transaction
 from bridge.quarantine.quarantine import Quarantine
-from bridge.quarantine.used_tokens import UsedTokens, UsedTokensFailed, used_code
 from bridge.relay.relay import Delivered, Relay
-from bridge.runtime import database
-from bridge.runtime.database import Database
 from bridge.runtime.endpoints import NextHop
 from bridge.scanner.client import Scanner, ScannerSettings
 
@@ -149,34 +141,6 @@ class NotedQuarantine(Quarantine):
 
     async def keep(self, tx: Transaction, head: bytes, facts: dict[str, object]) -> None:
         self.kept.append((tx, head, facts))
-
-
-class UnmarkedTokens(UsedTokens):
-    """Knows which release tokens were used, and marks none."""
-
-    def __init__(self, place: Database) -> None:
-        super().__init__(place)
-        self._source = place
-
-    def has(self, codes: Collection[bytes]) -> bool:
-        if self._source.path is not None and not self._source.path.exists():
-            return False
-        try:
-            engine = self._source.reading_engine()
-            try:
-                with engine.connect() as connection:
-                    query = select(used_code.c.code).where(used_code.c.code.in_(list(codes)))
-                    return connection.execute(query).first() is not None
-            finally:
-                engine.dispose()
-        except (SQLAlchemyError, BridgeError) as exc:
-            raise UsedTokensFailed(f"used release tokens: {database.reason(exc)}") from exc
-
-    def take(self, codes: Collection[bytes], now: float) -> bool:
-        return not self.has(codes)
-
-    def give_back(self, codes: Collection[bytes]) -> None:
-        """None was taken."""
 
 
 class NotedCopies(Copies):
