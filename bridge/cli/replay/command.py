@@ -98,7 +98,9 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     """Scan stored mail again and show what would change.
 
-    The scanner is another one, another configuration of the included service, or the one in use. PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed, or
+    The scanner is another one, another configuration of the included service, or the one in use.
+
+    PATH is a mail (.eml), a directory of them, or a Maildir. Without PATH, the mail in the quarantine is replayed, or
     what the filters of `quarantine list` select of it.
 
     Nothing is delivered and nothing is stored; the quarantine is only read. Exit code 0: nothing changed. 1: something

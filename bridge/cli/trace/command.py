@@ -89,8 +89,11 @@ def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: 
         steps, policy = uvloop.run(_tell(setup, case))
     except ConfigError as exc:
         fail_config(exc)
+    except TimeoutError:
+        say("scanbridge trace: the listener did not answer in time", err=True)
+        sys.exit(1)
     except OSError as exc:
-        say(f"{file}: {exc.strerror or 'no answer in time'}", err=True)
+        say(f"{exc.filename or file}: {exc.strerror or exc}", err=True)
         sys.exit(1)
     except BridgeError as exc:
         say(f"scanbridge trace: {exc}", err=True)

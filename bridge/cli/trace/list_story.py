@@ -15,7 +15,6 @@ from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
 from bridge.lists.copies import Copy
 from bridge.mail.list_match import ListMatch
 from bridge.mail.session import Session
-from bridge.runtime.units import show_duration
 
 Told = tuple[str, dict[str, Any]]
 
@@ -47,12 +46,20 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
         return text, {**facts, "entries": None, "age_s": None, "entry": None}
     found = _match(setup, session, asked, role)
     age_s = copy.age_s if math.isfinite(copy.age_s) else None
-    age = show_duration(round(age_s)) if age_s is not None else "of unknown age"
     entries = copy.table.about.count
     facts |= {"entries": entries, "age_s": age_s, "entry": found.entry if found else None}
     meaning = "the mail is not scanned" if role == "skip_scan" else "it is refused"
     says = f"entry {found.entry} matches: {meaning}" if found else "no entry matches"
-    return f"List {name} {scope} ({role}; {entries:,} entries, local copy {age} old): {says}.", facts
+    return f"List {name} {scope} ({role}; {entries:,} entries, {_age(age_s)}): {says}.", facts
+
+
+def _age(seconds: float | None) -> str:
+    if seconds is None:
+        return "local copy of unknown age"
+    for size, unit in ((86400, "days"), (3600, "hours"), (60, "minutes")):
+        if seconds >= 2 * size:
+            return f"local copy {seconds / size:.0f} {unit} old"
+    return f"local copy {seconds:.0f} seconds old"
 
 
 def _match(

@@ -8,10 +8,11 @@ late decisions: no earlier scan of this mail is looked up.
 from __future__ import annotations
 
 import asyncio
+import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -153,9 +154,7 @@ async def _listening(
         server = SmtpServer(
             wiring.smtp_settings(setup.config, plain), filter_, spool, on_limit=done.limits.append
         )  # fmt: skip
-    with tempfile.TemporaryDirectory(prefix="scanbridge-trace-") as directory:
-        path = f"{directory}/listener"
-        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _private_path() as path, socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as sock:
         sock.bind(path)
         await server.serve(sock)
         reader, writer = await asyncio.open_unix_connection(path)
@@ -164,6 +163,17 @@ async def _listening(
         finally:
             writer.close()
             await server.drain(1.0)
+
+
+@contextmanager
+def _private_path() -> Iterator[str]:
+    """For a unix socket: in a directory of our own, and short, because such a path has at most 107 characters."""
+    with tempfile.TemporaryDirectory(prefix="scanbridge-trace-") as directory:
+        fd = os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            yield f"/proc/self/fd/{fd}/listener"
+        finally:
+            os.close(fd)
 
 
 async def _converse(setup: Setup, streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> list[Exchange]:

@@ -150,7 +150,10 @@ class NotedCopies(Copies):
         super().__init__(directory)
         self.asked: dict[tuple[str, str | None], Copy | None] = {}
 
+    def look(self) -> None:
+        super().look()
+        self.asked.clear()  # by `look` itself
+
     def get(self, name: str, tenant: str | None) -> Copy | None:
-        found = super().get(name, tenant)
-        self.asked.setdefault((name, tenant), found)
+        found = self.asked[name, tenant] = super().get(name, tenant)
         return found
