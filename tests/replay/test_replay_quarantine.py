@@ -197,6 +197,18 @@ def test_an_expected_mail_is_found_by_its_content(at: Replays, tmp_path: Path) -
     assert code == 0 and data["totals"]["same"] == 3 and data["totals"]["missing"] == 0
 
 
+def test_a_name_alone_does_not_make_it_the_same_mail(at: Replays, tmp_path: Path) -> None:
+    """Files were renamed: the content decides which decision is expected."""
+    one, two, saved = tmp_path / "1.eml", tmp_path / "2.eml", tmp_path / "saved.json"
+    one.write_bytes(b"Subject: one\r\n\r\nhello 1\r\n")
+    two.write_bytes(b"Subject: two\r\n\r\nhello 2\r\n")
+    at.desk.bridge.scanner.reply_to = {b"hello 1": DELIVER}
+    at.run(one, two, "--save", saved)
+    one.rename(tmp_path / "3.eml")
+    two.rename(one)
+    assert at.run(one, tmp_path / "3.eml", "--expect", saved).returncode == 0
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[]", '{"mails": 1}', '{"mails": [{"mail": "x"}]}', "[" * 100_000])
 def test_a_file_that_is_no_result_is_65(at: Replays, tmp_path: Path, text: str) -> None:
     """Nothing is sent for a comparison that cannot be made."""

@@ -157,6 +157,16 @@ def test_a_list_without_a_local_copy_is_said(tmp_path: Path, service: Service, w
         assert steps["rule"][0]["action"] == "relay"
 
 
+def test_a_damaged_local_copy_is_said(tmp_path: Path, service: Service) -> None:
+    """It is not the same as none: somebody has to look."""
+    (tmp_path / "state" / "lists").mkdir(parents=True)
+    (tmp_path / "state" / "lists" / "blocked-senders.deployment.copy").write_bytes(b"nonsense")
+    with running_bridge(tmp_path) as bridge:
+        traces = Traces(tmp_path, bridge, {"lists": section(service)}, lists={"block": ["blocked-senders"]})
+        steps = traces.steps("--to", "b@example.org", "--decision", "deliver")
+    assert steps["list"][0]["problem"] == "it is damaged"
+
+
 def test_the_scanner_is_asked_only_when_wanted(tmp_path: Path) -> None:
     """--scan sends the mail as the bridge would, and shows the answer."""
     with running_bridge(tmp_path) as bridge:

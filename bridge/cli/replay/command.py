@@ -38,6 +38,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
 @click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(exists=True, path_type=Path))
 @click.option("--scanner", "url", metavar="URL", help="Base URL of the scanner to try. Default: scanner.urls.")
 @click.option("--token-file", type=_FILE, help="File with the token of --scanner.")
+@click.option("--ca-file", type=_FILE, help="CA certificates of --scanner and --baseline. Default: scanner.ca_file.")
 @click.option(
     "--service",
     metavar="FILE",
@@ -113,8 +114,8 @@ def replay(path: Path | None, paths: tuple[Path, ...], **given: Any) -> None:
     _check(paths, given)
     hide_log()
     conf = load_or_exit(path)
-    scanner = Choice(given["url"], given["token_file"], given["service"])
-    baseline = _baseline(given["baseline"], given["baseline_token_file"])
+    scanner = Choice(given["url"], given["token_file"], given["service"], given["ca_file"])
+    baseline = _baseline(given["baseline"], given["baseline_token_file"], given["ca_file"])
     expected = _expected(given["expect"])
     compared_with = "what was decided at the time"
     if expected is not None:
@@ -155,17 +156,17 @@ def _check(paths: tuple[Path, ...], given: dict[str, Any]) -> None:
             raise click.UsageError(f"--{name}: there is no directory {given[name].absolute().parent}")
 
 
-def _baseline(text: str | None, token_file: Path | None) -> Choice | None:
+def _baseline(text: str | None, token_file: Path | None, ca_file: Path | None) -> Choice | None:
     from bridge.cli.replay.scanners import Choice
 
     if text is None:
         return None
     options = ("--baseline", "--baseline-token-file")
     if text.startswith(("http://", "https://")):
-        return Choice(text, token_file, None, *options)
+        return Choice(text, token_file, None, ca_file, *options)
     if not Path(text).exists():
         raise click.UsageError(f"--baseline: {text} is neither a URL nor an existing file")
-    return Choice(None, None, Path(text), *options)
+    return Choice(None, None, Path(text), None, *options)
 
 
 def _expected(path: Path | None) -> Expected | None:

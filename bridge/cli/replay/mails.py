@@ -101,14 +101,16 @@ class FileMail:
     path: Path
     given: GivenEnvelope
     known: Known
+    is_named: bool = False  # by the operator: then it may be a link
 
     @property
     def name(self) -> str:
         return str(self.path)
 
     def read(self) -> StoredMail:
-        raw, _ = durable_files.read(self.path, _MAX_FILE)
-        exported = _exported(self.path)
+        path = self.path.resolve() if self.is_named else self.path
+        raw, _ = durable_files.read(path, _MAX_FILE)
+        exported = _exported(path)
         if exported is not None and self.given == GivenEnvelope():
             return _recorded(exported, raw)
         content = as_sent(raw)
@@ -132,11 +134,13 @@ def find_files(paths: tuple[Path, ...], given: GivenEnvelope, known: Known) -> I
     """Files as given; of a directory the .eml files in it and below it, of a Maildir all its mail."""
     for path in paths:
         for found in sorted(_mails_below(path)) if path.is_dir() else [path]:
-            yield FileMail(found.resolve() if found is path else found, given, known)
+            yield FileMail(found, given, known, is_named=found is path)
 
 
 def _mails_below(directory: Path) -> Iterator[Path]:
-    for place, folders, files in os.walk(directory):  # does not follow links
+    """Also folders that cannot be read: each is a mail that cannot be read."""
+    closed: list[OSError] = []
+    for place, folders, files in os.walk(directory, onerror=closed.append):  # does not follow links
         here = Path(place)
         is_maildir = here.name in ("cur", "new") and (here.parent / "cur").is_dir() and (here.parent / "new").is_dir()
         if "cur" in folders and "new" in folders and "tmp" in folders:
@@ -144,6 +148,7 @@ def _mails_below(directory: Path) -> Iterator[Path]:
         for name in files:
             if (is_maildir and not name.startswith(".")) or name.lower().endswith(".eml"):
                 yield here / name
+    yield from (Path(str(problem.filename)) for problem in closed)
 
 
 def _recorded(mail: MailRecord, stored: bytes) -> StoredMail:

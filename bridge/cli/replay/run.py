@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bridge.api.scanning import AnalysisRequest, AnalysisResult
 from bridge.cli.replay.judgement import Judgement, Replay, Row, Status, compare
 from bridge.cli.replay.mails import Source, StoredMail
+from bridge.cli.replay.saved import Expected
 from bridge.errors import BridgeError, Saturated, ScanError, ScanFailed, ScanUnavailable
 from bridge.mail.message import Message, Spool
 from bridge.scanner.answers import TokenRefused
@@ -94,7 +95,7 @@ class Work:
     scanner: Asked
     settings: Settings
     baseline: Asked | None = None
-    expected: Mapping[str, Judgement] | None = None  # by name, and by the hash of the content
+    expected: Expected | None = None
 
     async def run(self, sources: Sequence[Source], advance: Callable[[int], None]) -> None:
         """Fills `replay.rows`; cancelled, it leaves what is done. Raises TokenRefused."""
@@ -130,7 +131,7 @@ class Work:
         if self.baseline is not None:
             return await self.baseline.judge(mail.request, mail.content)
         if self.expected is not None:
-            return self.expected.get(name) or self.expected.get(digest)
+            return self.expected.find(name, digest)
         return mail.before
 
 

@@ -33,25 +33,28 @@ def dump(replay: Replay) -> str:
     return json.dumps(replay.to_dict(), indent=1) + "\n"
 
 
-class Expected(dict[str, Judgement]):
-    """Decisions by the name of the mail, and by the hash of its content."""
+class Expected:
+    """The decisions of an earlier replay."""
 
     def __init__(self, path: Path) -> None:
         """Raises BadResult, OSError."""
-        super().__init__()
-        self.names: dict[str, str] = {}  # the hash of each mail, by its name
+        self._by_name: dict[str, tuple[str, Judgement]] = {}  # with the hash of the content
+        self._by_hash: dict[str, Judgement] = {}
         try:
-            mails = json.loads(path.read_bytes())["mails"]
-            for mail in mails:
+            for mail in json.loads(path.read_bytes())["mails"]:
                 name, digest, found = str(mail["mail"]), str(mail["sha256"] or ""), Judgement.from_dict(mail["now"])
-                self.names[name] = digest
-                self[name] = found
+                self._by_name[name] = (digest, found)
                 if digest:
-                    self.setdefault(digest, found)
+                    self._by_hash.setdefault(digest, found)
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
             raise BadResult(f"{path} is not a result that `scanbridge replay --save` has written") from exc
+
+    def find(self, name: str, digest: str) -> Judgement | None:
+        """The same mail, else the same content under another name, else what has its name now."""
+        known, found = self._by_name.get(name, ("", None))
+        return found if known == digest else self._by_hash.get(digest, found)
 
     def missing(self, replay: Replay) -> int:
         """How many of its mails are not among those that were replayed."""
         seen = {row.name for row in replay.done} | {row.sha256 for row in replay.done if row.sha256}
-        return sum(name not in seen and digest not in seen for name, digest in self.names.items())
+        return sum(name not in seen and digest not in seen for name, (digest, _) in self._by_name.items())

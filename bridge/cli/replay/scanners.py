@@ -26,6 +26,7 @@ class Choice:
     url: str | None = None
     token_file: Path | None = None
     service: Path | None = None
+    ca_file: Path | None = None
     option: str = "--scanner"  # for messages
     token_option: str = "--token-file"  # noqa: S105 - the name of an option
 
@@ -74,6 +75,8 @@ def _settings(choice: Choice, conf: Config) -> ScannerSettings:
         hint = "the token of the configuration is for scanner.urls only"
         raise click.UsageError(f"{choice.option}: give its token with {choice.token_option} FILE; {hint}")
     there = conf.scanner.model_copy(update={"urls": urls})
+    if choice.ca_file is not None:
+        there = there.model_copy(update={"ca_file": str(choice.ca_file.absolute())})
     if not is_configured:  # our certificate is for the configured ones, too
         there = there.model_copy(update={"client_cert_file": None, "client_key_file": None})
     found = wiring.scanner_settings(conf.model_copy(update={"scanner": there}), token)

@@ -12,7 +12,7 @@ from typing import Any
 
 from bridge.cli.trace.run import Run, Setup
 from bridge.filter.envelope_lists import EnvelopeLists, EnvelopeListsSettings
-from bridge.lists.copies import Copy
+from bridge.lists.copies import Copy, Wanted
 from bridge.mail.list_match import ListMatch
 from bridge.mail.session import Session
 
@@ -38,6 +38,9 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
     name, tenant, copy = asked
     scope = f"of tenant {tenant}" if tenant else "of the deployment"
     facts: dict[str, Any] = {"list": name, "tenant": tenant, "role": role}
+    if copy is None and (problem := _unreadable(setup, name, tenant)):
+        text = f"List {name} {scope} ({role}): its local copy cannot be read here: {problem}."
+        return text, {**facts, "entries": None, "age_s": None, "entry": None, "problem": problem}
     if copy is None:
         lacks = setup.config.lists.without_copy if setup.config.lists else ""
         text = f"List {name} {scope} ({role}) has no local copy, so it is not enforced (lists.without_copy: {lacks})."
@@ -51,6 +54,17 @@ def _told(setup: Setup, session: Session, asked: tuple[str, str | None, Copy | N
     meaning = "the mail is not scanned" if role == "skip_scan" else "it is refused"
     says = f"entry {found.entry} matches: {meaning}" if found else "no entry matches"
     return f"List {name} {scope} ({role}; {entries:,} entries, {_age(age_s)}): {says}.", facts
+
+
+def _unreadable(setup: Setup, name: str, tenant: str | None) -> str:
+    """Why; empty if there is no such file. The daemon may have another user, who can read it."""
+    try:
+        (setup.state / "lists" / Wanted(name, tenant).file_name).open("rb").close()
+    except FileNotFoundError:
+        return ""
+    except OSError as exc:
+        return exc.strerror or type(exc).__name__
+    return "it is damaged"
 
 
 def _age(seconds: float | None) -> str:
