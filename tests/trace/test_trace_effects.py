@@ -256,6 +256,32 @@ def test_next_hops_are_tested_only_when_wanted(tmp_path: Path) -> None:
         assert bridge.next_hop.mails == []
 
 
+ODD = {
+    "empty": b"",
+    "no header": b"\r\nbody\r\n",
+    "no field": b"no colon\r\n\r\nbody\r\n",
+    "no name": b"A: b\r\n: x\r\n\r\nbody\r\n",
+    "no body": b"A: b\r\nC: d\r\n",
+    "NUL": b"A: b\0c\r\n\r\nx\0y\r\n",
+    "bare CR": b"A: b\rc\r\n\r\nbody\r\n",
+    "not ASCII": b"\xff\xfe: \x1b[2J\r\n\r\n\xff",
+    "long field": b"A: " + b"x" * 2_000_000 + b"\r\n\r\nbody\r\n",
+    "dots": b"A: b\r\n\r\n.\r\n..\r\n.",
+}
+
+
+@pytest.mark.parametrize("content", ODD.values(), ids=ODD)
+@pytest.mark.parametrize("protocol", ["smtp", "lmtp", "milter"])
+def test_any_file_gets_an_answer(tmp_path: Path, protocol: str, content: bytes) -> None:
+    """A trace ends with what the client reads, and nothing of the file acts on the terminal."""
+    with running_bridge(tmp_path, protocol=protocol) as bridge:
+        traces = Traces(tmp_path, bridge, protocol=protocol)
+        done = traces.run("--to", "b@example.org", "--decision", "deliver", content=content)
+        steps = traces.steps("--to", "b@example.org", "--decision", "deliver", content=content)
+    assert done.returncode == 0 and "\x1b" not in done.stdout
+    assert len(steps["reply"]) == 1 and steps["rule"][0]["action"] in ("relay", "reject")
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [

@@ -92,6 +92,9 @@ def trace(path: Path | None, file: Path, scan: bool, case: str | None, as_json: 
     except TimeoutError:
         say("scanbridge trace: the listener did not answer in time", err=True)
         sys.exit(1)
+    except ConnectionError:
+        say("scanbridge trace: the listener closed the connection", err=True)
+        sys.exit(1)
     except OSError as exc:
         say(f"{exc.filename or file}: {exc.strerror or exc}", err=True)
         sys.exit(1)

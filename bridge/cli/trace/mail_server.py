@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 
 from bridge.errors import ProtocolError
 from bridge.intake.milter import protocol
-from bridge.mail.header_fields import FieldFinder
 from bridge.relay.dot_stuffing import blocks
 
 _MAX_MAILS = 100  # transactions for recipients who cannot share one
 _XTEXT = re.compile(rb"[^!-*,-<>-~]")
 _NAME = re.compile(r"[!-~]{1,255}")
-_ANY_FIELD = FieldFinder(rb"(?=[^ \t\r\n])")
+_FIELD = re.compile(rb"([!-9;-~]+)[ \t]*:([^\r\n]*+(?:\r\n[ \t][^\r\n]*+)*+)(?:\r\n|$)")
+_MAX_FIELD = 102_400  # Postfix: header_size_limit
 _CHUNK = 65535
 _FINAL = {protocol.ACCEPT, protocol.CONTINUE, protocol.DISCARD, protocol.REJECT, protocol.TEMPFAIL, protocol.REPLY_CODE}
 
@@ -181,13 +181,11 @@ class _Milter:
         return exchange
 
     async def _content(self, content: bytes, *, body_is_whole: bool) -> str:
-        head, blank, body = content.partition(b"\r\n\r\n")
-        for found in _ANY_FIELD.find(head + b"\r\n"):
-            name, _, value = found.raw.removesuffix(b"\r\n").partition(b":")
-            folded = value.replace(b"\r\n", b"\n").replace(b"\0", b"")
-            await self.ask(protocol.HEADER, name.replace(b"\0", b"") + b"\0" + folded + b"\0")
+        head, body = _fields_and_body(content)
+        for name, value in head:
+            await self.ask(protocol.HEADER, name + b"\0" + value + b"\0")
         await self.ask(protocol.END_OF_HEADERS)
-        body = content if body_is_whole or not blank else body
+        body = content if body_is_whole else body
         for start in range(0, len(body), _CHUNK):
             await self.ask(protocol.BODY, body[start : start + _CHUNK])
         return await self.ask(protocol.END_OF_BODY)
@@ -212,6 +210,16 @@ class _Milter:
             return await self.reader.readexactly(count)
         except asyncio.IncompleteReadError:
             raise ProtocolError("the listener closed the connection") from None
+
+
+def _fields_and_body(content: bytes) -> tuple[list[tuple[bytes, bytes]], bytes]:
+    """As Postfix sees them: a line that is no field ends the header section, and a very long field is cut."""
+    fields, position = [], 0
+    while (found := _FIELD.match(content, position)) is not None:
+        value = found[2].replace(b"\r\n", b"\n").replace(b"\0", b"")
+        fields.append((found[1], value[:_MAX_FIELD]))
+        position = found.end()
+    return fields, content[position:].removeprefix(b"\r\n")
 
 
 def _frame(command: int, data: bytes = b"") -> bytes:
