@@ -12,7 +12,7 @@ DEV_READY := $(VENV)/.dev-ready
 # One more than the number of processors: many tests wait.
 TEST_PROCESSES ?= $(shell echo $$(($$(nproc) + 1)))
 
-.PHONY: help run test test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-lists bench-overload bench-memory fuzz clean
+.PHONY: help run test test-faults test-fresh test-systemd test-tools lint format docs site dist packages dashboard-picture bench bench-service bench-history bench-lists bench-overload bench-memory fuzz clean
 
 help:                           ## show this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -82,6 +82,9 @@ bench: $(DEV_READY)             ## compare our bridge with others: docs/evidence
 
 bench-service: $(DEV_READY)     ## measure the scanning service
 	$(BIN)/python bench/service.py
+
+bench-history: $(DEV_READY)      ## fill a history with ten million mails and search it; the result goes into docs/evidence/history.md
+	$(BIN)/python bench/history.py --out docs/evidence/history.md
 
 bench-lists: $(DEV_READY)       ## measure the List API and its client
 	$(BIN)/python bench/lists.py

@@ -117,7 +117,7 @@ class ScanRefused(ScanError):
 
     policy_case = "refused"
     label = FailureLabel.REFUSED
-    client_reply = (451, "4.3.5", "The scanner is not set up, try again later")
+    client_reply = (451, "4.3.5", "The scanner refused the request, try again later")
 
 
 class MessageTooLarge(ScanError):

@@ -22,6 +22,7 @@ FLOORS: list[set[str]] = [
     {"__main__", "testing"},
     {"cli"},
     {"daemon"},
+    {"history"},
     {"intake", "observe"},
     {"filter"},
     {"quarantine", "relay", "scanner", "lists", "service"},
@@ -34,6 +35,7 @@ FLOORS: list[set[str]] = [
 # Within the floors, what a part does without: the parts below it that it must not import.
 FORBIDDEN: dict[str, set[str]] = {
     "intake": {"config", "service", "lists", "scanner", "relay", "quarantine"},  # every protocol knows the filter alone
+    "history": {"config", "service", "lists"},
     "observe": {"config", "service", "lists"},
     "filter": {"config", "service", "lists"},
     "quarantine": {"config"},
@@ -56,7 +58,7 @@ HOMES: dict[str, set[str]] = {
     "prometheus_client": {"cli", "observe", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history"},
     "obstore": {"quarantine"},
     "starlette": {"service", "daemon"},
     "uvicorn": {"runtime"},

@@ -37,7 +37,16 @@ _COMMANDS = {
 }
 
 
-_DELETE = frozenset({"remove", "rm", "del"})  # what people type for `lists delete` and `quarantine delete`
+# What people type, and what they mean.
+_OTHER_WORDS = {
+    **dict.fromkeys(("remove", "rm", "del"), "delete"),
+    **dict.fromkeys(("start", "daemon"), "run"),
+    **dict.fromkeys(("validate", "test", "verify"), "check"),
+    "restart": "reload",
+    "ls": "list",
+    "help": "--help",
+    "version": "--version",
+}
 
 
 class _Commands(click.Group):
@@ -85,13 +94,25 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except click.exceptions.NoSuchCommand as exc:
-            group = exc.ctx.command if exc.ctx is not None else None
-            if exc.command_name in _DELETE and isinstance(group, click.Group) and "delete" in group.commands:
-                message = f"No such command {exc.command_name!r}. Did you mean 'delete'?"
-                raise click.UsageError(message, exc.ctx) from None
-            raise terminal.visible_error(exc) from None
+            raise terminal.visible_error(_with_hint(exc)) from None
         except click.ClickException as exc:
             raise terminal.visible_error(exc) from None
+
+
+def _with_hint(exc: click.exceptions.NoSuchCommand) -> click.UsageError:
+    """The same error with the command that is meant, or else with all that there are."""
+    context = exc.ctx
+    if context is None or not isinstance(context.command, click.Group):
+        return exc
+    names = context.command.list_commands(context)
+    meant = _OTHER_WORDS.get(exc.command_name, "")
+    if meant in names or (meant.startswith("-") and context.parent is None):
+        hint = f"Did you mean {meant!r}?"
+    elif "Did you mean" in exc.format_message():
+        return exc
+    else:
+        hint = f"The commands are {', '.join(names)}."
+    return click.UsageError(f"No such command {exc.command_name!r}. {hint}", context)
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import click
+from click.core import ParameterSource
 
 from bridge.cli.terminal import say_lines
 from bridge.errors import ConfigError
@@ -16,14 +17,25 @@ if TYPE_CHECKING:
     from bridge.runtime.endpoints import Endpoint
 
 EXIT_CONFIG = 78  # EX_CONFIG: a service manager must not restart us
+VARIABLE = "SCANBRIDGE_CONFIG"
 SYSTEM_CONFIG = Path("/etc/scanbridge/bridge.yml")  # the package's
+
+
+class _ConfigOption(click.Option):
+    def get_error_hint(self, ctx: click.Context | None) -> str:
+        """What to correct: nobody who set the variable has used -c."""
+        if ctx is not None and ctx.get_parameter_source(str(self.name)) is ParameterSource.ENVIRONMENT:
+            return f"the environment variable {self.envvar}"
+        return super().get_error_hint(ctx)
+
 
 config_option = click.option(
     "-c",
     "--config",
     "path",
+    cls=_ConfigOption,
     type=click.Path(path_type=Path, dir_okay=False, readable=False),  # `load` says why it cannot be read
-    envvar="SCANBRIDGE_CONFIG",
+    envvar=VARIABLE,
     default=lambda: SYSTEM_CONFIG if SYSTEM_CONFIG.exists() else None,
     help=f"Configuration file. Default: {SYSTEM_CONFIG} if it exists, else the embedded default.",
 )
@@ -47,5 +59,20 @@ def admin_address(path: Path | None) -> Endpoint:
 
 
 def fail_config(exc: ConfigError) -> NoReturn:
-    say_lines(str(exc), err=True)
+    from bridge.runtime.yaml_file import CHECK_PATH
+
+    say_lines(str(exc).replace(CHECK_PATH, _check_path()), err=True)
     sys.exit(EXIT_CONFIG)
+
+
+def _check_path() -> str:
+    """The next step if the configuration cannot be found: it depends on how its path was given."""
+    context: click.Context | None = click.get_current_context()
+    while context is not None:
+        match context.get_parameter_source("path"):
+            case ParameterSource.COMMANDLINE:
+                return "check the path given with -c"
+            case ParameterSource.ENVIRONMENT:
+                return f"check the environment variable {VARIABLE}"
+        context = context.parent
+    return "name the file with -c"

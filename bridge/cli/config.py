@@ -23,8 +23,9 @@ def configuration() -> None:
 
 @configuration.command()
 @config_option
+@click.option("--demo", is_flag=True, help="Show the embedded default, even if there is a configuration file.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of YAML.")
-def show(path: Path | None, as_json: bool) -> None:
+def show(path: Path | None, demo: bool, as_json: bool) -> None:
     """Print the effective configuration: every value, and where it comes from. Secrets are in files and never shown.
 
     A comment after each value names the line of the file that sets it, or the profile, the environment variable or
@@ -33,6 +34,7 @@ def show(path: Path | None, as_json: bool) -> None:
     from bridge.cli.config_origin import with_origins
     from bridge.daemon import resources
 
+    path = None if demo else path
     conf = load_or_exit(path)
     data = effective(conf)
     data["state_directory"] = str(resources.state_directory(conf.state_directory))

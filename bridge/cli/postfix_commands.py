@@ -1,7 +1,8 @@
-"""The Postfix settings as `postconf` commands: a script for `sh` that may be run again.
+"""The Postfix settings as `postconf` commands: a script for `sh` that can be run repeatedly.
 
-Made from the lines of `postfix_lines`, so that both say the same. Milters are added to those that are already set;
-an existing smtpd keeps its other -o lines; a service of ours is written anew each time. Nothing is executed here.
+Made from the lines of `postfix_lines`, so that both give the same settings. Milters are added to those that are
+already set; an existing smtpd keeps its other -o lines; the services for scanbridge are rewritten each time. Nothing
+is executed here.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from bridge.cli.postfix_lines import Lines
 
 _MILTERS = ("smtpd_milters", "non_smtpd_milters")
-_FRONT = "smtp/inet"  # the operator's own smtpd: only what must change is changed
+_FRONT = "smtp/inet"  # the operator's own smtpd: only the necessary settings are changed
 
 _ADD_MILTER = """\
 case " $(postconf -hx {name} | tr ',' ' ') " in

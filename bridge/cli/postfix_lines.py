@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from bridge.config.profiles import PROFILES
 from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
+from bridge.runtime.suggestion import did_you_mean
 
 if TYPE_CHECKING:
     from bridge.config.model import Config, Listener
@@ -100,6 +101,10 @@ def milter_name(address: Endpoint) -> str:
 
 def _fitting(conf: Config, mode: str, name: str | None) -> Listener:
     profile = f"postfix-{mode}"
+    names = [listener.name for listener in conf.listeners]
+    if name is not None and name not in names:
+        hint = did_you_mean(name, names) or f"; the configuration has {', '.join(names)}"
+        raise ConfigError(f"--listener: no listener is named {name}{hint}")
     listeners = [listener for listener in conf.listeners if listener.profile == profile and listener.protocol != "lmtp"]
     if name is not None:
         listeners = [listener for listener in listeners if listener.name == name]

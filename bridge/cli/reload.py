@@ -57,7 +57,7 @@ def reload(path: Path | None, timeout_s: float) -> None:
 
 
 def _load(path: Path | None) -> Config:
-    """The configuration; with errors, the daemon is not signalled, and goes on with the one that it has."""
+    """The configuration; if it has errors, the daemon is not signalled and keeps its configuration."""
     from bridge.daemon import config_file
 
     try:

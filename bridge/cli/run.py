@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from bridge.config.model import Config
     from bridge.observe.redaction import Redaction
 
+_OTHER_ADDRESSES = """\
+The embedded default has fixed addresses. Stop the other program, or choose other addresses:
+  scanbridge config show --demo > demo.yml   # then change the addresses in demo.yml
+  scanbridge run -c demo.yml"""
+
 
 @click.command()
 @config_option
@@ -49,8 +54,7 @@ def run(path: Path | None, demo: bool) -> None:
         fail_config(exc)
     except BridgeError as exc:
         writer.close()
-        say_lines(f"scanbridge: {exc}", err=True)
-        sys.exit(1)
+        _fail(exc, path)
     finally:
         writer.close()
 
@@ -68,6 +72,15 @@ def _supervise(conf: Config, redaction: Redaction, reread: Callable[[], Config])
     except BridgeError as exc:
         say_lines(f"scanbridge: {exc}", err=True)
         sys.exit(1)
+
+
+def _fail(exc: BridgeError, path: Path | None) -> NoReturn:
+    from bridge.runtime.listening_socket import CannotListen
+
+    say_lines(f"scanbridge: {exc}", err=True)
+    if isinstance(exc, CannotListen) and path is None:
+        say_lines(_OTHER_ADDRESSES, err=True)
+    sys.exit(1)
 
 
 def _welcome(conf: Config) -> None:

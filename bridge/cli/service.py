@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from bridge.cli.common import EXIT_CONFIG
+from bridge.cli.common import EXIT_CONFIG, fail_config
 from bridge.cli.terminal import say, say_cells, say_json, say_lines
 from bridge.errors import BridgeError, ConfigError
 
@@ -45,8 +45,7 @@ def service(context: click.Context, path: Path | None) -> None:
         try:
             uvloop.run(service_process.run(loaded, path or DEFAULT, say, early))
         except ConfigError as exc:
-            say_lines(str(exc), err=True)
-            sys.exit(EXIT_CONFIG)
+            fail_config(exc)
         except BridgeError as exc:
             say_lines(f"scanbridge service: {exc}", err=True)
             sys.exit(1)
@@ -136,15 +135,15 @@ def _keys(path: Path | None) -> Iterator[KeyRing]:
 
 
 def _database(path: Path | None) -> str:
-    """The configured one; without a configuration, that of the service embedded in `scanbridge run`."""
+    """The configured one; without a configuration, that of the service embedded in `scanbridge run --demo`."""
     if path is None and not DEFAULT.exists():
-        from bridge.daemon import resources
+        from bridge.daemon import config_file, resources
         from bridge.service import settings
 
-        state = resources.state_directory(None)
+        state = resources.state_directory(None, config_file.DEMO)
         if not state.exists():
             say(
-                "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run`",
+                "service.yml not found, and no embedded service yet: use -c FILE, or start `scanbridge run --demo`",
                 err=True,
             )
             sys.exit(EXIT_CONFIG)
@@ -159,5 +158,4 @@ def _load(path: Path) -> Loaded:
     try:
         return load(path)
     except ConfigError as exc:
-        say_lines(str(exc), err=True)
-        sys.exit(EXIT_CONFIG)
+        fail_config(exc)

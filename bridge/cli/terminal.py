@@ -1,7 +1,7 @@
 """The terminal: the one place where commands write to standard output and standard error.
 
 Most of what commands print was written by somebody else: a mail's author, the service, a mail server, or the
-person who named a file. So everything goes through `visible`, including our own words: no command can forget it.
+person who named a file. So everything goes through `visible`, including our own text, so that no command can forget it.
 Nothing is ever read as markup. JSON is for programs, and is written in ASCII.
 """
 

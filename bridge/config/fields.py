@@ -25,6 +25,10 @@ CA_FILE = "File with CA certificates (PEM) to trust instead of the system's."
 FILE_LOOKUP = "A relative name is looked up in $CREDENTIALS_DIRECTORY, then next to the configuration file."
 
 
+_OPERATION = re.compile(r"/(v1/messageQueue|api/public/lists)\b")  # paths of the service's operations
+_SECRET = re.compile(r"[0-9a-fA-F]{32,}|(?=.*[0-9])(?=.*[A-Z])[A-Za-z0-9_+=-]{40,}")
+
+
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, arbitrary_types_allowed=True)
 
@@ -32,6 +36,23 @@ class Section(BaseModel):
 def _reader(kind: type[Endpoint] | type[NextHop]) -> BeforeValidator:
     return BeforeValidator(lambda v: kind.parse(v) if isinstance(v, str) else v)
 
+
+def _not_the_secret(name: str) -> str:
+    if _SECRET.fullmatch(name):
+        raise ValueError("this looks like the secret itself; write it to a file, and the name of that file here")
+    return name
+
+
+SecretFile = Annotated[str, AfterValidator(_not_the_secret)]
+
+
+def _host_name(name: str) -> str:
+    if not re.fullmatch(r"[\x21-\x7e]{1,255}", name) or re.search(r"[\"'<>()@,;]", name):
+        raise ValueError("a host name is expected here, for example mx.example.org")
+    return name
+
+
+HostName = Annotated[str, AfterValidator(_host_name)]
 
 _AS_TEXT = (PlainSerializer(str, return_type=str), WithJsonSchema({"type": "string"}))
 AddressField = Annotated[Endpoint, _reader(Endpoint), *_AS_TEXT]
@@ -132,6 +153,8 @@ def base_url(url: str, allow_plain_http: bool) -> str:
         raise ValueError("a base URL must not contain a user name or password; secrets belong in separate files")
     if parts.query or parts.fragment:
         raise ValueError("a base URL has no query and no fragment")
+    if _OPERATION.search(parts.path):
+        raise ValueError("a base URL ends before /v1 or /api: write https://host:port, the rest is added")
     if parts.scheme == "http" and not allow_plain_http and not Endpoint(host=parts.hostname or "").is_local:
         raise ValueError(
             "http:// to a host other than loopback sends the secret unencrypted; "

@@ -10,7 +10,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, Section, base_url
+from bridge.config.fields import ALLOW_PLAIN_HTTP, CA_FILE, FILE_LOOKUP, SecretFile, Section, base_url
 from bridge.runtime.units import Duration
 
 ListName = Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[^\s\x00-\x1f\x7f]([^\x00-\x1f\x7f]*\S)?$")]
@@ -70,7 +70,7 @@ class DoorLists(Section):
 class Lists(Section):
     allow_plain_http: bool = Field(False, description=ALLOW_PLAIN_HTTP)
     url: str = Field(description="Base URL of the List API.")
-    api_key_file: str = Field(description=f"File with the API key. {FILE_LOOKUP}")
+    api_key_file: SecretFile = Field(description=f"File with the API key. {FILE_LOOKUP}")
     ca_file: str | None = Field(None, description=CA_FILE)
     refresh: Duration = Field(
         300.0, ge=1, description="How often the local copies of the lists that listeners name are refreshed."

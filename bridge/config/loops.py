@@ -1,6 +1,6 @@
-"""A next hop that is one of our own listeners: every mail would come back to us until it has too many hops.
+"""Refuses a next hop that is one of our own listeners: every mail would return to us until it had too many hops.
 
-Found when the configuration is loaded, from what is written there: nothing is resolved or connected to, except that
+Checked when the configuration is loaded, from its text alone: nothing is resolved or connected to, except that
 `localhost` is always this machine. A loop through another server is not found here.
 """
 
@@ -36,8 +36,8 @@ def refuse_own_listeners(section: str, hops: Iterable[tuple[Place, NextHop]], li
         if own is None:
             continue
         problem = (
-            f"this is our own listener {own.name} ({own.address}), so every mail would go round in a loop and be "
-            "rejected; name the server that gets the mail from us"
+            f"this is our own listener {own.name} ({own.address}), so every mail would loop and be "
+            "rejected; name the server that takes the mail from scanbridge"
         )
         error = PydanticCustomError("own_listener", "{problem}", {"problem": problem})
         mistakes.append(InitErrorDetails(type=error, loc=place, input=None))
@@ -69,12 +69,12 @@ def _reaches(hop: NextHop, listener: Endpoint) -> bool:
     targets, bound = _addresses(hop.address.host), _addresses(listener.host)
     if not listener.is_any:
         return bool(targets & bound)
-    version = ":" in listener.host  # an IPv6 socket of ours takes no IPv4 connections
+    version = ":" in listener.host  # our IPv6 sockets accept no IPv4 connections
     return any(_is_loopback(target) and (":" in target) == version for target in targets)
 
 
 def _addresses(host: str) -> frozenset[str]:
-    """The addresses that a connection to this host can reach on this machine, or its name if it is another's."""
+    """The addresses that a connection to this host can reach on this machine, or its name if it is another machine."""
     name = host.lower().rstrip(".")
     if name in _LOCAL_NAMES or name.endswith(".localhost"):
         return _LOOPBACK

@@ -30,7 +30,9 @@ from bridge.config.fields import (
     AddressField,
     DatabaseUrl,
     DomainField,
+    HostName,
     Network,
+    SecretFile,
     Section,
     TenantUid,
     base_url,
@@ -46,7 +48,7 @@ from bridge.config.quarantine import Quarantine
 from bridge.config.relay import Relay, TenantRelay
 from bridge.runtime import units, yaml_file
 from bridge.runtime.suggestion import did_you_mean
-from bridge.runtime.units import Duration
+from bridge.runtime.units import Duration, Size
 
 
 class Scanner(Section):
@@ -55,7 +57,7 @@ class Scanner(Section):
         min_length=1,
         description="Base URLs of the scanning service. With several, a mail goes to the least busy one.",
     )
-    token_file: str = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
+    token_file: SecretFile = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
     tenant_uid: TenantUid | None = Field(None, description="Tenant of all mail that belongs to none of `tenants`.")
     ca_file: str | None = Field(None, description=CA_FILE)
     client_cert_file: str | None = Field(None, description="Our client certificate (PEM), for mutual TLS.")
@@ -256,6 +258,17 @@ class Tenant(Section):
     )
 
 
+class History(Section):
+    enabled: bool = Field(True, description="Keep a history of what happened to each mail.")
+    retention: Duration = Field(30 * 86400.0, ge=3600, description="How long the history is kept.")
+    max_size: Size | None = Field(
+        10 * 1024**3,
+        ge=10_000_000,
+        description="Maximum size of the history on disk; beyond it, the oldest entries are deleted before their "
+        "time. A million mails take about 0.6 GB.",
+    )
+
+
 class Headers(Section):
     prefix: str = Field(
         "X-Scan-",
@@ -320,6 +333,7 @@ class Config(Section):
     tenants: list[Tenant] = Field([], description="Tenants of the service, each with its recipient domains.")
     relay: Relay | None = Field(None, validate_default=True)
     quarantine: Quarantine = Quarantine()
+    history: History = History()
     headers: Headers = Field(Headers(), validate_default=True)
     spool: Spool = Spool()
     lists: Lists | None = Field(None, validate_default=True)
@@ -331,7 +345,7 @@ class Config(Section):
     )
     log: Log = Log()
     tracing: Tracing | None = None
-    hostname: str | None = Field(
+    hostname: HostName | None = Field(
         None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."
     )
     state_directory: str | None = Field(
@@ -341,8 +355,9 @@ class Config(Section):
     )
     state_database: DatabaseUrl | None = Field(
         None,
-        description="Database for late decisions and the index of the quarantine: `postgresql://user@host/name` if "
-        "several machines share it, or `sqlite:///file`. Default: SQLite files in the state directory.",
+        description="Database for late decisions, the history and the index of the quarantine: "
+        "`postgresql://user@host/name` if several machines share it, or `sqlite:///file`. Default: SQLite files in "
+        "the state directory.",
     )
     state_database_password_file: str | None = Field(
         None,

@@ -6,9 +6,9 @@ a bounce to a sender that may be forged, so there `bounce` means quarantine, and
 ourselves (a loop, a bare line feed, ...) is quarantined too. Milter servers have their
 own hold queue.
 
-It also says who connects to us. Usually that is the operator's own mail server, and if it does not name the host
-that sent the mail, the scanner is told nothing: our client's address would pass every check that is made for the
-sender's. Only with `direct` do the senders themselves connect.
+A profile also says who connects to us. Usually it is the operator's own mail server. If that server does not name
+the host that sent the mail, the scanner gets no address: the mail server's own address would pass every check that
+is meant for the sender's. Only with `direct` do senders connect themselves.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Profile:
     deadline_s: float  # ours
     policy: Mapping[str, str] = field(default_factory=dict)
     body_is_whole: bool = False  # milter: the mail server repeats the header fields in the body
-    client_is_sender: bool = False  # whoever connects to us sends the mail; no mail server of ours is in between
+    client_is_sender: bool = False  # the client is the sender: the operator has no mail server in front of us
 
     @property
     def is_after_queue(self) -> bool:

@@ -1,6 +1,6 @@
 """The page at / of the admin address: the state in one sentence, and where to find the rest.
 
-For somebody who opens the address in a browser. No scripts, no styles, nothing from elsewhere: the headers forbid
+For people who open the address in a browser. No scripts, no styles, nothing from elsewhere: the headers forbid
 all of it, so that no text in the state (an error of the scanner, a name of a next hop) can act.
 """
 

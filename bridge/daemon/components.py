@@ -7,6 +7,7 @@ components it started with.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from bridge.config import model
 from bridge.config.model import Config
@@ -15,6 +16,7 @@ from bridge.daemon.core import Core, count
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.milter.server import MilterServer
 from bridge.intake.smtp.server import SmtpServer, SmtpSettings
@@ -115,9 +117,18 @@ class ListenerPlan:
 
     def create(self, is_ahead: Callable[[], bool] | None) -> Server:
         name, metrics = self.listener.name, self._core.metrics
-        counts = {
-            "on_refused": lambda reason: count(metrics.refused_connections, name, reason),
-            "on_saturated": lambda stage: count(metrics.refused_early, name, stage),
+
+        def on_refused(refusal: EarlyRefusal) -> None:
+            count(metrics.refused_connections, name, refusal.reason)
+            self._core.note_refusal(name, refusal)
+
+        def on_saturated(refusal: EarlyRefusal) -> None:
+            count(metrics.refused_early, name, refusal.stage)
+            self._core.note_refusal(name, refusal)
+
+        counts: dict[str, Any] = {
+            "on_refused": on_refused,
+            "on_saturated": on_saturated,
             "on_limit": lambda limit: count(metrics.limits_hit, name, limit),
         }
         if isinstance(self._settings, MilterSettings):

@@ -1,11 +1,13 @@
 """Which configuration applies, for the daemon and for every command.
 
-The file that was named, else the one of the package, else the embedded default. The embedded default is for trying
-things out, so it has a state directory of its own: its Maildir, quarantine and token never mix with real ones.
+It is the file that was named, otherwise the package's file, otherwise the embedded default. The embedded default is
+for trying things out, so it has a state directory of its own: its Maildir, quarantine and token never mix with real
+ones.
 """
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from bridge.config import model
@@ -19,10 +21,20 @@ DEMO = "scanbridge-demo"
 def load(path: Path | None) -> Config:
     """The file's configuration, or the embedded default. Raises ConfigError."""
     if path is not None:
-        return model.load(path)
+        return _from_file(path)
     state = resources.state_directory(None, DEMO)
     resources.make_directory(state, "the state directory")
     try:
         return model.embedded(state)
     except ConfigError as exc:
         raise ConfigError(f"the path of the state directory {state} cannot be used in a configuration: {exc}") from exc
+
+
+def _from_file(path: Path) -> Config:
+    try:
+        return model.load(path)
+    except ConfigError as exc:
+        if re.search(r": (guard|abby): unknown key", str(exc)):
+            hint = f"{path}: this is the configuration of the service: use `scanbridge service -c {path}`"
+            raise ConfigError(f"{exc}\n{hint}") from exc
+        raise

@@ -21,6 +21,8 @@ from bridge.daemon.workers.worker_context import WorkerContext
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
 from bridge.filter.outcome import Record
+from bridge.history.recorder import Recorder
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.mail.message import Spool
 from bridge.mail.trace import Trace
 from bridge.observe.log_writer import LineWriter
@@ -44,6 +46,7 @@ class Core:
     list_refresh: ListRefresh
     mail_log: MailLog
     recent: RecentMails
+    history: Recorder | None
     tracing: Tracing | None
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
@@ -54,12 +57,19 @@ class Core:
         return self.tracing.begin if self.tracing is not None else None
 
     def report(self, record: Record) -> None:
-        """A mail is finished: count it, log it, trace it."""
+        """A mail is finished: count it, log it, record it, trace it."""
         self.metrics.record(record)
         self.recent.note(record)
         self.mail_log.decided(record)
+        if self.history is not None:
+            self.history.note(record)
         if self.tracing is not None:
             self.tracing.report(record)
+
+    def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
+        """A client was refused before there was a mail."""
+        if self.history is not None:
+            self.history.note_refusal(listener, refusal)
 
 
 def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:
@@ -80,9 +90,16 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         list_refresh=ListRefresh(conf, state, metrics, is_ours=lambda: worker.is_first),
         mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
         recent=RecentMails(),
+        history=wiring.recorder(
+            conf, state, lambda: worker.is_first, lambda result, n: _add(metrics.history, result, n)
+        ),
         tracing=wiring.tracing(conf),
     )
 
 
 def count(counter: Counter, *labels: str) -> None:
     counter.values[labels] += 1
+
+
+def _add(counter: Counter, label: str, number: int) -> None:
+    counter.values[label,] += number

@@ -36,6 +36,7 @@ from bridge.daemon.workers.worker_context import SingleProcess, WorkerContext
 from bridge.errors import BridgeError
 from bridge.filter.admission import Admission
 from bridge.filter.late.decisions import LateDecisions
+from bridge.history.recorder import Recorder
 from bridge.mail.message import Spool
 from bridge.observe.log_writer import LineWriter
 from bridge.observe.metrics import Metrics
@@ -151,6 +152,10 @@ class Daemon:
         return self._core.list_refresh
 
     @property
+    def history(self) -> Recorder | None:
+        return self._core.history
+
+    @property
     def reloads(self) -> ReloadHistory:
         return self._core.reloads
 
@@ -235,6 +240,9 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     ending.callback(worker.sockets.keep_only, [])
     if core.tracing is not None:
         ending.push_async_callback(core.tracing.close)
+    if core.history is not None:
+        core.history.start()
+        ending.push_async_callback(asyncio.to_thread, core.history.close)  # after the last answers of next hops
     service = None
     if conf.embedded_service and not worker.has_supervisor:
         service = await start_service(conf, core.state)

@@ -56,6 +56,7 @@ def _connect_mail(metrics: Metrics, running: Running) -> None:
     metrics.throttle_delay.read = lambda: [((), admission.delay(running.scanner.is_yellow))]
     metrics.saturated.read = lambda: _saturated(running)
     metrics.adaptive_limit.read = lambda: _adaptive_limit(running)
+    metrics.history_size.read = lambda: [((), core.history.size)] if core.history else []
     metrics.late_running.read = lambda: [((), core.late.running if core.late else 0)]
 
 
@@ -86,7 +87,7 @@ def _connect_next_hops(metrics: Metrics, running: Running) -> None:
 
 
 def _next_hops_up(running: Running) -> Rows:
-    """Without those that nobody has tried."""
+    """Without next hops that have not been tried yet."""
     found: dict[tuple[str, ...], int] = {}
     for hop in running.components.hops:
         if (is_up := running.components.is_up(hop)) is not None:

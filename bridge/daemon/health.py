@@ -2,8 +2,8 @@
 
 `status`, `top`, /readyz and the page at / all show these sentences. A problem means that mail is not scanned, not
 delivered, or not accepted; a warning, that something needs attention while mail flows. Reads /status and the
-configuration, and asks nobody: whoever fills the state has found out. If this is wrong, a bridge that defers all
-mail looks healthy.
+configuration only; other modules have collected the facts. If this is wrong, a bridge that defers all mail looks
+healthy.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bridge.mail.action import Action
 
 RECENT_S = 600.0  # older outcomes say nothing about now
 _ENOUGH = 3  # mails in a row
-_ENOUGH_RECIPIENTS = 10  # the same, if each refusal is about a recipient: spam to invented addresses is common
+_ENOUGH_RECIPIENTS = 10  # the same if every refusal concerns a recipient: spam to invented addresses is common
 _NAMED = 3  # domains in one sentence
-_STALE_FACTOR = 3  # a list that has missed so many refreshes
+_STALE_FACTOR = 3  # a list is stale after this many missed refreshes
 
 _WORDS = {
     Action.TEMPFAIL: "deferred",
@@ -38,7 +38,7 @@ _BLOCKING = frozenset({Action.TEMPFAIL, Action.REJECT})
 class Health:
     problems: tuple[str, ...] = ()  # the worst first
     warnings: tuple[str, ...] = ()
-    stops_mail: bool = False  # no mail passes, whoever sends it
+    stops_mail: bool = False  # no mail passes at all
 
 
 def assess(state: dict[str, Any], conf: Config) -> Health:
@@ -130,7 +130,7 @@ def _next_hops(hops: Sequence[dict[str, Any]], conf: Config, warnings: list[str]
 
 
 def _groups(conf: Config) -> dict[tuple[str, ...], list[str]]:
-    """Next hops that stand in for each other, and the domains whose mail they get; the default's are not named."""
+    """Next hops that stand in for each other, and the domains whose mail they get (none for the default)."""
     assert conf.relay is not None
     groups: dict[tuple[str, ...], list[str]] = {tuple(map(str, conf.relay.hops)): []}
     for domain, hops in wiring.hops_by_domain(conf).items():
@@ -159,13 +159,13 @@ def _deferred(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
 
 
 def _rejected(recent: Sequence[Sequence[Any]]) -> Iterator[str]:
-    """Of the mails that were offered to a next hop, which then answered with a 5xx."""
+    """Counts only mail that was offered to a next hop: all of it was answered with a 5xx."""
     refusals = [str(refusal) for _, _, refusal in recent if refusal is not None]
     about_recipients = all(" 5.1." in refusal or " 5.2." in refusal for refusal in refusals)
     if len(refusals) >= (_ENOUGH_RECIPIENTS if about_recipients else _ENOUGH) and all(refusals):
         yield (
             f"REJECTING ALL MAIL: the next hop rejected the last {len(refusals)} mails, "
-            f"the last one with {refusals[-1]}; `reply=` in the log has its words"
+            f"the last one with {refusals[-1]}; see `reply=` in the log"
         )
 
 
@@ -202,7 +202,7 @@ def recent_of(lists: Sequence[Sequence[Sequence[Any]]], last: int) -> list[list[
 
 
 def merged_hops(hops: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One entry for each name: down if anybody has found it down, up if anybody has found it up."""
+    """One entry for each name: down if any worker has found it down, up if any has found it up."""
     found: dict[str, dict[str, Any]] = {}
     for hop in hops:
         other = found.setdefault(hop["name"], {**hop, "busy": 0})

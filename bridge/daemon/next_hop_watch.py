@@ -1,4 +1,4 @@
-"""Tests next hops that get no mail, so that a next hop nobody has tried is not reported as up.
+"""Tests next hops that get no mail, so that an untried next hop is not reported as up.
 
 A test is one connection with EHLO and QUIT. It is made at the start, and when nothing has been learned about a next
 hop for `relay.probe_interval`; a next hop that takes mail is never tested. With several workers, one of them tests

@@ -57,6 +57,9 @@ def _fixed(old: Config, new: Config) -> Iterator[tuple[str, object, object]]:
     yield "admin.address", str(old.admin.address), str(new.admin.address)
     yield "log", old.log, new.log
     yield "tracing", old.tracing, new.tracing
+    yield "history", old.history, new.history
+    if old.history.enabled:
+        yield "state_database", old.state_database, new.state_database
     yield "late_decisions", old.late_decisions, new.late_decisions
     yield "embedded_service", old.embedded_service, new.embedded_service
     if old.embedded_service:

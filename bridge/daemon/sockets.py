@@ -15,7 +15,7 @@ from pathlib import Path
 from bridge.daemon.socket_activation import ActivatedSockets
 from bridge.errors import ConfigError
 from bridge.runtime.endpoints import Endpoint
-from bridge.runtime.listening_socket import CannotListen, bind
+from bridge.runtime.listening_socket import bind
 
 log = logging.getLogger(__name__)
 
@@ -73,10 +73,7 @@ def _key(name: str, address: Endpoint) -> str:
 
 def open_listening(address: Endpoint, unix_mode: str = "0660", unix_owner: str | None = None) -> list[socket.socket]:
     """New sockets for one address. Raises CannotListen (which may be temporary) or ConfigError."""
-    try:
-        sock = bind(address)
-    except CannotListen as exc:
-        raise CannotListen(f"{exc}; is another program or another scanbridge using it?") from exc
+    sock = bind(address)
     if address.path:
         Path(address.path).chmod(int(unix_mode, 8))
         if unix_owner:
@@ -90,5 +87,5 @@ def _set_owner(sock: socket.socket, path: str, owner: str) -> None:
         shutil.chown(path, user, group or None)
     except (LookupError, OSError) as exc:
         sock.close()
-        reason = exc.strerror if isinstance(exc, OSError) else "no such user or group"
+        reason = exc.strerror if isinstance(exc, OSError) else "no such user or group; create it, or correct the name"
         raise ConfigError(f"unix_owner: cannot change the owner of {path} to {owner}: {reason}") from exc

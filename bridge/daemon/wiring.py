@@ -31,6 +31,9 @@ from bridge.filter.late.decisions import LateDecisions, LateScanEnd, LateSetting
 from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
+from bridge.history.recorder import Recorder, RecorderSettings
+from bridge.history.sqlite import SqliteHistory
+from bridge.history.store import HistoryStore
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
 from bridge.intake.smtp.rules import SessionLimits
@@ -269,6 +272,26 @@ def used_tokens_place(conf: Config, state: Path) -> Database:
     """Raises ConfigError."""
     place = state_database(conf, state, "")
     return Database.file(state / "released.sqlite") if place.is_sqlite else place
+
+
+def history(conf: Config, state: Path) -> HistoryStore:
+    """Where the history is kept. Raises ConfigError."""
+    place = state_database(conf, state, "")
+    if place.is_sqlite:
+        return SqliteHistory(state / "history")
+    from bridge.history.postgresql import PostgresHistory  # it needs the driver
+
+    return PostgresHistory(place)
+
+
+def recorder(
+    conf: Config, state: Path, is_keeper: Callable[[], bool], count: Callable[[str, int], None]
+) -> Recorder | None:
+    """Not started yet; None if no history is kept. Raises ConfigError."""
+    if not conf.history.enabled:
+        return None
+    settings = RecorderSettings(conf.history.retention, conf.history.max_size, redaction(conf), is_keeper)
+    return Recorder(history(conf, state), settings, count)
 
 
 def redaction(conf: Config) -> Redaction:

@@ -19,6 +19,7 @@ from bridge.mail.transaction import Transaction
 _UNSAFE = re.compile(r"[^\x20-\x7e]")
 _COMMENT = re.compile(r"[^\x21-\x27\x2a-\x5b\x5d-\x7e]")  # printable, without ( ) and backslash
 # Possessive (`*+`), so that white space is never tried in two ways: the time is linear.
+_SUBJECT = re.compile(rb"subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,9})", re.IGNORECASE)
 _MESSAGE_ID = re.compile(rb"message-id:(?:\r\n[ \t]|[ \t])*+([^\r\n]*+)(?:\r\n|$)", re.IGNORECASE)
 _MAX_VALUE = 900  # RFC 5322 2.1.1: a line has at most 998 characters
 
@@ -115,6 +116,13 @@ def message_id(head: bytes, lower: bytes) -> str:
     start = 0 if lower.startswith(b"message-id:") else lower.find(b"\nmessage-id:") + 1
     found = _MESSAGE_ID.match(head, start)
     return "" if found is None else found[1].rstrip(b" \t").decode("utf-8", "replace")
+
+
+def subject(head: bytes, lower: bytes) -> bytes:
+    """The value of the first Subject field as it is written; b"" if there is none."""
+    start = 0 if lower.startswith(b"subject:") else lower.find(b"\nsubject:") + 1
+    found = _SUBJECT.match(head, start)
+    return b"" if found is None else found[1]
 
 
 def _clean(value: str) -> str:

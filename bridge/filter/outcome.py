@@ -57,6 +57,12 @@ class Record:
     rule: str = ""  # the rule that decided, in shadow mode the one that would have: see `rule_names`
     unscanned: str = ""  # why the mail was handed on without a decision
     doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
+    subject: bytes = b""  # from the mail's own header, as it is written there
+    scanner: str = ""  # the URL of the host that was asked last
+
+    def ask(self, scanner: str) -> None:
+        """This host gets the mail."""
+        self.scanner = scanner
 
     @property
     def why(self) -> str:

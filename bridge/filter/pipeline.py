@@ -24,7 +24,7 @@ from bridge.filter.actions import Actions
 from bridge.filter.adaptive_limit import AdaptiveLimit
 from bridge.filter.admission import Admission
 from bridge.filter.envelope_lists import NO_COPY, EnvelopeLists
-from bridge.filter.headers import HeaderEditor, count_received, message_id
+from bridge.filter.headers import HeaderEditor, count_received, message_id, subject
 from bridge.filter.late.decisions import LateDecisions, LateStatus
 from bridge.filter.outcome import Outcome, Record
 from bridge.filter.policy import (
@@ -121,6 +121,7 @@ class Filter:
         self._late = late
         self.envelope_lists = envelope_lists
         self._saturation_reply = self._early_refusal()
+        self.saturation_rule = settings.policy[Case.SATURATED].name
         self.deadline_s = settings.deadline_s
         self.refuses = settings.shadow_percent < 100
         self.header_prefix = headers.prefix
@@ -257,6 +258,7 @@ class Filter:
         head = tx.message.head()
         lower = head.lower()
         record.message_id = message_id(head, lower)
+        record.subject = subject(head, lower)
         refusal = self._check_header(record, head, lower)
         if refusal is None and token is None and self._headers.may_be_in(lower):
             token = await self._strip_our_fields(tx, head)
@@ -357,7 +359,7 @@ class Filter:
             return await self._refuse(record, refusal)
         record.tenant = self._tenant_of(tx.envelope.recipients[0].address)
         if self._has_other_tenants(tx, record.tenant):
-            record.rule = rule_names.RELOADED
+            record.tenant, record.rule = None, rule_names.RELOADED  # no tenant may see the others' recipients
             return Outcome(Action.TEMPFAIL, with_id(TENANTS_CHANGED, tx.id))
         return None
 
@@ -429,7 +431,7 @@ class Filter:
         try:
             async with self._slots.slot(record, deadline):
                 return await self._scanner.submit(
-                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header
+                    _request(tx, record.tenant), tx.message, deadline, late is not None, trace_header, record.ask
                 )
         except ScanGoesOn as exc:
             assert late is not None

@@ -3,8 +3,8 @@
 `client` speaks HTTP, `files` and `tree` read lists from files and directories, `sync` compares the
 two. Knows nothing about the command line, so that the daemon can keep local copies with the same code.
 
-The names of the Python API (docs/reference/python.md) are imported when they are first used: whoever needs only
-`files` does not wait for the HTTP client.
+The names of the Python API (docs/reference/python.md) are imported on first use, so that code
+that needs only `files` does not load the HTTP client.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:
-    """PEP 562. All names that have no other home are errors."""
+    """PEP 562. A name that is not in `_HOME_OF` is one of the errors."""
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     found = globals()[name] = getattr(import_module(_HOME_OF.get(name, "bridge.lists.errors")), name)

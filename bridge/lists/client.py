@@ -343,4 +343,5 @@ def _named(exc: EntryRefused, batch: list[str]) -> EntryRefused:
     """The same refusal, but naming the entry: a position in a batch of 500 means nothing to an operator."""
     if exc.position is None or exc.position >= len(batch):
         return exc
-    return EntryRefused(f"the entry {clean(batch[exc.position])!r} is refused: {exc}", exc.position)
+    entry = batch[exc.position]
+    return EntryRefused(f"the entry {clean(entry)!r} is refused: {exc}", exc.position, entry)

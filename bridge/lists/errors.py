@@ -57,11 +57,12 @@ class ListFull(ListsError):
 
 
 class EntryRefused(ListsError):
-    """The service refuses one of the entries; `position` is its index in the request, if known."""
+    """The service refuses one of the entries; `position` is its index in the request, if known, as is `entry`."""
 
-    def __init__(self, text: str, position: int | None = None) -> None:
+    def __init__(self, text: str, position: int | None = None, entry: str | None = None) -> None:
         super().__init__(text)
         self.position = position
+        self.entry = entry
 
 
 class ListsRefused(ListsError):
@@ -73,7 +74,7 @@ class ListsMalformed(ListsError):
 
 
 class ListsUncertain(ListsMalformed):
-    """The service answered a change with 200 and something that cannot be read: nobody knows whether it was made."""
+    """The service answered a change with 200 and an unreadable body: the change may or may not have been made."""
 
 
 def refusal(status: int, failure: Failure, retry_after_s: float | None, secret: str) -> ListsError:

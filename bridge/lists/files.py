@@ -65,7 +65,7 @@ def read_file(path: Path, kind: Format | None = None) -> dict[str, str | None]:
     try:
         raw = path.read_bytes()
     except OSError as exc:
-        raise InputError(f"{visible(str(path))}: cannot read the file: {exc.strerror}") from exc
+        raise InputError(f"{visible(str(path))}: cannot read the file: {exc.strerror}; check its path") from exc
     return read(raw, kind or format_of(path), visible(str(path)))
 
 

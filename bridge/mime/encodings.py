@@ -11,8 +11,9 @@ import binascii
 import html
 import mmap
 import re
+from bisect import bisect_left
 from collections.abc import Iterator
-from itertools import zip_longest
+from itertools import chain, zip_longest
 
 _ALPHABET = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
 _EVERY = bytes(range(256))
@@ -107,6 +108,7 @@ def unbroken_readings(raw: bytes) -> Iterator[bytes]:
     """Base64 with anything in between, read to the end."""
     yield _base64(raw)
     yield _by_lines(raw)
+    yield _base64(_JUNK_LINE.sub(b"", raw))  # a line that only looks like a delimiter
     if b"=" in raw:
         yield b"".join(map(_base64, _PADDING.split(raw.translate(None, _NOT_BASE64_OR_PAD))))
 
@@ -127,8 +129,18 @@ _PADDING = re.compile(rb"=+")
 _GROUPS = re.compile(rb"(?:[^=]{4})+|.{1,4}", re.DOTALL)  # groups without padding, as many as there are; or one
 _FROM_URL_SAFE = bytes.maketrans(b"-_", b"+/")
 _JUNK = re.compile(rb"[^A-Za-z0-9+/\s]")
-_JUNK_LINE = re.compile(rb"(?m)^[A-Za-z0-9+/=\t ]*[^A-Za-z0-9+/=\s][^\n]*$")
+_JUNK_LINE = re.compile(rb"(?m)^[A-Za-z0-9+/=\t\v\f ]*[^A-Za-z0-9+/=\s][^\n]*$")
 _JUNK_TO_LINE_END = re.compile(rb"[^A-Za-z0-9+/=\s][^\n]*")
+
+
+def without_base64(text: bytes) -> bytes:
+    """The text without most of its Base64, for those who look for words: long lines between other such lines."""
+    return _INNER_LINES.sub(rb"\1", text)
+
+
+_INNER_LINES = re.compile(  # possessive (`++`): nothing is tried twice
+    rb"(\n[A-Za-z0-9+/]{64,}+\r?+)(?:\n[A-Za-z0-9+/]{64,}+\r?+(?=\n[A-Za-z0-9+/]{64}))++"
+)
 
 
 def _by_lines(raw: bytes) -> bytes:
@@ -249,24 +261,29 @@ def has_uu_data(data: bytes | mmap.mmap, start: int, end: int) -> bool:
         return False
     if _UU64_BEGIN.search(data, start, end):
         return True
-    for match in _ANY_BEGIN.finditer(data, start, end):
-        if _is_at_line_start(data, match.start()):
-            return any(_data_lines(data, match.end(), end))
-        if any(_data_lines(data, match.end(), min(end, match.end() + _NEAR))):
+    begins = _ANY_BEGIN.finditer(data, start, end)
+    first = next(begins, None)
+    lines = _data_lines(data, first.end(), end) if first else iter(())
+    line = -1
+    for match in chain(filter(None, [first]), begins):
+        while line < match.end():
+            if (line := next(lines, end)) >= end:
+                return False
+        if line < match.end() + _NEAR or _is_at_line_start(data, match.start()):
             return True
     return False
 
 
 def _uu_begins(raw: bytes) -> Iterator[tuple[re.Match[bytes], bool]]:
     """Lines that may begin a file, because they have a mode or data follows; and whether data follows."""
-    last = -1
+    lines: list[int] | None = None
     for match in _ANY_BEGIN.finditer(raw):
-        if last < 0:
-            last = max(_data_lines(raw, match.end(), len(raw)), default=0)
-        if _is_at_line_start(raw, match.start()):
-            has_data = last >= match.end()
-        else:
-            has_data = any(_data_lines(raw, match.end(), min(len(raw), match.end() + _NEAR)))
+        if lines is None:  # once for all: thousands of lines may have a "begin"
+            lines = list(_data_lines(raw, match.end(), len(raw)))
+        following = bisect_left(lines, match.end())
+        has_data = following < len(lines) and (
+            lines[following] < match.end() + _NEAR or _is_at_line_start(raw, match.start())
+        )
         if has_data or _MODE.match(match[1].lstrip()):
             yield match, has_data
 
@@ -291,14 +308,20 @@ def _data_lines(data: bytes | mmap.mmap, start: int, end: int) -> Iterator[int]:
     for line in data[start:end].split(b"\n"):
         text = line.rstrip(b"\r")
         if text.strip():
-            texts = (text, *_unescaped(text))
-            is_like_data = any(_is_like_uu_line(one) or _is_xx_line(one) for one in texts)
-            if any(_is_uu_line(one) or (_is_xx_line(one) and len(one) > _WORTH_READING) for one in texts) or (
-                after_one and (is_like_data or text.strip().lower() in _END_LINES)
-            ):
+            texts = (text, *_unescaped(text)) if b"&" in text else (text,)
+            is_like_data = any(map(_is_like_data, texts))
+            if any(map(_is_data, texts)) or (after_one and (is_like_data or text.strip().lower() in _END_LINES)):
                 yield at
             after_one = is_like_data
         at += len(line) + 1
+
+
+def _is_data(line: bytes) -> bool:
+    return _is_uu_line(line) or (len(line) > _WORTH_READING and _is_xx_line(line))
+
+
+def _is_like_data(line: bytes) -> bool:
+    return _is_like_uu_line(line) or _is_xx_line(line)
 
 
 def _is_uu_line(line: bytes) -> bool:

@@ -9,7 +9,7 @@ attachment.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from urllib.parse import unquote_to_bytes
 
 from bridge.mime.encodings import embedded_names
@@ -17,6 +17,7 @@ from bridge.mime.words import as_text, decode_words
 
 MAX_FIELDS = 2000  # fields in one mail, and
 MAX_BYTES = 1024 * 1024  # their length: with more, `everywhere` raises
+_FIELD_WORK = 2000  # nanoseconds for each byte of a field, whatever it contains
 # Nothing here ends at a length: a name may stand at the very end of a field, which `structure` reads whole.
 _PLAIN = re.compile(r"""[^;="]*;[ \t]*(?:file)?name="?([A-Za-z0-9_.-]+)"?""", re.IGNORECASE)  # nothing to disagree on
 _NAME = re.compile("name", re.IGNORECASE)
@@ -71,14 +72,31 @@ def located(value: str, *, is_shown: bool = False) -> set[str]:
     return {name[-_SHOWN:] for name in found if "." in name}
 
 
-def everywhere(data: bytes) -> set[str]:
-    """All names in everything that looks like such a field, wherever it is in the mail. Raises TooManyNames."""
+def titles(subject: str) -> set[str]:
+    """The names of files that a subject may contain: `Re: "x.js" (1/3)`."""
+    found: set[str] = set()
+    for form in _forms(subject[:_TITLE]):
+        found.update(_TITLE_SEPARATORS.split(form))
+    return {name[-_SHOWN:] for name in found if _TITLE_NAME.search(name)}
+
+
+_TITLE = 1000  # characters; programs read no longer one
+_TITLE_SEPARATORS = re.compile(r"""[\s"'`;,:=<>()\[\]{}|\0]+""")
+_TITLE_NAME = re.compile(r"[^.@/]\.[A-Za-z0-9_-]{1,10}[.!?]?\Z")
+
+
+def everywhere(data: bytes, charge: Callable[[int], object] = int) -> set[str]:
+    """All names in everything that looks like such a field, wherever it is in the mail. Raises TooManyNames.
+
+    `charge` is called with the work that each field takes, in nanoseconds; it may raise.
+    """
     found: set[str] = set()
     size = 0
     for number, match in enumerate(_FIELD.finditer(data)):
         size += match.end() - match.start()
         if number >= MAX_FIELDS or size > MAX_BYTES:
             raise TooManyNames
+        charge(_FIELD_WORK * (match.end() - match.start()))
         text = match.group().decode("utf-8", "replace")
         if _NAME.search(text):
             found |= candidates(re.sub(r"\r?\n[ \t]+", " ", text))

@@ -17,6 +17,8 @@ from itertools import groupby
 
 from bridge.mime.encodings import decode
 
+_MAX_SUBJECT = 200  # characters
+
 # Python's names of the codecs that are charsets: with one byte for each character, with more, and those in which
 # ASCII is not written as ASCII.
 _ONE_BYTE, _MORE_BYTES, UNICODE, EBCDIC = (
@@ -147,6 +149,12 @@ def decode_words(text: str, *, known_only: bool = False) -> str:
         raw = b"".join(content for content, _ in group)
         found.append(decoded(raw, codec or "utf_8"))
     return "".join(found)
+
+
+def subject_text(raw: bytes) -> str:
+    """What the value of a Subject field shows, truncated."""
+    unfolded = raw[: 4 * _MAX_SUBJECT].replace(b"\r\n", b"").replace(b"\0", b" ").decode("utf-8", "replace")
+    return " ".join(decode_words(unfolded, known_only=True).split())[:_MAX_SUBJECT]
 
 
 def _is_space(piece: tuple[bytes, str]) -> bool:

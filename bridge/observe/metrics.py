@@ -59,6 +59,7 @@ class Metrics(Collector):
         self._declare_levels()
         self._declare_next_hops()
         self._declare_quarantine()
+        self._declare_history()
         self._declare_upkeep()
         self._declare_process()
         self.registry = CollectorRegistry(auto_describe=True)
@@ -201,7 +202,7 @@ class Metrics(Collector):
         )
         self.next_hop_up = Gauge(
             "scanbridge_next_hop_up",
-            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent while nobody has tried.",
+            "1 if the last connection, for a mail or a test, succeeded, 0 if it failed; absent until the first one.",
             ("next_hop",),
             combine=min,
         )
@@ -226,6 +227,18 @@ class Metrics(Collector):
             "scanbridge_quarantine_disk_free_bytes", "Free space on the quarantine's disk."
         )
         self.quarantine_disk_size = Gauge("scanbridge_quarantine_disk_size_bytes", "Size of the quarantine's disk.")
+
+    def _declare_history(self) -> None:
+        self.history = Counter(
+            "scanbridge_history",
+            "The history of mails. written: mails recorded; summed: refusals before the content that share a row with "
+            "others; overflow, failed: mails that were not recorded, because the database could not keep up, or was "
+            "not available when the process ended; deleted, deleted_early: segments (PostgreSQL: days) that were "
+            "deleted because of their age, or of history.max_size.",
+            ("result",),
+        )
+        self.history.start(("written", "summed", "overflow", "failed", "deleted", "deleted_early"))
+        self.history_size = Gauge("scanbridge_history_bytes", "Size of the history on disk.", combine=max)
 
     def _declare_upkeep(self) -> None:
         """What an operator maintains: certificates, lists, workers, the configuration."""

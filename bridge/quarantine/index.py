@@ -215,7 +215,7 @@ class Index:
             self.close()
         if self._path is not None:
             durable_files.refuse_planted(self._path)
-            database.make_private(self._path)
+            durable_files.make_private(self._path)
             durable_files.give_to_owner(self._path)
         self._identity = (*_file_identity(self._path), os.getpid())
         # synchronous=NORMAL: rows lost in a power cut are read from the store again.

@@ -18,14 +18,13 @@ from bridge.mail.address import domain_of
 from bridge.mail.envelope import Envelope, Recipient
 from bridge.mail.session import Client
 from bridge.mail.transaction import Transaction
-from bridge.mime.words import decode_words
+from bridge.mime.words import subject_text
 
 ID = re.compile(r"[0-9A-Za-z]{1,64}")  # a mail's id; cannot form a path
 
 KEPT, INTERRUPTED, RELEASED = "kept", "interrupted", "released"
 STATES = (KEPT, INTERRUPTED, RELEASED)
 
-_MAX_SUBJECT = 200
 _SUBJECT = re.compile(rb"^subject:([^\r\n]{0,800}(?:\r\n[ \t][^\r\n]{0,800}){0,99})", re.IGNORECASE | re.MULTILINE)
 
 
@@ -163,10 +162,7 @@ def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | 
 def subject(head: bytes) -> str:
     """The decoded Subject field, truncated."""
     match = _SUBJECT.search(head)
-    if match is None:
-        return ""
-    raw = re.sub(rb"\r\n[ \t]", b" ", match.group(1)[: 4 * _MAX_SUBJECT]).decode("utf-8", "replace")
-    return " ".join(decode_words(raw, known_only=True).split())[:_MAX_SUBJECT]
+    return "" if match is None else subject_text(match.group(1))
 
 
 def read(stored: StoredRecord) -> MailRecord:

@@ -34,13 +34,13 @@ class MonitoredRelay:
         self.pool = relay.pool if isinstance(relay, SmtpRelay) else None  # a Maildir has no connections
         self._relay = relay
         self._on_result = on_result
-        self.is_up: bool | None = None  # None: nobody has tried
+        self.is_up: bool | None = None  # None: not tried yet
         self.problem = ""  # why it is not up
         self._learned_at = -math.inf
 
     @property
     def age_s(self) -> float:
-        """How old our knowledge is; infinite if nobody has tried."""
+        """How old our knowledge is; infinite if the next hop has not been tried."""
         return asyncio.get_running_loop().time() - self._learned_at
 
     @property

@@ -6,7 +6,6 @@ because it may contain a password.
 
 from __future__ import annotations
 
-import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +34,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import ConnectionPoolEntry, StaticPool
 
 from bridge.errors import BridgeError
+from bridge.runtime import durable_files
 
 MEMORY = "sqlite://"  # exists as long as the engine
 
@@ -177,21 +177,9 @@ def reason(exc: BaseException) -> str:
     return (str(getattr(exc, "orig", None) or "") or type(exc).__name__).splitlines()[0]
 
 
-def make_private(path: Path) -> None:
-    """Create the file readable by us only. SQLite would use the umask, for the file and its journals.
-
-    An existing file is not opened: closing it would release all locks that this process has on it (POSIX), and
-    another process could then believe to be the last one and remove the journal that we still write to.
-    """
-    try:
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
-    except FileExistsError:
-        pass
-
-
 def _make_private_if_possible(path: Path) -> None:
     with suppress(OSError):  # SQLite will report the same error
-        make_private(path)
+        durable_files.make_private(path)
 
 
 def _prepare_sqlite(connection: Any, _record: ConnectionPoolEntry, wait_s: float, synchronous: str) -> None:

@@ -140,6 +140,27 @@ def open_own(path: Path, flags: int) -> int:
     return fd
 
 
+def make_private(path: Path) -> None:
+    """Create a database file readable by us only. SQLite would use the umask, for the file and its journals.
+
+    An existing file is not opened: closing it would release all locks that this process has on it (POSIX), and
+    another process could then believe to be the last one and remove the journal that we still write to.
+    """
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    except FileExistsError:
+        pass
+
+
+def sync_file(path: Path) -> None:
+    """Make the content of a file durable."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def open_to_read(path: Path) -> int:
     """Open an existing file in one of our directories. Raises OSError.
 

@@ -8,6 +8,7 @@ process shares a port unnoticed, or a socket file left by a crash prevents the n
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 import stat
@@ -29,8 +30,25 @@ def bind(address: Endpoint) -> socket.socket:
     try:
         return _bind_unix(address.path) if address.path else _bind_tcp(address)
     except OSError as exc:
-        reason = exc.strerror or type(exc).__name__
-        raise CannotListen(f"cannot listen at {address}: {reason}") from exc
+        reason = exc.strerror or str(exc) or type(exc).__name__
+        raise CannotListen(f"cannot listen at {address}: {reason}{_next_step(exc, address)}") from exc
+
+
+def _next_step(exc: OSError, address: Endpoint) -> str:
+    match exc.errno:
+        case errno.EADDRINUSE if address.path and not Path(address.path).is_socket():
+            return "; a file with this name exists and is not a socket: remove it, or choose another path"
+        case errno.EADDRINUSE:
+            return "; is another program or another scanbridge using it?"
+        case errno.EADDRNOTAVAIL | socket.EAI_NONAME:
+            return "; use an address of this machine, or 127.0.0.1 for local clients only"
+        case errno.EACCES | errno.EPERM if not address.path:
+            return "; ports below 1024 are reserved for root (or CAP_NET_BIND_SERVICE): choose a higher one"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return "; choose a directory in which this user may create files"
+        case errno.ENOENT:
+            return "; create the directory first"
+    return "; choose a path of at most 107 bytes" if "too long" in str(exc) else ""
 
 
 def address_of(sock: socket.socket) -> Endpoint:

@@ -26,6 +26,8 @@ if TYPE_CHECKING:  # `read` alone must be quick to import
 Path_ = tuple[str | int, ...]
 M = TypeVar("M", bound="BaseModel")
 
+CHECK_PATH = "check the path given with -c"  # the command line says how it was really given
+
 _ALIASED = 100_000
 _WORD = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*")
 _INT = re.compile(r"[-+]?[0-9]+\Z")
@@ -102,6 +104,7 @@ class Tree:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.lines: dict[Path_, int] = {}
+        self._scalars: set[Path_] = set()
         self.mistakes: list[str] = []
         self.parsed = False
         self._left = 0  # values that are still allowed
@@ -139,6 +142,7 @@ class Tree:
             return self._mapping(node, where, above)
         if isinstance(node, yaml.SequenceNode):
             return [self._value(child, (*where, i), above) for i, child in enumerate(node.value)]
+        self._scalars.add(where)
         return self._scalar(node)
 
     def _mapping(self, node: yaml.MappingNode, where: Path_, above: frozenset[int]) -> dict[str, Any]:
@@ -151,6 +155,9 @@ class Tree:
             if key in result:
                 first = self.lines[(*where, key)]
                 self._mistake(key_node, (*where, key), f"this key appears twice, first in line {first}; remove one")
+                continue
+            if "\u00a0" in key:
+                self._mistake(key_node, where, "a no-break space, perhaps copied from a page; write a plain space")
                 continue
             self.lines[(*where, key)] = key_node.start_mark.line + 1
             result[key] = self._value(child, (*where, key), above)
@@ -169,16 +176,21 @@ class Tree:
         return text
 
     def _mistake(self, node: yaml.Node, where: Path_, what: str) -> None:
-        self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where)}: {what}")
+        self.mistakes.append(f"{self.path}:{node.start_mark.line + 1}: {_dotted(where) or 'the file'}: {what}")
 
     def at(self, where: Path_) -> str:
         """File, line and name of a key."""
         return f"{self.path}:{self.line(where)}: {_dotted(where) or 'the file'}"
 
     def place(self, loc: tuple[int | str, ...]) -> Path_:
-        """The key of an error: `loc` also names union branches, which are not keys."""
+        """The key of an error: `loc` also names union branches, which are not keys.
+
+        It may name keys that the file does not have, if a model takes one word for a whole section.
+        """
         where: Path_ = ()
         for part in loc:
+            if where in self._scalars:
+                break
             if (*where, part) in self.lines or not _is_branch(part):
                 where = (*where, part)
         return where
@@ -236,17 +248,30 @@ def _problem(exc: yaml.MarkedYAMLError) -> str:
             f"{closing[1]} is missing" if closing else "close its bracket" if "<" in problem else "close its quote"
         )
         return f"the file ends in the middle of a value; {missing}"
+    for words, meaning in _YAML_WORDS.items():
+        if words in problem:
+            return meaning
     return re.sub(r" '(?!<)[^']{3,}'", "", problem)
+
+
+# The words of PyYAML in the commonest mistakes, and what to do.
+_YAML_WORDS = {
+    "mapping values are not allowed here": "a second colon in this line; put the value in quotes, or begin a new line",
+    "expected <block end>": "this line is indented differently from the others of its section; align them",
+    "cannot start any token": "a value that begins with a special character (@, %, `); put it in quotes",
+    "found undefined alias": "no anchor (&) of this name; if it is text that begins with *, put it in quotes",
+    "expected the node content": "a value is missing or incomplete",
+}
 
 
 # Our own words for pydantic's errors; the names in braces are pydantic's.
 _WORDS = {
     "extra_forbidden": "unknown key",
     "missing": "this key is required",
-    "model_type": "keys and values are expected here",
-    "dict_type": "keys and values are expected here",
-    "model_attributes_type": "keys and values are expected here",
-    "list_type": "a list is expected here",
+    "model_type": "keys and values are expected here, for example {{key: value}}",
+    "dict_type": "keys and values are expected here, for example {{key: value}}",
+    "model_attributes_type": "keys and values are expected here, for example {{key: value}}",
+    "list_type": "a list is expected here, for example [first, second]",
     "string_type": "text is expected here",
     "string_too_short": "text is expected here",
     "too_short": "entries expected here: at least {min_length}",
@@ -347,7 +372,7 @@ def _next_step(exc: Exception) -> str:
         case PermissionError():
             return "use the user who may read it, or root"
         case _:
-            return "check the path given with -c"
+            return CHECK_PATH
 
 
 def _reason(exc: Exception) -> str:

@@ -22,7 +22,7 @@ import math
 import os
 import random
 import ssl
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property, partial
 from typing import Never, Protocol
 
@@ -64,6 +64,10 @@ _dice = random.Random()  # noqa: S311 - spreads load, keeps no secret
 
 _CHECK_LEAD = 1.1  # of the time that our own mail may take: it is sent so long before the deadline of a slow mail
 _PRESSED = (QueueStatus.YELLOW, QueueStatus.RED)
+
+
+def _ignore(url: str) -> None:
+    """Nobody wants to know."""
 
 
 class Request(Protocol):
@@ -113,8 +117,11 @@ class Scanner:
         deadline: float,
         keep_late: bool = False,
         header: bytes = b"",
+        on_host: Callable[[str], None] = _ignore,
     ) -> AnalysisResult:
         """Send one mail to one host, with the caller's `header`. `deadline` is on the event loop's clock.
+
+        `on_host` is called with the URL of each host that is asked.
 
         Raises ScanError, Saturated. With `keep_late` also ScanGoesOn, a ScanTimeout that carries the running
         scan: its catcher must await or abandon the scan.
@@ -127,6 +134,7 @@ class Scanner:
         if limit is not None and (size := submission.body_bytes()) > limit:
             raise MessageTooLarge(f"the request would have {size} bytes, more than the {limit} that the scanner takes")
         for host in self._by_preference():
+            on_host(host.url)
             is_probe = host.begin()
             began, was_broken, was_silent = loop.time(), host.is_broken, host.silent
             may_go_on = True

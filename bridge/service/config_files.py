@@ -76,7 +76,7 @@ def load(path: Path) -> Loaded:
 
 
 def _files(path: Path) -> list[tuple[Path, str]]:
-    """The files to read; of which kind, unless only their content says so. Raises ConfigError."""
+    """The files to read and their kinds, if known without reading them. Raises ConfigError."""
     if not _is_directory(path):
         return [(path, "")]
     found = [
@@ -88,7 +88,7 @@ def _files(path: Path) -> list[tuple[Path, str]]:
 
 
 def _is_directory(path: Path) -> bool:
-    """False also if it cannot be told: reading it then says why."""
+    """Also False if this cannot be determined: reading the file then reports why."""
     try:
         return path.is_dir()
     except OSError:
@@ -96,7 +96,7 @@ def _is_directory(path: Path) -> bool:
 
 
 def _exists(path: Path) -> bool:
-    """Also if it cannot be read, or is a broken link: reading it then says why."""
+    """Also if it cannot be read, or is a broken link: reading it then reports why."""
     try:
         return path.exists() or path.is_symlink()
     except OSError:
@@ -232,10 +232,15 @@ def _home(key: str, model: type[settings.Section]) -> str:
     return home if home and key in _SECTIONS[model][home].model_fields else ""
 
 
+_OF_THE_BRIDGE = frozenset({"scanner", "listeners", "relay", "admission", "policy", "tenants", "quarantine", "admin"})
+
+
 def _unknown_top_level(key: str) -> str:
     for name, model in (("guard", settings.Guard), ("abby", settings.Abby)):
         if key in model.model_fields:
             return f"this key belongs below `{name}:`"
+    if key in _OF_THE_BRIDGE:
+        return "unknown key; it is a key of the bridge, whose configuration is for `scanbridge run -c`"
     similar = closest(key, ServiceConfig.model_fields)
     return f"unknown key; did you mean {similar}?" if similar else "unknown key"
 

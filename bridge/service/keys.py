@@ -17,6 +17,7 @@ from starlette.types import Scope
 
 from bridge.api.lists import AUTH_SCHEME
 from bridge.errors import BridgeError
+from bridge.runtime.suggestion import did_you_mean
 from bridge.service.auth import credentials, digest
 from bridge.service.responses import Refused, storage_unavailable
 from bridge.service.store import STORAGE_ERRORS, Store, api_key
@@ -117,7 +118,11 @@ class KeyRing:
         with self._store.writing() as connection:
             done = connection.execute(update(api_key).where(_in_use(name)).values(revoked_at=_now()))
             if not done.rowcount:
-                raise NoSuchKey(f"there is no active key named {name}")
+                used = [
+                    key for (key,) in connection.execute(select(api_key.c.name).where(api_key.c.revoked_at.is_(None)))
+                ]
+                hint = did_you_mean(name, used) or f"; active keys: {', '.join(sorted(used)) or 'none'}"
+                raise NoSuchKey(f"there is no active key named {name}{hint}")
 
 
 def _in_use(name: str):  # type: ignore[no-untyped-def]

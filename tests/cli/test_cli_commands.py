@@ -97,11 +97,13 @@ def test_every_command_reports_the_mistakes_in_the_configuration(
 
 
 def test_a_missing_configuration_is_reported(tmp_path: Path) -> None:
-    """SCANBRIDGE_CONFIG is treated like the option."""
+    """SCANBRIDGE_CONFIG is treated like the option, and the message names the one that was used."""
     missing = str(tmp_path / "none.yml")
+    problem = f"{missing}: cannot be read: No such file or directory"
     done = CliRunner().invoke(main, ["check"], env={"SCANBRIDGE_CONFIG": missing})
-    assert done.exit_code == 78
-    assert done.stderr == (f"{missing}: cannot be read: No such file or directory; check the path given with -c\n")
+    assert (done.exit_code, done.stderr) == (78, f"{problem}; check the environment variable SCANBRIDGE_CONFIG\n")
+    done = CliRunner().invoke(main, ["check", "-c", missing])
+    assert (done.exit_code, done.stderr) == (78, f"{problem}; check the path given with -c\n")
 
 
 # config

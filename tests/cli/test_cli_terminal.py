@@ -32,6 +32,7 @@ HOSTILE = (
 )
 IN_A_HEADER = re.sub("[\r\n]", "", HOSTILE)
 TENANT = "123e4567-e89b-12d3-a456-426614174000"
+HOSTILE_ANSWER = answer(200, result("quarantine", verdict=HOSTILE, tags=[HOSTILE, "[red]tag[/red]"]))
 
 
 class Place:
@@ -119,11 +120,11 @@ _STATUS = {
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """One place for all tests: a mail is quarantined once."""
     server = HostileServer()
     with running_bridge(tmp_path_factory.mktemp("terminal")) as daemon:
-        tags = [HOSTILE, "[red]tag[/red]"]
-        daemon.scanner.reply = answer(200, result("quarantine", verdict=HOSTILE, tags=tags))
+        daemon.scanner.reply = HOSTILE_ANSWER
         with daemon.client() as client:
             client.open(b"EHLO [bold]")
             client.say(b'MAIL FROM:<"\\[/x][red]"@\xe2\x80\xae.example> SMTPUTF8', b"RCPT TO:<b@example.org>", b"DATA")
@@ -131,6 +132,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
             assert client.say(mail)[0].startswith(b"250")
         yield Place(daemon, server)
     server.close()
+
+
+@pytest.fixture
+def place(shared: Place) -> Place:
+    """The shared place, whose scanner and next hop answer as at the start."""
+    shared.daemon.scanner.reply = HOSTILE_ANSWER
+    shared.daemon.next_hop.replies = {}
+    return shared
 
 
 @pytest.fixture

@@ -153,7 +153,7 @@ nonsense: 1
         (8, "listeners.0.deadline"),
         (9, "listeners.1.trusted_clients"),
         (12, "admission.max_in_processing"),
-        (14, "policy.bounce.action"),
+        (14, "policy.bounce"),
         (17, "relay.next_hop"),
         (18, "nonsense"),
     ]
@@ -179,10 +179,13 @@ nonsense: 1
         (SMALL + f"tenants:\n  - {OWN_LINE}\n    relay:\n      next_hop: 7\n", "bridge.yml:13: tenants.0.relay.next"),
         (SMALL + "hostname: 5\n", "bridge.yml:9: hostname: text is expected here"),
         (SMALL + "hostname: {a: 1, a: 2}\n", "bridge.yml:9: hostname.a: this key appears twice, first in line 9"),
-        (SMALL + "? [a]\n: 1\n", "bridge.yml:9: : a key must be a word"),
+        (SMALL + "? [a]\n: 1\n", "bridge.yml:9: the file: a key must be a word"),
         (SMALL + "\"odd key\\e\": 1\n", 'bridge.yml:9: "odd key\\u001b": unknown key'),
         (SMALL + "<<: {log: {level: debug}}\n", 'bridge.yml:9: "<<": unknown key'),
-        (SMALL + "log: &log {level: debug}\nadmin: *nolog\n", "bridge.yml:10: not YAML: found undefined alias"),
+        (
+            SMALL + "log: &log {level: debug}\nadmin: *nolog\n",
+            "bridge.yml:10: not YAML: no anchor (&) of this name; if it is text",
+        ),
         (SMALL + "log: &a {level: *a}\n", "bridge.yml:9: log.level: an alias must not contain itself"),
         (SMALL + "a: &a [x,x,x,x,x,x,x,x,x,x]\n" + "".join(
             f"{chr(98 + i)}: &{chr(98 + i)} [{','.join(['*' + chr(97 + i)] * 10)}]\n" for i in range(9)
@@ -570,9 +573,9 @@ def own(address: str, hop: str, **more: Any) -> str:
     ],
 )
 def test_a_next_hop_that_is_our_own_listener_is_refused(address: str, hop: str) -> None:
-    """Every mail would go round until it has too many hops, and be rejected."""
+    """Every mail would loop until it had too many hops, and be rejected."""
     (mistake,) = mistakes(own(address, hop))
-    assert "relay.next_hop: this is our own listener mx (" in mistake and "in a loop" in mistake, mistake
+    assert "relay.next_hop: this is our own listener mx (" in mistake and "every mail would loop" in mistake, mistake
 
 
 def test_a_loop_is_found_in_every_list_of_next_hops() -> None:

@@ -17,8 +17,9 @@ from typing import Any
 import pytest
 
 from bridge.daemon.quarantine_upkeep import _not_writable
-from bridge.testing import Background, FakeScanner, NextHop, answer, free_port, result
+from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.process_kit import Bridge, get, parts, scanbridge, start, until, write_config
+from tests.recipients.recipients_kit import next_hop
 
 SECOND_TENANT = "0b8e0000-0000-4000-8000-000000000002"
 
@@ -163,6 +164,8 @@ def test_a_token_without_the_permission_to_read_the_status_is_a_warning(tmp_path
 def test_a_scanner_that_hangs_is_named(tmp_path: Path) -> None:
     with silent_server() as port, bridge_with(tmp_path, f"http://127.0.0.1:{port}") as bridge:
         until(says(bridge, "NOT SCANNING: ", "no status in time; all mail is being deferred"), "the problem")
+        code, lines = status(bridge)
+        assert code == 1 and lines[0].startswith(f"NOT SCANNING: scanner http://127.0.0.1:{port}: no status in time")
 
 
 @pytest.mark.parametrize(
@@ -186,6 +189,8 @@ def test_a_policy_of_a_tenant_is_part_of_the_words(tmp_path: Path) -> None:
     with bridge_with(tmp_path, dead_url(), tenants=tenants) as bridge:
         words = "mail is being deferred or delivered unscanned, depending on listener and tenant"
         until(says(bridge, "NOT SCANNING: ", words), "the problem")
+        code, lines = status(bridge)
+        assert code == 1 and lines[0].endswith(f"; {words}")
 
 
 def test_one_of_two_scanners_is_a_warning(tmp_path: Path) -> None:
@@ -236,19 +241,14 @@ def test_a_next_hop_that_hangs_is_down(tmp_path: Path, protocol: str) -> None:
     """It accepts the connection and does not greet."""
     with silent_server() as port, bridge_with(tmp_path, next_hop=f"{protocol}://127.0.0.1:{port}") as bridge:
         until(says(bridge, f"NOT DELIVERING: next hop {protocol}://127.0.0.1:{port} "), "the problem")
+        code, lines = status(bridge)
+        assert code == 1 and lines[0].endswith("; all mail is being deferred")
 
 
 def test_a_next_hop_that_refuses_connections_with_554_is_down(tmp_path: Path) -> None:
-    background, hop = Background(), NextHop()
-    hop.replies[b"CONNECT"] = b"554 no"
-    background.run(hop.start())
-    try:
-        with bridge_with(tmp_path, next_hop=hop.url) as bridge:
-            until(says(bridge, "NOT DELIVERING: "), "the problem")
-            assert "greeting: 554 no" in state(bridge)["problems"][0]
-    finally:
-        background.run(hop.stop())
-        background.close()
+    with next_hop(CONNECT=b"554 no") as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
+        until(says(bridge, "NOT DELIVERING: "), "the problem")
+        assert "greeting: 554 no" in state(bridge)["problems"][0]
 
 
 def test_the_next_hop_of_a_route_is_probed_too(tmp_path: Path) -> None:
@@ -263,34 +263,23 @@ def test_the_next_hop_of_a_route_is_probed_too(tmp_path: Path) -> None:
 
 
 def test_one_of_two_next_hops_is_a_warning(tmp_path: Path) -> None:
-    background, good = Background(), NextHop()
-    background.run(good.start())
     dead = dead_hop()
-    try:
+    with next_hop() as good:
         config = {"next_hop": good.url, "next_hops": [good.url, dead]}
         with bridge_with(tmp_path, next_hop=good.url, relay=config) as bridge:
             until(lambda: state(bridge)["warnings"], "the warning")
             found = state(bridge)
             assert found["problems"] == [] and f"next hop {dead} cannot be used" in found["warnings"][0]
-    finally:
-        background.run(good.stop())
-        background.close()
 
 
 def test_a_next_hop_is_not_probed_while_it_takes_mail(tmp_path: Path) -> None:
     """One connection at the start; then the mails say enough, and they share a connection."""
-    background, hop = Background(), NextHop()
-    background.run(hop.start())
-    try:
-        with bridge_with(tmp_path, next_hop=hop.url, relay={"probe_interval": "1h"}) as bridge:
-            until(lambda: state(bridge)["next_hops"][0]["up"], "the probe")
-            for _ in range(5):
-                assert bridge.send().startswith("250 ")
-            assert len(hop.mails) == 5
-            assert state(bridge)["next_hops"][0]["up"] is True
-    finally:
-        background.run(hop.stop())
-        background.close()
+    with next_hop() as hop, bridge_with(tmp_path, next_hop=hop.url, relay={"probe_interval": "1h"}) as bridge:
+        until(lambda: state(bridge)["next_hops"][0]["up"], "the probe")
+        for _ in range(5):
+            assert bridge.send().startswith("250 ")
+        assert len(hop.mails) == 5
+        assert state(bridge)["next_hops"][0]["up"] is True
 
 
 def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> None:
@@ -306,67 +295,48 @@ def test_without_probes_an_untried_next_hop_is_not_called_up(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_mail_that_is_all_deferred_is_said(tmp_path: Path, workers: int) -> None:
-    """The next hop defers every mail. /readyz stays 200: otherwise no mail might come that shows the end of it."""
-    background, hop = Background(), NextHop()
-    hop.replies[b"."] = b"451 4.3.0 not today"
-    background.run(hop.start())
-    try:
-        with bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
-            for _ in range(3):
-                assert bridge.send().startswith("451 ")
-            expected = "DEFERRING ALL MAIL: the last 3 mails were deferred, the last one with error=next_hop"
-            until(lambda: state(bridge)["problems"] == [expected], "the problem")
-            assert status(bridge)[0] == 1 and get(bridge.admin, "/readyz") == (200, f"{expected}\n")
-            assert all("action=tempfail" in line and "rule=next_hop" in line for line in bridge.mail_lines(3))
-            hop.replies.clear()
-            assert bridge.send().startswith("250 ")
-            until(lambda: state(bridge)["problems"] == [], "the end of it")
-    finally:
-        background.run(hop.stop())
-        background.close()
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_mail_that_is_all_rejected_by_the_next_hop_is_said(tmp_path: Path, workers: int) -> None:
-    """Senders get bounces for everything, which is worse than a delay."""
-    background, hop = Background(), NextHop()
-    hop.replies[b"."] = b"554 5.7.1 Relay access denied"
-    background.run(hop.start())
-    try:
-        with bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
-            for _ in range(3):
-                assert bridge.send().startswith("554 ")
-            expected = (
-                "REJECTING ALL MAIL: the next hop rejected the last 3 mails, the last one with 554 5.7.1; "
-                "`reply=` in the log has its words"
-            )
-            until(lambda: state(bridge)["problems"] == [expected], "the problem")
-            assert status(bridge)[0] == 1 and get(bridge.admin, "/readyz") == (200, f"{expected}\n")
-            hop.replies.clear()
-            assert bridge.send().startswith("250 ")
-            until(lambda: state(bridge)["problems"] == [], "the end of it")
-    finally:
-        background.run(hop.stop())
-        background.close()
+@pytest.mark.parametrize(
+    ("reply", "logged", "expected"),
+    [
+        (
+            b"451 4.3.0 not today",
+            "action=tempfail",
+            "DEFERRING ALL MAIL: the last 3 mails were deferred, the last one with error=next_hop",
+        ),
+        (
+            b"554 5.7.1 Relay access denied",
+            'reply="554 5.7.1 Relay access denied',
+            "REJECTING ALL MAIL: the next hop rejected the last 3 mails, the last one with 554 5.7.1; "
+            "see `reply=` in the log",
+        ),
+    ],
+    ids=["deferred", "rejected"],
+)
+def test_a_next_hop_that_refuses_all_mail_is_said(
+    tmp_path: Path, workers: int, reply: bytes, logged: str, expected: str
+) -> None:
+    """/readyz stays 200: otherwise no mail might come that shows the end of it."""
+    with next_hop(DOT=reply) as hop, bridge_with(tmp_path, next_hop=hop.url, workers=workers) as bridge:
+        for _ in range(3):
+            assert bridge.send().startswith(reply[:4].decode())
+        until(lambda: state(bridge)["problems"] == [expected], "the problem")
+        assert status(bridge)[0] == 1 and get(bridge.admin, "/readyz") == (200, f"{expected}\n")
+        assert all(logged in line and "rule=next_hop" in line for line in bridge.mail_lines(3))
+        hop.replies.clear()
+        assert bridge.send().startswith("250 ")
+        until(lambda: not state(bridge)["problems"], "the end of it")
+        assert status(bridge)[0] == 0
 
 
 def test_mail_to_invented_addresses_is_not_a_problem_at_once(tmp_path: Path) -> None:
     """A next hop that knows its recipients rejects many a mail; only if it is all of ten, something is wrong."""
-    background, hop = Background(), NextHop()
-    hop.replies[b"."] = b"550 5.1.1 User unknown"
-    background.run(hop.start())
-    try:
-        with bridge_with(tmp_path, next_hop=hop.url) as bridge:
-            for _ in range(9):
-                assert bridge.send().startswith("550 ")
-            bridge.mail_lines(9)
-            assert state(bridge)["problems"] == []
+    with next_hop(DOT=b"550 5.1.1 User unknown") as hop, bridge_with(tmp_path, next_hop=hop.url) as bridge:
+        for _ in range(9):
             assert bridge.send().startswith("550 ")
-            until(lambda: "rejected the last 10 mails" in str(state(bridge)["problems"]), "the problem")
-    finally:
-        background.run(hop.stop())
-        background.close()
+        bridge.mail_lines(9)
+        assert state(bridge)["problems"] == []
+        assert bridge.send().startswith("550 ")
+        until(lambda: "rejected the last 10 mails" in str(state(bridge)["problems"]), "the problem")
 
 
 def test_a_full_scanner_is_said(tmp_path: Path) -> None:

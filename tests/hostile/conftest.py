@@ -22,11 +22,18 @@ def _shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]
 @pytest.fixture
 def shared(_shared: RunningBridge) -> RunningBridge:
     """A shared bridge, reset to a clean state: nothing recorded, everything accepted."""
-    _shared.scanner.submissions.clear()
-    _shared.scanner.reply = answer(200, result())
-    _shared.next_hop.mails.clear()
-    _shared.next_hop.replies.clear()
-    return _shared
+    return made_clean(_shared)
+
+
+def made_clean(bridge: RunningBridge) -> RunningBridge:
+    """What earlier tests have sent, set and waited for is forgotten."""
+    bridge.scanner.submissions.clear()
+    while bridge.scanner.arrived.acquire(blocking=False):
+        pass
+    bridge.scanner.reply = answer(200, result())
+    bridge.next_hop.mails.clear()
+    bridge.next_hop.replies.clear()
+    return bridge
 
 
 @pytest.fixture(scope="session")

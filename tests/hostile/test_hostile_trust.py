@@ -17,6 +17,7 @@ from bridge.config.model import EMBEDDED, Config
 from bridge.errors import ConfigError
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, SmtpClient, running_bridge, until
+from tests.hostile.conftest import made_clean
 
 Certificate = tuple[dict[str, Any], ssl.SSLContext]
 PATIENCE = "4s"  # long enough that a busy machine does not time out a valid client
@@ -156,10 +157,15 @@ def test_stop_during_a_handshake_does_not_wait_for_it(tmp_path: Path, certificat
 
 
 @pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
-    """A bridge that trusts 127.0.0.1 only; 127.0.0.9 is a stranger."""
+def _guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningBridge]:
     with running_bridge(tmp_path_factory.mktemp("guarded"), trusted_clients=["127.0.0.1/32"]) as bridge:
         yield bridge
+
+
+@pytest.fixture
+def guarded(_guarded: RunningBridge) -> RunningBridge:
+    """A bridge that trusts 127.0.0.1 only; 127.0.0.9 is a stranger."""
+    return made_clean(_guarded)
 
 
 def test_stranger_who_resets_before_being_accepted_stays_a_stranger(guarded: RunningBridge) -> None:
@@ -215,8 +221,6 @@ def test_trusted_client_is_served_alongside_strangers(guarded: RunningBridge) ->
         assert client.say(b"XFORWARD ADDR=192.0.2.1") == [b"250 2.0.0 Ok"]
         assert client.mail().startswith(b"250")
     assert guarded.scanner.submissions[-1].parameters["borderMtaData"]["remoteAddress"] == "192.0.2.1"
-    guarded.next_hop.mails.clear()
-    guarded.scanner.submissions.clear()
 
 
 def test_public_bind_without_trusted_clients_is_refused(tmp_path: Path) -> None:

@@ -104,13 +104,23 @@ def test_each_kind_of_error_has_its_exit_code(service, arguments, stdin, code, t
     assert (result.exit_code, text in result.output) == (code, True), result.output
 
 
+def test_a_refused_entry_of_a_file_is_named_with_its_line(service, tmp_path):
+    """The first one stops the command; an entry given as an argument has no line."""
+    file = tmp_path / "feed.csv"
+    file.write_text("entry,comment\na@x.org,first\nno address,second\n")
+    done = service.run("add", "large", "--file", str(file))
+    assert done.exit_code == 1 and f"large: stopped: {file}:3: the entry 'no address' is refused" in done.stderr
+    assert "large: stopped: the entry '@' is refused" in service.run("add", "large", "@").stderr
+
+
 def test_refused_entries_can_be_skipped(service):
     """With --keep-going the valid entries are added and the invalid ones named; the exit code is still 1."""
     feed = "".join(f"u{i:04}@x.org\n" for i in range(700)) + "no address\n@\n"
     done = service.run("add", "large", "--keep-going", stdin=feed)
     assert done.exit_code == 1
     assert done.stdout == "large of the deployment: 700 entries added or updated\n"
-    assert "the entry 'no address' is refused" in done.stderr and "the entry '@' is refused" in done.stderr
+    assert "standard input:701: the entry 'no address' is refused" in done.stderr
+    assert "standard input:702: the entry '@' is refused" in done.stderr
     assert len(service.entries("large")) == 700
     data = json.loads(service.run("add", "large", "--keep-going", "--json", "no address", "good@x.org").stdout)
     assert (list(data["refused"]), data["confirmed"], data["not_done"]) == (["no address"], 1, 0)

@@ -159,12 +159,13 @@ def test_a_list_that_would_be_too_large_is_not_changed(service, tmp_path):
 
 
 def test_a_refused_entry_stops_its_list_and_is_named(service, tmp_path):
-    """The wrong entry in a file of thousands is named, and what was done is counted."""
+    """The wrong entry in a file of thousands is named with its line, and what was done is counted."""
     entries = {f"u{i:04}@x.org": "" for i in range(1200)} | {"not an address": ""}
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries))
     assert done.exit_code == 1
-    assert "'not an address' is refused" in done.output
-    assert "done: 1,000 of 1,201; not done: 201; run the same command again to continue" in done.output
+    assert f"{tmp_path}/f.txt:1201: the entry 'not an address' is refused" in done.output
+    step = "correct that first, then run the same command again to continue"
+    assert f"done: 1,000 of 1,201; not done: 201; {step}" in done.output
     assert len(service.entries(LIST)) == 1000
 
 
@@ -173,7 +174,10 @@ def test_a_feed_with_refused_entries_can_be_synced_without_them(service, tmp_pat
     entries = {f"u{i:04}@x.org": "" for i in range(600)} | {f"bad {i}": "" for i in range(25)}
     done = service.run("sync", LIST, write(tmp_path / "f.txt", entries), "--keep-going")
     assert done.exit_code == 1
-    assert "25 entries were refused and skipped" in done.stderr and "'bad 0' is refused" in done.stderr
+    assert (
+        "25 entries were refused and skipped" in done.stderr
+        and f"{tmp_path}/f.txt:601: the entry 'bad 0' is refused" in done.stderr
+    )
     assert "and 5 more entries were refused" in done.stderr
     assert len(service.entries(LIST)) == 600
 

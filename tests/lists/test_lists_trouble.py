@@ -174,7 +174,10 @@ def test_who_waits_for_an_unreachable_service_is_told_why(tmp_path):
         assert command.stderr.readline() == f"{why}; trying again for up to 3s (--patience)\n"
         assert command.poll() is None
         rest = command.stderr.read()
-    assert (command.returncode, rest) == (75, f"{why}\n") and time.monotonic() - began < 30
+    assert (command.returncode, rest) == (
+        75,
+        f"{why}; is the service running? check lists.url, or --url\n",
+    ) and time.monotonic() - began < 30
 
 
 def test_who_waits_because_the_service_asks_for_it_is_told_why(tmp_path):

@@ -49,6 +49,11 @@ MAILS = {
     + b"\r\n"
     + b"\r\n".join([*LINES[:3], b"--x", *LINES[3:]])
     + b"\r\n--b--\r\n",
+    "a line like a delimiter, after another kind of space, within Base64 that no multipart contains": HEAD
+    + FIELDS
+    + b"\r\n"
+    + b"\r\n".join([*LINES[:2], b"\x0b--b0undary--", *LINES[2:]])
+    + b"\r\n",
     "NUL for a space in uuencode": HEAD
     + b"\r\nbegin 644 a.zip\r\n"
     + b"\r\n".join(uuencoded(ZIP)).replace(b" ", b"\0", 1)

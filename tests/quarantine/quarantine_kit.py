@@ -14,10 +14,11 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from click.testing import CliRunner, Result
@@ -30,6 +31,18 @@ from bridge.mail.session import Client, Session
 from bridge.mail.transaction import Transaction, new_id
 from bridge.runtime import yaml_file
 from bridge.testing import RunningBridge, answer, result, running_bridge
+
+
+def thread_is_in(function: Callable[..., object]) -> bool:
+    """Whether a thread is running this function now."""
+    for frame in sys._current_frames().values():
+        above: FrameType | None = frame
+        while above is not None:
+            if above.f_code is function.__code__:
+                return True
+            above = above.f_back
+    return False
+
 
 HEAD = b"X-Scan-Id: 1\r\n"
 CONTENT = b"Subject: x\r\n\r\n.dot\r\n\xe9\r\n"

@@ -21,7 +21,8 @@ from bridge.quarantine.release import ReleaseRequest, log_action, release
 from bridge.quarantine.usage import Quota
 from bridge.relay.answers import Delivered
 from bridge.runtime.database import Database
-from tests.quarantine.quarantine_kit import HEAD, make_tx
+from bridge.testing import eventually
+from tests.quarantine.quarantine_kit import HEAD, make_tx, thread_is_in
 
 
 class Taker:
@@ -156,9 +157,9 @@ async def test_a_client_that_disconnected_during_the_count_left_its_bytes_reserv
         tx = make_tx(b"x" * 600)
         with quota._counting:  # as if another mail's thread were counting
             keeping = asyncio.ensure_future(quarantine.keep(tx, HEAD, {}))
-            await asyncio.sleep(0.1)
+            await eventually(lambda: thread_is_in(Quota.reserve), "the thread that waits for the count")
             keeping.cancel()
-            await asyncio.sleep(0.1)
+            await asyncio.wait([keeping], timeout=0.05)
             assert not keeping.done()  # it waits for its thread
         with pytest.raises(asyncio.CancelledError):
             await keeping

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
 import time
@@ -21,7 +22,7 @@ from bridge.runtime.database import Database
 from bridge.testing import free_port, until
 from tests.filter.smtp_kit import mail_lines
 from tests.postfix_kit import Postfix
-from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made
+from tests.quarantine.quarantine_kit import SOON_S, Desk, desk, made, thread_is_in
 from tests.requirements import need
 
 KEY = "0123456789abcdef" * 4
@@ -347,9 +348,10 @@ def test_a_client_that_disconnected_while_its_mark_was_taken_used_it_up(here: De
         client.open()
         client.say(b"MAIL FROM:<%b>" % SENDER.encode(), b"RCPT TO:<b@example.org>", b"DATA")
         client.send(content.replace(b"\r\n.", b"\r\n..") + b".\r\n")
-        time.sleep(0.5)  # the bridge waits for the database
+        until(lambda: thread_is_in(UsedTokens.take), "the bridge to wait for the database")
         client.close()
-        time.sleep(0.2)
+        loop = here.bridge.background.loop
+        until(lambda: any(task.cancelling() for task in asyncio.all_tasks(loop)), "the bridge to notice")
         busy.execute("ROLLBACK")
         until(lambda: bool(lines), "the cancelled mail is logged")
     assert lines[-1]["action"] == "cancelled"

@@ -26,10 +26,12 @@ class Application:
 
     def __init__(self) -> None:
         self.released = asyncio.Event()
+        self.is_asked_for_slow = asyncio.Event()
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         path = scope["path"]
         if path == "/slow":
+            self.is_asked_for_slow.set()
             await self.released.wait()
         if path == "/body":
             while (await receive()).get("more_body"):
@@ -176,7 +178,7 @@ async def test_the_rest_of_a_body_that_comes_in_time_leaves_the_connection_open(
             writer.write(head)
             await reader.readuntil(b"onetwo")
             writer.write(b"0123456789")
-            await asyncio.sleep(0.8)
+            assert b" 408 " in await talk(server, PLAIN[:10])  # a head's deadline, begun later, is over
             writer.write(PLAIN)
             assert (await reader.readuntil(b"onetwo")).startswith(b"HTTP/1.1 200 ")
         writer.close()
@@ -187,7 +189,8 @@ async def test_what_follows_a_request_is_refused_after_its_answer(fault: bytes) 
     """The refusal of a second request must not be read as the answer to the first, which still runs."""
     async with serving(head_timeout_s=0.2) as (server, application):
         running = asyncio.create_task(talk(server, PLAIN.replace(b"/plain", b"/slow") + fault))
-        await asyncio.sleep(0.6)
+        await application.is_asked_for_slow.wait()
+        assert b" 408 " in await talk(server, PLAIN[:10])  # a head's deadline, begun later, is over
         assert not running.done()
         application.released.set()
         answers = await running
@@ -200,7 +203,7 @@ async def test_a_malformed_body_behind_a_running_request_is_refused_in_its_turn(
     async with serving() as (server, application):
         chunked = b"POST /body HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\nno number\r\n"
         running = asyncio.create_task(talk(server, PLAIN.replace(b"/plain", b"/slow") + chunked))
-        await asyncio.sleep(0.1)
+        await application.is_asked_for_slow.wait()
         application.released.set()
         answers = await running
         assert answers.startswith(b"HTTP/1.1 200 ") and b"HTTP/1.1 400 " in answers
@@ -212,7 +215,7 @@ async def test_pipelined_requests_are_answered_in_order() -> None:
         last = PLAIN.replace(b"Host: x", b"Host: x\r\nConnection: close")
         three = PLAIN.replace(b"/plain", b"/slow") + PLAIN.replace(b"/plain", b"/stream") + last
         running = asyncio.create_task(talk(server, three))
-        await asyncio.sleep(0.1)
+        await application.is_asked_for_slow.wait()
         application.released.set()
         answers = await running
         assert answers.count(b"HTTP/1.1 200 ") == 3

@@ -7,6 +7,8 @@ import shutil
 import socket
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -56,7 +58,21 @@ class ServerProgram:
 
 @pytest.fixture(scope="module")
 def clamd():
-    """A local clamd with a single signature: the EICAR test string."""
+    """A local clamd for all tests of a module."""
+    with running_clamd() as daemon:
+        yield daemon
+
+
+@pytest.fixture
+def own_clamd():
+    """A local clamd that the test may kill."""
+    with running_clamd() as daemon:
+        yield daemon
+
+
+@contextmanager
+def running_clamd() -> Iterator[ServerProgram]:
+    """With a single signature: the EICAR test string."""
     need("clamd")
     program = find("clamd") or ""
     directory, port = Path(tempfile.mkdtemp(prefix="clamd-")), free_port()

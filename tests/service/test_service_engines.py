@@ -77,14 +77,14 @@ def test_a_mail_over_the_engines_size_is_undecided(tmp_path, clamd):
         assert running.submit(mail(b"x")).json["decision"] == "deliver"
 
 
-def test_a_killed_clamd_leaves_mail_undecided(tmp_path, clamd):
+def test_a_killed_clamd_leaves_mail_undecided(tmp_path, own_clamd):
     """With clamd dead, mail is undecided if clamd is required, else delivered with a tag."""
-    address = f"address: '127.0.0.1:{clamd.port}'"
+    address = f"address: '127.0.0.1:{own_clamd.port}'"
     required, optional = (CONFIG + f"analyzers: {{clamav: {{{address}, required: {r}}}}}\n" for r in ("true", "false"))
     (tmp_path / "lenient").mkdir()
     with service(tmp_path, required) as strict, service(tmp_path / "lenient", optional) as lenient:
         assert strict.submit(mail()).json["decision"] == "deliver"
-        clamd.kill()
+        own_clamd.kill()
         assert strict.submit(mail()).json["decision"] == "undecided"
         assert strict.submit(attached(EICAR)).json["decision"] == "quarantine"
         answer = lenient.submit(mail()).json

@@ -7,7 +7,11 @@ import smtplib
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+
+import pytest
 
 from bridge.testing import free_port
 from tests.service.service_kit import DEADLINE_S, ServiceProcess, command, wait_for
@@ -76,62 +80,65 @@ def scanbridge(directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_no_mail_is_refused_while_a_token_is_replaced(tmp_path):
+@contextmanager
+def sending(directory: Path, ports: dict[str, int], more: str = "") -> Iterator[Sender]:
+    """A bridge with this configuration, to which mail is sent until the block ends."""
+    (directory / "bridge.yml").write_text(BRIDGE.format(directory=directory, **ports) + more)
+    run = [sys.executable, "-m", "bridge", "run", "-c", "bridge.yml"]
+    with subprocess.Popen(run, cwd=directory, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bridge:
+        try:
+            wait_for(lambda: _answers(ports["smtp"]))
+            with Sender(ports["smtp"]) as sender:
+                sender.more()
+                yield sender
+        finally:
+            bridge.send_signal(signal.SIGTERM)
+            bridge.wait(DEADLINE_S)
+
+
+@pytest.fixture
+def ports() -> dict[str, int]:
+    return {"port": free_port(), "smtp": free_port(), "admin": free_port()}
+
+
+def test_no_mail_is_refused_while_a_token_is_replaced(tmp_path, ports):
     """Both accepted, then the new one used, then the old one removed; every mail is delivered."""
-    ports = {"port": free_port(), "smtp": free_port(), "admin": free_port()}
     (tmp_path / "service.yml").write_text(SERVICE.format(**ports))
-    (tmp_path / "bridge.yml").write_text(BRIDGE.format(directory=tmp_path, **ports))
     old, new = (command(tmp_path, "token").stdout for _ in range(2))
     for name in ("service-token", "api-token"):
         (tmp_path / name).write_text(old)
         (tmp_path / name).chmod(0o600)
     service = ServiceProcess(tmp_path)
-    service.wait()
-    run = [sys.executable, "-m", "bridge", "run", "-c", "bridge.yml"]
-    with subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bridge:
-        try:
-            wait_for(lambda: _answers(ports["smtp"]))
-            with Sender(ports["smtp"]) as sender:
-                sender.more()
-                (tmp_path / "service-token").write_text(f"{old}\n{new}")
-                _reload(service, 1)
-                sender.more()
-                (tmp_path / "api-token").write_text(new)
-                assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
-                sender.more()
-                (tmp_path / "service-token").write_text(new)
-                _reload(service, 2)
-                sender.more()
-                scanbridge(tmp_path, "check", "-c", "bridge.yml")
-        finally:
-            bridge.send_signal(signal.SIGTERM)
-            bridge.wait(DEADLINE_S)
-            service.end()
+    try:
+        service.wait()
+        with sending(tmp_path, ports) as sender:
+            (tmp_path / "service-token").write_text(f"{old}\n{new}")
+            _reload(service, 1)
+            sender.more()
+            (tmp_path / "api-token").write_text(new)
+            assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
+            sender.more()
+            (tmp_path / "service-token").write_text(new)
+            _reload(service, 2)
+            sender.more()
+            scanbridge(tmp_path, "check", "-c", "bridge.yml")
+    finally:
+        service.end()
     assert not sender.refused
     assert len(list((tmp_path / "Maildir" / "new").iterdir())) == sender.accepted
 
 
-def test_the_embedded_service_accepts_the_token_that_its_file_has_after_a_reload(tmp_path):
+def test_the_embedded_service_accepts_the_token_that_its_file_has_after_a_reload(tmp_path, ports):
     """A bridge with the embedded service has one token file for both."""
-    ports = {"port": free_port(), "smtp": free_port(), "admin": free_port()}
-    (tmp_path / "bridge.yml").write_text(BRIDGE.format(directory=tmp_path, **ports) + "embedded_service: true\n")
-    run = [sys.executable, "-m", "bridge", "run", "-c", "bridge.yml"]
-    with subprocess.Popen(run, cwd=tmp_path, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as bridge:
-        try:
-            wait_for(lambda: _answers(ports["smtp"]))
-            with Sender(ports["smtp"]) as sender:
-                sender.more()
-                for _ in range(2):
-                    (tmp_path / "api-token").write_text(command(tmp_path, "token").stdout)
-                    assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
-                    sender.more()
-                (tmp_path / "api-token").write_text("\n")
-                done = [sys.executable, "-m", "bridge", "reload", "-c", "bridge.yml"]
-                assert subprocess.run(done, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 1
-                sender.more()
-        finally:
-            bridge.send_signal(signal.SIGTERM)
-            bridge.wait(DEADLINE_S)
+    with sending(tmp_path, ports, "embedded_service: true\n") as sender:
+        for _ in range(2):
+            (tmp_path / "api-token").write_text(command(tmp_path, "token").stdout)
+            assert "the new configuration is in use" in scanbridge(tmp_path, "reload", "-c", "bridge.yml")
+            sender.more()
+        (tmp_path / "api-token").write_text("\n")
+        done = [sys.executable, "-m", "bridge", "reload", "-c", "bridge.yml"]
+        assert subprocess.run(done, cwd=tmp_path, capture_output=True, timeout=60, check=False).returncode == 1
+        sender.more()
     assert not sender.refused
 
 

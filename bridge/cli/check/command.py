@@ -48,6 +48,8 @@ def check(
 
     if test and not to:
         raise click.UsageError("--send-test sends real mail: give the recipient with --to ADDRESS")
+    if (to or listener) and not test:
+        raise click.UsageError("--to and --listener are for the mails that --send-test sends: add --send-test")
     conf = load_or_exit(path)
     hide_log()  # what the daemon would log is a finding here
     findings = [Finding("configuration", detail=str(path or "embedded default"))]

@@ -264,7 +264,7 @@ def _mailboxes(settings: Settings) -> Iterator[Finding]:
 
 
 def _rewriting(conf: Config, settings: Settings) -> Iterator[Finding]:
-    """Postfix would deliver to another domain than the one by which we choose tenant, route and list."""
+    """Postfix would deliver to a domain other than the one that determines tenant, route and list."""
     if not depends_on_recipients(conf):
         return
     for name, example in (("allow_percent_hack", "user%b.example@a.example"), ("swap_bangpath", "b.example!user")):

@@ -12,7 +12,7 @@ from bridge.config.model import Config, Listener
 from bridge.runtime.suggestion import did_you_mean
 
 _LARGE_BYTES = 5 * 1024 * 1024
-_MORE_S = 30.0  # after our own deadline
+_MORE_S = 30.0  # beyond our own deadline
 _GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 _EICAR = "X5O!P%@AP[4\\PZX54(P^)7CC)7}$" + "EICAR-STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 
@@ -38,8 +38,8 @@ def send_test(conf: Config, to: str, name: str | None) -> Iterator[Finding]:
     listeners = [listener for listener in listeners if not (listener.proxy_protocol or listener.address.systemd)]
     if not listeners:
         which = "no listener accepts" if name is None else f"listener {name} does not accept"
-        why = f"{which} SMTP without a PROXY header at an address of ours; send a mail through the mail server instead"
-        yield Finding("test mail", why)
+        why = f"{which} SMTP without a PROXY header at an address that scanbridge opens itself"
+        yield Finding("test mail", f"{why}; send a mail through the mail server instead")
         return
     large = "x" * 76 + "\r\n"
     size = min(_LARGE_BYTES, conf.limits.max_message_size // 2)
@@ -62,10 +62,10 @@ def _outcome(listener: Listener, mail: _Mail, to: str) -> Finding:
         return Finding(what, f"{listener.address}: {reason}; is the daemon running (`scanbridge status`)?")
     reply = f"{code} {text}"
     if code >= 500 and mail.is_clean:
-        return Finding(what, f"it was refused: {reply}; see its line in our log")
+        return Finding(what, f"it was refused: {reply}; see its line in the log")
     if 400 <= code < 500:
-        return Finding(what, f"no decision: {reply}; see its line in our log")
-    passed = "" if mail.is_clean or code >= 500 else "; delivered, quarantined or discarded: see its line in our log"
+        return Finding(what, f"no decision: {reply}; see its line in the log")
+    passed = "" if mail.is_clean or code >= 500 else "; delivered, quarantined or discarded: see its line in the log"
     return Finding(what, detail=reply + passed)
 
 

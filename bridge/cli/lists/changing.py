@@ -13,11 +13,12 @@ import click
 from bridge.api.lists import ListEntry
 from bridge.cli.lists import dangers
 from bridge.cli.lists.session import EXIT_FAILED, Session, account, attempt, fail, naming, run, say_refused
-from bridge.cli.lists.sources import Source
+from bridge.cli.lists.sources import Source, add_places, with_place
 from bridge.cli.progress import meter
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient
+from bridge.lists.errors import EntryRefused
 from bridge.lists.files import Format, InputError
 from bridge.runtime.visible_text import visible
 
@@ -43,11 +44,12 @@ def add(session: Session, name: str, given: Given, comment: str | None, *, keep_
             async with ListClient(session.settings) as client:
                 await client.add(name, wanted, session.tenant, keep_going=keep_going, tally=tally, progress=advance)
 
-    _change(session, name, "added or updated", len(wanted), tally, send())
+    _change(session, name, "added or updated", len(wanted), tally, _placing(sources, tally, send()))
 
 
 def delete(session: Session, name: str, given: Given) -> None:
-    unwanted = list(_read(given)[0])
+    entries_, sources = _read(given)
+    unwanted = list(entries_)
     tally = Tally()
 
     async def send() -> None:
@@ -55,7 +57,7 @@ def delete(session: Session, name: str, given: Given) -> None:
             async with ListClient(session.settings) as client:
                 await client.delete(name, unwanted, session.tenant, tally=tally, progress=advance)
 
-    _change(session, name, "deleted", len(unwanted), tally, send())
+    _change(session, name, "deleted", len(unwanted), tally, _placing(sources, tally, send()))
 
 
 def _read(given: Given) -> tuple[dict[str, str | None], list[Source]]:
@@ -75,6 +77,16 @@ def _read(given: Given) -> tuple[dict[str, str | None], list[Source]]:
     except InputError as exc:
         fail(exc)
     return found, sources
+
+
+async def _placing(sources: list[Source], tally: Tally, work: Coroutine[Any, Any, None]) -> None:
+    """Refused entries get their file and line."""
+    try:
+        await work
+    except EntryRefused as exc:
+        raise with_place(sources, exc) from exc
+    finally:
+        add_places(sources, tally.refused)
 
 
 def _change(session: Session, name: str, verb: str, total: int, tally: Tally, work: Coroutine[Any, Any, None]) -> None:

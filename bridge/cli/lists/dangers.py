@@ -5,11 +5,10 @@ Only additions are checked, and nothing is sent before the check. Deleting such 
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable
 
 from bridge.cli.lists.session import DangerousEntries, Session
-from bridge.cli.lists.sources import Source
+from bridge.cli.lists.sources import Source, places_of
 from bridge.lists.client import ListClient
 from bridge.lists.danger import Dangers
 
@@ -41,8 +40,7 @@ def refuse(reasons: dict[str, str], sources: Iterable[Source] = ()) -> None:
 
 def lines(reasons: dict[str, str], sources: Iterable[Source] = ()) -> list[str]:
     """Each with its file and line, if it came from a file."""
-    wanted = set(reasons)
-    places: dict[str, str] = functools.reduce(lambda all_, source: all_ | source.places(wanted), sources, {})
+    places = places_of(sources, reasons)
     shown = [_line(entry, why, places.get(entry, "")) for entry, why in list(reasons.items())[:_MAX_SHOWN]]
     more = len(reasons) - len(shown)
     return [*shown, f"and {more:,} more dangerous entries"] if more else shown

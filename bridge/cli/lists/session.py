@@ -72,7 +72,7 @@ class Session:
 
 
 def own_domains(conf: Config) -> set[str]:
-    """The domains that the configuration shows to be the operator's, as far as it does."""
+    """The operator's domains, as far as the configuration names them."""
     found = {domain for tenant in conf.tenants for domain in tenant.recipient_domains}
     found |= {domain for route in (conf.relay.routes if conf.relay else ()) for domain in route.recipient_domains}
     host = wiring.hostname(conf).rstrip(".")
@@ -102,7 +102,7 @@ def open_session(
             conf = load_or_exit(path)
             directory, configured = conf.directory, conf.lists
         elif path is not None:
-            with suppress(ConfigError):  # it only tells which domains are the operator's
+            with suppress(ConfigError):  # it is only needed for the operator's domains
                 conf = load(path)
         if configured is not None:
             given = {**configured.model_dump(exclude_none=True), **given}
@@ -120,7 +120,7 @@ def open_session(
 
 
 def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
-    """The same, but whoever waits is told why. `option` sets how long."""
+    """The same settings, with a message that says why the command waits. `option` is the one that sets how long."""
     hint = RetryHint(settings.retry.patience_s, f" ({option})" if option else "")
     return replace(settings, on_retry=hint)
 
@@ -128,7 +128,7 @@ def with_hint(settings: ListSettings, option: str = "") -> ListSettings:
 class RetryHint:
     """Says that the service does not answer and that the command goes on trying: once for each outage.
 
-    At once if there is no connection; otherwise an occasional failure is not worth a line.
+    Immediately if there is no connection; other failures are often brief, so they are reported only if they persist.
     """
 
     def __init__(self, patience_s: float, option: str) -> None:
@@ -144,7 +144,7 @@ class RetryHint:
 
 
 async def naming(session: Session, name: str, work: Coroutine[Any, Any, T]) -> T:
-    """If there is no such list, the error names the one that may be meant, or all."""
+    """If there is no such list, the error suggests a similar name, or else names all lists."""
     try:
         return await work
     except ListNotFound as exc:
@@ -193,7 +193,8 @@ def exit_code(exc: BridgeError) -> int:
 
 
 def fail(exc: BridgeError) -> NoReturn:
-    say_lines(str(exc), err=True)
+    hint = "; is the service running? check lists.url, or --url" if isinstance(exc, ListsUnreachable) else ""
+    say_lines(f"{exc}{hint}", err=True)
     sys.exit(exit_code(exc))
 
 

@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from bridge.lists import files
+from bridge.lists.errors import EntryRefused
 from bridge.lists.files import Format, InputError
 from bridge.runtime.visible_text import visible
 
 STANDARD_INPUT = "standard input"
+
+
+def places_of(sources: Iterable[Source], entries: Iterable[str]) -> dict[str, str]:
+    """Where each entry is, as `file:line`; entries that were arguments are missing."""
+    wanted = set(entries)
+    found: dict[str, str] = {}
+    for source in sources:
+        found |= source.places(wanted)
+    return found
+
+
+def add_places(sources: Iterable[Source], reasons: dict[str, str]) -> None:
+    """Begin the reason of each entry with its file and line."""
+    for entry, place in places_of(sources, reasons).items() if reasons else ():
+        reasons[entry] = f"{place}: {reasons[entry]}"
+
+
+def with_place(sources: Iterable[Source], refused: EntryRefused) -> EntryRefused:
+    """The same refusal, with the file and line of the entry first."""
+    entry = refused.entry or ""
+    place = places_of(sources, [entry]).get(entry)
+    return EntryRefused(f"{place}: {refused}", refused.position, entry) if place else refused
 
 
 @dataclass(slots=True)

@@ -24,7 +24,7 @@ from bridge.cli.lists.session import (
     fail,
     say_refused,
 )
-from bridge.cli.lists.sources import Source
+from bridge.cli.lists.sources import Source, add_places, with_place
 from bridge.cli.progress import meter
 from bridge.cli.terminal import confirm, say, say_json, say_lines
 from bridge.lists import plan, tree
@@ -73,6 +73,8 @@ def _targets(session: Session, places: tuple[str, ...]) -> list[Target]:
             for path in found.ignored:
                 say(f"{path}: skipped, not named like a list file", err=True)
             return found.targets
+        case (place,):
+            raise click.UsageError(f"{place} is not a directory: give a directory, or LIST and FILE")
         case _:
             raise click.UsageError("expected LIST and FILE, or a directory")
 
@@ -98,6 +100,7 @@ class SyncJob:
         self._sources = sources
         self.plans: list[Plan] = []
         self.code = 0
+        self._to_correct: set[Target] = set()  # a second run would fail in the same way
 
     async def run(self, wanted: dict[Target, Entries], *, dry_run: bool) -> None:
         async with ListClient(self._session.settings) as client:
@@ -162,6 +165,11 @@ class SyncJob:
                     await plan.carry_out(client, planned, **how, progress=advance)
             except (ListFull, EntryRefused) as exc:  # a problem of this list only: continue with the others
                 self.code = exit_code(exc)
+                self._to_correct.add(planned.target)
+                if isinstance(exc, EntryRefused):
+                    planned.problem = str(with_place([self._sources[planned.target]], exc))
+            finally:
+                add_places([self._sources[planned.target]], planned.applied.added.refused)
             if planned.state is State.DIFFERENT:
                 self.code = EXIT_FAILED
 
@@ -177,7 +185,8 @@ class SyncJob:
             say_refused(planned.applied.added.refused)
             if planned.state in (State.FAILED, State.RUNNING):
                 done = planned.applied.added.confirmed + planned.applied.deleted.confirmed
-                say(account(done, planned.changes + planned.deletions, planned.uncertain, planned.left), err=True)
+                counts = (done, planned.changes + planned.deletions, planned.uncertain, planned.left)
+                say(account(*counts, again=planned.target not in self._to_correct), err=True)
         if problem and not any(planned.problem for planned in self.plans):
             begun = any(planned.state is not State.PLANNED for planned in self.plans)
             say_lines(problem if begun else f"{problem}\nnothing was changed", err=True)

@@ -154,7 +154,7 @@ def show(path: Path | None, mail_id: str, as_json: bool, raw: bool) -> None:
 @click.option(
     "--again",
     is_flag=True,
-    help="Release it again, even to recipients who already have it, and even if all of them do.",
+    help="Release it again, even to recipients who already have it, and even if every recipient does.",
 )
 def release_mails(path: Path | None, choice: Choice, to: tuple[str, ...], again: bool) -> None:
     """Send mail to the next hop, for its original recipients or others, without scanning it again.

@@ -88,6 +88,8 @@ def with_filters(command: Callable[..., None], *, acts: bool = True) -> Callable
             if value == "" and (acts or name != "sender"):
                 hint = ": the null sender is '<>'" if name == "sender" else ""
                 raise click.UsageError(f"--{name} is empty{hint}")
+        if "since" in wanted and "until" in wanted and wanted["since"] >= wanted["until"]:
+            raise click.UsageError("--since is not before --until, so no mail can match: exchange the two")
         if wanted.get("sender") == "<>":
             wanted["sender"] = ""
         command(wanted=wanted, **given)

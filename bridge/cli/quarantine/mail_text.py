@@ -1,4 +1,4 @@
-"""What a mail says, and what is attached to it: for a person who decides about it.
+"""The text and attachments of a mail, for the person who decides what happens to it.
 
 Reads the mail in the plain way (`bridge.mime.structure`), within bounds, and never raises: a mail in the quarantine may
 be broken on purpose. HTML becomes text, with the address of each link behind it, because that is what phishing hides.

@@ -1,6 +1,6 @@
 """Which mails a command acts on, and the operator's consent.
 
-Mails are named by their ids, or selected by the filters of `list`; never all of them, unless `--all` says so. The
+Mails are named by their ids, or selected by the filters of `list`; all mail is selected only with `--all`. The
 selection is made once: what is shown before the question is what is acted on, even if more mail arrives meanwhile.
 An id must be complete: one that was cut off while copying could match another mail.
 """
@@ -78,7 +78,7 @@ def with_consent(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def select(session: Session, choice: Choice) -> Selection:
-    """The mails; says which ids do not exist, and if there is none at all. Exits if nothing was chosen."""
+    """The mails. Reports ids that do not exist, and an empty result. Exits if nothing was selected."""
     if choice.ids:
         if choice.wanted or choice.everything or choice.limit:
             raise click.UsageError("give either ids or filters, not both")

@@ -14,6 +14,7 @@ one is known.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from hashlib import blake2b, sha256
 
 from bridge.mail.envelope import Envelope
@@ -50,6 +51,24 @@ async def fingerprint(tenant: str | None, envelope: Envelope, message: Message) 
     return await asyncio.to_thread(_fingerprint, tenant, envelope, message)
 
 
+def attempt_key(sender: str, message: Message) -> str:
+    """Joins the attempts with one mail in the history, whatever recipients are left. Quick: it may err, as only people
+    read it, so the end of a long content does not count.
+    """
+    head = message.head()
+    lasting = lasting_head(head)
+    size = message.size - len(head) + len(lasting)
+    digest = blake2b(sender.encode("utf-8", "surrogatepass"), digest_size=8)
+    digest.update(b"\0%d\0" % size + lasting)
+    left = IN_A_THREAD_FROM
+    for chunk in _body(message, len(head)):
+        digest.update(chunk[:left])
+        left -= len(chunk)
+        if left <= 0:
+            break
+    return digest.hexdigest()
+
+
 def lasting_head(head: bytes) -> bytes:
     """The header section without the Received fields at its top."""
     fields = clean_fields(head)
@@ -71,12 +90,17 @@ def _fingerprint(tenant: str | None, envelope: Envelope, message: Message) -> by
     lasting = lasting_head(head)
     digest = sha256(_VERSION + _envelope(tenant, envelope))
     digest.update((message.size - len(head) + len(lasting)).to_bytes(8) + lasting)
-    skip = len(head)
+    for chunk in _body(message, len(head)):
+        digest.update(chunk)
+    return digest.digest()
+
+
+def _body(message: Message, skip: int) -> Iterator[bytes]:
+    """The content after its first `skip` bytes."""
     for chunk in message.chunks():
         if skip < len(chunk):
-            digest.update(chunk[skip:] if skip else chunk)
+            yield chunk[skip:] if skip else chunk
         skip = max(skip - len(chunk), 0)
-    return digest.digest()
 
 
 def _envelope(tenant: str | None, envelope: Envelope) -> bytes:

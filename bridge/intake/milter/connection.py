@@ -22,6 +22,7 @@ from typing import cast
 
 from bridge.errors import ProtocolError, ScanTimeout
 from bridge.filter.policy import UNCERTAIN_DOMAIN, reply_to_error, with_id
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.listener import UNKNOWN, peer_address
 from bridge.intake.milter import answer, codec, protocol
 from bridge.intake.milter.client_info import ClientInfo
@@ -272,7 +273,10 @@ class MilterConnection(asyncio.Protocol):
             mail.refuse(context.filter.refuse_early(self._describe(), sender, None, mail.refusal, size))
         elif closed := context.filter.closed_at_mail():
             mail.refuse(closed)
-            context.on_saturated("mail")
+            rule = context.filter.saturation_rule
+            context.on_saturated(
+                EarlyRefusal("mail", self._describe().client.address, sender, "saturated", rule, closed)
+            )
         self._answer(protocol.MAIL, mail.refusal)
 
     def _on_rcpt(self, data: bytes) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES
 from bridge.filter.pipeline import Filter
+from bridge.intake.early_refusal import EarlyRefusal, rule_of
 from bridge.intake.listener import LOOPBACK, Listener, ListenerSettings, Network, Refusal
 from bridge.intake.milter.mail import Limits, Mail
 from bridge.intake.milter.stalwart import WholeMail
@@ -83,8 +84,8 @@ class MilterContext:
         filter_: Filter,
         spool: Spool,
         listener: Listener[OpenConnection],
-        on_refused: Callable[[str], None] = ignore,
-        on_saturated: Callable[[str], None] = ignore,
+        on_refused: Callable[[EarlyRefusal], None] = ignore,
+        on_saturated: Callable[[EarlyRefusal], None] = ignore,
         on_limit: Callable[[str], None] = ignore,
     ) -> None:
         self.loop = asyncio.get_running_loop()
@@ -121,14 +122,17 @@ class MilterContext:
         """Whether a new connection from this address (None: on a unix socket) may stay."""
         if address not in self.listener.trusted:
             self.warn("%s refused: not in trusted_clients", connection.peer)
-            self._on_refused(Refusal.UNTRUSTED.value)
+            self._refused(address, Refusal.UNTRUSTED)
             return False
         if self.listener.draining or self.listener.admit(connection, address) is not None:
             self.warn("%s refused: %d connections are open", connection.peer, len(self.listener.open))
-            self._on_refused(Refusal.FULL.value)
+            self._refused(address, Refusal.FULL)
             return False
         self.timer.add(connection)
         return True
+
+    def _refused(self, address: str | None, reason: Refusal) -> None:
+        self._on_refused(EarlyRefusal("connect", address, "", reason.value, rule_of(reason)))
 
     def forget(self, connection: OpenConnection) -> None:
         self.timer.discard(connection)

@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 
 from bridge.filter.pipeline import Filter
+from bridge.intake.early_refusal import EarlyRefusal
 from bridge.intake.listener import Listener
 from bridge.intake.milter.connection import MilterConnection
 from bridge.intake.milter.context import MilterContext, MilterSettings, OpenConnection, ignore
@@ -29,8 +30,8 @@ class MilterServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[str], None] = ignore,  # a connection: untrusted, limit
-        on_saturated: Callable[[str], None] = ignore,  # a mail, at the stage: mail
+        on_refused: Callable[[EarlyRefusal], None] = ignore,  # a connection: untrusted, limit
+        on_saturated: Callable[[EarlyRefusal], None] = ignore,  # a mail, at the stage: mail
         on_limit: Callable[[str], None] = ignore,  # the limit that a mail server has exceeded
         is_ahead: Callable[[], bool] | None = None,  # whether other workers should get the next connections
     ) -> None:

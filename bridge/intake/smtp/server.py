@@ -21,6 +21,7 @@ from aiosmtpd.smtp import MISSING
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
+from bridge.intake.early_refusal import EarlyRefusal, rule_of
 from bridge.intake.listener import Listener, ListenerSettings, Network, Refusal, peer_address
 from bridge.intake.smtp.client_header import BadClient, ClientHeader, FoldedClient, TwoClients
 from bridge.intake.smtp.connection import SmtpConnection
@@ -101,8 +102,8 @@ class SmtpServer:
         filter_: Filter,
         spool: Spool,
         *,
-        on_refused: Callable[[str], None] = _ignore,
-        on_saturated: Callable[[str], None] = _ignore,
+        on_refused: Callable[[EarlyRefusal], None] = _ignore,
+        on_saturated: Callable[[EarlyRefusal], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
         is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
     ) -> None:
@@ -177,12 +178,17 @@ class SmtpServer:
         session.trusted = session.client.address in self.listener.trusted
         refusal = self.listener.admit(server, session.client.address)
         if refusal is not None:
-            self._refused(session.client.address, refusal)
-            return _reply_to_refused(refusal)
+            reply = _reply_to_refused(refusal)
+            self._refused(session.client.address, refusal, reply=reply)
+            return reply
         return GOODBYE if self.listener.draining else MISSING
 
-    def _refused(self, address: str | None, reason: Refusal, mail: str = "") -> None:
-        self._on_refused(reason.value)
+    def _refused(
+        self, address: str | None, reason: Refusal, sender: str | None = None, reply: Reply | None = None
+    ) -> None:
+        stage = "connect" if sender is None else "mail"
+        self._on_refused(EarlyRefusal(stage, address, sender or "", reason.value, rule_of(reason), reply))
+        mail = "" if sender is None else f", mail from <{sender}>"
         log.info("listener %s: %s refused: %s%s", self.settings.name, address or "unix", reason.value, mail)
 
     def handle_CLOSE(self, server: SmtpConnection) -> None:
@@ -209,10 +215,10 @@ class SmtpServer:
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
     ) -> Any:
         if not session.trusted:
-            self._refused(session.client.address, Refusal.UNTRUSTED, f", mail from <{address}>")
+            self._refused(session.client.address, Refusal.UNTRUSTED, address, _NOT_ALLOWED)
             session.strike()
             return _NOT_ALLOWED
-        return self._admit("mail", self._filter.closed_at_mail())
+        return self._admit("mail", session, address, self._filter.closed_at_mail())
 
     def handle_RCPT(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope, address: str, options: list[str]
@@ -243,12 +249,13 @@ class SmtpServer:
         return self._filter.refuse_early(self._describe(session), address, None, TOO_LARGE, size)
 
     def handle_PREDATA(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> Any:
-        return self._admit("data", self._filter.closed())
+        return self._admit("data", session, envelope.mail_from or "", self._filter.closed())
 
-    def _admit(self, stage: str, refusal: Reply | None) -> Any:
+    def _admit(self, stage: str, session: SmtpSession, sender: str, refusal: Reply | None) -> Any:
         if refusal is None:
             return MISSING
-        self._on_saturated(stage)
+        rule = self._filter.saturation_rule
+        self._on_saturated(EarlyRefusal(stage, session.client.address, sender, "saturated", rule, refusal))
         return refusal
 
     def handle_DATA(

@@ -98,7 +98,7 @@ _DAMAGED = (zlib.error, lzma.LZMAError, OSError, EOFError, ValueError)
 
 
 def _refuse_limit(exc: Exception) -> None:
-    """The only way in which liblzma tells a limit of ours from damage is its text."""
+    """Only the text of liblzma's error distinguishes our limit from damaged data."""
     if isinstance(exc, lzma.LZMAError) and "limit" in str(exc):
         raise TooMuch("archive-memory") from exc
 

@@ -8,13 +8,11 @@ one. If the analyzer is required, both leave the mail undecided.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from bridge.api.scanning import AnalysisRequest
-
-_CHUNK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +35,17 @@ class Content(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class BytesContent:
-    """Content in memory."""
+class ContentInPieces:
+    """Content in memory, in pieces of at most a few hundred KiB."""
 
-    content: bytes
+    pieces: Sequence[bytes]
 
     @property
     def size(self) -> int:
-        return len(self.content)
+        return sum(map(len, self.pieces))
 
     def chunks(self) -> Iterator[bytes]:
-        for at in range(0, len(self.content), _CHUNK):
-            yield self.content[at : at + _CHUNK]
+        return iter(self.pieces)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,10 +7,9 @@ the result names it in `limits`, and the caller must treat the mail as not fully
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -19,55 +18,41 @@ from bridge.mime import ambiguity, encodings, readings, words
 from bridge.mime import names as file_names
 from bridge.mime.ambiguity import Buffer
 from bridge.mime.structure import Bounds, Part, TooMuch, is_message, walk
-from bridge.service.analysis import archives, file_types, headers, smime
+from bridge.service.analysis import archives, file_types, headers, page_files, recognition, smime
 from bridge.service.analysis.archives import BadArchive, Budget
 from bridge.service.analysis.decompression import inflated
-from bridge.service.analysis.links import Links, NeedsProcess
+from bridge.service.analysis.links import Links, NeedsProcess, unescaped
 from bridge.service.analysis.openpgp import BEGIN as OPENPGP
+from bridge.service.analysis.text_windows import SELDOM, WINDOW, codecs_of, windows
 
 # In two pieces, so that no virus scanner reports this file.
 EICAR = rb"X5O!P%@AP[4\PZX54(P^)7CC)7}$EICAR-" + b"STANDARD-ANTIVIRUS-TEST-FILE!$H+H*"
 GTUBE = b"XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-" + b"STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
 MAX_SENDERS = 200  # with more, TooMuch
-WINDOW = 1024 * 1024  # bytes of text examined at a time
 NAME_COST = 1024  # work for each name of a file: an archive may give it thousands
 READING_COST = 100  # work for each byte that is read in every way
+NAME_WORK = 20_000  # nanoseconds, for `readings.Budget`: a name that may be of any part,
+PART_WORK = 50_000  # a part of an enclosed mail, or a file in a page,
+PAGE_WORK = 40  # a character of a page that is searched for them,
+REFERENCE_WORK = 1500  # and a "&" in it
 BEGINNING = 4096  # bytes by which the type of a file is recognised
-INLINE_FIELD = 4096  # characters of a field with addresses or a date
+INLINE_FIELDS = 2048  # characters of all fields with addresses or a date: a few milliseconds
+INLINE_FILES = 20  # in a page
+INLINE_LINES = 4000  # of a text with "begin" in it, which are all compared with lines of uuencode
 INLINE_TEXT = 4096  # bytes in a charset that takes long to decode or is seldom used
 
-
-# What the formats begin with that mark their own beginning, wherever they stand.
-_MARKS = (b"begin ", b"begin\t", b"begin-base64", b"=ybegin ", b"(This file must be ")
-
-_ENCODED = (".uue", ".uu", ".xxe", ".xx", ".b64", ".hqx", ".yenc", ".ync", ".mim", ".mime")
-_SIGNED = (".p7m", ".p7z")
 
 # Messages whose content is elsewhere: in other mails that the mail program puts together, or on a server.
 _INCOMPLETE = {"message/partial": "mime:partial", "message/external-body": "mime:external-body"}
 
 _PARSED = frozenset({"from", "sender", "reply-to", "date"})
 
-# Types besides text/* whose content is shown with its links, by the mail program or by a browser.
-_WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
-_PAGES = (".htm", ".html", ".shtml", ".xht", ".xhtml", ".svg", ".xml", ".mht", ".mhtml", ".hta", ".url", ".ics", ".txt")
-_PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
-_CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
 _FILE_NAME = re.compile(r"filename=\"?([^\";:]+)", re.IGNORECASE)
 _IN_BASE64 = re.compile(r"encoding=[\"']?b|;\s*base64", re.IGNORECASE)  # also as vCard 2.1 says it
 _DATA_ADDRESS = re.compile(r";\s*base64\s*,(.*)", re.IGNORECASE)  # RFC 2397: the end of `data:TYPE;base64,...`
 _FOLDED = re.compile(r"\r?\n[ \t]")
 _FLOWED = re.compile(r" \r?\n")
-_BYTE_ORDER_MARKS = (
-    (b"\xef\xbb\xbf", "utf_8"),
-    (b"\xff\xfe\x00\x00", "utf_32_le"),
-    (b"\x00\x00\xfe\xff", "utf_32_be"),
-    (b"\xff\xfe", "utf_16_le"),
-    (b"\xfe\xff", "utf_16_be"),
-    (b"+/v", "utf_7"),
-)
-
 _ANY_TEXT = Part(0, 0, 0, content_type="text/html", params={"charset": "latin-1"})
 
 
@@ -103,17 +88,15 @@ class Inspection:
     hosts: set[str] = field(default_factory=set)
     digests: set[str] = field(default_factory=set)  # SHA-256 of every attachment and every file in an archive
     senders: list[str] = field(default_factory=list)  # addresses in From and Sender
-    objects: list[bytes] = field(default_factory=list)  # what engines may not find in the mail themselves
+    rendition: list[bytes] = field(default_factory=list)  # a mail of what engines may not find themselves, in pieces
 
     def to_dict(self) -> dict[str, list[str]]:
-        found = {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
-        return found | {"objects": [base64.b64encode(content).decode() for content in self.objects]}
+        return {name: list(getattr(self, name)) for name in ("tags", "limits", "hosts", "digests", "senders")}
 
     @classmethod
-    def from_dict(cls, value: dict[str, list[str]]) -> Inspection:
+    def from_dict(cls, value: dict[str, list[str]], rendition: list[bytes] | None = None) -> Inspection:
         tags, limits, hosts, digests = (set(value[name]) for name in ("tags", "limits", "hosts", "digests"))
-        objects = [base64.b64decode(content) for content in value["objects"]]
-        return cls(tags, limits, hosts, digests, list(value["senders"]), objects)
+        return cls(tags, limits, hosts, digests, list(value["senders"]), rendition or [])
 
 
 See = Callable[[bytes, Collection[str], bool], None]
@@ -144,8 +127,8 @@ class _MailInspector:
         self.see = see
         self.opaque = 0  # containers around the current object that engines may not open
         self.found = Inspection()
-        self.links = Links(limits.urls, is_inline=not limits.archives)
         self.reading = readings.Budget(size)
+        self.links = Links(limits.urls, is_inline=not limits.archives, charge=self.reading.take)
         self.budget = Budget(limits.archive_members, limits.extracted_bytes, limits.archive_depth)
         self.budget.work = max(self.budget.work, limits.extracted_bytes)
 
@@ -175,6 +158,8 @@ class _MailInspector:
                 self.named(part.names)
             else:
                 self.leaf(data, part, nesting)
+            if nesting:
+                self.reading.take(PART_WORK)
             doubts |= part.doubts
             if doubts and not self.limits.archives:
                 raise NeedsProcess
@@ -185,15 +170,19 @@ class _MailInspector:
         """Programs may disagree on this mail: look at everything that any of them finds."""
         self.found.tags |= {f"mime:ambiguous:{reason}" for reason in doubts}
         whole = data[:]
+        self.reading.take_text(whole)
         quoted = list(encodings.quoted_readings(whole))
         try:
-            names = set().union(*map(file_names.everywhere, readings.texts(whole)))
-            names = names.union(*map(file_names.embedded, (*readings.texts(whole), *quoted)))
+            texts = readings.texts(whole)
+            names = set().union(*(file_names.everywhere(text, self.reading.take) for text in texts))
+            names = names.union(*map(file_names.embedded, (*texts, *quoted)))
         except file_names.TooManyNames:
             raise TooMuch("names") from None
+        self.reading.take(NAME_WORK * len(names))
         self.named(names)
         for text in (whole, *quoted):
-            self.text(text, 0, len(text), _ANY_TEXT)
+            words_only = encodings.without_base64(text)
+            self.text(words_only, 0, len(words_only), _ANY_TEXT, nesting)
         mails: list[bytes] = []
         for content, is_decoded in readings.objects(whole, self.reading):
             self.signatures(content)
@@ -213,15 +202,17 @@ class _MailInspector:
         """Most of these are beginnings of each other: the same encoded message, read to different ends."""
         done: list[bytes] = []
         for content in sorted(mails, key=len, reverse=True):
-            self.reading.take(sum(map(len, done)))
+            self.reading.take(2 * sum(map(len, done)))
             if not any(content in other for other in done):
                 done.append(content)
                 self.enclosed(content, nesting)
 
     def hidden(self, content: bytes, nesting: int, *, is_text: bool) -> None:
         """Encoded content in which some programs find parts or files. In binary files, they look for few marks only."""
-        if not is_text and not file_types.is_text(content) and not any(mark in content for mark in _MARKS):
+        if not is_text and not file_types.is_text(content) and not recognition.has_mark(content):
             return
+        if self.limits.archives and encodings.has_begin(content):
+            self.reading.take_text(content)
         doubts = ambiguity.in_text(b"\n" + content, 0, len(content) + 1)
         if doubts and not self.limits.archives:
             raise NeedsProcess
@@ -231,17 +222,16 @@ class _MailInspector:
     def guess(self, content: bytes, is_decoded: bool, nesting: int) -> None:
         """An object that some program finds. Its name and type are in doubt, so only its bytes count."""
         if is_decoded and file_types.is_text(content):
-            self.text(content, 0, len(content), _ANY_TEXT)
+            self.text(content, 0, len(content), _ANY_TEXT, nesting)
         if is_decoded and nesting < self.budget.depth:
             self.hidden(content, nesting + 1, is_text=False)
-        if _is_file(content):
+        if recognition.is_file(content):
             self.found.tags |= file_types.tags_of("", "", content)
             self.file(content, (), nesting)
 
     def header(self, part: Part) -> None:
-        if not self.limits.archives and any(
-            len(value) > INLINE_FIELD for name, value in part.fields if name in _PARSED
-        ):
+        length = sum(len(value) for name, value in part.fields if name in _PARSED)
+        if length > INLINE_FIELDS and not self.limits.archives:
             raise NeedsProcess
         if self.limits.look_at_headers:
             self.found.tags |= headers.check(part.fields)
@@ -261,11 +251,17 @@ class _MailInspector:
             return  # `walk` yields its parts next
         is_text = part.content_type in ("text/plain", "text/html") and not part.names
         if plain:
+            self.check_lines(data, part)
             part.doubts |= ambiguity.in_text(data, part.body, part.end)
         has_message = data.find(OPENPGP, part.body, part.end) >= 0
-        if plain and is_text and not has_message and not _is_file(data[part.body : min(part.end, part.body + 512)]):
+        if (
+            plain
+            and is_text
+            and not has_message
+            and not recognition.is_file(data[part.body : min(part.end, part.body + 512)])
+        ):
             # The search for signatures in the whole mail has covered its bytes.
-            self.text(data, part.body, part.end, part)
+            self.text(data, part.body, part.end, part, nesting)
             if self.see:
                 self.show(data[part.body : part.end], part.names)
             return
@@ -278,41 +274,83 @@ class _MailInspector:
         if self.limits.look_at_mime and not plain:
             self.hidden(content, nesting, is_text=part.content_type.startswith("text/"))
         if is_text:
-            self.text(content, 0, len(content), part)
-        if self.limits.look_at_mime and (not is_text or _is_file(content)):
+            self.text(content, 0, len(content), part, nesting)
+        if self.limits.look_at_mime and (not is_text or recognition.is_file(content)):
             self.attachment(content, part, nesting)
 
-    def text(self, content: Buffer, start: int, end: int, part: Part) -> None:
-        """Search for links, in every charset that a program may read the text in."""
-        if not self.limits.look_at_urls or start >= end:
-            return
-        is_html = part.content_type != "text/plain" or bool(part.names)
-        is_folded = _is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
-        for codec in _codecs(content[start : start + 4], part.params.get("charset", "")):
-            if codec in _SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
+    def check_lines(self, data: Buffer, part: Part) -> None:
+        """In the event loop: not too many lines that may be those of uuencode."""
+        if part.end - part.body > 4 * INLINE_LINES and not self.limits.archives:
+            body = data[part.body : part.end]
+            if body.count(b"\n") > INLINE_LINES and encodings.has_begin(body):
                 raise NeedsProcess
-            for text in _windows(content, start, end, codec):
-                self.links.scan(text, is_html=is_html)
-                if is_folded:
-                    self.links.scan(_unfolded(text, part), is_html=is_html)
+
+    def text(self, content: Buffer, start: int, end: int, part: Part, nesting: int) -> None:
+        """Search for links and files, in every charset that a program may read the text in."""
+        if start >= end:
+            return
+        for codec in codecs_of(content[start : start + 4], part.params.get("charset", "")):
+            if codec in SELDOM and end - start > INLINE_TEXT and not self.limits.archives:
+                raise NeedsProcess
+            if self.may_have_files(windows(content, start, end, codec), part):
+                self.page(words.decoded(content[start:end], codec), nesting)
         if content.find(b"\0", start, end) >= 0:  # UTF-16 or UTF-32, whatever the mail says
-            for text in _windows(content, start, end, "latin_1"):
-                self.links.scan(text.replace("\0", ""), is_html=is_html)
+            texts = (text.replace("\0", "") for text in windows(content, start, end, "latin_1"))
+            if self.may_have_files(texts, part):
+                self.page(content[start:end].replace(b"\0", b"").decode("latin-1"), nesting)
+
+    def may_have_files(self, texts: Iterable[str], part: Part) -> bool:
+        """Search for links; whether browsers may find files there, too."""
+        is_html = part.content_type != "text/plain" or bool(part.names)
+        is_folded = recognition.is_calendar(part) or part.params.get("delsp", "").lower() == "yes"
+        self.links.has_files = is_html and not self.limits.look_at_urls
+        for text in texts if self.limits.look_at_urls else ():
+            self.links.scan(text, is_html=is_html)
+            if is_folded:
+                self.links.scan(_unfolded(text, part), is_html=is_html)
+        return self.links.has_files and self.limits.look_at_mime
+
+    def page(self, text: str, nesting: int) -> None:
+        """Files that a browser saves from a page."""
+        self.reading.take(PAGE_WORK * len(text) + REFERENCE_WORK * text.count("&"))
+        text = unescaped(text)
+        names = page_files.names(text)
+        self.named(names)
+        for number, (content_type, content) in enumerate(page_files.files(text)):
+            if number >= INLINE_FILES and not self.limits.archives:
+                raise NeedsProcess
+            self.reading.take(PART_WORK + len(content))
+            self.signatures(content)
+            self.show(content, names)
+            self.names([""], content_type, content)
+            self.file(content, (), nesting)
 
     def attachment(self, content: bytes, part: Part, nesting: int) -> None:
         self.names(part.names or {""}, part.content_type, content)
-        if not part.names and file_types.is_program_type(part.content_type):
-            self.found.tags.add("mime:executable")
-        if _is_shown(part, content):
-            self.text(content, 0, len(content), part)
-        if _is_calendar(part):
+        if not part.names:
+            self.unnamed(content, part)
+        if recognition.is_shown(part, content):
+            self.text(content, 0, len(content), part, nesting)
+        if recognition.is_calendar(part):
             self.calendar(content, part, nesting)
-        if "pkcs7-mime" in part.content_type or _is_signed(content, part.names):
+        if "pkcs7-mime" in part.content_type or recognition.is_signed(content, part.names):
             self.signed(content, part.names, nesting)
         is_mail = is_message(part.content_type) or part.content_type == "application/mbox"
-        if is_mail or any(map(_is_mail_name, part.names)) or (not part.names and readings.begins_like_mail(content)):
+        if (
+            is_mail
+            or any(map(recognition.is_mail_name, part.names))
+            or (not part.names and readings.begins_like_mail(content))
+        ):
             self.enclosed(content, nesting)
         self.file(content, part.names, nesting)
+
+    def unnamed(self, content: bytes, part: Part) -> None:
+        if file_types.is_program_type(part.content_type):
+            self.found.tags.add("mime:executable")
+        is_text = part.content_type.startswith("text/")  # whose subject may be about a file
+        if not is_text and not file_types.family_of(content) and not archives.kind_of(content):
+            for subject in part.values("subject"):  # some programs name a mail that is a file after its subject
+                self.named(file_names.titles(subject))
 
     def names(self, names: Collection[str], content_type: str, content: bytes) -> None:
         """Whatever the names, the whole content is searched only once; types are told by its beginning."""
@@ -322,6 +360,7 @@ class _MailInspector:
 
     def calendar(self, content: bytes, part: Part, nesting: int) -> None:
         """Files in appointments and business cards: `ATTACH;ENCODING=BASE64;X-FILENAME=...:` (RFC 5545, RFC 2426)."""
+        self.reading.take_text(content)
         for line in _unfolded(content.decode("latin-1"), part).splitlines():
             key, _, value = line.rpartition(":")
             data = _DATA_ADDRESS.search(line) if ":data:" in line.lower() else None
@@ -335,7 +374,7 @@ class _MailInspector:
 
     def signed(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """S/MIME: mail programs show the message inside, no matter who signed it; or it is a file."""
-        stems = [name[:-4] for name in names if name.lower().endswith(_SIGNED) and "." in name[:-4]]
+        stems = [name[:-4] for name in names if name.lower().endswith(recognition.SIGNED) and "." in name[:-4]]
         self.opaque += 1  # engines do not open it
         try:
             for inner in smime.contents(content, self.budget):
@@ -402,23 +441,28 @@ class _MailInspector:
         self.opaque += member.is_disputed
         if self.opaque:
             self.show(content, member.names)
-        if any(map(_is_mail_name, member.names)) or (kind == "openpgp" and readings.begins_like_mail(content)):
+        if any(map(recognition.is_mail_name, member.names)) or (
+            kind == "openpgp" and readings.begins_like_mail(content)
+        ):
             self.enclosed(content, nesting)
         elif kind == "openpgp" and file_types.is_text(content):
-            self.text(content, 0, len(content), _ANY_TEXT)
+            self.text(content, 0, len(content), _ANY_TEXT, nesting)
         self.wrapped(content, member.names, nesting)
         self.file(content, member.names, nesting + 1)
         self.opaque -= member.is_disputed
 
     def wrapped(self, content: bytes, names: Collection[str], nesting: int) -> None:
         """What a file in an archive may be besides another archive: the same as an attachment."""
-        if _is_signed(content, names):
+        if recognition.is_signed(content, names):
             self.signed(content, names, nesting)
         part = Part(0, 0, 0, content_type="application/octet-stream", names=set(names))
-        if _is_calendar(part):
+        if recognition.is_calendar(part):
             self.calendar(content, part, nesting)
-        is_encoded = any(name.lower().endswith(_ENCODED) for name in names)
-        if is_encoded or any(mark in content for mark in _MARKS):
+        if self.limits.look_at_mime and recognition.is_shown(part, content) and recognition.may_have_files(content):
+            for codec in codecs_of(content[:4], ""):
+                self.page(words.decoded(content, codec), nesting + 1)
+        is_encoded = any(name.lower().endswith(recognition.ENCODED) for name in names)
+        if is_encoded or recognition.has_mark(content):
             self.encoded(content, nesting + 1, is_certain=is_encoded)
 
     def encoded(self, content: bytes, nesting: int, *, is_certain: bool) -> None:
@@ -435,66 +479,6 @@ class _MailInspector:
             self.guess(file, True, nesting)
 
 
-def _is_signed(content: bytes, names: Collection[str]) -> bool:
-    return any(name.lower().endswith(_SIGNED) for name in names) or smime.looks_like_cms(content)
-
-
-def _is_mail_name(name: str) -> bool:
-    return name.lower().rstrip(". ").endswith((".eml", ".mbox", ".mbx", ".mht", ".mhtml", ".nws"))
-
-
-def _is_file(content: bytes) -> bool:
-    """Whether a text is no text: some programs save it as a file."""
-    kind = archives.kind_of(content)
-    if kind == "gzip":  # whose first two bytes alone could be an accident
-        return content[2:3] == b"\x08"
-    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
-
-
-def _is_shown(part: Part, content: bytes) -> bool:
-    """Whether a mail program or a browser shows this attachment with its links."""
-    if part.content_type.startswith("text/") or part.content_type in _WITH_LINKS:
-        return True
-    return (
-        any(name.lower().endswith(_PAGES) for name in part.names)
-        or _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
-    )
-
-
-def _is_calendar(part: Part) -> bool:
-    return part.content_type in _CALENDARS or any(
-        name.lower().endswith((".ics", ".vcf", ".vcs")) for name in part.names
-    )
-
-
 def _unfolded(text: str, part: Part) -> str:
     """Long lines put together: RFC 5545 3.1, or format=flowed with DelSp=yes (RFC 3676 4)."""
-    return (_FOLDED if _is_calendar(part) else _FLOWED).sub("", text)
-
-
-_SELDOM = words.UNICODE | words.EBCDIC  # links in them are not ASCII
-
-
-def _codecs(start: bytes, charset: str) -> list[str]:
-    """The charsets to read a text in: as declared, as its byte order mark says, and ASCII if neither is like it."""
-    declared = words.codec_of(charset)
-    marked = next((codec for mark, codec in _BYTE_ORDER_MARKS if start.startswith(mark)), declared)
-    found = dict.fromkeys((marked, declared))
-    for codec in ("utf_16", "utf_32"):  # without a mark, programs do not agree on the order of bytes
-        if codec in found:
-            found |= dict.fromkeys((codec + "_le", codec + "_be"))
-            del found[codec]
-    return [*found, "latin_1"] if not _SELDOM.isdisjoint(found) else list(found)
-
-
-def _windows(content: Buffer, start: int, end: int, codec: str) -> Iterator[str]:
-    """The text in pieces, so that a long text is never copied as a whole. No piece begins within a word or a tag."""
-    decoder = words.decoder(codec) if end - start > WINDOW else None
-    rest = ""
-    for at in range(start, end, WINDOW):
-        raw = content[at : min(at + WINDOW, end)]
-        text = decoder.decode(raw, at + WINDOW >= end) if decoder else words.decoded(raw, codec)
-        text = rest + text
-        yield text
-        tag = text.rfind("<")
-        rest = text[tag if tag > text.rfind(">") else max(map(text.rfind, " \n\t")) + 1 :]
+    return (_FOLDED if recognition.is_calendar(part) else _FLOWED).sub("", text)

@@ -7,30 +7,30 @@ import resource
 from collections.abc import Collection
 from typing import Any
 
+from bridge.mime.rendition import as_mail
 from bridge.service.analysis import archives, file_types
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
-from bridge.service.analysis.worker import Handler, serve
+from bridge.service.analysis.worker import Answer, Handler, serve
 
 MAX_OBJECTS = 32 * 1024 * 1024  # bytes; they are part of the answer
 
 
 def begin(_setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
-    return {}, lambda request, mail: _inspect(Limits.from_dict(request), mail).to_dict()
+    return {}, lambda request, mail: _inspect(Limits.from_dict(request), mail)
 
 
-def _inspect(limits: Limits, mail: int) -> Inspection:
+def _inspect(limits: Limits, mail: int) -> Answer:
     objects = _Objects()
     try:
         with mmap.mmap(mail, 0, access=mmap.ACCESS_READ) as data:
             found = inspect(data, limits, objects.add if limits.keep_objects else None)
+        chosen = objects.all if any(tag.startswith("mime:ambiguous:") for tag in found.tags) else objects.opaque
+        if chosen.is_full:
+            found.limits.add("objects")
+        return found.to_dict(), as_mail(chosen.kept) if chosen.kept else b""
     except (MemoryError, RecursionError):
-        return Inspection(limits={"memory"})
-    chosen = objects.all if any(tag.startswith("mime:ambiguous:") for tag in found.tags) else objects.opaque
-    found.objects = chosen.kept
-    if chosen.is_full:
-        found.limits.add("objects")
-    return found
+        return Inspection(limits={"memory"}).to_dict(), b""
 
 
 class _Objects:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import html
 import ipaddress
 import re
+from collections.abc import Callable
 from urllib.parse import unquote
 
 from bridge.mail.address import comparable_domain
@@ -49,6 +50,9 @@ _BROKEN = (  # browsers remove tabs and line ends from links; possessive (`*+`),
     re.compile(r"/[\t\r\n]++[/\\]"),
     re.compile(r"\\[\t\r\n]++[/\\]"),
 )
+_DOWNLOAD = re.compile(r"(?<![\w?&.-])download[\s>/]")  # an attribute without a value; then the type says the name
+_DOWNLOAD_NAME = re.compile(r"download(?:\s*=|[\"'])")  # `<a download=`, `a.download =`, `"download", "x.js"`
+_TAG = 2000  # characters in which a tag begins before an attribute
 _ODD_HOST = re.compile(r"[,;&=|{}!$*`~+^]")
 
 MAX_HOSTS = 5000  # newsletters and lists of links have more than a thousand; with more, `scan` raises TooMuch
@@ -57,6 +61,9 @@ INLINE_CHARACTERS = 200  # of names that are not ASCII: a few milliseconds
 INLINE_LENGTH = 10_000  # characters of text: a few milliseconds, whatever it consists of
 INLINE_MARKS = 2000  # places in a longer text where a link, an anchor or a character reference may begin
 _MARKS = ("&", "//", "www.", "<a")
+# Nanoseconds of work in a process: for each character, and for each of these, which take longest.
+_CHARACTER_WORK = 20
+_MARK_WORK = (("&", 800), ("//", 6000), ("\\\\", 6000), ("<a", 8000), ("<A", 8000))
 
 
 class NeedsProcess(Exception):
@@ -67,28 +74,35 @@ class Links:
     """Collects hosts and tags from any number of texts.
 
     `scan` raises TooMuch beyond `max_hosts`, and NeedsProcess where `is_inline` and the names take too long.
+    Otherwise it calls `charge` with the work that it is going to do.
     """
 
-    def __init__(self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False) -> None:
+    def __init__(
+        self, max_hosts: int = MAX_HOSTS, *, is_inline: bool = False, charge: Callable[[int], object] = int
+    ) -> None:
         self.hosts: set[str] = set()
         self.tags: set[str] = set()
         self._seen: set[str] = set()
         self._max_hosts = max_hosts
         self._converted = 0  # names that are not ASCII
         self._characters_left = INLINE_CHARACTERS if is_inline else None
+        self.has_files = False  # perhaps: `page_files` finds them
         self._length = self._marks = 0
+        self._charge = charge
 
     def scan(self, text: str, *, is_html: bool) -> None:
         if self._characters_left is not None:
             self._check_length(text)
+        else:
+            self._charge(_CHARACTER_WORK * len(text) + sum(work * text.count(mark) for mark, work in _MARK_WORK))
         if is_html and "&" in text:
             if _BREAK.search(text):
-                self._scan(_lower(_unescaped(_BREAK.sub("", text))), is_html)
-            text = _unescaped(text)
+                self._scan(_lower(unescaped(_BREAK.sub("", text))), is_html)
+            text = unescaped(text)
         text = _lower(text)
         is_broken = self._scan(text, is_html)
         if is_html and (is_broken or any(pattern.search(text) for pattern in _BROKEN)):
-            self._scan(text.replace("\n", "").replace("\r", "").replace("\t", ""), is_html)
+            self._scan(without_breaks(text), is_html)
 
     def _scan(self, text: str, is_html: bool) -> bool:
         """Whether a link ends at a tab or line end, so that it may not end there."""
@@ -110,6 +124,7 @@ class Links:
             self._add("www." + name)
         if is_html:
             self._check_anchors(text)
+            self.has_files = self.has_files or "data:" in text or _has_download(text)
         return is_broken
 
     def _add_rest(self, text: str, match: re.Match[str]) -> None:
@@ -192,6 +207,11 @@ class Links:
             self.tags.add("url:mismatch")
 
 
+def without_breaks(text: str) -> str:
+    """Browsers remove tabs and line ends from links."""
+    return text.replace("\n", "").replace("\r", "").replace("\t", "")
+
+
 def _is_link(text: str, start: int) -> bool:
     """Whether the two slashes at `start` begin a link; white space may follow an opening quote."""
     if text[max(0, start - 6) : start].endswith(_BEFORE):
@@ -213,7 +233,21 @@ def _lower(text: str) -> str:
     return text.encode("utf-8", "surrogatepass").lower().decode("utf-8", "surrogatepass")
 
 
-def _unescaped(text: str) -> str:
+def _has_download(text: str) -> bool:
+    """Whether a page gives a name to a file. Without that, browsers do not save what is in a `data:` link."""
+    at = text.find("download")
+    while at >= 0:
+        if _DOWNLOAD_NAME.match(text, at):
+            return True
+        if _DOWNLOAD.match(text, at) and text.rfind("<", max(0, at - _TAG), at) > text.rfind(
+            ">", max(0, at - _TAG), at
+        ):
+            return True
+        at = text.find("download", at + 8)
+    return False
+
+
+def unescaped(text: str) -> str:
     """HTML's character references replaced. Numbers may have any length: browsers ignore leading zeros."""
     if "&#" in text:  # Python refuses to read a number of more than 4300 digits
         text = _LONG_NUMBER.sub("\ufffd", _LEADING_ZEROS.sub(r"&#\1", text))

@@ -38,7 +38,7 @@ def is_message(content: bytes) -> bool:
         # Packets of types that programs do not know may come first.
         return any(body[:1] != b"" and body[0] in _FIRST.get(tag, b"") for tag, body in packets)
     except TooMuch:
-        return True  # so many that only an attempt to open it can tell
+        return True  # there are so many that only opening it can tell
 
 
 def openpgp_members(content: bytes, names: Collection[str], budget: Budget) -> Iterator[Member]:

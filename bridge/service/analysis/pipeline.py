@@ -20,10 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import PurePath
 
 from bridge.api.scanning import AnalysisResult, Decision
-from bridge.mime.rendition import as_mail
 from bridge.mime.structure import Bounds
 from bridge.service.analysis.decision import INCOMPLETE, Assessment, DecisionTable
-from bridge.service.analysis.engine import BytesContent, Engine, Findings, LimitReached, Mail
+from bridge.service.analysis.engine import ContentInPieces, Engine, Findings, LimitReached, Mail
 from bridge.service.analysis.inspection import Inspection, Limits, inspect
 from bridge.service.analysis.inspector import Inspector
 from bridge.service.analysis.job import AnalysisJob, utc_now
@@ -37,6 +36,7 @@ from bridge.service.scanning.records import RecordWriter
 from bridge.service.settings import Analyzers, Mime, ServiceConfig, Urls
 
 INLINE_BYTES = 64 * 1024  # inspection of a larger mail would block the event loop for more than 1-2 ms
+INLINE_PARTS = 200  # 10 ms; ordinary mail of this size has fewer than ten
 INLINE_DESCRIBED = 8 * 1024  # bytes of all fields that describe parts; in a few mails, they are longer than 2 KiB
 MAX_SCORE = 1e9
 
@@ -105,14 +105,13 @@ class Pipeline:
             asking = [group.create_task(self._ask(engine, mail)) for engine in self._engines]
         inspection, answer = inspecting.result()
         answers = [answer, *(task.result() for task in asking)]
-        if inspection.objects:
-            answers += await self._ask_about_objects(mail, inspection.objects)
+        if inspection.rendition:
+            answers += await self._ask_about_objects(mail, inspection.rendition)
         return self._conclude(job, inspection, answers)
 
-    async def _ask_about_objects(self, mail: Mail, objects: list[bytes]) -> list[_Answer]:
+    async def _ask_about_objects(self, mail: Mail, pieces: list[bytes]) -> list[_Answer]:
         """An ambiguous mail: the engines that look for malware read it in one way, and get everything else here."""
-        content = BytesContent(await asyncio.to_thread(as_mail, objects))
-        rendition = Mail(mail.ggrid, mail.request, content)
+        rendition = Mail(mail.ggrid, mail.request, ContentInPieces(pieces))
         engines = [engine for engine in self._engines if engine.scans_objects]
         return list(await asyncio.gather(*(self._ask(engine, rendition) for engine in engines)))
 
@@ -234,7 +233,9 @@ def _finite(score: float) -> float:
 def _limits(analyzers: Analyzers, *, archives: bool = True, keep_objects: bool = False) -> Limits:
     mime, urls = analyzers.mime or Mime(), analyzers.urls or Urls()
     return Limits(
-        bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size, *(() if archives else (INLINE_DESCRIBED,))),
+        bounds=Bounds(mime.max_parts, mime.max_depth, mime.max_header_size)
+        if archives
+        else Bounds(min(mime.max_parts, INLINE_PARTS), mime.max_depth, mime.max_header_size, INLINE_DESCRIBED),
         archive_depth=mime.max_archive_depth,
         archive_members=mime.max_archive_members,
         extracted_bytes=mime.max_extracted_size,

@@ -100,7 +100,7 @@ def _request(mail: Mail) -> dict[str, Any]:
     return {"ggrid": mail.ggrid, "border": asdict(mail.request.border), "tenant_uid": mail.request.tenant_uid}
 
 
-def _read(answer: dict[str, Any]) -> Findings | LimitReached | PluginFailed:
+def _read(answer: dict[str, Any], _content: list[bytes]) -> Findings | LimitReached | PluginFailed:
     """A process's answer. If this raises, the process is replaced, because its state is unknown."""
     if answer.get("limit") == "memory":
         raise LimitReached("memory")

@@ -16,7 +16,7 @@ from typing import Any
 
 from bridge.api.scanning import AnalysisRequest, BorderMtaData
 from bridge.service.analysis.engine import Findings, LimitReached, Mail
-from bridge.service.analysis.worker import Handler, serve
+from bridge.service.analysis.worker import Answer, Handler, serve
 
 BLOCK = 256 * 1024
 GRACE_S = 5
@@ -34,11 +34,11 @@ def begin(setup: dict[str, Any]) -> tuple[dict[str, Any], Handler]:
         return {"failed": type(exc).__name__}, _no_analyzer
     # If the parent has died and cannot kill this process, the kernel's alarm does, even in the middle of C code.
     alarm_s = math.ceil(setup["timeout_s"]) + GRACE_S
-    return {"async": is_async}, lambda request, mail: _timed(analyzer, request, mail, alarm_s)
+    return {"async": is_async}, lambda request, mail: (_timed(analyzer, request, mail, alarm_s), b"")
 
 
-def _no_analyzer(_request: dict[str, Any], _mail: int) -> dict[str, Any]:
-    return {"failed": "absent"}
+def _no_analyzer(_request: dict[str, Any], _mail: int) -> Answer:
+    return {"failed": "absent"}, b""
 
 
 def _timed(analyzer: Any, request: dict[str, Any], mail: int, alarm_s: int) -> dict[str, Any]:

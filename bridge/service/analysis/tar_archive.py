@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import re
 import tarfile
+import zlib
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from typing import IO
@@ -20,6 +21,9 @@ from bridge.service.analysis.unpacking import MAX_MEMBER, BadArchive, Budget, Me
 _BLOCK = 512
 _CHUNK = 256 * 1024
 _OCTAL = re.compile(rb"[\0\s]*([0-7]+)")
+_MAY_BE_SUM = bytes(byte in b"\0\t\n\v\f\r 01234567+-\x80\xff" for byte in range(256))  # its first byte
+_LOW = bytes(range(128))
+_ADLER = 65521  # what Adler-32 divides the sum of bytes by (RFC 1950 8.2)
 _SUM = re.compile(rb"[\0\s]*[0-7]|[\x80\xff+-]")  # the beginning of a number in any notation
 _PATHS = re.compile(rb"(?:(?<!\d)(\d{1,9})[ \t])?\b(?:path|GNU\.sparse\.name)=(?=([^\n]*))")  # and the record's length
 _SIZES = re.compile(rb"\bsize=[ \t+]*0*(\d{1,18})")
@@ -32,12 +36,18 @@ _FINAL = frozenset((b"\0", b"0", b"1", b"2", b"3", b"4", _DIRECTORY, b"6", b"7")
 _EXTENDED, _GLOBAL = (b"x", b"X"), b"g"
 
 
-def is_tar(content: bytes, *, is_named: bool = False) -> bool:
-    """By the first header; or by any other, if it has the usual magic number or the file's name says so."""
+def is_tar(content: bytes, *, is_unknown: bool = False) -> bool:
+    """By the first header; or by any other, if it has the usual magic number or nothing says what the file is."""
     if content[257:262] == b"ustar" or is_header(content, 0):
         return True
-    if is_named:
-        return any(is_header(content, at) for at in range(_BLOCK, len(content) - _BLOCK + 1, _BLOCK))
+    if is_unknown:
+        firsts = content[148::_BLOCK].translate(_MAY_BE_SUM)
+        at = firsts.find(b"\1")
+        while at >= 0:
+            if is_header(content, at * _BLOCK):
+                return True
+            at = firsts.find(b"\1", at + 1)
+        return False
     letters = content[257::_BLOCK]
     at = letters.find(b"u")
     while at >= 0:
@@ -56,10 +66,11 @@ def is_header(content: bytes, at: int) -> bool:
     if expected is None:
         return False
     rest = block[:148] + b" " * 8 + block[156:]
-    total = sum(rest)
-    if expected == total:
-        return True
-    return expected == total - 256 * sum(byte > 127 for byte in rest)
+    signed = expected + 256 * len(rest.translate(None, _LOW))
+    remainder = (zlib.adler32(rest) & 0xFFFF) - 1  # of the sum: a quick test, because a file may have many such blocks
+    if remainder not in (expected % _ADLER, signed % _ADLER):
+        return False
+    return sum(rest) in (expected, signed)
 
 
 def _number(raw: bytes) -> int | None:

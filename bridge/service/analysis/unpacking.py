@@ -42,7 +42,7 @@ class Budget:
 class Member:
     """A file within a container. `content` is None if nothing of it can be read.
 
-    `names` are all that some program would give it. `limit` names a limit of ours: the file is not read, or not
+    `names` are all that some program would give it. `limit` names one of our limits: the file is not read, or not
     completely, but other programs can read it. If `is_disputed`, other programs may not find it.
     """
 

@@ -1,7 +1,8 @@
 """The main loop of a worker process: limit its own resources, then answer one mail after another.
 
 `worker_pool` starts the process and sends it file descriptors over a socket: first the setup, then
-for each mail a request (JSON) and the mail. The worker answers each with one line of JSON. It may be
+for each mail a request (JSON) and the mail. The worker answers each with JSON and, if there are any, bytes as they
+are, after the lengths of both: to decode tens of megabytes of JSON would block the parent. It may be
 killed at any time and keeps no state. JSON rather than pickle, because the worker reads hostile bytes
 and the parent must not have to trust its answers.
 """
@@ -12,11 +13,15 @@ import json
 import os
 import resource
 import socket
+import struct
 import sys
 from collections.abc import Callable
 from typing import Any
 
-Handler = Callable[[dict[str, Any], int], dict[str, Any]]  # (request, mail) -> answer
+Answer = tuple[dict[str, Any], bytes]
+Handler = Callable[[dict[str, Any], int], Answer]  # (request, mail) -> answer
+
+LENGTHS = struct.Struct("!II")  # of an answer: its JSON, its bytes
 
 
 def serve(begin: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> None:
@@ -30,7 +35,7 @@ def serve(begin: Callable[[dict[str, Any]], tuple[dict[str, Any], Handler]]) -> 
     if len(files) != 1:
         return
     greeting, handle = begin(_read(files[0]))
-    _answer(connection, greeting)
+    _answer(connection, (greeting, b""))
     while len(files := _receive(connection)) == 2:
         request, mail = files
         try:
@@ -51,5 +56,7 @@ def _read(file: int) -> Any:
         os.close(file)
 
 
-def _answer(connection: socket.socket, value: dict[str, Any]) -> None:
-    connection.sendall(json.dumps(value).encode() + b"\n")
+def _answer(connection: socket.socket, answer: Answer) -> None:
+    value, content = json.dumps(answer[0]).encode(), answer[1]
+    connection.sendall(LENGTHS.pack(len(value), len(content)) + value)
+    connection.sendall(content)

@@ -15,16 +15,19 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
 from bridge.runtime.unread import has_unread
 from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.worker import LENGTHS
 
 START_S = 30.0  # to start Python and import on a busy machine; not part of any mail's time
-MAX_ANSWER = 64 * 1024 * 1024
+MAX_JSON = 8 * 1024 * 1024  # of an answer; thousands of hosts and digests have a quarter of it
+MAX_CONTENT = 64 * 1024 * 1024
+_PIECE = 256 * 1024
 _KEPT = ("PATH", "LANG", "LC_ALL", "VIRTUAL_ENV")  # environment variables that cannot contain a secret
 
 T = TypeVar("T")
@@ -56,8 +59,10 @@ class WorkerPool:
             self._idle.append(process)
             return process.greeting
 
-    async def ask(self, mail: StoredMail, request: dict[str, Any], timeout_s: float, read: Callable[[Any], T]) -> T:
-        """Send a mail to a process and return its answer, parsed by `read`.
+    async def ask(
+        self, mail: StoredMail, request: dict[str, Any], timeout_s: float, read: Callable[[Any, list[bytes]], T]
+    ) -> T:
+        """Send a mail to a process and return its answer, parsed by `read`: from JSON, and bytes in pieces.
 
         Raises WorkerFailed, and whatever `read` raises except ValueError and similar errors.
         `timeout_s` does not include the wait for a free process or the start of a new one.
@@ -68,7 +73,7 @@ class WorkerPool:
                 with _file(mail) as file:
                     async with asyncio.timeout(timeout_s):
                         answer = await process.ask(json.dumps(request).encode(), file)
-                found = read(answer)
+                found = read(*answer)
             except TimeoutError:
                 await self._end(process)
                 raise WorkerFailed("timeout") from None
@@ -104,7 +109,7 @@ class WorkerPool:
         self._all.add(process)
         try:
             async with asyncio.timeout(START_S):
-                process.greeting = await process.ask(self._setup)
+                process.greeting, _ = await process.ask(self._setup)
         except (OSError, ValueError, RecursionError):  # a TimeoutError is an OSError
             await self._end(process)
             raise WorkerFailed("crash") from None
@@ -140,17 +145,27 @@ class _Process:
                 start_new_session=True,  # so that its own child processes are killed with it
             )
 
-    async def ask(self, request: bytes, *files: int) -> Any:
+    async def ask(self, request: bytes, *files: int) -> tuple[Any, list[bytes]]:
         with _memory_file(request) as request_file:
             socket.send_fds(self._socket, [b"\0"], [request_file, *files])
+        lengths = b"".join([piece async for piece in self._receive(LENGTHS.size)])
+        json_length, content_length = LENGTHS.unpack(lengths)
+        if json_length > MAX_JSON or content_length > MAX_CONTENT:
+            raise ConnectionResetError
+        value = b"".join([piece async for piece in self._receive(json_length)])
+        return json.loads(value), [piece async for piece in self._receive(content_length)]
+
+    async def _receive(self, count: int) -> AsyncIterator[bytes]:
+        """So many bytes, in pieces. Other tasks run in between, even if the process is faster than we are."""
         loop = asyncio.get_running_loop()
-        answer = bytearray()
-        while not answer.endswith(b"\n"):
-            chunk = await loop.sock_recv(self._socket, 256 * 1024)
-            if not chunk or len(answer) > MAX_ANSWER:
+        while count:
+            piece = await loop.sock_recv(self._socket, min(count, _PIECE))
+            if not piece:
                 raise ConnectionResetError
-            answer += chunk
-        return json.loads(answer)
+            count -= len(piece)
+            yield piece
+            if count:
+                await asyncio.sleep(0)
 
     def is_alive(self) -> bool:
         return self._process.poll() is None

@@ -67,15 +67,20 @@ class _Place:
         return tuple(dict.fromkeys(name for one in self.descriptions for name in one.names))
 
 
+_MANY = 10_000  # headers: more than archives may have members
+
+
 def has_zip_member(content: bytes) -> bool:
     """Whether a member is somewhere in it: some programs find it without the directory."""
     if b"\x03" not in content or _HEADER not in content:  # one byte is found much faster, and text has none
         return False
+    if content.count(_HEADER) > _MANY:  # most are no headers, but to tell that takes time
+        return True
     found = (match.start() for match in _LIKELY_HEADER.finditer(content))
     for at in islice(found, _MAX_DOUBTS):
         if _is_plausible(content, at):
             return True
-    return next(found, None) is not None  # so many that only an attempt to open it can tell
+    return next(found, None) is not None  # there are so many that only opening it can tell
 
 
 def zip_members(content: bytes, _given: Collection[str], budget: Budget) -> Iterator[Member]:
@@ -109,8 +114,8 @@ def _places(content: bytes, budget: Budget) -> tuple[dict[int, _Place], list[_De
                 place.descriptions.append(entry)
         if not found:
             lost.append(entry)
+    budget.take_work(_HEADER_COST * content.count(_HEADER))
     for match in _LIKELY_HEADER.finditer(content):
-        budget.take_work(_HEADER_COST)
         at = match.start()
         place = _header(content, at, budget) if at not in places and _is_plausible(content, at) else None
         if place is not None:
@@ -249,7 +254,7 @@ def _members(content: bytes, place: _Place, budget: Budget) -> Iterator[Member]:
 
 
 def _readings(content: bytes, place: _Place, budget: Budget) -> list[tuple[bytes | None, bool, str]]:
-    """For each distinct reading: the content, whether it is complete, and the limit of ours that prevents it."""
+    """For each distinct reading: the content, whether it is complete, and which of our limits prevents it."""
     found: list[tuple[bytes | None, bool, str]] = []
     for method in dict.fromkeys(one.method for one in place.descriptions if not one.is_encrypted):
         if method == _STORED:

@@ -1,6 +1,8 @@
 """The lists in memory: mail is matched against them without a database query.
 
-Only sets and dictionaries, so a lookup takes as long in a list of ten entries as in one of a million.
+Only sets and dictionaries, so a lookup takes as long in a list of ten entries as in one of a million. A mail may have
+thousands of links to hosts with more than a hundred labels, so of a host only those parents are looked up that have
+as many labels as some entry.
 `bridge.matching` defines what an entry matches; this module adds what only the content of a mail
 shows (the host of a URL, an attachment). Knows nothing about storage: `follow` fills it.
 """
@@ -11,7 +13,7 @@ import ipaddress
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from bridge.matching.match import Length, address, domain_and_parents, find_address, find_network
+from bridge.matching.match import Length, address, find_address, find_network
 from bridge.service.lists.store import GLOBAL
 from bridge.service.settings import ListDefinition
 
@@ -32,6 +34,7 @@ class ListIndex:
         self._categories = {definition.name: definition.category for definition in definitions}
         self._allowing = allowing  # lists that can get a mail delivered
         self._words: dict[str, dict[str, set[str]]] = {}  # by scope, then list
+        self._labels: dict[tuple[str, str], set[int]] = {}  # by scope and list: how many the entries of a URL list have
         self._networks: dict[str, dict[str, dict[Length, set[int]]]] = {}
 
     def add(self, scope: str, name: str, entry: str) -> None:
@@ -41,6 +44,8 @@ class ListIndex:
             lengths.setdefault((network.version, network.prefixlen), set()).add(int(network.network_address))
         elif name in self._categories:  # the entries of a list that is no longer configured stay in the database
             self._words.setdefault(scope, {}).setdefault(name, set()).add(entry)
+            if self._categories[name] == "url":
+                self._labels.setdefault((scope, name), set()).add(entry.count(".") + 1)
 
     def remove(self, scope: str, name: str, entry: str) -> None:
         if self._categories.get(name) == "network":
@@ -57,25 +62,34 @@ class ListIndex:
         """The names of all lists that match this mail, of the tenant and of the deployment-global scope."""
         found = set()
         for scope in (GLOBAL, tenant) if tenant else (GLOBAL,):
-            found |= {name for name, words in self._words.get(scope, {}).items() if self._matches(name, words, traits)}
+            found |= {name for name in self._words.get(scope, {}) if self._matches(scope, name, traits)}
             found |= {name for name, lengths in self._networks.get(scope, {}).items() if _within(lengths, traits)}
         return sorted(found)
 
-    def _matches(self, name: str, words: set[str], traits: Traits) -> bool:
+    def _matches(self, scope: str, name: str, traits: Traits) -> bool:
         # The author of a mail chooses its From header, so it can get a mail blocked but never allowed.
         senders = [traits.envelope_sender]
         if name not in self._allowing:
             senders += traits.header_senders
-        category = self._categories[name]
+        category, words = self._categories[name], self._words[scope][name]
         match category:
             case "sender" | "domain":
                 return any(find_address(category, words, sender) for sender in senders)
             case "url":
-                return any(domain in words for host in traits.hosts for domain in domain_and_parents(host))
+                return _has_host(words, sorted(self._labels[scope, name]), traits.hosts)
             case "attachment":
                 return not words.isdisjoint(traits.digests)
             case _:
                 return False
+
+
+def _has_host(words: set[str], counts: list[int], hosts: Iterable[str]) -> bool:
+    """Whether one of the hosts, or a parent of it, is an entry; entries have one of these numbers of labels."""
+    for host in hosts:
+        labels = host.rsplit(".", counts[-1])
+        if any(".".join(labels[-count:]) in words for count in counts if count <= len(labels)):
+            return True
+    return False
 
 
 def traits_of(sender: str, header_senders: Iterable[str], client: str | None, hosts: Iterable[str],

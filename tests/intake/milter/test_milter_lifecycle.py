@@ -300,7 +300,10 @@ async def test_log_lines_of_a_noisy_peer_are_bounded(caplog):
 async def test_connections_and_refusals_are_counted():
     """The daemon can count open connections, refused connections, and mail refused by a saturated bridge."""
     counted = []
-    hooks = {name: lambda value, name=name: counted.append((name, value)) for name in ("on_refused", "on_saturated")}
+    hooks = {
+        "on_refused": lambda refusal: counted.append(("on_refused", refusal.reason)),
+        "on_saturated": lambda refusal: counted.append(("on_saturated", refusal.stage)),
+    }
     filter_ = ScriptedFilter()
     filter_.saturated = Reply(451, "4.3.2", "Busy")
     async with listening(filter_, max_connections=1, hooks=hooks) as listener:

@@ -1,0 +1,144 @@
+"""One entry of the history: what is known about one attempt to deliver one mail.
+
+Most values that can be filtered by repeat from mail to mail, so they are stored once, as a `Kind`, and each mail
+refers to its kind. `address_keys` are the forms in which an address is found: whole, and by its domain.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+from bridge.mail.address import comparable_address, comparable_domain
+
+CANCELLED = "cancelled"  # the action when the client went away
+
+
+class Kind(NamedTuple):
+    """What many mails have in common. Everything is text; "" if there is none."""
+
+    listener: str
+    tenant: str
+    stage: str  # "", or where the mail was refused: connect, mail, rcpt, data
+    action: str
+    decision: str
+    verdict: str
+    rule: str
+    tags: str  # joined by commas
+    would: str  # shadow mode: the action that would have been taken
+    late: str
+    unscanned: str
+    error: str
+    list: str
+    scanner: str  # the URL of the host that was asked last
+
+
+class Row(NamedTuple):
+    """One mail as it is stored; the order is that of the columns."""
+
+    at: float  # Unix time of the end of its processing
+    id: str
+    session: str
+    client: str
+    helo: str
+    sender: str
+    recipients: str  # one per line
+    size: int
+    message_id: str
+    subject: str
+    reply: str
+    ggrid: str
+    wait_s: float
+    scan_s: float
+    relay_s: float
+    queue_id: str  # the mail server's, before us
+    next_id: str  # the next hop's
+    attempt: str  # the same for every attempt with this mail; "" if it was not deferred
+    mails: int  # more than 1: refusals that share this row
+    more: str | None  # JSON of what few mails have
+
+
+@dataclass(frozen=True, slots=True)
+class MailEntry:
+    """One mail as it is read."""
+
+    row: Row
+    kind: Kind
+    more: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def time(self) -> datetime:
+        return datetime.fromtimestamp(self.row.at, UTC)
+
+    @property
+    def recipients(self) -> tuple[str, ...]:
+        return tuple(self.row.recipients.split("\n")) if self.row.recipients else ()
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        return tuple(self.kind.tags.split(",")) if self.kind.tags else ()
+
+    @property
+    def cursor(self) -> str:
+        """Where a page ends: the next one begins below this entry."""
+        return f"{self.row.at!r}:{self.row.id}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON. Values that the mail does not have are left out."""
+        shown: dict[str, Any] = {"time": self.time.isoformat(timespec="milliseconds")}
+        shown |= self.row._asdict() | self.kind._asdict()
+        shown |= {"recipients": list(self.recipients), "tags": list(self.tags)}
+        for name in ("wait", "scan", "relay"):  # as the log has them
+            shown[f"{name}_ms"] = round(shown.pop(f"{name}_s") * 1000, 1)
+        del shown["at"], shown["more"]
+        if self.row.mails == 1:
+            del shown["mails"]
+        return {name: value for name, value in shown.items() if value not in ("", [], None)} | self.more
+
+
+@dataclass(frozen=True, slots=True)
+class LaterEvent:
+    """What happened to a mail after it was decided: released, deleted, reported."""
+
+    at: float
+    id: str  # the mail's
+    event: str
+    by: str = ""
+    text: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        time = datetime.fromtimestamp(self.at, UTC).isoformat(timespec="milliseconds")
+        return {"time": time} | {name: value for name, value in asdict(self).items() if value and name != "at"}
+
+
+def storable(value: Any) -> Any:
+    """Text that every database stores and compares: without NUL, and without bytes that are no text."""
+    if isinstance(value, str) and ("\0" in value or not value.isascii()):
+        return value.replace("\0", "").encode("utf-8", "replace").decode()
+    return [storable(part) for part in value] if isinstance(value, list) else value
+
+
+def address_keys(sender: str, recipients: Iterable[str]) -> Iterator[str]:
+    """The keys under which the mail is found by its addresses."""
+    yield from _keys("from:", sender)
+    for recipient in recipients:
+        yield from _keys("to:", recipient)
+
+
+def key_of(role: str, wanted: str) -> str:
+    """The key of an address, a domain or `@domain`; `<>` is the null sender. `role` is `from` or `to`."""
+    if wanted in ("", "<>"):
+        return f"{role}:"
+    if "@" not in wanted.lstrip("@") and not wanted.startswith("~"):  # ~: a pseudonym
+        return f"{role}:@{comparable_domain(wanted.lstrip('@'))}"
+    return f"{role}:{comparable_address(wanted)}"
+
+
+def _keys(role: str, address: str) -> Iterator[str]:
+    compared = comparable_address(address)
+    yield role + compared
+    _, at, domain = compared.rpartition("@")
+    if at:
+        yield f"{role}@{domain}"

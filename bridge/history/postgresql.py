@@ -1,0 +1,273 @@
+"""The history in PostgreSQL: one table with a partition for each day, shared by all machines.
+
+Rows are sent with COPY. The server keeps the indexes up to date, which costs its CPU time, not ours. An old day is
+dropped as a whole.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from typing import Any
+
+from sqlalchemy import Connection, Engine
+from sqlalchemy.exc import SQLAlchemyError
+
+from bridge.history.entry import Kind, LaterEvent, MailEntry, Row, address_keys, key_of, storable
+from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.store import HistoryError
+from bridge.history.sums import labels_of, ordered_sums
+from bridge.runtime import database
+from bridge.runtime.database import Database, DatabaseNewer, DatabaseUnusable
+
+BUSY_S = 5.0
+VERSION_TABLE = "history_schema"
+_DAY_S = 86_400
+_LOCK = 0x415C0B1E
+_NUMBERS = {"at": "double precision", "size": "bigint", "mails": "integer"} | dict.fromkeys(
+    ("wait_s", "scan_s", "relay_s"), "double precision"
+)
+_COLUMNS = (*Row._fields, *Kind._fields)
+_NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)
+_INDEXED = ("at", "id", "session", "client", "message_id", "ggrid", "queue_id", "next_id")
+_EQUAL = ("id", "action", "decision", "rule", "listener", "stage", "attempt")
+_EXACT = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")
+_WORDS = "to_tsvector('simple', subject)"
+
+
+def _create(connection: Connection) -> None:
+    columns = ", ".join(f'"{name}" {_NUMBERS.get(name, "text")}' for name in _COLUMNS)
+    for statement in (
+        f"CREATE TABLE history_mail ({columns}, keys text[]) PARTITION BY RANGE (at)",
+        *(f"CREATE INDEX history_mail_{name} ON history_mail ({name})" for name in _INDEXED),
+        "CREATE INDEX history_mail_attempt ON history_mail (attempt) WHERE attempt <> ''",
+        "CREATE INDEX history_mail_keys ON history_mail USING gin (keys)",
+        f"CREATE INDEX history_mail_words ON history_mail USING gin ({_WORDS})",
+        'CREATE TABLE history_later (at double precision, id text, event text, "by" text, text text)',
+        "CREATE INDEX history_later_id ON history_later (id)",
+        "CREATE INDEX history_later_at ON history_later (at)",
+    ):
+        connection.exec_driver_sql(statement)
+
+
+# Step n migrates from version n to n + 1. Never change a released step; add one.
+MIGRATIONS: list[database.Step] = [_create]
+
+
+class PostgresHistory:
+    """Writes and searches. Every method may raise HistoryError."""
+
+    def __init__(self, where: Database, busy_s: float = BUSY_S) -> None:
+        self.where = where
+        self._busy_s = busy_s
+        self._engine: Engine | None = None
+        self._days: set[int] = set()  # those that have a partition
+
+    # Writing
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        """All of them or none."""
+        with self._writing() as connection:
+            for day in {int(row.at // _DAY_S) for _, row in rows} - self._days:
+                _add_partition(connection, day)
+            cursor = connection.connection.cursor()
+            with cursor.copy(f"COPY history_mail ({_NAMES}, keys) FROM STDIN") as copy:
+                for kind, row in rows:
+                    copy.write_row((*map(storable, (*row, *kind)), storable(_keys(kind, row))))
+        self._days |= {int(row.at // _DAY_S) for _, row in rows}
+
+    def note(self, events: Sequence[LaterEvent]) -> None:
+        with self._writing() as connection:
+            for event in events:
+                values = (event.at, *map(storable, (event.id, event.event, event.by, event.text)))
+                connection.exec_driver_sql("INSERT INTO history_later VALUES (%s, %s, %s, %s, %s)", values)
+
+    def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
+        """Drop days that ended before this time, then the oldest until all fit. Returns both numbers."""
+        with self._writing() as connection:
+            connection.exec_driver_sql("DELETE FROM history_later WHERE at < %s", (before,))
+            days = _partitions(connection)
+            old = [day for day in days if (day + 1) * _DAY_S <= before]
+            left = {day: size for day, size in days.items() if day not in old}
+            too_many = []
+            today = int(time.time() // _DAY_S)
+            while max_size is not None and sum(left.values()) > max_size and min(left) < today:
+                too_many.append(min(left))
+                del left[too_many[-1]]
+            for day in (*old, *too_many):
+                connection.exec_driver_sql(f"DROP TABLE IF EXISTS {_partition(day)}")
+            self._days -= {*old, *too_many}
+        return len(old), len(too_many)
+
+    def size(self) -> int:
+        with self._reading() as connection:
+            return sum(_partitions(connection).values())
+
+    def close(self) -> None:
+        if self._engine is not None:
+            self._engine.dispose()
+            self._engine = None
+
+    # Searching
+
+    def find(self, query: HistoryQuery) -> list[MailEntry]:
+        where, values = _conditions(query)
+        limit = f" LIMIT {query.limit:d}" if query.limit else ""
+        text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
+        with self._reading() as connection:
+            return [_entry(tuple(row)) for row in connection.exec_driver_sql(text, values)]
+
+    def count(self, by: By, query: HistoryQuery) -> list[Sum]:
+        """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
+        where, values = _conditions(query)
+        label = {"hour": "floor(at / 3600)::bigint", "day": "floor(at / 86400)::bigint", "tag": "tags"}.get(
+            by, "recipients" if by == "recipient" else by
+        )
+        text = f"SELECT {label}, sum(mails), sum(size * mails) FROM history_mail WHERE {where} GROUP BY 1"  # noqa: S608
+        mails: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        with self._reading() as connection:
+            for value, number, size in connection.exec_driver_sql(text, values):
+                for name in labels_of(by, value):
+                    mails[name] += int(number)
+                    sizes[name] += int(size)
+        return ordered_sums(by, mails, sizes)
+
+    def later(self, ids: Sequence[str]) -> list[LaterEvent]:
+        """What happened to these mails later, in order."""
+        text = "SELECT * FROM history_later WHERE id = ANY(%s) ORDER BY at"
+        with self._reading() as connection:
+            return [LaterEvent(*row) for row in connection.exec_driver_sql(text, (list(ids),))]
+
+    @contextmanager
+    def _writing(self) -> Iterator[Connection]:
+        with _translated(), self._opened().begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[Connection]:
+        with _translated(), self._opened().connect() as connection:
+            yield connection
+
+    def _opened(self) -> Engine:
+        if self._engine is None:
+            engine = self.where.engine(wait_s=self._busy_s, connections=1, statement_s=self._busy_s)
+            try:
+                with database.writing(engine, _LOCK) as connection:
+                    database.migrate(connection, MIGRATIONS, VERSION_TABLE)
+            except BaseException:
+                engine.dispose()
+                raise
+            self._engine = engine
+        return self._engine
+
+
+def _partition(day: int) -> str:
+    return f"history_mail_{datetime.fromtimestamp(day * _DAY_S, UTC):%Y%m%d}"
+
+
+def _add_partition(connection: Connection, day: int) -> None:
+    connection.exec_driver_sql("SELECT pg_advisory_xact_lock(%s)", (_LOCK,))
+    connection.exec_driver_sql(
+        f"CREATE TABLE IF NOT EXISTS {_partition(day)} PARTITION OF history_mail "
+        f"FOR VALUES FROM ({day * _DAY_S}) TO ({(day + 1) * _DAY_S})"
+    )
+
+
+def _partitions(connection: Connection) -> dict[int, int]:
+    """The days that have a partition, and their sizes."""
+    text = (
+        "SELECT inhrelid::regclass::text, pg_total_relation_size(inhrelid) FROM pg_inherits "
+        "WHERE inhparent = 'history_mail'::regclass"
+    )
+    found = {}
+    for name, size in connection.exec_driver_sql(text):
+        begin = datetime.strptime(str(name)[-8:], "%Y%m%d").replace(tzinfo=UTC)
+        found[int(begin.timestamp()) // _DAY_S] = int(size)
+    return dict(sorted(found.items()))
+
+
+def _keys(kind: Kind, row: Row) -> list[str]:
+    """What the mail is found by: its addresses, its tags and the groups of its tags."""
+    keys = set(address_keys(row.sender, row.recipients.split("\n") if row.recipients else ()))
+    for tag in kind.tags.split(",") if kind.tags else ():
+        keys.add(f"tag:{tag}")
+        keys |= {f"tag:{tag[: end + 1]}*" for end, character in enumerate(tag) if character == ":"}
+    return sorted(keys)
+
+
+def _entry(values: tuple[Any, ...]) -> MailEntry:
+    row, kind = Row(*values[: len(Row._fields)]), Kind(*values[len(Row._fields) :])
+    return MailEntry(row, kind, {} if row.more is None else json.loads(row.more))
+
+
+# Conditions. Values are never part of the text.
+
+
+def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
+    values: dict[str, Any] = {name: value for name in _EQUAL if (value := getattr(query, name))}
+    if query.tenant is not None:
+        values["tenant"] = query.tenant
+    conditions = [f"{name} = %({name})s" for name in values]
+    if query.tenants is not None:
+        conditions.append("tenant = ANY(%(tenants)s)")
+        values["tenants"] = sorted(query.tenants)
+    for name, comparison in (("since", "at >= %(since)s"), ("until", "at < %(until)s")):
+        if getattr(query, name) is not None:
+            conditions.append(comparison)
+            values[name] = getattr(query, name)
+    if (cursor := query.cursor) is not None:
+        conditions.append("(at, id) < (%(before_at)s, %(before_id)s)")
+        values |= {"before_at": cursor[0], "before_id": cursor[1]}
+    if query.what:
+        conditions.append("(" + " OR ".join(f"{name} IN (%(what)s, %(in_brackets)s)" for name in _EXACT) + ")")
+        values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
+    if query.words:
+        conditions.append(f"{_WORDS} @@ to_tsquery('simple', %(words)s)")
+        values["words"] = " & ".join(f"{word}:*" for word in query.words)
+    conditions += _of_keys(query, values)
+    conditions += _of_client(query, values)
+    return " AND ".join(conditions) or "true", {name: storable(value) for name, value in values.items()}
+
+
+def _of_keys(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
+    if query.sender is not None:
+        values["sender"] = [key_of("from", query.sender)]
+        yield "keys @> %(sender)s::text[]"
+    if query.recipient:
+        values["recipient"] = [key_of("to", query.recipient)]
+        yield "keys @> %(recipient)s::text[]"
+    if query.address:
+        values["address"] = [key_of("from", query.address), key_of("to", query.address)]
+        yield "keys && %(address)s::text[]"
+    if query.tag and ("*" not in query.tag or (query.tag.endswith(":*") and query.tag.count("*") == 1)):
+        values["tag"] = [f"tag:{query.tag}"]
+        yield "keys @> %(tag)s::text[]"
+    elif query.tag:
+        values["tag"] = "".join("%" if c == "*" else f"\\{c}" if c in "\\%_" else c for c in query.tag)
+        yield "EXISTS (SELECT FROM unnest(string_to_array(tags, ',')) AS one WHERE one LIKE %(tag)s)"
+
+
+def _of_client(query: HistoryQuery, values: dict[str, Any]) -> Iterator[str]:
+    if query.client:
+        values["client"] = query.client
+        is_network = "/" in query.client
+        yield "(client <> '' AND client::inet <<= %(client)s::inet)" if is_network else "client = %(client)s"
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (SQLAlchemyError, OSError) as exc:
+        raise HistoryError(database.reason(exc)) from exc
+    except (DatabaseNewer, DatabaseUnusable) as exc:
+        raise HistoryError(str(exc)) from exc
+    except Exception as exc:  # COPY raises the driver's own errors
+        if type(exc).__module__.startswith("psycopg"):
+            raise HistoryError(str(exc).splitlines()[0] or type(exc).__name__) from exc
+        raise

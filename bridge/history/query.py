@@ -1,0 +1,61 @@
+"""What is looked for in the history, and what is counted. Knows nothing of databases."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+By = Literal["action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"]
+BY: tuple[By, ...] = (
+    *("action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"),
+)
+WORD = re.compile(r"[^\W_]+")
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryQuery:
+    """A search; everything that is given must match. Results are ordered by time, the newest first."""
+
+    id: str = ""  # our id of the mail
+    what: str = ""  # an id of ours, a session, a queue id, a Message-ID or a ggrid, written exactly
+    attempt: str = ""  # the attempts with one mail
+    sender: str | None = None  # an address, a domain or `@domain`; "": the null sender
+    recipient: str = ""  # an address, a domain or `@domain`
+    address: str = ""  # of the sender or of a recipient
+    client: str = ""  # an IP address or a network
+    subject: str = ""  # words, each of which begins a word of the subject
+    tag: str = ""  # `*` stands for anything
+    action: str = ""
+    decision: str = ""
+    rule: str = ""
+    listener: str = ""
+    tenant: str | None = None  # "": mail that belongs to none
+    tenants: frozenset[str] | None = None  # one of these
+    stage: str = ""
+    since: float | None = None  # Unix time
+    until: float | None = None
+    before: str = ""  # the cursor of the last entry of the page before
+    limit: int = 100  # 0: no limit
+    timeout_s: float = 0.0  # longest time for the search; 0: no limit
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        return tuple(word.casefold() for word in WORD.findall(self.subject))
+
+    @property
+    def cursor(self) -> tuple[float, str] | None:
+        """Raises ValueError if `before` is not a cursor."""
+        if not self.before:
+            return None
+        at, _, mail_id = self.before.partition(":")
+        return float(at), mail_id
+
+
+@dataclass(frozen=True, slots=True)
+class Sum:
+    """One line of statistics."""
+
+    label: str
+    mails: int
+    size: int  # bytes

@@ -1,0 +1,285 @@
+"""Records each mail in the history, beside the mail's path.
+
+The event loop only puts the record of a finished mail into a bounded queue; a thread makes rows of them and writes
+them in batches. A database that is slow, full, locked or gone costs rows, which are counted, and never mail. Refusals
+before the content can come by the thousands each second: beyond a few rows per second they are summed, by client.
+
+Mail that was deferred will come again. Its attempts are joined by a fingerprint, which is computed only for mail that
+is deferred, and for mail with the sender and the Message-ID of such a mail.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+from bridge.filter.late.fingerprint import attempt_key
+from bridge.filter.outcome import Record
+from bridge.history.entry import Kind, Row
+from bridge.history.query import HistoryQuery
+from bridge.history.rows import row_of
+from bridge.history.store import HistoryError, HistoryStore
+from bridge.intake.early_refusal import EarlyRefusal
+from bridge.mail.action import Action
+from bridge.mail.reply import Reply
+from bridge.mail.transaction import new_id
+from bridge.observe.redaction import FULL, Redaction
+
+log = logging.getLogger(__name__)
+
+MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB
+MAX_REFUSALS_PER_S = 50  # rows of one process for refusals before the content; further ones are summed by client
+MAX_SUMS = 50  # rows of one batch for clients; further ones are summed together
+MAX_DEFERRED = 10_000  # mails that may come again
+DEFERRED_S = 5 * 86_400.0  # how long mail servers keep trying
+BATCH_S = 0.3
+RETRY_S = 1.0
+UPKEEP_S = 600.0
+_BATCH_ROWS = 2_000
+# Mails written, refusals that share a row, mails lost because too many waited, mails lost at the end of the process,
+# and deleted parts of the history: old ones, and those that exceeded the size.
+RESULTS = ("written", "summed", "overflow", "failed", "deleted", "deleted_early")
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class RecorderSettings:
+    retention_s: float
+    max_size: int | None = None  # bytes
+    redaction: Redaction = FULL
+    is_keeper: Callable[[], bool] = lambda: True  # whether this process deletes old entries; one of a machine does
+    max_waiting: int = MAX_WAITING
+    batch_s: float = BATCH_S
+
+
+_NO_KIND = Kind(*[""] * len(Kind._fields))
+_NO_ROW = Row(0.0, "", "", "", "", "", "", 0, "", "", "", "", 0.0, 0.0, 0.0, "", "", "", 1, None)
+
+
+_SumKey = tuple[str, str, str | None, str, str]  # listener, stage, client, sender, rule
+
+
+@dataclass(slots=True)
+class _Refusals:
+    """Refusals of one client that are summed."""
+
+    kind: Kind
+    row: Row
+    count: int = 1
+
+
+class Recorder:
+    """One per process, from `start` to `close`."""
+
+    def __init__(
+        self, store: HistoryStore, settings: RecorderSettings, count: Callable[[str, int], None] = lambda *_: None
+    ) -> None:
+        """`count` is called with one of `RESULTS` and a number; each result comes from one thread only."""
+        self._store = store
+        self._settings = settings
+        self._count = count
+        self.size = 0  # bytes on disk, when they were last added up
+        self._waiting: deque[tuple[float, Record, str]] = deque()
+        self._rows: list[tuple[Kind, Row]] = []  # of the thread
+        self._sums: dict[_SumKey, _Refusals] = {}
+        self._sums_lock = threading.Lock()
+        self._second, self._refusals = 0, 0
+        self._deferred: dict[tuple[str, str], float] = {}
+        self._wake = threading.Event()
+        self._is_closing = False
+        self._problem = ""
+        self._upkeep_at = 0.0
+        self._looked_until = 0.0
+        self._thread = threading.Thread(target=self._run, name="history", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """Write what is left; a database that does not answer gets five seconds."""
+        self._is_closing = True
+        self._wake.set()
+        if self._thread.is_alive():
+            self._thread.join(timeout=_CLOSE_S)
+        lost = len(self._waiting) + len(self._rows)
+        if lost:
+            self._count("failed", lost)
+            log.warning("history: %d mails could not be written before the end: %s", lost, self._problem or "no time")
+
+    @property
+    def problem(self) -> str:
+        """Why the last batch could not be written; empty if it was."""
+        return self._problem
+
+    @property
+    def is_expecting_mail(self) -> bool:
+        """Whether mail that was deferred may come again."""
+        return bool(self._deferred)
+
+    # Called by the event loop
+
+    def note(self, record: Record) -> None:
+        """A mail is finished. Its content can still be read."""
+        now = time.time()
+        if record.at and not self._has_room_for_refusal(now):
+            self._sum_record(record)
+            return
+        if len(self._waiting) + len(self._rows) >= self._settings.max_waiting:
+            self._count("overflow", 1)
+            return
+        self._waiting.append((now, record, self._attempt(record, now)))
+
+    def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
+        """A client was refused before there was a mail: at the connection, or at MAIL because of saturation."""
+        now = time.time()
+        sender = refusal.sender if self._has_room_for_refusal(now) else ""
+        with self._sums_lock:
+            if self._is_summed((listener, refusal.stage, refusal.client, sender, refusal.rule)):
+                return
+            if len(self._sums) < MAX_SUMS:
+                key = (listener, refusal.stage, refusal.client, sender, refusal.rule)
+            else:
+                key = (listener, refusal.stage, None, "", refusal.rule)
+                if self._is_summed(key):
+                    return
+            self._sums[key] = _Refusals(*self._row_of_refusal(now, key, refusal.reply))
+
+    def _is_summed(self, key: _SumKey) -> bool:
+        known = self._sums.get(key)
+        if known is None:
+            return False
+        known.count += 1
+        return True
+
+    def _row_of_refusal(self, now: float, key: _SumKey, reply: Reply | None) -> tuple[Kind, Row]:
+        listener, stage, client, sender, rule = key
+        action = Action.TEMPFAIL if reply is not None and reply.is_temporary else Action.REJECT
+        return (
+            _NO_KIND._replace(listener=listener, stage=stage, action=action.value, rule=rule),
+            _NO_ROW._replace(
+                at=now,
+                id=new_id(),
+                client=client or "",
+                sender=self._settings.redaction.address(sender),
+                reply="" if reply is None else str(reply),
+            ),
+        )
+
+    def _has_room_for_refusal(self, now: float) -> bool:
+        second = int(now)
+        if second != self._second:
+            self._second, self._refusals = second, 0
+        self._refusals += 1
+        return self._refusals <= MAX_REFUSALS_PER_S
+
+    def _sum_record(self, record: Record) -> None:
+        session, outcome = record.tx.session, record.outcome
+        reply = None if outcome is None else outcome.reply
+        refusal = EarlyRefusal(record.at, session.client.address, "", "", record.rule, reply)
+        self.note_refusal(session.listener, refusal)
+
+    def _attempt(self, record: Record, now: float) -> str:
+        """The key that joins the attempts with one mail; "" if this is the only one so far."""
+        outcome = record.outcome
+        will_come_again = outcome is None or outcome.action is Action.TEMPFAIL
+        if record.at or not (will_come_again or self._deferred):
+            return ""
+        mark = (record.tx.envelope.sender, record.message_id)
+        if will_come_again:
+            self._remember(mark, now)
+        elif mark not in self._deferred:
+            return ""
+        return attempt_key(record.tx.envelope.sender, record.tx.message)
+
+    def _remember(self, mark: tuple[str, str], now: float) -> None:
+        self._deferred.pop(mark, None)
+        self._deferred[mark] = now
+        if len(self._deferred) > MAX_DEFERRED:
+            del self._deferred[next(iter(self._deferred))]
+
+    # The thread
+
+    def _run(self) -> None:
+        while not self._is_closing:
+            self._wake.wait(self._settings.batch_s if not self._problem else RETRY_S)
+            self._step()
+        self._step()
+        with suppress(HistoryError):
+            self._store.close()
+
+    def _step(self) -> None:
+        try:
+            self._take()
+            self._write()
+            self._look_for_deferred()
+            self._keep_house()
+        except Exception:  # the next batch may do better
+            log.exception("history: unexpected error")
+
+    def _take(self) -> None:
+        waiting, redaction = self._waiting, self._settings.redaction
+        while waiting:
+            at, record, attempt = waiting[0]
+            self._rows.append(row_of(record, at, attempt, redaction))
+            waiting.popleft()
+        if self._sums:
+            with self._sums_lock:
+                sums, self._sums = self._sums, {}
+            for refusals in sums.values():
+                self._count("summed", refusals.count - 1)
+                self._rows.append((refusals.kind, refusals.row._replace(mails=refusals.count)))
+
+    def _write(self) -> None:
+        while self._rows:
+            batch = self._rows[:_BATCH_ROWS]
+            try:
+                self._store.append(batch)
+            except HistoryError as exc:
+                if str(exc) != self._problem:
+                    log.warning("history: mails cannot be recorded: %s", exc)
+                self._problem = str(exc)
+                return
+            del self._rows[: len(batch)]
+            self._count("written", len(batch))
+        if self._problem:
+            log.info("history: mails are recorded again")
+            self._problem = ""
+
+    def _look_for_deferred(self) -> None:
+        """Mail that another process, or this one before a restart, has deferred may come to us."""
+        now = time.time()
+        if self._settings.redaction is not FULL or now - self._looked_until < 60:  # pseudonyms cannot be compared
+            return
+        since = max(self._looked_until, now - DEFERRED_S)
+        self._looked_until = now
+        query = HistoryQuery(action=Action.TEMPFAIL.value, since=since - 5, limit=MAX_DEFERRED)
+        try:
+            found = self._store.find(query)
+        except HistoryError:
+            return
+        for entry in found:
+            if entry.row.attempt:
+                self._deferred.setdefault((entry.row.sender, entry.row.message_id), entry.row.at)
+
+    def _keep_house(self) -> None:
+        now = time.monotonic()
+        if not self._settings.is_keeper() or (self._upkeep_at and now - self._upkeep_at < UPKEEP_S):
+            return
+        self._upkeep_at = now
+        try:
+            old, early = self._store.maintain(time.time() - self._settings.retention_s, self._settings.max_size)
+            self.size = self._store.size()
+        except HistoryError as exc:
+            log.warning("history: old entries cannot be deleted: %s", exc)
+            return
+        self._count("deleted", old)
+        self._count("deleted_early", early)
+        if early:
+            log.warning("history: history.max_size is reached; the oldest entries were deleted before their time")
+        elif old:
+            log.info("history: entries older than history.retention deleted")

@@ -1,0 +1,125 @@
+"""From the record of a mail to its row: called by the recorder's thread, for every mail.
+
+Nearly all mails are ordinary: they have a decision, and nothing special happened. For them, all values that make up
+the kind are read at once, and the kind is looked up by them. This takes 5 us instead of 13 (Python 3.11).
+"""
+
+from __future__ import annotations
+
+import json
+from operator import attrgetter
+from typing import Any
+
+from bridge.filter.outcome import Record
+from bridge.history.entry import CANCELLED, Kind, Row
+from bridge.mime.words import subject_text
+from bridge.observe.metrics import reason_of
+from bridge.observe.redaction import FULL, Redaction
+
+_MAX_TEXT = 1000
+_MAX_KINDS = 10_000
+
+_read_kind = attrgetter(
+    *("tx.session.listener", "tenant", "at", "outcome.action", "outcome.result.decision", "outcome.result.verdict"),
+    *("rule", "outcome.result.tags", "would", "late", "unscanned", "scanner"),
+)
+_read_special = attrgetter("error", "listed", "limit", "doubts", "is_mixed", "tx.session.client.login")
+_NOTHING_SPECIAL = (None, None, None, (), False, None)
+_read_row = attrgetter(
+    *("tx.id", "tx.session.id", "tx.session.client", "tx.envelope.sender", "tx.envelope.recipients"),
+    *("size", "message_id", "subject", "wait_s", "scan_s", "relay_s", "next_id"),
+)
+_kinds: dict[tuple[Any, ...], Kind] = {}
+
+
+def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tuple[Kind, Row]:
+    """`at` is the Unix time of the end of its processing."""
+    mail_id, session, client, sender, recipients, size, message_id, subject, wait_s, scan_s, relay_s, next_id = (
+        _read_row(record)
+    )
+    outcome = record.outcome
+    result = None if outcome is None else outcome.result
+    is_special = _read_special(record) != _NOTHING_SPECIAL
+    kind = _any_kind(record) if is_special or result is None else _ordinary_kind(record)
+    row = Row._make((
+        at,
+        mail_id,
+        session,
+        client.address or "",
+        client.helo or "",
+        sender,
+        recipients[0].address if len(recipients) == 1 else "\n".join([each.address for each in recipients]),
+        size,
+        message_id,
+        subject_text(subject),
+        "" if outcome is None else str(outcome.reply),
+        "" if result is None else result.ggrid,
+        wait_s,
+        scan_s,
+        relay_s,
+        client.ident or "",
+        next_id,
+        attempt,
+        1,
+        _more(record, redaction) if is_special else None,
+    ))  # fmt: skip
+    return (kind, row) if redaction is FULL else _redacted(kind, row, redaction)
+
+
+def _ordinary_kind(record: Record) -> Kind:
+    values = _read_kind(record)
+    kind = _kinds.get(values)
+    if kind is None:
+        if len(_kinds) >= _MAX_KINDS:
+            _kinds.clear()
+        kind = _kinds[values] = _any_kind(record)
+    return kind
+
+
+def _any_kind(record: Record) -> Kind:
+    outcome = record.outcome
+    result = None if outcome is None else outcome.result
+    return Kind(
+        listener=record.tx.session.listener,
+        tenant=record.tenant or "",
+        stage=record.at,
+        action=CANCELLED if outcome is None else str(outcome.action),
+        decision="" if result is None else str(result.decision),
+        verdict="" if result is None else result.verdict[:_MAX_TEXT],
+        rule=record.rule,
+        tags="" if result is None else ",".join([tag.replace(",", " ") for tag in result.tags])[:_MAX_TEXT],
+        would=str(record.would or ""),
+        late=str(record.late or ""),
+        unscanned=record.unscanned,
+        error="" if record.error is None else reason_of(record.error),
+        list="" if record.listed is None else record.listed.name,
+        scanner=record.scanner,
+    )
+
+
+def _more(record: Record, redaction: Redaction) -> str | None:
+    """What few mails have, as JSON."""
+    outcome = record.outcome
+    more: dict[str, Any] = {
+        "why": redaction.text(record.why)[:_MAX_TEXT],
+        "entry": redaction.text(record.listed.entry) if record.listed else "",
+        "login": redaction.address(record.tx.session.client.login or ""),
+        "limit": record.limit,
+    }
+    if outcome is not None and len(set(outcome.replies)) > 1:
+        pairs = zip(record.tx.envelope.addresses, outcome.replies, strict=True)
+        more["replies"] = {redaction.address(address): redaction.text(str(reply)) for address, reply in pairs}
+    more = {name: value for name, value in more.items() if value}
+    return json.dumps(more) if more else None
+
+
+def _redacted(kind: Kind, row: Row, redaction: Redaction) -> tuple[Kind, Row]:
+    recipients = row.recipients.split("\n") if row.recipients else ()
+    return kind._replace(tags=redaction.text(kind.tags)), row._replace(
+        helo=redaction.text(row.helo),
+        sender=redaction.address(row.sender),
+        recipients="\n".join(map(redaction.address, recipients)),
+        message_id=f"<{redaction.address(row.message_id.strip('<>'))}>" if row.message_id else "",
+        subject=redaction.text(row.subject),
+        reply=redaction.text(row.reply),
+    )

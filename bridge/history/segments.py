@@ -1,0 +1,391 @@
+"""The history in SQLite: a directory of segments, each a file with up to 40,000 mails.
+
+Keeping ten indexes up to date costs 130 us for each mail (Python 3.11, a table with 200,000 mails), nearly as much as
+the mail itself; without an index a mail costs 4 us, and indexes that are made at once, when a segment is full, another
+10 to 20. So each process writes a live segment of its own (`slot-N-TOKEN.live`), which has no index and is searched
+from end to end. When it is full or a day old, it is finished: copied to `FIRST-LAST-TOKEN.sqlite`, with indexes, and
+then removed. It is not renamed, because SQLite readers that have it open would look for its journal under the old
+name. A finished segment never changes, and is deleted as a whole. Its name has the times of its first and last mail in
+milliseconds. Of a live and a finished segment with the same token, only the finished one counts.
+
+A process owns its slot as long as it holds the lock on `slot-N.lock`. A segment that a process left behind is
+continued by the next owner of the slot, or finished by any process that finds it without an owner.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import math
+import os
+import re
+import secrets
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from bridge.history.entry import Kind, Row, address_keys, storable
+from bridge.history.store import HistoryError
+from bridge.runtime import durable_files
+
+log = logging.getLogger(__name__)
+
+MAX_ROWS = 40_000  # of one segment
+MAX_AGE_S = 86_400.0
+BUSY_S = 5.0
+_FINISH_RETRY_S = 10.0
+_MAX_SLOTS = 1000
+_FINISHED = re.compile(r"(\d{13})-(\d{13})-([0-9a-f]{8})\.sqlite")
+_LIVE = re.compile(r"slot-(\d{1,3})-([0-9a-f]{8})\.live")
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+
+_MAIL_COLUMNS = ", ".join(f'"{name}"' for name in Row._fields)
+_SCHEMA = f"""
+CREATE TABLE IF NOT EXISTS kind (number INTEGER PRIMARY KEY, {", ".join(Kind._fields)});
+CREATE TABLE IF NOT EXISTS mail (kind INTEGER, {_MAIL_COLUMNS});
+"""
+_PUT_KIND = f"INSERT INTO kind VALUES (?, {', '.join('?' * len(Kind._fields))})"  # noqa: S608
+_PUT_MAIL = f"INSERT INTO mail VALUES (?, {', '.join('?' * len(Row._fields))})"  # noqa: S608
+
+# What a finished segment is searched by. `hourly` has what statistics count most.
+_INDEXED = ("id", "session", "client", "message_id", "ggrid", "queue_id", "next_id", "attempt")
+FINISHED_SCHEMA = (
+    f"CREATE TABLE finished.kind (number INTEGER PRIMARY KEY, {', '.join(Kind._fields)})",
+    f"CREATE TABLE finished.mail (kind INTEGER, {_MAIL_COLUMNS})",
+    "CREATE TABLE finished.address (key TEXT, mail INTEGER, PRIMARY KEY (key, mail)) WITHOUT ROWID",
+)
+INDEXES = (
+    *(f"CREATE INDEX finished.mail_{name} ON mail ({name})" for name in _INDEXED),
+    "CREATE INDEX finished.mail_at ON mail (at, id)",
+    "CREATE INDEX finished.mail_kind ON mail (kind, at)",
+    "CREATE VIRTUAL TABLE finished.words USING "
+    "fts5(subject, content='', detail=none, tokenize='unicode61 remove_diacritics 0')",
+    "INSERT INTO finished.words (rowid, subject) SELECT rowid, subject FROM finished.mail WHERE subject != ''",
+    "CREATE TABLE finished.hourly AS SELECT CAST(at / 3600 AS INTEGER) AS hour, kind, sum(mails) AS mails, "
+    "sum(size * mails) AS size FROM finished.mail GROUP BY 1, 2",
+)
+_COPY = (
+    "INSERT INTO finished.kind SELECT * FROM main.kind",
+    "INSERT INTO finished.mail SELECT * FROM main.mail ORDER BY at, id",
+)
+MERGING = "merging.json"  # see `segment_merge`
+
+
+class SegmentWriter:
+    """Writes the live segment of one slot. Used by one thread. Every method may raise HistoryError."""
+
+    def __init__(self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S) -> None:
+        self._directory = directory
+        self._max_rows = max_rows
+        self._busy_s = busy_s
+        self._lock, self._slot = -1, 0
+        self._path = Path()
+        self._connection: sqlite3.Connection | None = None
+        self._kinds: dict[Kind, int] = {}
+        self._rows = 0
+        self._began = 0.0
+        self._finish_after = 0.0
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        """All of them or none."""
+        with _translated():
+            connection = self._open()
+            known = len(self._kinds)
+            new: list[tuple[Any, ...]] = []
+            values = []
+            for kind, row in rows:
+                number = self._kinds.get(kind)
+                if number is None:
+                    number = self._kinds[kind] = len(self._kinds) + 1
+                    new.append((number, *kind))
+                values.append((number, *row))
+            try:
+                _insert(connection, new, values)
+            except BaseException:
+                self._kinds = dict(list(self._kinds.items())[:known])
+                raise
+            self._rows += len(rows)
+        if self._rows >= self._max_rows or time.time() - self._began > MAX_AGE_S:
+            self._finish()
+
+    def close(self) -> None:
+        """The segment stays live: the next owner of the slot continues it."""
+        with _translated():
+            if self._connection is not None:
+                self._connection.close()
+                self._connection = None
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is not None and not self._path.exists():  # somebody removed it, and maybe our lock
+            self.close()
+        if self._lock < 0:
+            durable_files.make_directory(self._directory)
+            self._lock, self._slot = _take_slot(self._directory)
+        if self._connection is None:
+            self._path = self._live_segment()
+            try:
+                self._connection = _open_live(self._path, self._busy_s)
+            except sqlite3.DatabaseError as exc:
+                if exc.sqlite_errorcode not in _DAMAGED:
+                    raise
+                self._path.replace(self._path.with_suffix(".damaged"))
+                self._path = self._live_segment()
+                self._connection = _open_live(self._path, self._busy_s)
+            self._rows, first = self._connection.execute("SELECT count(*), min(at) FROM mail").fetchone()
+            self._began = first or time.time()
+            kinds = self._connection.execute("SELECT * FROM kind")
+            self._kinds = {Kind(*values): number for number, *values in kinds}
+        return self._connection
+
+    def _live_segment(self) -> Path:
+        """The one that our slot has already, or a new one."""
+        ours = [path for path in live_files(self._directory) if _slot_of(path) == self._slot]
+        return ours[0] if ours else self._directory / f"slot-{self._slot}-{secrets.token_hex(4)}.live"
+
+    def _finish(self) -> None:
+        """The mails are written: if this fails, the segment stays live, and grows until it can be finished."""
+        if time.monotonic() < self._finish_after:
+            return
+        try:
+            with _translated():
+                assert self._connection is not None
+                self._connection.close()
+                self._connection = None
+                finish(self._path, self._busy_s)
+        except HistoryError as exc:
+            self._finish_after = time.monotonic() + _FINISH_RETRY_S
+            log.warning("history: a segment cannot be finished now: %s", exc)
+
+
+def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
+    try:
+        with transaction(connection):
+            connection.executemany(_PUT_KIND, kinds)
+            connection.executemany(_PUT_MAIL, mails)
+    except UnicodeEncodeError:  # bytes of a mail that are no text; SQLite stores UTF-8 only
+        with transaction(connection):
+            connection.executemany(_PUT_KIND, [tuple(map(storable, values)) for values in kinds])
+            connection.executemany(_PUT_MAIL, [tuple(map(storable, values)) for values in mails])
+
+
+def finish(path: Path, busy_s: float = BUSY_S) -> None:
+    """Copy a live segment to a finished one and remove it. Only the owner of its slot may do this."""
+    new = path.with_suffix(".new")
+    new.unlink(missing_ok=True)
+    durable_files.make_private(new)
+    try:
+        with closing(_open_live(path, busy_s)) as connection:
+            first, last = connection.execute("SELECT min(at), max(at) FROM mail").fetchone()
+            if first is not None:
+                _copy(connection, new)
+        if first is not None:
+            new.rename(path.with_name(finished_name(first, last, _token_of(path))))
+    finally:
+        new.unlink(missing_ok=True)
+    remove_live(path)
+
+
+def _copy(connection: sqlite3.Connection, new: Path) -> None:
+    connection.execute("ATTACH ? AS finished", (str(new),))
+    connection.execute("PRAGMA finished.synchronous=OFF")  # nothing is lost: the live segment is still there
+    with transaction(connection):
+        for statement in (*FINISHED_SCHEMA, *_COPY, *INDEXES):
+            connection.execute(statement)
+        connection.executemany("INSERT INTO finished.address VALUES (?, ?)", _all_address_keys(connection))
+    connection.execute("DETACH finished")
+    durable_files.sync_file(new)
+
+
+def finished_name(first: float, last: float, token: str) -> str:
+    return f"{int(first * 1000):013d}-{int(last * 1000):013d}-{token}.sqlite"
+
+
+def remove_live(path: Path) -> None:
+    for name in (path.name, f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
+
+
+def _all_address_keys(connection: sqlite3.Connection) -> list[tuple[str, int]]:
+    """Sorted: a table grows faster at its end."""
+    mails = connection.execute("SELECT rowid, sender, recipients FROM finished.mail")
+    return sorted({
+        (key, number)
+        for number, sender, recipients in mails
+        for key in address_keys(sender, recipients.split("\n") if recipients else ())
+    })  # fmt: skip
+
+
+def finish_abandoned(directory: Path) -> None:
+    """Finish live segments whose slot has no owner: of a process that was killed, or of fewer workers than before."""
+    with _translated():
+        for path in live_files(directory):
+            with _slot_lock(directory / f"slot-{_slot_of(path)}.lock") as lock:
+                if lock >= 0 and path.exists():
+                    finish(path)
+
+
+def delete_old(directory: Path, before: float, max_size: int | None) -> tuple[int, int]:
+    """Delete finished segments that end before this time, then the oldest until all fit. Returns both numbers."""
+    finished = sorted((last, path) for _, last, path in segment_files(directory) if not is_live(path))
+    old = [path for last, path in finished if last < before]
+    left = [path for last, path in finished if last >= before]
+    sizes = {path: _size(path) for path in left}
+    total = sum(sizes.values()) + sum(map(_size, live_files(directory)))
+    too_many = []
+    while max_size is not None and total > max_size and left:
+        too_many.append(left.pop(0))
+        total -= sizes[too_many[-1]]
+    for path in (*old, *too_many):
+        path.unlink(missing_ok=True)
+    return len(old), len(too_many)
+
+
+def total_size(directory: Path) -> int:
+    return sum(map(_size, _files(directory)))
+
+
+def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
+    """All segments with the times of their first and last mail; the newest first. A live one has no end."""
+    files = _files(directory)
+    if any(path.name == MERGING for path in files):
+        files = _without_parts(directory, files)
+    finished = {found[3]: (*_span(found), path) for path in files if (found := _FINISHED.fullmatch(path.name))}
+    live = [
+        (0.0, math.inf, path) for path in files if (found := _LIVE.fullmatch(path.name)) and found[2] not in finished
+    ]
+    return sorted((*finished.values(), *live), key=lambda segment: segment[1], reverse=True)
+
+
+def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
+    """The parts of a merged segment do not count, and it does not count itself before it has its name."""
+    try:
+        merging = json.loads((directory / MERGING).read_bytes())
+    except FileNotFoundError:  # it is complete now
+        return [path for path in files if path.exists()]
+    if not (directory / merging["merged"]).exists():
+        return files
+    return [path for path in files if path.name not in merging["parts"]]
+
+
+def live_files(directory: Path) -> list[Path]:
+    """Live segments; of one that was finished, what was left is removed."""
+    files = _files(directory)
+    finished = {found[3] for path in files if (found := _FINISHED.fullmatch(path.name))}
+    live = sorted(path for path in files if _LIVE.fullmatch(path.name))
+    for path in live:
+        if _token_of(path) in finished:
+            remove_live(path)
+    return [path for path in live if _token_of(path) not in finished]
+
+
+def is_live(path: Path) -> bool:
+    return path.suffix == ".live"
+
+
+def _files(directory: Path) -> list[Path]:
+    """Raises HistoryError, but not if there is no such directory."""
+    try:
+        return [Path(entry.path) for entry in os.scandir(directory)]
+    except FileNotFoundError:
+        return []
+    except OSError as exc:
+        raise HistoryError(f"{directory}: {exc.strerror}") from exc
+
+
+def _span(found: re.Match[str]) -> tuple[float, float]:
+    return int(found[1]) / 1000, (int(found[2]) + 1) / 1000
+
+
+def _slot_of(path: Path) -> int:
+    return int(path.name.split("-")[1])
+
+
+def _token_of(path: Path) -> str:
+    return path.stem.split("-")[-1]
+
+
+def open_for_reading(path: Path) -> sqlite3.Connection:
+    """Raises sqlite3.Error, also if the segment was just finished or deleted."""
+    options = "mode=rw" if is_live(path) else "mode=ro&immutable=1"  # rw: also to make the index of the journal
+    quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+    return sqlite3.connect(f"file:{quoted}?{options}", uri=True, timeout=BUSY_S, isolation_level=None)
+
+
+def _open_live(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
+    durable_files.make_private(path)
+    connection = sqlite3.connect(path, timeout=busy_s, isolation_level=None, check_same_thread=False)
+    try:
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA synchronous=NORMAL")  # a power failure may lose the newest mails
+        connection.executescript(_SCHEMA)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _take_slot(directory: Path) -> tuple[int, int]:
+    """The lock and its number."""
+    for number in range(_MAX_SLOTS):
+        lock = _try_lock(directory / f"slot-{number}.lock")
+        if lock >= 0:
+            return lock, number
+    raise HistoryError("too many processes write to it")
+
+
+@contextmanager
+def _slot_lock(path: Path) -> Iterator[int]:
+    lock = _try_lock(path)
+    try:
+        yield lock
+    finally:
+        if lock >= 0:
+            os.close(lock)
+
+
+def _try_lock(path: Path) -> int:
+    """A descriptor that holds the lock; -1 if another process has it."""
+    lock = durable_files.open_own(path, os.O_RDWR)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return -1
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+@contextmanager
+def transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    except BaseException:
+        with suppress(sqlite3.Error):  # SQLite may have rolled back already: a full disk
+            connection.execute("ROLLBACK")
+        raise
+    connection.execute("COMMIT")
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except (sqlite3.Error, OSError) as exc:
+        raise HistoryError(str(exc) or type(exc).__name__) from exc
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0

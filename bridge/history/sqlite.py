@@ -1,0 +1,89 @@
+"""The history in a directory of SQLite files: segments of mails, and one file with what happened to them later."""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+from bridge.history import segment_merge, segments
+from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
+from bridge.history.query import By, HistoryQuery, Sum
+from bridge.history.segment_search import SegmentSearch
+from bridge.history.segments import BUSY_S, MAX_ROWS, SegmentWriter
+from bridge.history.store import HistoryError
+from bridge.runtime import durable_files
+
+_LATER = "later.db"
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS later (at REAL, id TEXT, event TEXT, "by" TEXT, text TEXT);
+CREATE INDEX IF NOT EXISTS later_id ON later (id);
+"""
+
+
+class SqliteHistory:
+    """A `HistoryStore`. Only what writes mails owns a slot; commands read, and note what happened later."""
+
+    def __init__(self, directory: Path, max_rows: int = MAX_ROWS, busy_s: float = BUSY_S) -> None:
+        self._directory = directory
+        self._busy_s = busy_s
+        self._writer = SegmentWriter(directory, max_rows, busy_s)
+        self._search = SegmentSearch(directory)
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        self._writer.append(rows)
+
+    def note(self, events: Sequence[LaterEvent]) -> None:
+        with self._later() as connection:
+            values = [(event.at, event.id, event.event, event.by, event.text) for event in events]
+            connection.executemany("INSERT INTO later VALUES (?, ?, ?, ?, ?)", values)
+
+    def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
+        segments.finish_abandoned(self._directory)
+        with self._later() as connection:
+            connection.execute("DELETE FROM later WHERE at < ?", (before,))
+        deleted = segments.delete_old(self._directory, before, max_size)
+        try:
+            segment_merge.merge_days(self._directory, time.time())
+        except (sqlite3.Error, OSError) as exc:
+            raise HistoryError(f"merging segments: {exc}") from exc
+        return deleted
+
+    def size(self) -> int:
+        return segments.total_size(self._directory)
+
+    def close(self) -> None:
+        self._writer.close()
+
+    def find(self, query: HistoryQuery) -> list[MailEntry]:
+        return self._search.find(query)
+
+    def count(self, by: By, query: HistoryQuery) -> list[Sum]:
+        return self._search.count(by, query)
+
+    def later(self, ids: Sequence[str]) -> list[LaterEvent]:
+        if not (self._directory / _LATER).exists():
+            return []
+        found = []
+        with self._later() as connection:
+            for mail in ids:
+                found += connection.execute("SELECT * FROM later WHERE id = ?", (mail,)).fetchall()
+        return sorted((LaterEvent(*values) for values in found), key=lambda event: event.at)
+
+    @contextmanager
+    def _later(self) -> Iterator[sqlite3.Connection]:
+        """One transaction."""
+        path = self._directory / _LATER
+        try:
+            durable_files.make_directory(self._directory)
+            durable_files.make_private(path)
+            durable_files.give_to_owner(path)
+            with closing(sqlite3.connect(path, timeout=self._busy_s)) as connection:
+                connection.execute("PRAGMA journal_mode=WAL")
+                connection.executescript(_SCHEMA)
+                with connection:
+                    yield connection
+        except (sqlite3.Error, OSError) as exc:
+            raise HistoryError(f"{path.name}: {exc}") from exc

@@ -1,0 +1,41 @@
+"""What both homes of the history offer: a directory of SQLite files, and a PostgreSQL database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from bridge.errors import BridgeError
+from bridge.history.entry import Kind, LaterEvent, MailEntry, Row
+from bridge.history.query import By, HistoryQuery, Sum
+
+
+class HistoryError(BridgeError):
+    """The history cannot be written or read now; the text says why."""
+
+
+class HistoryStore(Protocol):
+    """Every method may raise HistoryError, and may take seconds."""
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        """All of them or none."""
+
+    def note(self, events: Sequence[LaterEvent]) -> None:
+        """What happened to mails later."""
+
+    def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
+        """Delete what ended before this time, then the oldest until the rest fits. Returns both numbers."""
+
+    def size(self) -> int:
+        """Bytes on disk."""
+
+    def close(self) -> None: ...
+
+    def find(self, query: HistoryQuery) -> list[MailEntry]:
+        """The newest first."""
+
+    def count(self, by: By, query: HistoryQuery) -> list[Sum]:
+        """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
+
+    def later(self, ids: Sequence[str]) -> list[LaterEvent]:
+        """What happened to these mails later, in order."""

@@ -1,0 +1,35 @@
+"""A client that is refused before there is a mail: for metrics and the history. The log has its own lines."""
+
+from __future__ import annotations
+
+from typing import assert_never
+
+from bridge.filter import rule_names
+from bridge.intake.listener import Refusal
+from bridge.mail.reply import Reply
+from bridge.runtime.value import value
+
+
+@value
+class EarlyRefusal:
+    """Which client was refused, at which stage, and why."""
+
+    stage: str  # connect, mail, data
+    client: str | None  # its address; None: on a unix socket
+    sender: str
+    reason: str  # the label of the metric
+    rule: str
+    reply: Reply | None = None  # None: the connection was closed without a word
+
+
+def rule_of(refusal: Refusal) -> str:
+    """The place in the configuration that decides about this refusal."""
+    match refusal:
+        case Refusal.UNTRUSTED:
+            return rule_names.TRUSTED_CLIENTS
+        case Refusal.FULL:
+            return rule_names.of_limit("max_connections")
+        case Refusal.CLIENT_FULL:
+            return rule_names.of_limit("max_connections_per_client")
+        case _:
+            assert_never(refusal)

@@ -1,0 +1,63 @@
+"""What a part or a file may be, to one program or another: by its type, its names and its first bytes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from bridge.mime import encodings
+from bridge.mime.structure import Part
+from bridge.service.analysis import archives, file_types, smime
+from bridge.service.analysis.openpgp import BEGIN as OPENPGP
+
+ENCODED = (".uue", ".uu", ".xxe", ".xx", ".b64", ".hqx", ".yenc", ".ync", ".mim", ".mime")
+SIGNED = (".p7m", ".p7z")
+
+# Types besides text/* whose content is shown with its links, by the mail program or by a browser.
+_WITH_LINKS = ("application/xhtml+xml", "application/xml", "image/svg+xml", "application/ics", "application/rtf")
+_PAGES = (".htm", ".html", ".shtml", ".xht", ".xhtml", ".svg", ".xml", ".mht", ".mhtml", ".hta", ".url", ".ics", ".txt")
+_PAGE = re.compile(rb"<(?:!doctype|html|head|body|svg|script|meta|base|a\s|\?xml)", re.IGNORECASE)
+_CALENDARS = ("text/calendar", "text/x-vcalendar", "text/vcard", "text/x-vcard", "text/directory", "application/ics")
+
+
+def has_mark(content: bytes) -> bool:
+    """Whether a format that marks its own beginning may be in it: uuencode, xxencode, yEnc, BinHex."""
+    return encodings.has_begin(content) or b"(This file must be " in content
+
+
+def is_signed(content: bytes, names: Collection[str]) -> bool:
+    return any(name.lower().endswith(SIGNED) for name in names) or smime.looks_like_cms(content)
+
+
+def is_mail_name(name: str) -> bool:
+    return name.lower().rstrip(". ").endswith((".eml", ".mbox", ".mbx", ".mht", ".mhtml", ".nws"))
+
+
+def is_file(content: bytes) -> bool:
+    """Whether a text is no text: some programs save it as a file."""
+    kind = archives.kind_of(content)
+    if kind == "gzip":  # whose first two bytes alone could be an accident
+        return content[2:3] == b"\x08"
+    return bool(kind) or archives.has_zip_member(content) or file_types.is_program(content) or OPENPGP in content
+
+
+def is_shown(part: Part, content: bytes) -> bool:
+    """Whether a mail program or a browser shows this attachment with its links."""
+    if part.content_type.startswith("text/") or part.content_type in _WITH_LINKS:
+        return True
+    return (
+        any(name.lower().endswith(_PAGES) for name in part.names)
+        or _PAGE.search(content[:2048].replace(b"\0", b"")) is not None
+    )
+
+
+def may_have_files(page: bytes) -> bool:
+    """A quick test: most pages in archives are parts of documents, without such links or escapes for them."""
+    text = page.replace(b"\0", b"").lower() if b"\0" in page else page.lower()
+    return any(mark in text for mark in (b"data:", b"download", b"&#", b"&tab;", b"&newline;"))
+
+
+def is_calendar(part: Part) -> bool:
+    return part.content_type in _CALENDARS or any(
+        name.lower().endswith((".ics", ".vcf", ".vcs")) for name in part.names
+    )

@@ -1,0 +1,183 @@
+"""Segments of the history: slots, restarts, damaged files, and readers that meet a change."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+import threading
+from pathlib import Path
+
+import pytest
+
+from bridge.history import segments
+from bridge.history.query import HistoryQuery
+from bridge.history.sqlite import SqliteHistory
+from bridge.history.store import HistoryError
+from tests.history.history_kit import add, find, mail
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(path.suffix for path in directory.iterdir() if path.suffix in (".live", ".sqlite", ".damaged"))
+
+
+def test_a_full_segment_is_finished_and_another_begun(tmp_path: Path) -> None:
+    """A finished one is a single file that only we can read."""
+    history = SqliteHistory(tmp_path / "history", max_rows=10)
+    history.append([mail(number) for number in range(4)])
+    assert files(tmp_path / "history") == [".live"]
+    history.append([mail(4 + number) for number in range(8)])
+    assert files(tmp_path / "history") == [".sqlite"]
+    history.append([mail(20)])
+    assert files(tmp_path / "history") == [".live", ".sqlite"]
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "history").iterdir()} == {0o600}
+    assert len(find(history)) == 13
+
+
+def test_the_next_process_continues_a_segment(tmp_path: Path) -> None:
+    """With the kinds that it has."""
+    first = SqliteHistory(tmp_path)
+    add(first, mail(1, rule="policy.a"), mail(2, rule="policy.b"))
+    first.close()
+    second = SqliteHistory(tmp_path)
+    add(second, mail(3, rule="policy.b"), mail(4, rule="policy.c"))
+    assert files(tmp_path) == [".live"]
+    assert find(second, rule="policy.b") == ["ID0003", "ID0002"]
+    assert find(second, rule="policy.c") == ["ID0004"]
+
+
+def test_a_slot_has_one_owner(tmp_path: Path) -> None:
+    """Each process has a segment of its own; one that was left behind is finished."""
+    first, second = SqliteHistory(tmp_path), SqliteHistory(tmp_path)
+    add(first, mail(1))
+    add(second, mail(2))
+    assert files(tmp_path) == [".live", ".live"]
+    first.maintain(0, None)
+    assert files(tmp_path) == [".live", ".live"], "both have owners"
+    second.close()
+    first.maintain(0, None)
+    assert files(tmp_path) == [".live", ".sqlite"]
+    assert find(first) == ["ID0002", "ID0001"]
+
+
+def _write_and_die(directory: Path) -> None:
+    history = SqliteHistory(directory)
+    add(history, mail(1), mail(2))
+    os._exit(9)
+
+
+def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
+    """Without a chance to close anything."""
+    process = multiprocessing.get_context("spawn").Process(target=_write_and_die, args=(tmp_path,))
+    process.start()
+    process.join(30)
+    assert process.exitcode == 9
+    history = SqliteHistory(tmp_path)
+    assert find(history) == ["ID0002", "ID0001"]
+    history.maintain(0, None)
+    assert files(tmp_path) == [".sqlite"]
+    assert find(history) == ["ID0002", "ID0001"]
+
+
+def test_a_damaged_segment_is_set_aside(tmp_path: Path) -> None:
+    """A new one is begun in its place; finished ones that cannot be read are named."""
+    (tmp_path / "slot-0-0123abcd.live").write_bytes(b"this is no database" * 1000)
+    history = SqliteHistory(tmp_path, max_rows=2)
+    add(history, mail(1), mail(2))
+    assert files(tmp_path) == [".damaged", ".sqlite"]
+    (finished,) = tmp_path.glob("*.sqlite")
+    finished.write_bytes(b"this is no database" * 1000)
+    with pytest.raises(HistoryError, match=finished.name):
+        find(history)
+
+
+def test_a_segment_that_is_removed_is_begun_again(tmp_path: Path) -> None:
+    """An operator deleted the directory under a running daemon."""
+    history = SqliteHistory(tmp_path / "history")
+    add(history, mail(1))
+    for path in (tmp_path / "history").iterdir():
+        path.unlink()
+    (tmp_path / "history").rmdir()
+    add(history, mail(2))
+    assert find(history) == ["ID0002"]
+
+
+def test_a_locked_segment_fails_and_nothing_is_half_written(tmp_path: Path) -> None:
+    """All mails of a batch or none; the next attempt writes them."""
+    history = SqliteHistory(tmp_path, busy_s=0.05)
+    add(history, mail(1))
+    (live,) = tmp_path.glob("*.live")
+    other = sqlite3.connect(live, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with pytest.raises(HistoryError, match="locked"):
+        history.append([mail(2, rule="new"), mail(3)])
+    other.execute("COMMIT")
+    other.close()
+    assert find(history) == ["ID0001"]
+    history.append([mail(2, rule="new"), mail(3)])
+    assert find(history) == ["ID0003", "ID0002", "ID0001"] and find(history, rule="new") == ["ID0002"]
+
+
+def test_a_search_survives_segments_that_are_finished_and_deleted(tmp_path: Path) -> None:
+    """One thread writes and deletes, another searches all the time: every page is complete."""
+    writer, reader = SqliteHistory(tmp_path, max_rows=5), SqliteHistory(tmp_path)
+    done = threading.Event()
+
+    def write() -> None:
+        try:
+            for number in range(300):
+                writer.append([mail(number)])
+        finally:
+            done.set()
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    newest = 0
+    while not done.is_set():
+        page = reader.find(HistoryQuery(limit=10))
+        numbers = [int(entry.row.id[2:]) for entry in page]
+        assert numbers == list(range(numbers[0], numbers[0] - len(numbers), -1)) if numbers else True
+        assert not numbers or (numbers[0] >= newest and len(numbers) == min(10, numbers[0] + 1))
+        newest = max([newest, *numbers])
+    thread.join()
+    assert find(reader, limit=3) == ["ID0299", "ID0298", "ID0297"]
+
+
+def test_times_are_in_the_name(tmp_path: Path) -> None:
+    """So that a search for a short time opens few files, and old files are found without opening them."""
+    history = SqliteHistory(tmp_path, max_rows=2)
+    add(history, mail(1, at=1_000_000_000.5), mail(2, at=1_000_000_009.25))
+    (path,) = tmp_path.glob("*.sqlite")
+    assert path.name.startswith("1000000000500-1000000009250-")
+    assert segments.segment_files(tmp_path) == [(1_000_000_000.5, 1_000_000_009.251, path)]
+
+
+def test_of_a_segment_that_was_finished_only_the_finished_one_counts(tmp_path: Path) -> None:
+    """The process ended before it could remove the live one: no mail appears twice."""
+    history = SqliteHistory(tmp_path)
+    add(history, mail(1))
+    history.close()
+    (live,) = tmp_path.glob("*.live")
+    kept = live.read_bytes()
+    segments.finish(live)
+    live.write_bytes(kept)
+    assert find(history) == ["ID0001"]
+    add(history, mail(2))
+    assert not live.exists()
+    assert find(history) == ["ID0002", "ID0001"]
+
+
+def test_a_directory_that_cannot_be_read_is_no_empty_history(tmp_path: Path) -> None:
+    """It is said to be unreadable; one that does not exist is empty."""
+    assert find(SqliteHistory(tmp_path / "none")) == []
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(HistoryError, match="file: Not a directory"):
+        find(SqliteHistory(tmp_path / "file"))
+
+
+def test_a_search_may_be_limited_in_time(tmp_path: Path) -> None:
+    """What takes longer fails."""
+    history = SqliteHistory(tmp_path)
+    history.append([mail(number, subject="a b c") for number in range(30_000)])
+    with pytest.raises(HistoryError, match="interrupted"):
+        history.find(HistoryQuery(subject="nothing", sender="nobody@example.org", timeout_s=1e-6))

@@ -1,0 +1,185 @@
+"""Both homes of the history: whatever is recorded is found by all its keys, in order, and counted."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from bridge.history.entry import LaterEvent
+from bridge.history.query import HistoryQuery
+from bridge.history.store import HistoryStore
+from tests.history.history_kit import NOON, add, find, ids, mail
+
+
+def test_a_mail_is_read_as_it_was_written(store: HistoryStore) -> None:
+    """Every value comes back, also those that few mails have."""
+    kind, row = mail(tags="a:b,c", recipients="b@example.org\nc@example.org", more='{"why": "because"}')
+    add(store, (kind, row))
+    (found,) = store.find(HistoryQuery())
+    assert (found.row, found.kind, found.more) == (row, kind, {"why": "because"})
+    assert found.tags == ("a:b", "c") and found.recipients == ("b@example.org", "c@example.org")
+    shown = found.to_dict()
+    assert shown["scan_ms"] == 250 and shown["recipients"] == ["b@example.org", "c@example.org"]
+
+
+WANTED: dict[str, dict[str, Any]] = {
+    "our id": {"what": "ID0005"},
+    "session": {"what": "S5"},
+    "queue id before us": {"what": "Q5"},
+    "queue id behind us": {"what": "N5"},
+    "Message-ID": {"what": "<m5@sender.example>"},
+    "Message-ID without brackets": {"what": "m5@sender.example"},
+    "ggrid": {"what": "G5"},
+    "sender": {"sender": "a5@sender.example"},
+    "sender, another spelling": {"sender": "A5@Sender.Example."},
+    "sender's domain": {"sender": "five.example"},
+    "sender's domain with @": {"sender": "@FIVE.example"},
+    "recipient": {"recipient": "second5@example.org"},
+    "recipient's domain": {"recipient": "five.example.org"},
+    "address of the sender": {"address": "a5@sender.example"},
+    "address of a recipient": {"address": "second5@example.org"},
+    "client": {"client": "192.0.2.55"},
+    "network": {"client": "192.0.2.52/30"},
+    "network of several octets": {"client": "192.0.2.48/28"},
+    "IPv6 network": {"client": "2001:db8:5::/48"},
+    "word of the subject": {"subject": "fünf"},
+    "beginning of a word": {"subject": "INVO"},
+    "two words": {"subject": "five invoice"},
+    "tag": {"tag": "mime:five:x"},
+    "group of tags": {"tag": "mime:five:*"},
+    "pattern": {"tag": "*:five:x"},
+    "decision": {"decision": "bounce"},
+    "action": {"action": "reject"},
+    "rule": {"rule": "policy.bounce"},
+    "listener": {"listener": "five"},
+    "tenant": {"tenant": "T5"},
+    "stage": {"stage": "rcpt"},
+    "attempt": {"attempt": "abc5"},
+    "time": {"since": NOON + 5, "until": NOON + 6},
+    "several": {"decision": "bounce", "sender": "a5@sender.example", "client": "192.0.2.55"},
+}
+FIFTH: dict[str, Any] = {
+    "session": "S5", "queue_id": "Q5", "next_id": "N5", "message_id": "<m5@sender.example>", "ggrid": "G5",
+    "sender": "a5@sender.example", "recipients": "first5@five.example.org\nsecond5@example.org",
+    "client": "192.0.2.55", "subject": "Fünf, five invoices", "tags": "other,mime:five:x", "decision": "bounce",
+    "action": "reject", "rule": "policy.bounce", "listener": "five", "tenant": "T5", "stage": "rcpt", "attempt": "abc5",
+}  # fmt: skip
+OTHERWISE: dict[str, dict[str, Any]] = {
+    "sender's domain": {"sender": "x@five.example"},
+    "sender's domain with @": {"sender": "x@five.example"},
+    "IPv6 network": {"client": "2001:db8:5::1"},
+}
+
+
+@pytest.mark.parametrize("key", WANTED)
+def test_a_mail_is_found_by_each_key(store: HistoryStore, key: str) -> None:
+    """And no other mail is."""
+    mails = [mail(number, client="198.51.100.1", subject="hello") for number in range(9)]
+    mails[5] = mail(5, **FIFTH | OTHERWISE.get(key, {}))
+    add(store, *mails)
+    assert find(store, **WANTED[key]) == ["ID0005"]
+
+
+def test_the_null_sender_is_found(store: HistoryStore) -> None:
+    """A bounce has no sender, and its keys do not match those of other mail."""
+    add(store, mail(1), mail(2, sender=""))
+    assert find(store, sender="") == find(store, sender="<>") == ["ID0002"]
+
+
+HOSTILE = ["' OR 1=1 --", '"', "%", "_", "*", "\\", "\0x", "a" * 5000, "x\udcff", "\N{SNOWMAN}"]
+
+
+@pytest.mark.parametrize("name", ["what", "sender", "recipient", "address", "subject", "tag", "listener", "rule"])
+def test_no_text_finds_what_it_does_not_name(store: HistoryStore, name: str) -> None:
+    """Values are values, whatever they look like. A subject without a word does not restrict the search."""
+    add(store, mail(1))
+    is_open = [name == "subject" and not HistoryQuery(subject=hostile).words for hostile in HOSTILE]
+    found = [find(store, **{name: hostile}) for hostile in HOSTILE]
+    assert found == [["ID0001"] if all_mail else [] for all_mail in is_open]
+
+
+def test_hostile_values_are_stored(store: HistoryStore) -> None:
+    """Bytes that are no text cost a character, not the batch."""
+    store.append([mail(1, helo="bad \udcff", subject="nul \0 snow \N{SNOWMAN}"), mail(2)])
+    assert find(store) == ["ID0002", "ID0001"]
+    assert find(store, subject="snow") == ["ID0001"]
+
+
+def test_pages_have_no_gaps_and_no_repetitions(store: HistoryStore) -> None:
+    """Also where several mails have the same time, and while new mail arrives."""
+    add(store, *[mail(number, at=NOON + number // 4) for number in range(23)])
+    seen: list[str] = []
+    cursor = ""
+    while page := store.find(HistoryQuery(limit=5, before=cursor)):
+        seen += ids(page)
+        cursor = page[-1].cursor
+        add(store, mail(100 + len(seen), at=NOON + 1000))
+    assert seen == [f"ID{number:04d}" for number in reversed(range(23))]
+
+
+def test_two_writers_are_read_in_one_order(store: HistoryStore, request: pytest.FixtureRequest) -> None:
+    """Each worker writes for itself; a page has the newest of all of them."""
+    other = request.getfixturevalue("another_store")
+    for number in range(20):
+        (store, other)[number % 2].append([mail(number)])
+    assert find(store, limit=7) == find(other, limit=7) == [f"ID{number:04d}" for number in range(19, 12, -1)]
+
+
+def test_mails_are_counted_by_each_property(store: HistoryStore) -> None:
+    """A mail with two tags or two recipients counts for both; a sum counts as many."""
+    add(
+        store,
+        mail(1, tags="a,b", size=10, recipients="x@example.org\ny@example.org"),
+        mail(2, tags="a", size=20, client="192.0.2.9", action="reject"),
+        mail(3700, size=30, mails=5),
+    )  # fmt: skip
+
+    def counted(by: Any, **query: Any) -> dict[str, tuple[int, int]]:
+        return {line.label: (line.mails, line.size) for line in store.count(by, HistoryQuery(**query))}
+
+    assert counted("tag") == {"a": (2, 30), "b": (1, 10)}
+    assert counted("recipient") == {"b@example.org": (6, 170), "x@example.org": (1, 10), "y@example.org": (1, 10)}
+    assert counted("action") == {"relay": (6, 160), "reject": (1, 20)}
+    assert counted("client") == {"192.0.2.7": (6, 160), "192.0.2.9": (1, 20)}
+    assert counted("sender", action="reject") == {"a@sender.example": (1, 20)}
+    assert list(counted("hour").values()) == [(2, 30), (5, 150)]
+    assert list(counted("day").values()) == [(7, 180)]
+    assert counted("action", since=NOON + 2, until=NOON + 60) == {"reject": (1, 20)}
+
+
+def test_what_happened_later_is_found_in_order(store: HistoryStore) -> None:
+    """Of several mails at once, and of none."""
+    assert store.later(["ID0001"]) == []
+    first = LaterEvent(NOON, "ID0001", "released", "alice", "to b@example.org")
+    second = LaterEvent(NOON + 1, "ID0002", "deleted")
+    store.note([second])
+    store.note([first])
+    assert store.later(["ID0001", "ID0002"]) == [first, second]
+    assert store.later(["ID0001"]) == [first]
+
+
+def test_old_entries_are_deleted_and_others_stay(store: HistoryStore) -> None:
+    """The newest always stay, also what happened later to them."""
+    now = time.time()
+    add(store, *[mail(number, at=now - 40 * 86400 + number) for number in range(6)])
+    add(store, *[mail(10 + number, at=now - 3 + number) for number in range(3)])
+    store.note([LaterEvent(now - 40 * 86400, "ID0001", "released"), LaterEvent(now, "ID0010", "released")])
+    store.maintain(now - 30 * 86400, None)
+    if find(store, since=now - 50 * 86400, until=now - 86400):  # a live segment is deleted when it is finished
+        assert set(find(store)) >= {"ID0010", "ID0011", "ID0012"}
+    else:
+        assert find(store) == ["ID0012", "ID0011", "ID0010"]
+    assert store.later(["ID0001"]) == [] and len(store.later(["ID0010"])) == 1
+
+
+def test_beyond_the_size_the_oldest_are_deleted(store: HistoryStore, request: pytest.FixtureRequest) -> None:
+    """The part that is being written stays."""
+    now = time.time()
+    add(store, *[mail(number, at=now - (9 - number) * 86400) for number in range(10)])
+    deleted = store.maintain(0, 1)
+    kind = request.node.callspec.params["store"]
+    assert deleted == {"live": (0, 0), "finished": (0, 3), "postgresql": (0, 9)}[kind]
+    assert find(store)[0] == "ID0009"
+    assert store.size() > 0

@@ -1,0 +1,148 @@
+"""What one hostile mail may cost a process and the event loop, and that what is cut off is reported as a limit."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import time
+import zlib
+
+import pytest
+
+from bridge.mail.message import Spool
+from bridge.service.analysis.inspection import Inspection, Limits, inspect
+from bridge.service.analysis.job import StoredMail
+from bridge.service.analysis.links import NeedsProcess
+from bridge.service.analysis.worker_pool import WorkerPool
+from bridge.service.lists.index import ListIndex, Traits
+from bridge.service.lists.store import GLOBAL
+from bridge.service.settings import ListDefinition
+from tests.service.service_kit import attached, mail
+
+SIZE = 300_000
+HEAD = (
+    b"From: a@example.org\r\nDate: Mon, 16 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@example.org>\r\n"
+    b'Content-Type: multipart/mixed; boundary="a\0b"; x==?quoted-printable\r\n'
+    b"Content-Transfer-Encoding: base64, quoted\r\n\r\n"
+)
+PART = b"--a\r\nContent-Transfer-Encoding: base64\r\n\r\n"
+
+EXPENSIVE = {
+    "parts with all kinds of encoding": PART + b"QUJD=-_!\r\n=41=4g\rAAAA\n" * 6,
+    "places where a part may begin": b"--\n\n",
+    "short lines": PART + b"A\n" * 1000,
+    "padding": PART + b"=A" * 1000,
+    "links": b"//a\n",
+    "encoded links": PART + base64.encodebytes(b"\xff\xfe" + '="//a b &a'.encode("utf-16-le") * 300),
+    "begin": b"x begin \n",
+    "uuencode": PART + b"begin 644 a\nMAAAAA\nend\n" * 100,
+    "names": b"content-type: x;" + b"name=%3d%3f;" * 300 + b"\n",
+    "mails in Base64": PART + base64.encodebytes(b"Content-Type: message/rfc822\n\n" * 300),
+    "parts in Base64": PART
+    + base64.encodebytes(b"Content-Type: multipart/mixed; boundary=b\n\n" + b"--b\n\n\n" * 1900),
+}
+
+
+def cpu_of(work) -> float:
+    start = time.thread_time()
+    work()
+    return time.thread_time() - start
+
+
+@pytest.mark.parametrize("name", EXPENSIVE)
+def test_an_ambiguous_mail_kept_a_process_busy_for_many_seconds(name: str) -> None:
+    """300 KB take about two seconds at most; the test allows for a slow machine."""
+    content = (HEAD + EXPENSIVE[name] * (SIZE // len(EXPENSIVE[name]) + 1))[:SIZE]
+    found: list[Inspection] = []
+    cost = cpu_of(lambda: found.append(inspect(content, Limits())))
+    assert cost < 6
+    if cost > 3:
+        assert found[0].limits
+
+
+def test_a_mail_that_takes_too_much_work_is_incomplete() -> None:
+    """It is cut off, and the result says so."""
+    unit = EXPENSIVE["parts with all kinds of encoding"]
+    found = inspect((HEAD + unit * (SIZE // len(unit) + 1))[:SIZE], Limits())
+    assert found.limits == {"readings"}
+
+
+def test_a_mildly_ambiguous_mail_is_read_to_its_end() -> None:
+    """A boundary that does not end, with a file of a megabyte."""
+    content = attached(bytes(range(256)) * 4096, "a.bin").replace(b"--\r\n", b"\r\n")
+    found = inspect(content, Limits())
+    assert any(tag.startswith("mime:ambiguous:") for tag in found.tags)
+    assert not found.limits
+
+
+def test_begin_in_the_middle_of_many_lines_was_quadratic() -> None:
+    """Each of them looked for lines of data in the same kilobyte: 60 KB of text took more than a second."""
+    small, large = b"x begin \r\n" * 500, b"x begin \r\n" * 6000
+    least = min(cpu_of(lambda: inspect(mail(small), Limits())) for _ in range(3))
+    assert min(cpu_of(lambda: inspect(mail(large), Limits())) for _ in range(3)) < 40 * least + 0.05
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        mail(b"x begin \r\n" * 5500),
+        mail(b"begin x\r\n" + b"a\r\n" * 16_000),
+        b"".join(b"From: " + b"a@b.cc," * 200 + b"\r\n" for _ in range(15)) + mail(),
+        mail(b'<img src="data:a/b,c">\r\n' * 1000, Content_Type="text/html"),
+    ],
+    ids=["begin in lines", "lines after begin", "From fields", "data links"],
+)
+def test_such_mail_is_left_to_a_process(content: bytes) -> None:
+    """In the event loop, it took up to a second."""
+    with pytest.raises(NeedsProcess):
+        inspect(content, Limits(archives=False))
+
+
+def compressed_message(content: bytes) -> bytes:
+    """OpenPGP: a literal packet in a compressed one (RFC 4880 5.6 and 5.9)."""
+    body = b"t\5a.txt" + bytes(4) + content
+    literal = bytes([0xC0 | 11, 255]) + len(body).to_bytes(4, "big") + body
+    packed = b"\1" + zlib.compress(literal)[2:-4]
+    return bytes([0xC0 | 8, 255]) + len(packed).to_bytes(4, "big") + packed
+
+
+async def test_the_objects_of_a_mail_blocked_the_event_loop() -> None:
+    """A process returned tens of megabytes of Base64 in JSON, which were decoded in the event loop for a second."""
+    stored = StoredMail(Spool(1 << 20))
+    stored.write(attached(compressed_message(b"A line of text\n" * (31 * 1024 * 1024 // 15)), "a.gpg"))
+    pool = WorkerPool("bridge.service.analysis.inspector_process", 1, 1 << 30, {})
+    gaps: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            before = time.perf_counter()
+            await asyncio.sleep(0.002)
+            gaps.append(time.perf_counter() - before)
+
+    watching = asyncio.create_task(watch())
+    try:
+        await pool.start()
+        gaps.clear()
+        before = time.thread_time()
+        found = await pool.ask(stored, Limits(keep_objects=True).to_dict(), 60.0, Inspection.from_dict)
+        cost = time.thread_time() - before
+    finally:
+        watching.cancel()
+        await pool.stop()
+    assert sum(map(len, found.rendition)) > 31 * 1024 * 1024
+    assert max(map(len, found.rendition)) <= 256 * 1024
+    assert cost < 0.4, "CPU of the event loop's thread"
+
+
+def test_long_host_names_were_looked_up_with_all_their_parents() -> None:
+    """Of a host with 120 labels, only parents are looked up that have as many labels as an entry."""
+    index = ListIndex([ListDefinition(name="urls", category="url")], frozenset())
+    for entry in ("example", "bad.example.org", "very.long.name.of.a.host.example.net"):
+        index.add(GLOBAL, "urls", entry)
+    hosts = tuple("a." * 120 + f"x{number}.org" for number in range(3600))
+    assert cpu_of(lambda: index.match(None, Traits(hosts=hosts))) < 0.1
+    for host in ("example", "a.example", "bad.example.org", "x.y.bad.example.org",
+                 "a." * 100 + "bad.example.org", "a.very.long.name.of.a.host.example.net"):  # fmt: skip
+        assert index.match(None, Traits(hosts=(*hosts, host))) == ["urls"]
+    for host in ("example.org", "notbad.example.org", "long.name.of.a.host.example.net", "org"):
+        assert index.match(None, Traits(hosts=(host,))) == []
