@@ -8,6 +8,7 @@ that somebody wanted to look at is delivered.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +69,7 @@ class SupposedScanner(Scanner):
         deadline: float,
         keep_late: bool = False,
         header: bytes = b"",
+        on_host: Callable[[str], None] = lambda url: None,
     ) -> AnalysisResult:
         self.requests.append(request)
         if self._real is not None:
