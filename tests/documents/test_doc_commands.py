@@ -45,6 +45,21 @@ STORIES: dict[str, Story] = {
         shows=["OK: ", "example.org"],
     ),
     "docs/operate/find-a-mail.md": Story(prepare="embedded", shows=["action=quarantine", "bad@sender.example"]),
+    "docs/operate/history-over-http.md": Story(
+        prepare="""
+            configured /etc/scanbridge/bridge.yml </dev/null
+            embedded
+            echo 'api: {tokens: [{name: helpdesk, token_file: helpdesk-token}]}' >> /etc/scanbridge/bridge.yml
+            unset SCANBRIDGE_CONFIG
+        """,
+        shows=[
+            "bad@sender.example\tquarantine\t250 2.0.0",
+            '"state": "kept"',
+            '"label":"quarantine","mails":1',
+            '"label":"malware:eicar","mails":1',
+            "bad@sender.example quarantine",
+        ],
+    ),
     "docs/operate/lists.md": Story(
         prepare="""
             embedded
