@@ -17,7 +17,7 @@ from bridge.mail.action import Action
 from bridge.observe.metric_types import BUCKETS
 from bridge.observe.metrics import Metrics
 from bridge.runtime.units import show_duration
-from tools import command_line_page, http_page, man_pages
+from tools import api_page, command_line_page, http_page, man_pages
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -83,7 +83,13 @@ LABELS = {
     "cause": "limit, scanner",
 }
 # Sections whose class is not named after their key.
-TITLES = {"DoorLists": "lists", "PolicyEntry": "outcome", "TenantRelay": "relay", "Route": "routes"}
+TITLES = {
+    "ApiToken": "tokens",
+    "DoorLists": "lists",
+    "PolicyEntry": "outcome",
+    "TenantRelay": "relay",
+    "Route": "routes",
+}
 SUFFIXES = {"counter": "_total", "info": "_info"}
 
 
@@ -278,5 +284,6 @@ if __name__ == "__main__":
     for path, text in pages().items():
         path.write_text(text)
     http_page.write()
+    api_page.write()
     command_line_page.write()
     man_pages.write()

@@ -26,7 +26,7 @@ A running service has it at `/openapi.json`, and a page to read at `/docs`.
 The bridge speaks the first interface to any service that implements it.
 How each statement of the published interfaces is kept and tested is on the page about [conformance](conformance.md).
 The bridge's own HTTP pages (`/metrics`, `/livez`, `/readyz`, `/status`) are on the page about
-[monitoring](../operate/monitoring.md).
+[monitoring](../operate/monitoring.md), and its API for the history of mail is on [another page](api.md).
 
 An answer other than 200 is an `Error`: a stable word and a sentence for people.
 A 503 says in `Retry-After` when to try again.
@@ -48,7 +48,7 @@ def page() -> str:
                 parts.append(f"## {tag}\n")
             parts.append(_operation(f"{method.upper()} {path}", operation))
     parts.append("## Objects\n")
-    parts += [_object(name, schema) for name, schema in described["components"]["schemas"].items()]
+    parts += [object_section(name, schema) for name, schema in described["components"]["schemas"].items()]
     return "\n".join(parts)
 
 
@@ -59,7 +59,11 @@ def _operation(title: str, operation: Schema) -> str:
     lines = [f"### {title}\n", f"{operation['summary']} Requires {needs}.\n"]
     for kind, content in operation.get("requestBody", {}).get("content", {}).items():
         lines += [f"Body, `{kind}`:\n", _fields(content["schema"])]
-    lines += ["| answer | |", "|---|---|"]
+    return "\n".join([*lines, answer_table(operation)])
+
+
+def answer_table(operation: Schema) -> str:
+    lines = ["| answer | |", "|---|---|"]
     for status, response in operation["responses"].items():
         if status != "default":
             lines.append(f"| {status} | {response['description']}{_answer(status, response)} |")
@@ -69,11 +73,11 @@ def _operation(title: str, operation: Schema) -> str:
 def _answer(status: str, response: Schema) -> str:
     """The object of a successful answer; all others are errors."""
     schemas = [content["schema"] for content in response.get("content", {}).values() if "schema" in content]
-    return f" ({_type(schemas[0])})" if status == "200" and schemas else ""
+    return f" ({type_of(schemas[0])})" if status == "200" and schemas else ""
 
 
-def _object(name: str, schema: Schema) -> str:
-    text = _fields(schema) if "properties" in schema else f"{_type(schema)}. {schema.get('description', '')}\n"
+def object_section(name: str, schema: Schema) -> str:
+    text = _fields(schema) if "properties" in schema else f"{type_of(schema)}. {schema.get('description', '')}\n"
     return f"### {name}\n\n{text}"
 
 
@@ -83,24 +87,24 @@ def _fields(schema: Schema) -> str:
     for name, field in schema["properties"].items():
         must = "" if name in required else "optional"
         about = "; ".join(filter(None, [must, field.get("description", "").rstrip(".")]))
-        lines.append(f"| `{name}` | {_type(field)} | {about} |")
+        lines.append(f"| `{name}` | {type_of(field)} | {about} |")
         for inner, inner_field in field.get("properties", {}).items():
             must = "" if inner in field.get("required", []) else "optional"
             about = "; ".join(filter(None, [must, inner_field.get("description", "").rstrip(".")]))
-            lines.append(f"| `{name}.{inner}` | {_type(inner_field)} | {about} |")
+            lines.append(f"| `{name}.{inner}` | {type_of(inner_field)} | {about} |")
     return "\n".join(lines) + "\n"
 
 
-def _type(schema: Schema) -> str:
+def type_of(schema: Schema) -> str:
     if "$ref" in schema:
         name = schema["$ref"].rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
     if "enum" in schema:
         return ", ".join(f"`{value}`" for value in schema["enum"])
     if "anyOf" in schema:
-        return " or ".join(_type(choice) for choice in schema["anyOf"])
+        return " or ".join(type_of(choice) for choice in schema["anyOf"])
     if schema.get("type") == "array":
-        return f"list of {_type(schema['items'])}"
+        return f"list of {type_of(schema['items'])}"
     kinds = schema.get("type", "any")
     text = " or ".join(kinds) if isinstance(kinds, list) else str(kinds)
     return f"{text} ({schema['format']})" if "format" in schema else text

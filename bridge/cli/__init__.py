@@ -25,6 +25,8 @@ _COMMANDS = {
     "check": ("check.command", "check", "Find problems and say what to change."),
     "setup": ("setup", "setup", "Print the mail server settings for this configuration."),
     "scan": ("scan", "scan", "Scan stored mail and print the decisions."),
+    "replay": ("replay.command", "replay", "Scan stored mail again and show what would change."),
+    "trace": ("trace.command", "trace", "Show every step that a mail would take, with no effect."),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
     "explain": ("history.explain", "explain", "Tell what happened to a mail."),

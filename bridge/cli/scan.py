@@ -9,15 +9,8 @@ from uuid import UUID
 import click
 
 from bridge.cli.common import config_option, fail_config, load_or_exit
+from bridge.cli.values import ip_address
 from bridge.errors import ConfigError
-from bridge.mail.session import canonical_ip
-
-
-def _address(_context: click.Context, _option: click.Parameter, value: str | None) -> str | None:
-    try:
-        return canonical_ip(value) if value is not None else None
-    except ValueError:
-        raise click.BadParameter("expected an IP address, for example 192.0.2.7 or 2001:db8::7") from None
 
 
 @click.command()
@@ -35,7 +28,7 @@ def _address(_context: click.Context, _option: click.Parameter, value: str | Non
 @click.option(
     "--remote-address",
     metavar="ADDRESS",
-    callback=_address,
+    callback=ip_address,
     help="IP address of the host that sent the mail, for SPF and lists of networks. Default: unknown.",
 )
 @click.option("--helo", metavar="NAME", help="What that host said in HELO or EHLO. Default: unknown.")

@@ -23,6 +23,7 @@ from pydantic import (
 
 from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
+from bridge.config.api import Api
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
     CA_FILE,
@@ -281,7 +282,8 @@ class Headers(Section):
 class Admin(Section):
     address: AddressField = Field(
         admin_address.DEFAULT,
-        description="Address of the admin pages /, /metrics, /livez, /healthz, /readyz and /status.",
+        description="Address of the admin pages /, /metrics, /livez, /healthz, /readyz and /status, and of the "
+        "[HTTP API](api.md).",
     )
 
 
@@ -338,6 +340,7 @@ class Config(Section):
     spool: Spool = Spool()
     lists: Lists | None = Field(None, validate_default=True)
     admin: Admin = Admin()
+    api: Api = Api()
     workers: Workers = Field(
         1,
         description="Number of processes that accept mail; `auto` means one per processor. The limits of `admission` "

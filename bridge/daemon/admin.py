@@ -1,4 +1,4 @@
-"""The admin address: a page at /, /metrics, /livez (or /healthz), /readyz and /status, for operators only.
+"""The admin address: a page at /, /metrics, /livez (or /healthz), /readyz and /status, for operators only; and the API.
 
 Knows HTTP and nothing of the daemon: an `AdminView` supplies the contents. There are two: `SingleView`
 for a daemon that is one process, and `workers.aggregate.Aggregate` for one of several workers.
@@ -14,7 +14,8 @@ from prometheus_client.exposition import choose_encoder
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response
-from starlette.routing import Route
+from starlette.routing import Mount, Route
+from starlette.types import ASGIApp
 
 from bridge.daemon.admin_page import HEADERS, page
 from bridge.daemon.health import Health, recent_of
@@ -95,7 +96,9 @@ def worker_summary(state: dict[str, Any], age_s: float = 0.0) -> dict[str, Any]:
     return {**{key: state[key] for key in ("pid", "uptime_s", "ready", "connections")}, "silent_s": silent_s}
 
 
-def create_admin(view: AdminView) -> Starlette:
+def create_admin(view: AdminView, api: ASGIApp) -> Starlette:
+    """`api` answers everything below /api."""
+
     async def metrics(request: Request) -> Response:
         encoder, content_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encoder(await view.registry()), headers={"content-type": content_type})
@@ -122,5 +125,7 @@ def create_admin(view: AdminView) -> Starlette:
             Route("/healthz", livez),
             Route("/readyz", readyz),
             Route("/status", status),
+            Route("/api", api),
+            Mount("/api", api),
         ]
     )

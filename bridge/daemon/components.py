@@ -13,6 +13,7 @@ from bridge.config import model
 from bridge.config.model import Config
 from bridge.daemon import certificates, wiring
 from bridge.daemon.core import Core, count
+from bridge.daemon.http_api.callers import read_callers
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
 from bridge.filter.released import ReleasedMail
@@ -42,6 +43,7 @@ class Components:
         self.relay = wiring.relay(conf, self._monitor)
         self.scanner = wiring.scanner(conf)
         self.limit = wiring.limit(conf)
+        self.api_callers = read_callers(conf)
         self.certificate_expiry = certificates.expiry_by_name(wiring.certificate_files(conf))
         self._used_tokens = wiring.used_tokens(conf, core.state)
         self._released_mail = ReleasedMail(wiring.release_tokens(conf, core.state), self._used_tokens)

@@ -21,6 +21,7 @@ from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
 from bridge.daemon.embedded import accept_new_token, start_service
 from bridge.daemon.gauges import connect_gauges
+from bridge.daemon.http_api.build import build_api
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.listeners import Listeners
 from bridge.daemon.malloc_trim import MallocTrim
@@ -253,7 +254,9 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     status = Status(running, shutdown, upkeep)
     connect_gauges(running, status, upkeep)
     view = worker.admin_view(status)
-    admin = HttpServer(create_admin(view), worker.sockets.open("admin", conf.admin.address))
+    api = build_api(running)
+    ending.push_async_callback(api.close)
+    admin = HttpServer(create_admin(view, api), worker.sockets.open("admin", conf.admin.address))
     ending.push_async_callback(admin.stop, 1)
     await admin.start()
     await _open_stores(running, ending)

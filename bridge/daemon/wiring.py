@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from bridge.observe.tracing import Tracing
 
 _STOP_GRACE_S = 20.0
+_RELEASE_KEY = "quarantine.release_key_file"
 
 
 def hostname(conf: Config) -> str:
@@ -133,19 +134,26 @@ def certificate_files(conf: Config) -> list[tuple[str, str, Path]]:
 # Next hops
 
 Wrap = Callable[[str, Relay], Relay]
+Make = Callable[[Config, RelayConfig, NextHop], Relay]
 
 
 def _unwrapped(name: str, relay: Relay) -> Relay:
     return relay
 
 
-def relay(conf: Config, wrap: Wrap = _unwrapped) -> Relay | None:
-    """`wrap` is called with the name and the relay of every next hop, and returns the relay to use instead."""
+def relay(conf: Config, wrap: Wrap = _unwrapped, make: Make | None = None) -> Relay | None:
+    """`wrap` is called with the name and the relay of every next hop, and returns the relay to use instead.
+
+    `make` builds the relay of one next hop, instead of `next_hop`.
+    """
     if conf.relay is None:
         return None
     default = tuple(conf.relay.hops)
     by_domain = hops_by_domain(conf)
-    relays = {hops: _failover(conf, conf.relay, hops, wrap) for hops in dict.fromkeys((default, *by_domain.values()))}
+    relays = {
+        hops: _failover(conf, conf.relay, hops, wrap, make or next_hop)
+        for hops in dict.fromkeys((default, *by_domain.values()))
+    }
     if len(relays) == 1:
         return relays[default]
     return Routes({domain: relays[hops] for domain, hops in by_domain.items()}, relays[default])
@@ -162,8 +170,8 @@ def hops_by_domain(conf: Config) -> dict[str, tuple[NextHop, ...]]:
     return found
 
 
-def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wrap: Wrap) -> Relay:
-    relays = [(str(hop), wrap(str(hop), next_hop(conf, settings, hop))) for hop in hops]
+def _failover(conf: Config, settings: RelayConfig, hops: tuple[NextHop, ...], wrap: Wrap, make: Make) -> Relay:
+    relays = [(str(hop), wrap(str(hop), make(conf, settings, hop))) for hop in hops]
     return relays[0][1] if len(relays) == 1 else Failover(relays)
 
 
@@ -231,20 +239,35 @@ def bucket_settings(conf: Config) -> S3Settings | None:
 
 def release_tokens(conf: Config, state: Path) -> ReleaseTokens:
     """Raises ConfigError."""
-    key = "quarantine.release_key_file"
-    if conf.quarantine.release_key_file:
-        path = resources.locate(conf.quarantine.release_key_file, conf.directory)
-    else:
-        path = resources.make_directory(state, "state_directory") / "release-key"
-        resources.make_secret(path, key)
+    path = release_key(conf, state)
+    if not conf.quarantine.release_key_file:
+        resources.make_directory(state, "state_directory")
+        resources.make_secret(path, _RELEASE_KEY)
         durable_files.give_to_owner(path)
-    return ReleaseTokens(resources.read_secret(path, key), conf.headers.prefix)
+    return release_tokens_of(conf, path)
+
+
+def release_key(conf: Config, state: Path) -> Path:
+    """The file with the key; without a configured one, `release_tokens` creates it."""
+    if conf.quarantine.release_key_file:
+        return resources.locate(conf.quarantine.release_key_file, conf.directory)
+    return state / "release-key"
+
+
+def release_tokens_of(conf: Config, key: Path) -> ReleaseTokens:
+    """Raises ConfigError."""
+    return ReleaseTokens(resources.read_secret(key, _RELEASE_KEY), conf.headers.prefix)
 
 
 def used_tokens(conf: Config, state: Path) -> UsedTokens:
     """Raises ConfigError."""
+    return UsedTokens(used_tokens_place(conf, state))
+
+
+def used_tokens_place(conf: Config, state: Path) -> Database:
+    """Raises ConfigError."""
     place = state_database(conf, state, "")
-    return UsedTokens(Database.file(state / "released.sqlite") if place.is_sqlite else place)
+    return Database.file(state / "released.sqlite") if place.is_sqlite else place
 
 
 def history(conf: Config, state: Path) -> HistoryStore:

@@ -239,6 +239,14 @@ class Metrics(Collector):
         )
         self.history.start(("written", "summed", "overflow", "failed", "deleted", "deleted_early"))
         self.history_size = Gauge("scanbridge_history_bytes", "Size of the history on disk.", combine=max)
+        self.api_requests = Counter(
+            "scanbridge_api_requests",
+            "Requests to the HTTP API. ok: answered; denied: no valid token, or other tenants; mistake: a wrong path, "
+            "method or parameter, or an unknown mail; busy: too many queries, or one that took too long; failed: the "
+            "history could not be read.",
+            ("result",),
+        )
+        self.api_requests.start(("ok", "denied", "mistake", "busy", "failed"))
 
     def _declare_upkeep(self) -> None:
         """What an operator maintains: certificates, lists, workers, the configuration."""

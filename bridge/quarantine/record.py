@@ -61,6 +61,7 @@ class MailRecord:
     time: datetime
     envelope: Envelope = field(default_factory=lambda: Envelope(""))
     client: Client = field(default_factory=Client)
+    is_client_named: bool = True  # whether the scanner was told the client; unknown in old records
     listener: str = ""
     session: str = ""
     subject: str = ""
@@ -148,6 +149,7 @@ def write(tx: Transaction, head: bytes, facts: dict[str, object], tenant: str | 
         "tenant": tenant,
         "remote_address": client.address,
         "helo": client.helo,
+        "client_named": tx.session.is_told,
         "listener": tx.session.listener,
         "session": tx.session.id,
         "size": tx.message.size,
@@ -183,6 +185,7 @@ def _read(mail_id: str, data: dict[str, Any], releases: tuple[ReleaseAttempt, ..
         time=datetime.fromisoformat(data["time"]).astimezone(UTC),
         envelope=Envelope(str(data["sender"]), tuple(recipients), tuple(map(str, data.get("mail_parameters", [])))),
         client=Client(address=data.get("remote_address"), helo=data.get("helo")),
+        is_client_named=data.get("client_named") is not False,
         listener=str(data.get("listener") or ""),
         session=str(data.get("session") or ""),
         subject=str(data.get("subject") or ""),

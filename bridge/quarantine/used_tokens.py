@@ -100,6 +100,27 @@ class UsedTokens:
             return self._engine
 
 
+class UnmarkedTokens(UsedTokens):
+    """Knows which codes were used, and marks none: for a mail that is only looked at."""
+
+    def take(self, codes: Collection[bytes], now: float) -> bool:
+        return not self.has(codes)
+
+    def has(self, codes: Collection[bytes]) -> bool:
+        path = self._place.path
+        return (path is None or path.exists()) and super().has(codes)
+
+    def give_back(self, codes: Collection[bytes]) -> None:
+        """None was taken."""
+
+    def _opened(self) -> Engine:
+        with self._opening:
+            if self._engine is None:
+                self._engine = self._place.reading_engine(wait_s=BUSY_S)
+                weakref.finalize(self, self._engine.dispose)
+            return self._engine
+
+
 @contextmanager
 def _translated() -> Iterator[None]:
     try:

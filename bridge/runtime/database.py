@@ -13,6 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from sqlalchemy import (
     Column,
@@ -98,6 +99,13 @@ class Database:
         event.listen(engine, "connect", lambda opened, entry: _prepare_sqlite(opened, entry, wait_s, synchronous))
         event.listen(engine, "begin", _begin_sqlite)
         return engine
+
+    def reading_engine(self, *, wait_s: float = 10.0) -> Engine:
+        """An engine that changes nothing: it creates no file and needs no right to write. Raises DatabaseUnusable."""
+        if self.path is None:
+            return self.engine(wait_s=wait_s, connections=1)
+        url = f"sqlite:///file:{quote(str(self.path.absolute()))}?mode=ro&uri=true"
+        return create_engine(url, connect_args={"timeout": wait_s})
 
     def _server(self, wait_s: float, connections: int, statement_s: float) -> Engine:
         url = make_url(self.url)

@@ -517,6 +517,20 @@ def embedded(state_dir: Path, listen: str, tokens: list[str]) -> ServiceConfig:
     )
 
 
+def private(config: ServiceConfig, listen: Endpoint, token: str, directory: Path) -> ServiceConfig:
+    """The same service, but with an address, a token and a database of its own."""
+    only_ours = StaticApiToken(name="parent", token=(SecretStr(token),), permissions=["scan", "status"])
+    return config.model_copy(
+        update={
+            "listen": listen,
+            "tls": None,
+            "abby": config.abby.model_copy(update={"staticApiTokens": [only_ours]}),
+            "database": SecretStr(embedded_database(directory)),
+            "log_scans": False,
+        }
+    )
+
+
 def embedded_database(state_dir: Path) -> str:
     return f"sqlite:///{state_dir.absolute() / 'service.sqlite'}"
 

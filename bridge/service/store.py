@@ -215,3 +215,32 @@ def next_numbers(connection: Connection, count: int) -> int:
     """Reserve `count` change numbers, take the lock that orders changes, and return the first number."""
     connection.execute(update(clock).values(value=clock.c.value + count))
     return int(connection.execute(select(clock.c.value)).scalar_one()) - count + 1
+
+
+_LISTS = (clock, list_state, list_entry)
+_ROWS = 10_000  # copied at a time
+
+
+def copy_lists(source: str, target: Store) -> bool:
+    """Copy all lists of the database `source`, which is only read, into an empty one. False: there is no such file.
+
+    Raises StoreUnavailable.
+    """
+    place = Database(source)
+    if place.path is not None and not place.path.exists():
+        return False
+    try:
+        engine = place.reading_engine(wait_s=PROBE_S)
+        try:
+            with engine.connect() as reading, target.writing() as writing:
+                for table in _LISTS:
+                    writing.execute(table.delete())
+                    rows = reading.execution_options(yield_per=_ROWS).execute(select(table))
+                    for part in rows.mappings().partitions():
+                        writing.execute(insert(table), [dict(row) for row in part])
+        finally:
+            engine.dispose()
+    except (DatabaseUnusable, SQLAlchemyError) as exc:
+        why = database.reason(exc) if isinstance(exc, SQLAlchemyError) else exc
+        raise StoreUnavailable(f"its lists cannot be read from the database: {why}") from exc
+    return True

@@ -108,6 +108,9 @@ def _count(command: click.Command | None) -> int:
         (["setup", "postfix", "--mode", ""], "plain,milter"),
         (["check", "--"], "plain,--postfix"),
         (["service", ""], "plain,check"),
+        (["rep"], "plain,replay"),
+        (["replay", "--"], "plain,--concurrency"),
+        (["trace", "mail.eml", "--decision", "sat"], "plain,saturated"),
     ],
     ids=" ".join,
 )

@@ -49,6 +49,21 @@ STORIES: dict[str, Story] = {
     "docs/operate/find-a-mail.md": Story(
         prepare=RECORDED, shows=["was put into quarantine", "quarantine show", "malware", "action=quarantine"]
     ),
+    "docs/operate/history-over-http.md": Story(
+        prepare="""
+            configured /etc/scanbridge/bridge.yml </dev/null
+            embedded
+            echo 'api: {tokens: [{name: helpdesk, token_file: helpdesk-token}]}' >> /etc/scanbridge/bridge.yml
+            unset SCANBRIDGE_CONFIG
+        """,
+        shows=[
+            "bad@sender.example\tquarantine\t250 2.0.0",
+            '"state": "kept"',
+            '"label":"quarantine","mails":1',
+            '"label":"malware:eicar","mails":1',
+            "bad@sender.example quarantine",
+        ],
+    ),
     "docs/operate/lists.md": Story(
         prepare="""
             embedded
@@ -160,6 +175,45 @@ END
             unset STATE_DIRECTORY
         """,
         shows=["bad@sender.example"],
+    ),
+    "docs/operate/trace-a-mail.md": Story(
+        prepare=f"""
+            embedded
+            {MAIL}
+        """,
+        shows=[
+            "Listener smtp",
+            "enforces no lists",
+            "bounce\treject\tpolicy.bounce\t550 5.7.1",
+            "Suppose that its decision is bounce",
+            "no decision: unreachable",
+            "Its decision is deliver",
+            "which answers",
+            '"protocol": "milter"',
+        ],
+    ),
+    "docs/operate/try-another-scanner.md": Story(
+        prepare="""
+            embedded
+            cp ~/.local/state/scanbridge-demo/api-token new-token
+            mkdir mails; cp docs/operate/samples/*.eml mails/
+            swaks --server 127.0.0.1:10025 --to you@example.org --silent 3
+            ln -s ~/.local/state/scanbridge-demo/Maildir ~/Maildir
+            cat >service.yml <<END
+guard: {scanSources: {restApi: {}}}
+abby:
+  serviceProviders: {core: {hosts: []}}
+  staticApiTokens: [{name: bridge, token_file: new-token}]
+END
+            { cat service.yml; echo 'decisions: {otherwise: quarantine}'; } >trial.yml
+        """,
+        words={"https://scan.example.org:9081": "http://127.0.0.1:9081"},
+        fails={
+            "scanbridge replay ~/Maildir --service trial.yml --plot matrix.svg": 1,
+            "scanbridge replay mails --to you@example.org --service trial.yml --baseline service.yml": 1,
+            "scanbridge replay mails --to you@example.org --service trial.yml --expect expected.json": 1,
+        },
+        shows=["1 mail replayed: 1 unchanged", "deliver +1"],
     ),
     "docs/operate/try.md": Story(
         prepare="embedded",

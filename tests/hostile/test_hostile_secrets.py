@@ -16,7 +16,7 @@ from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.parse import quote
-from urllib.request import urlopen
+from urllib.request import Request, urlopen
 
 import pytest
 import trustme
@@ -31,6 +31,7 @@ SECRETS = {
     "token": "sectoken/Zk4+9rXw2PqLm8",
     "api-key": "secapikey/Hb7+3nVc6TyQj1",
     "db-password": "secpassword/Rt5+8kMd2WsXe",
+    "helpdesk": "sechelpdesk/Kp3+7vBn5QzXcL",
     "access-key": "SECACCESSKEY4F7H2K9QWERT",
     "secret-key": "secbucket/Yu6+1pLo0IkJmN",
 }
@@ -90,6 +91,7 @@ class World:
             "relay": {"next_hop": next_hop.url},
             "admin": {"address": f"127.0.0.1:{self.admin}"},
             "quarantine": {"s3": s3},
+            "api": {"tokens": [{"name": "helpdesk", "token_file": "helpdesk"}]},
             "state_directory": str(directory / "state"),
             "state_database": f"postgresql://bridge@127.0.0.1:{free_port()}/state",
             "state_database_password_file": "db-password",
@@ -124,8 +126,9 @@ class World:
             assert reply.startswith(code), self.log[-2000:]
 
     def page(self, path: str) -> None:
+        token = {"Authorization": f"Bearer {SECRETS['helpdesk']}"} if path.startswith("/api") else {}
         try:
-            with urlopen(f"http://127.0.0.1:{self.admin}{path}", timeout=10) as page:
+            with urlopen(Request(f"http://127.0.0.1:{self.admin}{path}", headers=token), timeout=30) as page:
                 self.said.append(f"{page.headers}{page.read().decode()}")
         except HTTPError as exc:
             with exc:
@@ -204,7 +207,7 @@ def test_no_secret_leaks(world: tuple[World, FakeScanner, Background], tmp_path:
     daemon.write(lists={"api_key": SECRETS["api-key"]})
     daemon.reload("reload failed")
     daemon.write()
-    for path in ("/metrics", "/status", "/livez", "/readyz", "/nothing"):
+    for path in ("/metrics", "/status", "/livez", "/readyz", "/nothing", "/api/v1/history", "/api/v1/nothing"):
         daemon.page(path)
     daemon.command("--help")
     for command in ("check", "status", "config show", "quarantine list", "lists show"):

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 
 from bridge.cli import main
 from bridge.cli.lists import session
-from bridge.cli.lists.progress import PlainMeter
+from bridge.cli.progress import PlainMeter
 from tests.lists.lists_kit import DEADLINE_S, OTHER, SAY_PEAK, TENANT, misbehaving, peak_kib, process, whole
 
 

@@ -89,8 +89,8 @@ def test_a_mark_survives_what_servers_do(change) -> None:  # type: ignore[no-unt
         marked(time.time() + 86_400),
         re.sub(rb" t=\d+", b" t=%d" % time.time(), marked(time.time() - 100)),
         re.sub(rb"size=(\d+)", lambda found: b"size=%d" % (int(found[1]) + 2), marked()),
-        re.sub(rb"hash=.", b"hash=_", marked()),
-        re.sub(rb"nonce=.", b"nonce=_", marked()),
+        re.sub(rb"hash=(.)", lambda found: b"hash=_" if found[1] != b"_" else b"hash=A", marked()),
+        re.sub(rb"nonce=(.)", lambda found: b"nonce=_" if found[1] != b"_" else b"nonce=A", marked()),
         re.sub(rb"mark=[^\r]+\r\n [^\r]+\r\n", b"mark=,\r\n", marked()),
     ],
     ids=[

@@ -16,7 +16,7 @@ from bridge.service.lists.store import PREDEFINED
 from bridge.testing import TOKEN, SmtpClient, until
 from tests.hostile.smuggling import SEQUENCES, scan
 from tests.requirements import find
-from tests.tools.scene import INJECTED, LISTENER, POSTFIX, PUBLIC, ROOT, SERVICE, Scene
+from tests.tools.scene import ADMIN, INJECTED, LISTENER, POSTFIX, PUBLIC, ROOT, SERVICE, Scene
 
 
 @dataclass(frozen=True)
@@ -271,25 +271,31 @@ def load(scene: Scene) -> Found:
 
 
 def schemathesis(scene: Scene) -> Iterator[Found]:
-    """Both interfaces, from the OpenAPI document: valid and invalid requests, and sequences along its links."""
+    """Each interface, from its OpenAPI document: valid and invalid requests, and sequences along its links."""
     named = openapi.document()
     named["components"]["schemas"]["ListName"] = {"enum": [predefined.name for predefined in PREDEFINED]}
     (scene.directory / "named.json").write_text(json.dumps(named))
     ours = str(ROOT / "docs" / "reference" / "openapi.json")
-    yield one_api(scene, "Email Scanning API", ours, f"Bearer {TOKEN}", "--exclude-path-regex")
-    yield one_api(scene, "List API", ours, f"apikey {scene.api_key}", "--include-path-regex")
+    key, lists, scans = f"apikey {scene.api_key}", ("--include-path-regex", "^/api"), ("--exclude-path-regex", "^/api")
+    yield one_api(scene, "Email Scanning API", ours, f"Bearer {TOKEN}", SERVICE, *scans)
+    yield one_api(scene, "List API", ours, key, SERVICE, *lists)
     yield one_api(
-        scene, "List API, names of existing lists", str(scene.directory / "named.json"), f"apikey {scene.api_key}",
-        "--include-path-regex",
+        scene, "List API, names of existing lists", str(scene.directory / "named.json"), key, SERVICE, *lists
     )  # fmt: skip
+    with scene.client() as client:
+        client.open()
+        for _ in range(100):
+            client.mail()
+    history = str(ROOT / "docs" / "reference" / "api.json")
+    yield one_api(scene, "History API", history, f"Bearer {TOKEN}", ADMIN)
 
 
-def one_api(scene: Scene, name: str, document: str, authorization: str, choice: str) -> Found:
+def one_api(scene: Scene, name: str, document: str, authorization: str, port: int, *options: str) -> Found:
     program = str(Path(sys.executable).parent / "schemathesis")
     try:
         text = run(
-            program, "run", document, "--url", f"http://127.0.0.1:{SERVICE}", "-H", f"Authorization: {authorization}",
-            "--max-examples", "100", "--seed", "1", "--no-color", choice, "^/api", timeout_s=900, cwd=scene.directory,
+            program, "run", document, "--url", f"http://127.0.0.1:{port}", "-H", f"Authorization: {authorization}",
+            "--max-examples", "100", "--seed", "1", "--no-color", *options, timeout_s=900, cwd=scene.directory,
         )  # fmt: skip
         made = re.search(r"(\d+) generated(?:, (\d+) passed)?", text)
         result, good = f"{made.group(1) if made else '?'} cases, no failure", made is not None
@@ -298,7 +304,7 @@ def one_api(scene: Scene, name: str, document: str, authorization: str, choice: 
     return Found(
         f"schemathesis, {name}",
         version(r"version (\S+)", program, "--version"),
-        "docs/reference/openapi.json, 100 examples each",
+        f"docs/reference/{'api.json' if port == ADMIN else 'openapi.json'}, 100 examples each",
         result,
         good,
     )

@@ -30,6 +30,7 @@ ROOT = Path(__file__).parents[2]
 PUBLIC = "192.0.2.25"  # the address that untrusted clients use and come from
 LISTENER = 10025  # for the trusted mail server on this machine
 SERVICE = 9081
+ADMIN = 9082
 POSTFIX = 2525
 INJECTED = b"250-injected.example\r\n250 XFORWARD ADDR\r\n"
 
@@ -137,6 +138,8 @@ def bridge(directory: Path, sink: int, routes: dict[str, int]) -> Iterator[Path]
         },
         "state_directory": str(directory / "state"),
         "hostname": "bridge.example",
+        "admin": {"address": f"127.0.0.1:{ADMIN}"},
+        "api": {"tokens": [{"name": "tools", "token_file": "token"}]},
     }
     (directory / "bridge.yml").write_text(yaml_file.dump(data))
     log = directory / "bridge.log"

@@ -17,6 +17,7 @@ from bridge.cli.check.finding import Finding
 from bridge.config.model import Config, Listener
 from bridge.config.profiles import PROFILES
 from bridge.daemon import certificates, embedded, resources, wiring
+from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
 from bridge.mail.action import Action
@@ -62,9 +63,33 @@ def check_token(conf: Config) -> Finding:
     except ConfigError as exc:
         return Finding("token", str(exc))
     path = resources.locate(conf.scanner.token_file, conf.directory)
-    open_to_all = path.stat().st_mode & stat.S_IROTH
-    warning = f"scanner.token_file: every user of this machine can read it: run chmod 600 {path}" if open_to_all else ""
-    return Finding("token", detail=conf.scanner.token_file, warning=warning)
+    return Finding("token", detail=conf.scanner.token_file, warning=_open_to_all("scanner.token_file", path))
+
+
+def _open_to_all(key: str, path: Path) -> str:
+    """A warning, or empty."""
+    is_open = path.stat().st_mode & stat.S_IROTH
+    return f"{key}: every user of this machine can read it: run chmod 600 {path}" if is_open else ""
+
+
+def check_api(conf: Config) -> Iterator[Finding]:
+    """The tokens of the HTTP API; nothing if there are none."""
+    try:
+        read_callers(conf)
+    except ConfigError as exc:
+        yield Finding("api", str(exc))
+        return
+    tenants = {conf.scanner.tenant_uid, *(tenant.uid for tenant in conf.tenants)}
+    for number, token in enumerate(conf.api.tokens):
+        what, key = f"api token {token.name}", f"api.tokens.{number}"
+        warning = _open_to_all(f"{key}.token_file", resources.locate(token.token_file, conf.directory))
+        if unknown := [uid for uid in token.tenants or () if uid not in tenants]:
+            warning = warning or f"{key}.tenants: there is no such tenant in `tenants`: {', '.join(unknown)}"
+        yield Finding(what, detail=token.token_file, warning=warning)
+    address = conf.admin.address
+    if conf.api.tokens and not (address.is_local or address.systemd):
+        text = f"admin.address: {address} can be reached from other machines, and tokens are sent to it unencrypted"
+        yield Finding("api", warning=f"{text}: listen on 127.0.0.1, behind a proxy that does TLS")
 
 
 def check_listeners(conf: Config, state: dict[str, Any] | None) -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bridge.cli.table import Table, first_of
+from bridge.cli.mail_table import MailTable, first_of
 from bridge.history.entry import MailEntry
 
 BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "ACTION", "WHY")
@@ -24,7 +24,7 @@ def action(entry: MailEntry) -> str:
     return f"{entry.kind.action} x{entry.row.mails}" if entry.row.mails > 1 else entry.kind.action
 
 
-MAILS: Table[MailEntry] = Table(
+MAILS: MailTable[MailEntry] = MailTable(
     cells={
         "ID": lambda entry: entry.row.id or "-",
         "TIME": lambda entry: entry.time.astimezone().strftime("%Y-%m-%d %H:%M:%S"),

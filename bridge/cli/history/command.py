@@ -195,7 +195,7 @@ class _Lines:
             MAILS.show_csv(entries, header=not self._skipped)
         elif columns is None or self._form == "wide":
             names = MAILS.wide if self._form == "wide" else MAILS.brief
-            for row in list(MAILS.rows(entries, names))[self._skipped :]:
+            for row in MAILS.rows(entries, names)[self._skipped :]:
                 say_cells(*row)
         else:
             for line in list(MAILS.lines_of_widths(entries, NATURAL, columns))[self._skipped :]:

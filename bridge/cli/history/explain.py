@@ -131,7 +131,8 @@ def _as_json(question: Question, mails: list[Mail], told: list[tuple[Mail, Story
 
 
 def _say_list(session: HistorySession, question: Question, mails: list[Mail], limit: int) -> None:
-    from bridge.cli.table import cut, first_of
+    from bridge.cli.mail_table import first_of
+    from bridge.cli.table import cut
 
     more = " (and older ones: narrow the search, or use `scanbridge history`)" if question.is_cut else ""
     say(f"{len(mails)} mails match{_asked(question)}, the newest first{more}:")
@@ -140,7 +141,7 @@ def _say_list(session: HistorySession, question: Question, mails: list[Mail], li
         subject = f' "{row.subject}"' if row.subject else ""
         line = f"{number:3}  {_time(row.at)}  {row.id or '-':19}  {kind.action:10}  "
         line += f"<{row.sender}> to {first_of(mail.last.recipients) or '-'}{subject}"
-        say(line if (columns := width()) is None else cut(line, columns))
+        say(line if (columns := width()) is None else cut(visible(line), columns))
     if len(mails) > limit:
         say(f"The stories of the newest {limit} follow; `{session.command('explain')} ID` tells each of the others.")
 

@@ -17,6 +17,7 @@ from bridge.cli.common import config_option
 from bridge.cli.history.filters import with_filters
 from bridge.cli.moments import parse
 from bridge.cli.terminal import say, say_cells, say_csv, say_json, width
+from bridge.runtime.visible_text import visible
 
 if TYPE_CHECKING:
     from bridge.cli.history.session import HistorySession
@@ -179,7 +180,7 @@ def _lines(by: str, rows: list[Line], rest: list[Line], total: int, columns: int
     if not rows:
         return []
     widest = max(columns // 3, 12)
-    cells = [(label, f"{mails:,}", _share(mails, total)) for label, mails, _ in [*rows, *rest]]
+    cells = [(visible(label), f"{mails:,}", _share(mails, total)) for label, mails, _ in [*rows, *rest]]
     most = max(mails for _, mails, _ in rows) or 1
     texts = aligned([(by.upper(), "MAILS", "SHARE"), *cells], (widest, 12, 6))
     room = columns - len(texts[0]) - 2

@@ -12,9 +12,9 @@ import click
 
 from bridge.api.lists import ListEntry
 from bridge.cli.lists import dangers
-from bridge.cli.lists.progress import meter
 from bridge.cli.lists.session import EXIT_FAILED, Session, account, attempt, fail, naming, run, say_refused
 from bridge.cli.lists.sources import Source, add_places, with_place
+from bridge.cli.progress import meter
 from bridge.cli.terminal import say, say_json, say_lines
 from bridge.lists.batches import Tally
 from bridge.lists.client import ListClient

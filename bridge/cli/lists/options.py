@@ -11,6 +11,7 @@ from uuid import UUID
 import click
 
 from bridge.cli.common import config_option
+from bridge.cli.values import duration
 from bridge.lists.files import Format
 
 
@@ -19,17 +20,6 @@ def _tenant(_context: click.Context, _option: click.Parameter, value: str | None
         return str(UUID(value)) if value is not None else None
     except ValueError:
         raise click.BadParameter("a tenant is a UUID, for example 123e4567-e89b-12d3-a456-426614174000") from None
-
-
-def _duration(context: click.Context, _option: click.Parameter, value: str) -> float:
-    if context.resilient_parsing:  # completion
-        return 0.0
-    from bridge.runtime import units
-
-    try:
-        return units.parse_duration(value)
-    except ValueError as exc:
-        raise click.BadParameter(str(exc)) from None
 
 
 _OPTIONS = (
@@ -42,7 +32,7 @@ _OPTIONS = (
     click.option("--ca-file", help="CA certificates, instead of lists.ca_file."),
     click.option("--tenant", callback=_tenant, help="Tenant (a UUID). Default: the deployment."),
     click.option(
-        "--patience", "patience_s", default="60s", show_default=True, callback=_duration,
+        "--patience", "patience_s", default="60s", show_default=True, callback=duration,
         help="How long to retry a failing request.",
     ),
     click.option("--json", "as_json", is_flag=True, help="Print JSON."),

@@ -12,8 +12,8 @@ from typing import Any, TextIO
 import click
 
 from bridge.api.lists import ListFileInfo
-from bridge.cli.lists.progress import meter
 from bridge.cli.lists.session import Session, fail, naming, run
+from bridge.cli.progress import meter
 from bridge.cli.terminal import say, say_json
 from bridge.errors import BridgeError
 from bridge.lists import files

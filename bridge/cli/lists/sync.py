@@ -12,7 +12,6 @@ import click
 
 from bridge.api.lists import ListFileInfo
 from bridge.cli.lists import dangers
-from bridge.cli.lists.progress import meter
 from bridge.cli.lists.session import (
     EXIT_DIFFERENT,
     EXIT_FAILED,
@@ -26,6 +25,7 @@ from bridge.cli.lists.session import (
     say_refused,
 )
 from bridge.cli.lists.sources import Source, add_places, with_place
+from bridge.cli.progress import meter
 from bridge.cli.terminal import confirm, say, say_json, say_lines
 from bridge.lists import plan, tree
 from bridge.lists.client import ListClient

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from bridge.cli.lists.progress import meter
+from bridge.cli.progress import meter
 from bridge.cli.quarantine.session import EXIT_INTERRUPTED, most_serious
 from bridge.cli.terminal import say
 

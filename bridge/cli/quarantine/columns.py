@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bridge.cli.mail_table import MailTable, first_of
 from bridge.cli.quarantine.severity import why
-from bridge.cli.table import Table, first_of
 from bridge.quarantine.record import MailRecord
 
 BRIEF = ("ID", "TIME", "FROM", "TO", "SUBJECT", "WHY", "STATE")
 
-QUARANTINED: Table[MailRecord] = Table(
+QUARANTINED: MailTable[MailRecord] = MailTable(
     cells={
         "ID": lambda mail: mail.id,
         "TIME": lambda mail: mail.time.astimezone().strftime("%Y-%m-%d %H:%M"),

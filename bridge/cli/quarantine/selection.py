@@ -82,7 +82,7 @@ def select(session: Session, choice: Choice) -> Selection:
     if choice.ids:
         if choice.wanted or choice.everything or choice.limit:
             raise click.UsageError("give either ids or filters, not both")
-        return _by_ids(session, choice.ids)
+        return by_ids(session, choice.ids)
     if choice.everything and choice.wanted:
         raise click.UsageError("give either filters or --all, not both")
     if not choice.wanted and not choice.everything:
@@ -93,7 +93,7 @@ def select(session: Session, choice: Choice) -> Selection:
     return Selection(found)
 
 
-def _by_ids(session: Session, ids: tuple[str, ...]) -> Selection:
+def by_ids(session: Session, ids: tuple[str, ...]) -> Selection:
     from bridge.cli.quarantine.session import EXIT_FAILED, EXIT_UNKNOWN
     from bridge.errors import BridgeError
     from bridge.quarantine.quarantine import MailNotFound

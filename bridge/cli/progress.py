@@ -23,9 +23,9 @@ def meter(
     if hidden or total == 0:
         yield lambda count: None
     elif sys.stderr.isatty():
-        from bridge.cli.lists.progress_bar import bar  # imports rich
+        from bridge.cli.progress_bar import bar  # imports rich
 
-        with bar(label, total) as advance:
+        with bar(label, total, shown_rate) as advance:
             yield advance
     else:
         yield PlainMeter(label, total, what=what)
@@ -51,6 +51,12 @@ class PlainMeter:
     def line(self, now: float) -> str:
         rate = self._done / max(now - self._began, 1e-9)
         if self._total is None:
-            return f"{self._label}: {self._done:,} {self._what} ({rate:,.0f}/s)"
+            return f"{self._label}: {self._done:,} {self._what} ({shown_rate(rate)})"
         left = (self._total - self._done) / max(rate, 1e-9)
-        return f"{self._label}: {self._done:,} of {self._total:,} {self._what} ({rate:,.0f}/s, {left:,.0f} s left)"
+        done = f"{self._label}: {self._done:,} of {self._total:,} {self._what}"
+        return f"{done} ({shown_rate(rate)}, {left:,.0f} s left)"
+
+
+def shown_rate(per_second: float) -> str:
+    """A scan may take seconds, and 10,000 entries of a list one."""
+    return f"{per_second:,.0f}/s" if per_second >= 10 or per_second == int(per_second) else f"{per_second:.1f}/s"

@@ -13,8 +13,14 @@ from bridge.runtime.visible_text import visible
 
 
 @contextmanager
-def bar(label: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), _Count(), _Rate(), TimeRemainingColumn())
+def bar(label: str, total: int | None, rate: Callable[[float], str]) -> Iterator[Callable[[int], None]]:
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        _Count(),
+        _Rate(rate),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console(stderr=True)) as progress:
         task = progress.add_task(visible(label), total=total)
         yield lambda count: progress.advance(task, count)
@@ -27,5 +33,9 @@ class _Count(ProgressColumn):
 
 
 class _Rate(ProgressColumn):
+    def __init__(self, shown: Callable[[float], str]) -> None:
+        super().__init__()
+        self._shown = shown
+
     def render(self, task: Task) -> Text:
-        return Text(f"{task.finished_speed or task.speed or 0:,.0f}/s")
+        return Text(self._shown(task.finished_speed or task.speed or 0.0))

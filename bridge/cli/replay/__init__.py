@@ -1,0 +1,1 @@
+"""`scanbridge replay`: stored mail against another scanner."""

@@ -1,0 +1,60 @@
+"""The result of a replay in a file: written by --save, read by --expect."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+
+from bridge.cli.replay.judgement import Judgement, Replay
+from bridge.errors import BridgeError
+
+
+class BadResult(BridgeError):
+    """The file is not the result of a replay."""
+
+
+def write(path: Path, text: str) -> None:
+    """Complete or not at all; readable by its owner only, because it names senders and recipients. Raises OSError."""
+    if path.exists() and not path.is_file():  # /dev/stdout
+        path.write_text(text, encoding="utf-8")
+        return
+    fd, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with open(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(name).replace(path)
+    except BaseException:
+        Path(name).unlink()
+        raise
+
+
+def dump(replay: Replay) -> str:
+    return json.dumps(replay.to_dict(), indent=1) + "\n"
+
+
+class Expected:
+    """The decisions of an earlier replay."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises BadResult, OSError."""
+        self._by_name: dict[str, tuple[str, Judgement]] = {}  # with the hash of the content
+        self._by_hash: dict[str, Judgement] = {}
+        try:
+            for mail in json.loads(path.read_bytes())["mails"]:
+                name, digest, found = str(mail["mail"]), str(mail["sha256"] or ""), Judgement.from_dict(mail["now"])
+                self._by_name[name] = (digest, found)
+                if digest:
+                    self._by_hash.setdefault(digest, found)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as exc:
+            raise BadResult(f"{path} is not a result that `scanbridge replay --save` has written") from exc
+
+    def find(self, name: str, digest: str) -> Judgement | None:
+        """The same mail, else the same content under another name, else what has its name now."""
+        known, found = self._by_name.get(name, ("", None))
+        return found if known == digest else self._by_hash.get(digest, found)
+
+    def missing(self, replay: Replay) -> int:
+        """How many of its mails are not among those that were replayed."""
+        seen = {row.name for row in replay.done} | {row.sha256 for row in replay.done if row.sha256}
+        return sum(name not in seen and digest not in seen for name, (digest, _) in self._by_name.items())

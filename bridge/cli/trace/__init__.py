@@ -1,0 +1,1 @@
+"""`scanbridge trace`: every step that a mail would take, with no effect."""

@@ -1,0 +1,39 @@
+"""Who may ask the history over HTTP, and about whose mail.
+
+Part of the configuration (`bridge.config.model`).
+"""
+
+from __future__ import annotations
+
+from pydantic import Field, field_validator
+
+from bridge.config.fields import FILE_LOOKUP, Section, TenantUid
+
+
+class ApiToken(Section):
+    name: str = Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$", description="Whose token it is, for people who read this file."
+    )
+    token_file: str = Field(description=f"File with the bearer token. {FILE_LOOKUP}")
+    tenants: list[TenantUid] | None = Field(
+        None,
+        min_length=1,
+        description="The token's user sees only the mail of these tenants. Default: all mail.",
+    )
+
+
+class Api(Section):
+    tokens: list[ApiToken] = Field(
+        [],
+        description="Tokens of those who may [ask the history over HTTP](../operate/history-over-http.md). Without a "
+        "token, nobody can.",
+    )
+
+    @field_validator("tokens")
+    @classmethod
+    def _names(cls, tokens: list[ApiToken]) -> list[ApiToken]:
+        names = [token.name for token in tokens]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two tokens are named {name}: give one of them another name")
+        return tokens

@@ -1,0 +1,256 @@
+"""The OpenAPI 3.1 description of the HTTP API at the admin address.
+
+Built from the tables that the code itself uses, so parameters and errors cannot diverge from it. `make docs` writes
+it to docs/reference/api.json and makes docs/reference/api.md from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from bridge.daemon.http_api.failures import ERRORS
+from bridge.daemon.http_api.parameters import ACTIONS, MAIL_ID, PAGE, STAGES, STATS, Parameter
+from bridge.history.query import BY
+from bridge.quarantine.record import STATES
+
+Json = dict[str, Any]
+
+HISTORY_PATH = "/api/v1/history"
+STATS_PATH = "/api/v1/stats"
+MAILS_PATH = "/api/v1/mails/"
+DOCUMENT_PATH = "/api/v1/openapi.json"
+
+
+def document() -> Json:
+    return {
+        "openapi": "3.1.0",
+        "info": {
+            "title": "scanbridge: what happened to mail",
+            "version": "1.0.0",
+            "summary": "Search the history of mail and count it.",
+            "description": "Read-only, at the admin address of a running daemon (`admin.address`).",
+            "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
+        },
+        "security": [{"token": []}],
+        "paths": {
+            HISTORY_PATH: {"get": _history()},
+            f"{MAILS_PATH}{{id}}": {"get": _mail()},
+            STATS_PATH: {"get": _stats()},
+            DOCUMENT_PATH: {"get": _document()},
+        },
+        "components": {
+            "securitySchemes": {
+                "token": {"type": "http", "scheme": "bearer", "description": "A token from `api.tokens`."}
+            },
+            "schemas": _schemas(),
+        },
+    }
+
+
+# Operations
+
+
+def _history() -> Json:
+    return {
+        "operationId": "history",
+        "tags": ["History"],
+        "summary": "Search mails, the newest first.",
+        "description": "Everything that is given must match. A page that would become large has fewer mails than "
+        "`limit`: the last page is the one whose `next` is null.",
+        "parameters": _parameters(PAGE),
+        "responses": _responses("A page of mails.", "Page"),
+    }
+
+
+def _mail() -> Json:
+    mail_id = {
+        "name": "id",
+        "in": "path",
+        "required": True,
+        "description": "Our id of the mail, as in the log and in replies.",
+        "schema": {"type": "string", "pattern": f"^{MAIL_ID.pattern}$"},
+    }
+    return {
+        "operationId": "mail",
+        "tags": ["History"],
+        "summary": "Everything about one mail: its attempts, what happened later, whether it is in the quarantine.",
+        "parameters": [mail_id],
+        "responses": _responses("The mail.", "Story"),
+    }
+
+
+def _stats() -> Json:
+    return {
+        "operationId": "stats",
+        "tags": ["History"],
+        "summary": "Count mails. Without `since`: those of the 24 hours before `until`.",
+        "description": "A mail with two tags counts for both, and so does one with two recipients.",
+        "parameters": _parameters(STATS, required=("by",)),
+        "responses": _responses("The sums.", "Stats"),
+    }
+
+
+def _document() -> Json:
+    return {
+        "operationId": "openapi",
+        "tags": ["Description"],
+        "summary": "This document.",
+        "security": [],
+        "responses": _responses("An OpenAPI 3.1 document.", None, without=(401, 403, 429, 503)),
+    }
+
+
+def _parameters(known: Mapping[str, Parameter], required: tuple[str, ...] = ()) -> list[Json]:
+    return [
+        {
+            "name": name,
+            "in": "query",
+            "required": name in required,
+            "description": parameter.description,
+            "schema": parameter.schema,
+        }
+        for name, parameter in known.items()
+    ]
+
+
+def _responses(description: str, schema: str | None, without: tuple[int, ...] = ()) -> Json:
+    content = {"schema": {"type": "object"} if schema is None else _ref(schema)}
+    found: Json = {"200": {"description": description, "content": {"application/json": content}}}
+    for status in sorted({status for status, _ in ERRORS.values()} - set(without)):
+        words = [f"`{error}`: {text}" for error, (own, text) in ERRORS.items() if own == status]
+        found[str(status)] = {
+            "description": " ".join(words),
+            "content": {"application/json": {"schema": _ref("Error")}},
+            **({"headers": _HEADERS[status]} if status in _HEADERS else {}),
+        }
+    return found
+
+
+_RETRY: Json = {"description": "Seconds after which to try again, if that helps.", "schema": {"type": "integer"}}
+_HEADERS: dict[int, Json] = {
+    401: {"WWW-Authenticate": {"description": "The scheme that is expected.", "schema": {"type": "string"}}},
+    405: {"Allow": {"description": "The methods that are supported.", "schema": {"type": "string"}}},
+    429: {"Retry-After": _RETRY},
+    503: {"Retry-After": _RETRY},
+}
+
+# Objects
+
+_TEXT: Json = {"type": "string"}
+_NUMBER: Json = {"type": "integer", "minimum": 0}
+_TIME: Json = {"type": "string", "format": "date-time"}
+
+
+def _schemas() -> Json:
+    mail = _object(["time", "action", "listener"], _mail_fields())
+    later = {
+        "time": _TIME,
+        "id": _TEXT,
+        "event": {**_TEXT, "description": "For example `released`, `deleted` or `reported`."},
+        "by": {**_TEXT, "description": "Who did it."},
+        "text": _TEXT,
+    }
+    held = {"id": _TEXT, "state": {"enum": list(STATES)}, "time": {**_TIME, "description": "When it was stored."}}
+    one = {"label": _TEXT, "mails": _NUMBER, "size": {**_NUMBER, "description": "Bytes."}}
+    error = {
+        "error": {"type": "string", "enum": sorted(ERRORS), "description": "Stable: programs may depend on it."},
+        "message": {**_TEXT, "description": "For people."},
+        "parameter": {**_TEXT, "description": "The parameter that is wrong."},
+    }
+    return {
+        "Page": _object(["mails", "next"], _page_fields()),
+        "Story": _object(["id", "mails", "attempts", "later", "quarantine"], _story_fields()),
+        "Stats": _object(["by", "since", "until", "sums", "left_out"], _stats_fields()),
+        "Mail": mail,
+        "Later": _object(["time", "id", "event"], later),
+        "Held": _object(["id", "state", "time"], held),
+        "Sum": _object(list(one), one),
+        "Error": _object(["error", "message"], error),
+    }
+
+
+def _mail_fields() -> Json:
+    """As `MailEntry.to_dict` makes them. Values that a mail does not have are left out."""
+    milliseconds: Json = {"type": "number", "minimum": 0}
+    return {
+        "time": {**_TIME, "description": "The end of its processing."},
+        "id": {**_TEXT, "description": "Ours; absent for refusals that share an entry."},
+        "session": _TEXT,
+        "listener": _TEXT,
+        "tenant": _TEXT,
+        "client": {**_TEXT, "description": "The client's IP address."},
+        "helo": _TEXT,
+        "login": _TEXT,
+        "sender": {**_TEXT, "description": "Absent for the null sender."},
+        "recipients": {"type": "array", "items": _TEXT},
+        "size": {**_NUMBER, "description": "Bytes."},
+        "message_id": _TEXT,
+        "subject": _TEXT,
+        "stage": {"enum": list(STAGES), "description": "Where it was refused before its content came."},
+        "action": {"enum": list(ACTIONS)},
+        "decision": _TEXT,
+        "verdict": _TEXT,
+        "tags": {"type": "array", "items": _TEXT},
+        "rule": {**_TEXT, "description": "The rule of the policy that decided."},
+        "reply": {**_TEXT, "description": "What the client read."},
+        "replies": {"type": "object", "description": "By recipient, if they differ."},
+        "ggrid": _TEXT,
+        "scanner": {**_TEXT, "description": "The URL of the host that was asked last."},
+        "queue_id": {**_TEXT, "description": "The mail server's, before us."},
+        "next_id": {**_TEXT, "description": "The next hop's."},
+        "attempt": {**_TEXT, "description": "The same for every attempt with this mail, if it was deferred."},
+        "wait_ms": milliseconds,
+        "scan_ms": milliseconds,
+        "relay_ms": milliseconds,
+        "would": {**_TEXT, "description": "In shadow mode: the action that would have been taken."},
+        "late": _TEXT,
+        "unscanned": _TEXT,
+        "error": _TEXT,
+        "why": _TEXT,
+        "list": {**_TEXT, "description": "The list on which something was found."},
+        "entry": {**_TEXT, "description": "The entry of the list."},
+        "limit": {**_TEXT, "description": "The limit that was reached."},
+        "mails": {**_NUMBER, "description": "More than one refusal shares this entry."},
+    }
+
+
+def _page_fields() -> Json:
+    cursor = {"type": ["string", "null"], "description": "For `before`, to get the next page; null: there is none."}
+    return {"mails": _list("Mail"), "next": cursor}
+
+
+def _story_fields() -> Json:
+    return {
+        "id": _TEXT,
+        "mails": {**_list("Mail"), "description": "What the history has under this id, in order."},
+        "attempts": {**_list("Mail"), "description": "Other attempts with the same mail, in order."},
+        "later": {**_list("Later"), "description": "What happened after the decision, in order."},
+        "quarantine": {
+            "anyOf": [_list("Held"), {"type": "null"}],
+            "description": "Those of these mails that are in the quarantine of this machine; null if it is in object "
+            "storage, where nobody looks.",
+        },
+    }
+
+
+def _stats_fields() -> Json:
+    return {
+        "by": {"enum": list(BY)},
+        "since": _TIME,
+        "until": _TIME,
+        "sums": {**_list("Sum"), "description": "The largest first; hours and days (UTC) in order."},
+        "left_out": {**_NUMBER, "description": "How many more sums there are than `limit`."},
+    }
+
+
+def _list(schema: str) -> Json:
+    return {"type": "array", "items": _ref(schema)}
+
+
+def _object(required: list[str], properties: Json) -> Json:
+    return {"type": "object", "required": required, "properties": properties}
+
+
+def _ref(name: str) -> Json:
+    return {"$ref": f"#/components/schemas/{name}"}

@@ -1,0 +1,138 @@
+"""The included service in another configuration: private, with the lists of its database, and gone afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import signal
+import socket
+import sqlite3
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bridge.testing import until
+from tests.postgresql import fresh_database, postgresql  # noqa: F401  a fixture
+from tests.quarantine.quarantine_kit import desk
+from tests.replay.replay_kit import Replays
+from tests.service.service_kit import CONFIG, GTUBE, Lists, service
+
+HEAD = b"From: a@client.example\r\nDate: Mon, 2 Nov 2026 10:00:00 +0000\r\nMessage-ID: <1@x>\r\n"
+MAIL = HEAD + b"Subject: x\r\n\r\nhello\r\n"
+
+
+@pytest.fixture
+def at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Replays]:
+    (tmp_path / "bridge").mkdir()
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))  # of the processes that are started
+    with desk(tmp_path / "bridge") as made:
+        made.send(MAIL)
+        made.send(MAIL + GTUBE + b"\r\n")
+        made.send(MAIL, sender=b"blocked@sender.example")
+        made.bridge.scanner.submissions.clear()
+        yield Replays(made)
+
+
+def decisions(data: dict[str, object]) -> list[str]:
+    return [mail["now"]["decision"] for mail in data["mails"]]  # type: ignore[index, attr-defined]
+
+
+def leftovers(directory: Path) -> list[str]:
+    return [path.name for path in (directory / "tmp").iterdir() if path.name.startswith("scanbridge-service-")]
+
+
+def test_the_service_decides_as_its_configuration_says(at: Replays, tmp_path: Path) -> None:
+    """A real service, started for one command; the configured scanner is not asked."""
+    file = tmp_path / "service.yml"
+    file.write_text(CONFIG)
+    code, data = at.json("--service", file)
+    assert code == 1 and decisions(data) == ["deliver", "bounce", "deliver"]
+    assert at.desk.bridge.scanner.submissions == [] and leftovers(tmp_path) == []
+    assert not (tmp_path / "service.sqlite").exists()
+    strict = tmp_path / "strict.yml"
+    strict.write_text(CONFIG + "decisions: {otherwise: quarantine}\n")
+    code, data = at.json("--service", strict, "--baseline", file)
+    assert code == 1 and data["matrix"] == {"deliver": {"quarantine": 2}, "bounce": {"bounce": 1}}
+    assert data["compared_with"] == str(file)
+
+
+def test_the_lists_of_a_running_service_count_and_its_database_does_not_change(at: Replays, tmp_path: Path) -> None:
+    """The trial reads them from the database of the service in use, and writes nothing there."""
+    place = tmp_path / "service"
+    place.mkdir()
+    with service(place, CONFIG, with_key=True) as running:
+        assert Lists(running).add("blocked-senders", "blocked@sender.example").status == 200
+        (place / "trial.yml").write_text(CONFIG)
+        before = _rows(place / "service.sqlite")
+        code, data = at.json("--service", place / "trial.yml")
+        assert code == 1 and decisions(data) == ["bounce", "bounce", "deliver"]
+        assert _rows(place / "service.sqlite") == before
+    digest = hashlib.sha256((place / "service.sqlite").read_bytes()).hexdigest()
+    assert decisions(at.json("--service", place / "trial.yml")[1]) == ["bounce", "bounce", "deliver"]
+    assert hashlib.sha256((place / "service.sqlite").read_bytes()).hexdigest() == digest
+
+
+def test_lists_in_postgresql_count(at: Replays, tmp_path: Path, postgresql: str) -> None:  # noqa: F811
+    """The trial has a copy of them; the server's tables stay as they are."""
+    text = CONFIG.replace("sqlite:///service.sqlite", fresh_database(postgresql))
+    with service(tmp_path, text, with_key=True) as running:
+        assert Lists(running).add("blocked-senders", "blocked@sender.example").status == 200
+    (tmp_path / "trial.yml").write_text(text)
+    assert decisions(at.json("--service", tmp_path / "trial.yml")[1]) == ["bounce", "bounce", "deliver"]
+
+
+def test_a_wrong_configuration_is_78(at: Replays, tmp_path: Path) -> None:
+    """With the file and the line, as `scanbridge service` says it."""
+    (tmp_path / "service.yml").write_text("gard: {}\n")
+    done = at.run("--service", tmp_path / "service.yml")
+    assert done.returncode == 78 and "service.yml:1" in done.stderr
+
+
+def test_a_database_that_cannot_be_read_is_said(at: Replays, tmp_path: Path) -> None:
+    """Without its lists, the service would decide differently: no result is better than a wrong one."""
+    (tmp_path / "service.sqlite").write_bytes(b"not a database" * 100)
+    (tmp_path / "service.yml").write_text(CONFIG)
+    done = at.run("--service", tmp_path / "service.yml")
+    assert done.returncode == 1 and "lists cannot be read" in done.stderr and done.stdout == ""
+    assert leftovers(tmp_path) == []
+
+
+@pytest.mark.parametrize("sig", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=["KILL", "TERM", "INT"])
+def test_the_service_ends_with_the_command_however_that_ends(at: Replays, tmp_path: Path, sig: int) -> None:
+    """No process and no file is left."""
+    slow = tmp_path / "slow.sock"
+    file = tmp_path / "service.yml"
+    file.write_text(CONFIG + f"analyzers: {{clamav: {{address: 'unix:{slow}', required: true, timeout: 60s}}}}\n")
+    with socket.socket(socket.AF_UNIX) as silent:  # accepts and never answers, so that the scan goes on
+        silent.bind(str(slow))
+        silent.listen()
+        with subprocess.Popen(at.command("--service", file), stdout=subprocess.PIPE, stderr=subprocess.PIPE) as run:
+            silent.settimeout(60)
+            connection, _ = silent.accept()
+            children = _children(run.pid)
+            assert any("private_service" in _command(pid) for pid in children)
+            run.send_signal(sig)
+            run.communicate(timeout=60)
+            connection.close()
+    until(lambda: not [pid for pid in children if Path(f"/proc/{pid}").exists()], "the end of the service")
+    until(lambda: leftovers(tmp_path) == [], "its files to be gone")
+
+
+def _rows(database: Path) -> list[str]:
+    connection = sqlite3.connect(f"file:{database}?mode=ro", uri=True)
+    try:
+        return list(connection.iterdump())
+    finally:
+        connection.close()
+
+
+def _children(pid: int) -> list[int]:
+    """All descendants."""
+    found = [int(word) for word in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return found + [deep for child in found for deep in _children(child)]
+
+
+def _command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
