@@ -232,7 +232,7 @@ def test_the_table_has_the_first_sentence_of_each_command(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("relaod", "reload"), ("quarentine", "quarantine"), ("serivce check", "service")]
+    ("given", "meant"), [("servce", "service"), ("quarentine", "quarantine"), ("serivce check", "service")]
 )
 def test_a_misspelt_command_gets_a_suggestion(given: str, meant: str) -> None:
     """Although the commands are not imported."""
