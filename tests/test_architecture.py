@@ -22,7 +22,7 @@ FLOORS: list[set[str]] = [
     {"__main__", "testing"},
     {"cli"},
     {"daemon"},
-    {"intake", "observe"},
+    {"intake", "observe", "events"},
     {"filter"},
     {"quarantine", "relay", "scanner", "lists", "service"},
     {"matching"},
@@ -35,6 +35,7 @@ FLOORS: list[set[str]] = [
 FORBIDDEN: dict[str, set[str]] = {
     "intake": {"config", "service", "lists", "scanner", "relay", "quarantine"},  # every protocol knows the filter alone
     "observe": {"config", "service", "lists"},
+    "events": {"config", "service", "lists", "scanner", "relay", "quarantine"},
     "filter": {"config", "service", "lists"},
     "quarantine": {"config"},
     "relay": {"config"},
@@ -44,19 +45,20 @@ FORBIDDEN: dict[str, set[str]] = {
 }
 
 # Parts on one floor do not know each other, with these exceptions.
-SAME_FLOOR = {("config", "mail"), ("api", "runtime")}
+SAME_FLOOR = {("config", "mail"), ("api", "runtime"), ("events", "observe")}
 
 # Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
-    "httpx2": {"lists", "cli", "service"},
+    "httpx2": {"lists", "cli", "service", "events"},
     "httptools": {"scanner", "runtime"},
     "idna": {"mail"},
     "yaml": {"runtime"},
     "prometheus_client": {"cli", "observe", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine"},
+    "nats": {"events"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "events"},
     "obstore": {"quarantine"},
     "starlette": {"service", "daemon"},
     "uvicorn": {"runtime"},

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
+from bridge.daemon.events import Events
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.loop_lag import LoopLag
 from bridge.daemon.reload import ReloadHistory
@@ -45,6 +46,7 @@ class Core:
     mail_log: MailLog
     recent: RecentMails
     tracing: Tracing | None
+    events: Events
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
 
@@ -54,12 +56,14 @@ class Core:
         return self.tracing.begin if self.tracing is not None else None
 
     def report(self, record: Record) -> None:
-        """A mail is finished: count it, log it, trace it."""
+        """A mail is finished: count it, log it, trace it, tell the event sinks."""
         self.metrics.record(record)
         self.recent.note(record)
         self.mail_log.decided(record)
         if self.tracing is not None:
             self.tracing.report(record)
+        if (recorder := self.events.recorder) is not None:
+            recorder.put(record)
 
 
 def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -> Core:
@@ -81,6 +85,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
         mail_log=MailLog(put, as_json=conf.log.format == "json", redaction=wiring.redaction(conf)),
         recent=RecentMails(),
         tracing=wiring.tracing(conf),
+        events=Events(metrics, is_ours=lambda: worker.is_first),
     )
 
 
