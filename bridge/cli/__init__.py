@@ -27,6 +27,7 @@ _COMMANDS = {
     "scan": ("scan", "scan", "Scan stored mail and print the decisions."),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
+    "events": ("events", "events", "Show what waits for the event sinks; look at, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),

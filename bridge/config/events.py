@@ -44,8 +44,8 @@ _NEEDED: dict[str, set[str]] = {
 class EventSink(Section):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_-]{0,31}$", description="Name of the sink in the log and in metrics.")
     type: Literal["file", "webhook", "syslog", "nats"] = Field(
-        description="`file`: JSON lines. `webhook`: HTTP POST with Standard Webhooks signatures. `syslog`: RFC 5424 over "
-        "TCP or TLS. `nats`: a NATS server; requires the extra `scanbridge[nats]`."
+        description="`file`: JSON lines. `webhook`: HTTP POST with Standard Webhooks signatures. `syslog`: RFC 5424 "
+        "over TCP or TLS. `nats`: a NATS server; requires the extra `scanbridge[nats]`."
     )
     types: list[EventTypeName] = Field(_ALL, min_length=1, description="Types of events that this sink gets.")
     format: Literal["json", "ocsf"] = Field(
@@ -61,8 +61,8 @@ class EventSink(Section):
     max_attempts: int = Field(
         12,
         ge=2,
-        description="An event that the receiver has refused so often, while it took others, becomes a dead letter. A "
-        "receiver that takes nothing is tried forever.",
+        description="An event that the receiver has refused so often, while it took others in between, becomes a dead "
+        "letter. A receiver that takes nothing is tried forever.",
     )
     timeout: Duration = Field(10.0, gt=0, description="`webhook`, `syslog`, `nats`: maximum time of one delivery.")
     ca_file: str | None = Field(None, description=f"`webhook`, `syslog`, `nats`: {CA_FILE[0].lower()}{CA_FILE[1:]}")

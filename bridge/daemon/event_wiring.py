@@ -47,9 +47,7 @@ def event_plans(conf: Config, state: Path) -> EventPlans | None:
 
 
 def recorder_settings(conf: Config) -> RecorderSettings:
-    plans = tuple(
-        Plan(sink.name, frozenset(sink.types), Limit(sink.max_events, sink.max_size)) for sink in conf.events
-    )
+    plans = tuple(Plan(sink.name, frozenset(sink.types), Limit(sink.max_events, sink.max_size)) for sink in conf.events)
     return RecorderSettings(plans, wiring.hostname(conf), wiring.redaction(conf))
 
 

@@ -107,7 +107,6 @@ class Events:
 
 def _close(recorder: Recorder, delivery: Delivery) -> None:
     recorder.close()
-    recorder.outbox.close()
     delivery.close()
 
 

@@ -31,7 +31,6 @@ _STATES_S = 2.0
 _KEEP_DEAD_S = 30 * 86400.0
 _BURY_S = 3600.0
 _PATIENT_ATTEMPTS = 3  # with one event, before others get their turn
-_ASIDE_S, _LONGEST_ASIDE_S = 30.0, 600.0
 CLOSE_S = 5.0
 _dice = random.Random()  # noqa: S311 - nothing secret
 
@@ -49,6 +48,8 @@ class DeliverySettings:
     plans: tuple[SinkPlan, ...]
     first_pause_s: float = 1.0
     longest_pause_s: float = 60.0
+    aside_s: float = 30.0  # how long an event is set aside, at first ...
+    longest_aside_s: float = 600.0
 
 
 @dataclass(slots=True)
@@ -190,11 +191,12 @@ class Delivery:
                 await courier.sink.close()
 
     async def _wait(self, sink: str, pause_s: float, is_failing: bool) -> None:
-        """Until there is something new; a sink that fails is left alone whatever is new, or until an operator says so."""
+        """Until there is something new. A sink that fails is left alone whatever is new, unless an operator asks."""
         news, began = self._news[sink], time.monotonic()
         if is_failing:
-            while (left_s := began + pause_s - time.monotonic()) > 0 and not self._is_retry(sink, began):
-                await asyncio.sleep(min(left_s, _IDLE_S))
+            end = began + pause_s
+            while time.monotonic() < end and not self._is_retry(sink, began):  # noqa: ASYNC110 - a command asks
+                await asyncio.sleep(min(max(end - time.monotonic(), 0.0), _IDLE_S))
         elif pause_s:
             try:
                 async with asyncio.timeout(pause_s):
@@ -202,7 +204,6 @@ class Delivery:
             except TimeoutError:
                 pass
         news.clear()
-
 
     def _is_retry(self, sink: str, since: float) -> bool:
         """Whether `scanbridge events retry` has cleared the problem that we recorded."""
@@ -232,7 +233,7 @@ class Courier:
         errors = {seq: error for seq, error in results.items() if error is not None}
         pause_s = self._judge(delivered, errors)
         problem = "" if not errors else str(next(iter(errors.values())))
-        self._unsettled = (delivered, self._failed(entries, errors), problem)
+        self._unsettled = (delivered, self._failed(entries, errors, bool(delivered)), problem)
         if delivered:
             self._delivery.on_delivered(self._plan.name, len(delivered))
         self._settle()
@@ -263,20 +264,26 @@ class Courier:
         pause_s: float = min(self._settings.first_pause_s * 2 ** min(self.failures - 1, 20), longest)
         return max(pause_s * _dice.uniform(0.5, 1.0), *(error.pause_s for error in errors.values()))
 
-    def _failed(self, entries: Sequence[Entry], errors: dict[int, NotDelivered]) -> list[Failed]:
+    def _failed(self, entries: Sequence[Entry], errors: dict[int, NotDelivered], took_some: bool) -> list[Failed]:
+        if not errors:
+            return []
         by_seq = {entry.seq: entry for entry in entries}
         taken_at = next((one.delivered_at for one in self._outbox.states() if one.name == self._plan.name), 0.0)
-        return [self._failure(by_seq[seq], error, taken_at) for seq, error in errors.items()]
+        return [
+            self._failure(by_seq[seq], error, took_some or 0 < by_seq[seq].failed_at <= taken_at)
+            for seq, error in errors.items()
+        ]
 
-    def _failure(self, entry: Entry, error: NotDelivered, taken_at: float) -> Failed:
+    def _failure(self, entry: Entry, error: NotDelivered, takes_others: bool) -> Failed:
         if not error.blames_event:
             return Failed(entry.seq, str(error))
-        attempts = entry.attempts + 1
-        takes_others = bool(entry.failed_at) and taken_at > entry.failed_at
-        if attempts >= self._plan.max_attempts and takes_others:
+        if takes_others and entry.strikes + 1 >= self._plan.max_attempts:
             log.error("events: sink %s does not take event %s: %s", self._plan.name, entry.id, error)
-            return Failed(entry.seq, str(error), is_dead=True)
+            return Failed(entry.seq, str(error), is_strike=True, is_dead=True)
+        attempts = entry.attempts + 1
         if attempts < _PATIENT_ATTEMPTS:
-            return Failed(entry.seq, str(error))
-        aside_s = min(_ASIDE_S * 2 ** min(attempts - _PATIENT_ATTEMPTS, 20), _LONGEST_ASIDE_S)
-        return Failed(entry.seq, str(error), next_at=time.time() + aside_s * _dice.uniform(0.8, 1.2))
+            return Failed(entry.seq, str(error), is_strike=takes_others)
+        settings = self._settings
+        aside_s = min(settings.aside_s * 2 ** min(attempts - _PATIENT_ATTEMPTS, 20), settings.longest_aside_s)
+        next_at = time.time() + aside_s * _dice.uniform(0.8, 1.2)
+        return Failed(entry.seq, str(error), next_at, is_strike=takes_others)

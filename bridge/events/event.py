@@ -74,7 +74,7 @@ def types_of(record: Record) -> list[EventType]:
     outcome = record.outcome
     if outcome is None:
         return found
-    if not outcome.reply.is_success or not all([reply.is_success for reply in outcome.replies]):
+    if not outcome.reply.is_success or any(not reply.is_success for reply in outcome.replies):
         found.append(EventType.REFUSED)
     if record.is_kept or outcome.action is Action.HOLD:
         found.append(EventType.QUARANTINED)
@@ -145,9 +145,7 @@ def _reply(reply: Reply, redaction: Redaction) -> dict[str, Any]:
 
 def _short(data: dict[str, Any]) -> dict[str, Any]:
     """Without what is unknown, and with no text longer than a receiver can use."""
-    return {
-        key: value[:_MAX_TEXT] if type(value) is str else value for key, value in data.items() if value is not None
-    }
+    return {key: value[:_MAX_TEXT] if type(value) is str else value for key, value in data.items() if value is not None}
 
 
 # Everything else

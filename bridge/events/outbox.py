@@ -65,7 +65,8 @@ class Entry:
     body: bytes  # JSON
     seq: int = 0
     attempts: int = 0
-    failed_at: float = 0.0  # the first time; 0: never
+    strikes: int = 0  # attempts that failed although the sink had taken other events since the one before
+    failed_at: float = 0.0  # the last time; 0: never
     problem: str = ""
 
 
@@ -107,6 +108,7 @@ event_outbox = Table(
     Column("time", Float(53), nullable=False),
     Column("body", LargeBinary, nullable=False),
     Column("attempts", Integer, nullable=False, default=0),
+    Column("strikes", Integer, nullable=False, default=0),
     Column("failed_at", Float(53), nullable=False, default=0.0),
     Column("next_at", Float(53), nullable=False, default=0.0),  # not before
     Column("is_dead", Boolean, nullable=False, default=False),
@@ -203,9 +205,7 @@ class Outbox:
             now = _now(connection)
             is_free = or_(_s.owner == owner, _s.lease_until < now)
             taken = connection.execute(
-                update(event_sink)
-                .where(_s.name == sink, is_free)
-                .values(owner=owner, lease_until=now + LEASE_S)
+                update(event_sink).where(_s.name == sink, is_free).values(owner=owner, lease_until=now + LEASE_S)
             )
             return taken.rowcount == 1
 
@@ -270,7 +270,7 @@ class Outbox:
         with self._writing() as connection:
             chosen = _dead(sink) if ids is None else (*_dead(sink), _c.id.in_(ids))
             names = connection.execute(select(_c.sink, func.count()).where(*chosen).group_by(_c.sink)).all()
-            fresh = {"is_dead": False, "attempts": 0, "failed_at": 0.0, "next_at": 0.0}
+            fresh = {"is_dead": False, "attempts": 0, "strikes": 0, "failed_at": 0.0, "next_at": 0.0}
             connection.execute(update(event_outbox).where(*chosen).values(**fresh))
             for name, number in names:
                 connection.execute(update(event_sink).where(_s.name == name).values(dead=_s.dead - number))
@@ -329,11 +329,15 @@ class Outbox:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """An event that its sink did not take. `is_dead`: it is not tried again until an operator says so."""
+    """An event that its sink did not take. `is_dead`: it is not tried again until an operator says so.
+
+    `is_strike`: the sink takes other events, so this one may be the cause.
+    """
 
     seq: int
     problem: str
     next_at: float = 0.0
+    is_strike: bool = False
     is_dead: bool = False
 
 
@@ -405,12 +409,13 @@ def _remove(connection: Connection, sink: str, numbers: Sequence[int]) -> int:
 
 
 def _note_failure(connection: Connection, sink: str, one: Failed, now: float) -> None:
-    row = connection.execute(select(_c.failed_at, _c.is_dead).where(_c.sink == sink, _c.seq == one.seq)).first()
+    row = connection.execute(select(_c.is_dead).where(_c.sink == sink, _c.seq == one.seq)).first()
     if row is None or row.is_dead:
         return
     values = {
         "attempts": _c.attempts + 1,
-        "failed_at": row.failed_at or now,
+        "strikes": _c.strikes + int(one.is_strike),
+        "failed_at": now,
         "next_at": one.next_at,
         "is_dead": one.is_dead,
         "problem": one.problem[:_MAX_PROBLEM],
@@ -426,8 +431,8 @@ def _dead(sink: str | None) -> tuple[ColumnElement[bool], ...]:
 
 def _entry(row: Row[Any]) -> Entry:
     return Entry(
-        row.sink, row.id, row.type, row.about, row.time, bytes(row.body), row.seq, row.attempts, row.failed_at,
-        row.problem,
+        row.sink, row.id, row.type, row.about, row.time, bytes(row.body), row.seq, row.attempts, row.strikes,
+        row.failed_at, row.problem,
     )  # fmt: skip
 
 

@@ -101,6 +101,8 @@ class Recorder:
         except Exception:
             log.exception("events: unexpected error; no more events are recorded")
             self.problem = "an unexpected error; see the log"
+        finally:
+            self.outbox.close()
 
     def _next_batch(self) -> list[Entry]:
         """The events of the next reports; reports that nobody wants to hear of leave nothing."""

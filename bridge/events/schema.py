@@ -76,7 +76,8 @@ MAIL: dict[str, Schema] = {
     "tags": {"type": "array", "items": {"type": "string"}, "description": "The scanner's tags."},
     "ggrid": _text("The scanner's id of the mail."),
     "action": _text(
-        "What was done; `cancelled` if the client disconnected first.", enum=[*(str(one) for one in Action), "cancelled"]
+        "What was done; `cancelled` if the client disconnected first.",
+        enum=[*(str(one) for one in Action), "cancelled"],
     ),
     "rule": _text("The rule of the policy, the list or the limit that decided, as in the log."),
     "list": _text("The list that the mail is on."),
@@ -151,7 +152,7 @@ TYPES: dict[str, tuple[str, dict[str, Schema], list[str]]] = {
     ),
     EventType.LIST_CHANGED: ("The local copy of a list has other entries than before.", LIST, ["list", "entries"]),
     EventType.SCANNER_STATE: (
-        "A scanner host changed its state, as the bridge sees it. At the start, only a host that is not up is reported.",
+        "The bridge sees a scanner host in another state than before. At the start, only one that is not up is told.",
         SCANNER,
         ["host", "state"],
     ),
