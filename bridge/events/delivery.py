@@ -32,6 +32,7 @@ _KEEP_DEAD_S = 30 * 86400.0
 _BURY_S = 3600.0
 _PATIENT_ATTEMPTS = 3  # with one event, before others get their turn
 CLOSE_S = 5.0
+_LAST_ROUND_S = 2.0
 _dice = random.Random()  # noqa: S311 - nothing secret
 
 
@@ -67,6 +68,7 @@ class Delivery:
     owner: str = field(default_factory=lambda: f"{socket.gethostname()}:{os.getpid()}:{os.urandom(4).hex()}")
     _states_at: float = 0.0
     _held: dict[str, float] = field(default_factory=dict)  # sink -> until when we may deliver to it
+    _busy: set[str] = field(default_factory=set)  # sinks that are being delivered to
     _news: dict[str, asyncio.Event] = field(default_factory=dict)
     _loop: asyncio.AbstractEventLoop | None = None
     _stop: asyncio.Event | None = None
@@ -95,6 +97,10 @@ class Delivery:
         if self._stop is not None:
             self._stop.set()
 
+    @property
+    def _is_stopping(self) -> bool:
+        return self._stop is not None and self._stop.is_set()
+
     def _call(self, function: Callable[[], object]) -> None:
         loop = self._loop
         if loop is not None:
@@ -118,12 +124,17 @@ class Delivery:
         self._stop = asyncio.Event()
         self._news = {plan.name: asyncio.Event() for plan in self.settings.plans}
         self._loop = asyncio.get_running_loop()
-        work = [asyncio.create_task(self._serve(plan)) for plan in self.settings.plans]
-        work.append(asyncio.create_task(self._tend()))
+        work = {plan.name: asyncio.create_task(self._serve(plan)) for plan in self.settings.plans}
+        tending = asyncio.create_task(self._tend())
         await self._stop.wait()
-        for task in work:
+        tending.cancel()
+        for name, task in work.items():
+            if name not in self._busy:
+                task.cancel()
+        await asyncio.wait(work.values(), timeout=_LAST_ROUND_S)  # so that what is sent is not sent again
+        for task in work.values():
             task.cancel()
-        await asyncio.gather(*work, return_exceptions=True)
+        await asyncio.gather(tending, *work.values(), return_exceptions=True)
         try:
             if self._held:
                 self.outbox.give_up_leases(self.owner)
@@ -173,11 +184,12 @@ class Delivery:
     async def _serve(self, plan: SinkPlan) -> None:
         courier: Courier | None = None
         try:
-            while True:
+            while not self._is_stopping:
                 pause_s = _IDLE_S
                 try:
                     if self._hold(plan.name):
                         courier = courier or Courier(plan, self.settings, plan.create(), self)
+                        self._busy.add(plan.name)
                         pause_s = await courier.round()
                 except OutboxError as exc:
                     self._note(str(exc))
@@ -185,14 +197,18 @@ class Delivery:
                 except Exception:  # of a library: the others must go on
                     log.exception("events: sink %s: unexpected error", plan.name)
                     pause_s = self.settings.longest_pause_s
+                finally:
+                    self._busy.discard(plan.name)
                 await self._wait(plan.name, pause_s, is_failing=courier is not None and courier.failures > 0)
         finally:
             if courier is not None:
                 await courier.sink.close()
 
     async def _wait(self, sink: str, pause_s: float, is_failing: bool) -> None:
-        """Until there is something new. A sink that fails is left alone whatever is new, unless an operator asks."""
+        """Until there is something new, or we stop. A sink that fails is left alone, unless an operator asks."""
         news, began = self._news[sink], time.monotonic()
+        if self._is_stopping:
+            return
         if is_failing:
             end = began + pause_s
             while time.monotonic() < end and not self._is_retry(sink, began):  # noqa: ASYNC110 - a command asks
@@ -233,6 +249,7 @@ class Courier:
         errors = {seq: error for seq, error in results.items() if error is not None}
         pause_s = self._judge(delivered, errors)
         problem = "" if not errors else str(next(iter(errors.values())))
+        self._unsettled = (delivered, [], problem)  # also if the outbox fails in the next line
         self._unsettled = (delivered, self._failed(entries, errors, bool(delivered)), problem)
         if delivered:
             self._delivery.on_delivered(self._plan.name, len(delivered))

@@ -43,7 +43,7 @@ from bridge.errors import BridgeError
 from bridge.runtime import database, durable_files
 from bridge.runtime.database import Database
 
-LEASE_S = 30.0
+LEASE_S = 10.0
 WAIT_S = 5.0  # for a lock, a connection, one statement
 _MAX_PROBLEM = 300  # characters
 _MANY = 500  # parameters of one statement

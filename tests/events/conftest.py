@@ -11,6 +11,12 @@ from tests.postgresql import fragile_postgresql, fresh_database, postgresql  # n
 
 
 @pytest.fixture
+def anyio_backend() -> str:
+    """Delivery has a thread with Python's own event loop."""
+    return "asyncio"
+
+
+@pytest.fixture
 def receiver() -> Iterator[Receiver]:
     with receiving() as found:
         yield found

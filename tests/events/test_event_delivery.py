@@ -6,6 +6,7 @@ import sqlite3
 import threading
 import time
 from collections import Counter
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -75,7 +76,7 @@ def test_a_receiver_that_is_away_loses_nothing(file: Database, receiver: Receive
         mails += record(file, Action.REJECT)
         until(lambda: waiting(file) == 0, "the outbox to be empty")
     check_complete(receiver, mails, ["mail.decided", "mail.refused"])
-    pauses = [after - before for before, after in zip(failures, failures[1:], strict=False)]
+    pauses = [after - before for before, after in pairwise(failures)]
     assert pauses[-1] > pauses[0]
 
 

@@ -144,7 +144,9 @@ def test_processes_that_write_at_the_same_time_lose_nothing(place: Database) -> 
         outbox = Outbox(place, wait_s=30.0)
         try:
             for number in range(20):
-                outbox.add([entry(about=f"w{worker}", event_id=f"{worker}-{number}-{n}") for n in range(5)], {"s": ROOMY})
+                outbox.add(
+                    [entry(about=f"w{worker}", event_id=f"{worker}-{number}-{n}") for n in range(5)], {"s": ROOMY}
+                )
         except Exception as exc:
             failures.append(exc)
         finally:

@@ -31,6 +31,7 @@ _SEVERITIES = {EventType.SCANNER_STATE: _WARNING, EventType.REFUSED: _NOTICE, Ev
 _RECENT = 1000  # messages that are sent again after a lost connection ...
 _RECENT_S = 10.0  # ... if they are not older
 _POLL_S = 0.005
+_ESTABLISHED = 1  # TCP_ESTABLISHED, the first byte of TCP_INFO
 _TIOCOUTQ = termios.TIOCOUTQ  # for a socket SIOCOUTQ: bytes that the other side has not confirmed
 
 
@@ -104,16 +105,19 @@ class SyslogSink:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
 
     def _is_closed(self) -> bool:
-        """A syslog server sends nothing: whatever there is to read is the end."""
-        return self._reader is None or self._reader.at_eof() or self._reader.exception() is not None
+        """The event loop may not have heard of it yet, but the kernel has."""
+        if self._reader is None or self._writer is None or self._reader.at_eof() or self._writer.is_closing():
+            return True
+        sock = self._writer.get_extra_info("socket")
+        return bool(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] != _ESTABLISHED)
 
     async def _confirmed(self, writer: asyncio.StreamWriter) -> None:
         """Wait until the receiver's kernel has everything. Raises OSError, EOFError."""
         sock, left = writer.get_extra_info("socket"), array.array("i", [0])
         while True:
-            if self._is_closed() or writer.is_closing():
-                raise EOFError("the connection was closed")
             fcntl.ioctl(sock.fileno(), _TIOCOUTQ, left)
+            if self._is_closed():  # then nothing is left, but for another reason
+                raise EOFError("the connection was closed")
             if not left[0]:
                 return
             await asyncio.sleep(_POLL_S)
