@@ -14,6 +14,7 @@ from typing import Any
 
 from bridge.daemon.event_wiring import EventPlans
 from bridge.events.delivery import Delivery
+from bridge.events.event import EventType
 from bridge.events.outbox import Outbox, SinkState
 from bridge.events.recorder import Recorder
 from bridge.observe.metrics import Metrics
@@ -41,7 +42,7 @@ class Events:
         if plans is None:
             return
         metrics = self._metrics
-        metrics.start_events(plan.name for plan in plans.delivery.plans)
+        metrics.start_events((plan.name for plan in plans.delivery.plans), map(str, EventType))
         self._delivery = Delivery(
             plans.delivery,
             Outbox(plans.place),

@@ -328,9 +328,10 @@ class Metrics(Collector):
         """Create all series of the lists that this listener names at 0."""
         self.list_matches.start([listener], names, [action.value for action in ListAction])
 
-    def start_events(self, sinks: Iterable[str]) -> None:
-        """Create all series of these sinks at 0."""
+    def start_events(self, sinks: Iterable[str], types: Iterable[str]) -> None:
+        """Create all series of these sinks and types at 0."""
         names = tuple(sinks)
+        self.events.start(types)
         self.events_delivered.start(names)
         self.events_failed.start(names)
         self.events_lost.start(names, EVENTS_LOST)

@@ -44,6 +44,13 @@ STORIES: dict[str, Story] = {
         """,
         shows=["OK: ", "example.org"],
     ),
+    "docs/operate/events.md": Story(
+        prepare="""
+            echo 'events: [{name: log, type: file, path: events.jsonl}]' | configured bridge.yml
+            embedded
+        """,
+        shows=["the new configuration is in use", "log: ok", r"log \(file\): \d+ waiting", "0 deleted"],
+    ),
     "docs/operate/find-a-mail.md": Story(prepare="embedded", shows=["action=quarantine", "bad@sender.example"]),
     "docs/operate/lists.md": Story(
         prepare="""
