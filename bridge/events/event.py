@@ -9,8 +9,8 @@ else than what the client was told, or reads an address that was to be hidden.
 from __future__ import annotations
 
 import json
-import uuid
-from collections.abc import Iterable, Iterator
+import os
+from collections.abc import Container, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -25,6 +25,7 @@ from bridge.observe.redaction import Redaction
 MAX_RECIPIENTS = 100  # named in one event; `recipient_count` has the number
 _MAX_TAGS = 100
 _MAX_TEXT = 1000  # characters of one value
+_encode = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 
 
 class EventType(StrEnum):
@@ -56,13 +57,20 @@ class Event:
 
     @classmethod
     def new(cls, type_: str, data: dict[str, Any], time: float, about: str) -> Event:
-        return cls(type_, data, time, str(uuid.uuid4()), about)
+        return cls(type_, data, time, _new_id(), about)
 
     def to_json(self, source: str) -> bytes:
         """Strict JSON in UTF-8: bytes that are no text (a HELO may have some) become `?`."""
         moment = datetime.fromtimestamp(self.time, UTC).isoformat(timespec="milliseconds")[:-6] + "Z"
         whole = {"id": self.id, "time": moment, "type": str(self.type), "source": source, "data": self.data}
-        return json.dumps(whole, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        return _encode(whole).encode("utf-8", "replace")
+
+
+def _new_id() -> str:
+    """A random UUID (version 4); `uuid.uuid4` takes five times as long."""
+    drawn = os.urandom(16).hex()
+    variant = "89ab"[int(drawn[16], 16) & 3]
+    return f"{drawn[:8]}-{drawn[8:12]}-4{drawn[13:16]}-{variant}{drawn[17:20]}-{drawn[20:]}"
 
 
 # Mail
@@ -81,7 +89,7 @@ def types_of(record: Record) -> list[EventType]:
     return found
 
 
-def of_mail(record: Record, wanted: Iterable[EventType], redaction: Redaction, time: float) -> Iterator[Event]:
+def of_mail(record: Record, wanted: Container[str], redaction: Redaction, time: float) -> Iterator[Event]:
     """Those of the events of this record that are wanted; they have the same data."""
     data: dict[str, Any] | None = None
     for type_ in types_of(record):

@@ -31,6 +31,7 @@ from sqlalchemy import (
     Table,
     delete,
     extract,
+    false,
     func,
     insert,
     or_,
@@ -97,6 +98,7 @@ class SinkState:
 
 
 metadata = MetaData()
+# Defaults are the database's: those of SQLAlchemy would be computed for each row.
 event_outbox = Table(
     "event_outbox",
     metadata,
@@ -107,12 +109,12 @@ event_outbox = Table(
     Column("about", String(64), nullable=False),
     Column("time", Float(53), nullable=False),
     Column("body", LargeBinary, nullable=False),
-    Column("attempts", Integer, nullable=False, default=0),
-    Column("strikes", Integer, nullable=False, default=0),
-    Column("failed_at", Float(53), nullable=False, default=0.0),
-    Column("next_at", Float(53), nullable=False, default=0.0),  # not before
-    Column("is_dead", Boolean, nullable=False, default=False),
-    Column("problem", String(_MAX_PROBLEM), nullable=False, default=""),
+    Column("attempts", Integer, nullable=False, server_default="0"),
+    Column("strikes", Integer, nullable=False, server_default="0"),
+    Column("failed_at", Float(53), nullable=False, server_default="0"),
+    Column("next_at", Float(53), nullable=False, server_default="0"),  # not before
+    Column("is_dead", Boolean, nullable=False, server_default=false()),
+    Column("problem", String(_MAX_PROBLEM), nullable=False, server_default=""),
     Index("event_outbox_sink", "sink", "is_dead", "seq"),
     sqlite_autoincrement=True,  # numbers are never used again: they are the order
 )
@@ -123,15 +125,15 @@ event_sink = Table(
     "event_sink",
     metadata,
     Column("name", String(32), primary_key=True),
-    Column("events", BigInteger, nullable=False, default=0),
-    Column("size_bytes", BigInteger, nullable=False, default=0),
-    Column("dead", BigInteger, nullable=False, default=0),
-    Column("lost", BigInteger, nullable=False, default=0),
-    Column("delivered_at", Float(53), nullable=False, default=0.0),
-    Column("failing_since", Float(53), nullable=False, default=0.0),
-    Column("problem", String(_MAX_PROBLEM), nullable=False, default=""),
-    Column("owner", String(200), nullable=False, default=""),
-    Column("lease_until", Float(53), nullable=False, default=0.0),
+    Column("events", BigInteger, nullable=False, server_default="0"),
+    Column("size_bytes", BigInteger, nullable=False, server_default="0"),
+    Column("dead", BigInteger, nullable=False, server_default="0"),
+    Column("lost", BigInteger, nullable=False, server_default="0"),
+    Column("delivered_at", Float(53), nullable=False, server_default="0"),
+    Column("failing_since", Float(53), nullable=False, server_default="0"),
+    Column("problem", String(_MAX_PROBLEM), nullable=False, server_default=""),
+    Column("owner", String(200), nullable=False, server_default=""),
+    Column("lease_until", Float(53), nullable=False, server_default="0"),
 )
 _s = event_sink.c
 

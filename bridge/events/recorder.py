@@ -13,9 +13,10 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from time import time as now
 
-from bridge.events.event import Event, EventType, of_mail, types_of
+from bridge.events.event import Event, of_mail, types_of
 from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
 from bridge.filter.outcome import Record
 from bridge.observe.redaction import FULL, Redaction
@@ -42,13 +43,18 @@ class Plan:
     limit: Limit
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RecorderSettings:
     plans: tuple[Plan, ...]
     source: str  # our host name
     redaction: Redaction = FULL
     max_waiting: int = MAX_WAITING
     batch_s: float = _BATCH_S
+
+    @cached_property
+    def wanted(self) -> frozenset[str]:
+        """The types that any sink wants."""
+        return frozenset().union(*(plan.types for plan in self.plans))
 
 
 @dataclass(slots=True)
@@ -128,8 +134,7 @@ class Recorder:
         if isinstance(report, Event):
             yield report
             return
-        wanted = [type_ for type_ in EventType if any(type_ in plan.types for plan in self.settings.plans)]
-        yield from of_mail(report, wanted, self.settings.redaction, at)
+        yield from of_mail(report, self.settings.wanted, self.settings.redaction, at)
 
     def _write(self, entries: Sequence[Entry]) -> None:
         """Until it succeeds, or time is up; meanwhile the queue fills."""

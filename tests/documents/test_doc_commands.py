@@ -46,7 +46,7 @@ STORIES: dict[str, Story] = {
     ),
     "docs/operate/events.md": Story(
         prepare="""
-            echo 'events: [{name: log, type: file, path: events.jsonl}]' | configured bridge.yml
+            configured bridge.yml <<<'events: [{name: log, type: file, path: events.jsonl}]'
             embedded
         """,
         shows=["the new configuration is in use", "log: ok", r"log \(file\): \d+ waiting", "0 deleted"],
