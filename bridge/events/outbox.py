@@ -34,6 +34,7 @@ from sqlalchemy import (
     false,
     func,
     insert,
+    literal_column,
     or_,
     select,
     update,
@@ -120,7 +121,8 @@ event_outbox = Table(
 )
 _c = event_outbox.c
 # Few rows: those that were set aside after a failure.
-Index("event_outbox_aside", _c.sink, _c.next_at, sqlite_where=_c.next_at > 0, postgresql_where=_c.next_at > 0)
+_IS_ASIDE = _c.next_at > literal_column("0")  # a literal: for SQLite, a parameter would not fit the index
+Index("event_outbox_aside", _c.sink, _c.next_at, sqlite_where=_IS_ASIDE, postgresql_where=_IS_ASIDE)
 event_sink = Table(
     "event_sink",
     metadata,
@@ -205,7 +207,8 @@ class Outbox:
         with self._writing() as connection:
             _ensure(connection, sink)
             now = _now(connection)
-            is_free = or_(_s.owner == owner, _s.lease_until < now)
+            set_back = _s.lease_until > now + 2 * LEASE_S  # the clock was set back: nobody has asked for so long
+            is_free = or_(_s.owner == owner, _s.lease_until < now, set_back)
             taken = connection.execute(
                 update(event_sink).where(_s.name == sink, is_free).values(owner=owner, lease_until=now + LEASE_S)
             )
@@ -220,7 +223,7 @@ class Outbox:
         now = time.time()
         waiting = (_c.sink == sink, _c.is_dead.is_(False))
         with self._reading() as connection:
-            aside = connection.execute(select(_c.about, _c.seq).where(*waiting, _c.next_at > now)).all()
+            aside = connection.execute(select(_c.about, _c.seq).where(*waiting, _IS_ASIDE, _c.next_at > now)).all()
             rows = connection.execute(
                 select(event_outbox).where(*waiting, _c.next_at <= now).order_by(_c.seq).limit(count + len(aside))
             ).all()
@@ -277,7 +280,7 @@ class Outbox:
             for name, number in names:
                 connection.execute(update(event_sink).where(_s.name == name).values(dead=_s.dead - number))
             of_sink = () if sink is None else (_c.sink == sink,)
-            connection.execute(update(event_outbox).where(_c.next_at > 0, *of_sink).values(next_at=0.0))
+            connection.execute(update(event_outbox).where(_IS_ASIDE, *of_sink).values(next_at=0.0))
             healthy = update(event_sink).values(problem="", failing_since=0.0)
             connection.execute(healthy if sink is None else healthy.where(_s.name == sink))
             return sum(number for _, number in names)

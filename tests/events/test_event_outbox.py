@@ -121,6 +121,9 @@ def test_one_process_has_the_lease(outbox: Outbox, place: Database) -> None:
     with outbox._writing() as connection:
         connection.execute(event_sink.update().values(lease_until=event_sink.c.lease_until - 31))
     assert outbox.hold_lease("s", "one")
+    with outbox._writing() as connection:  # as if the clock had been an hour fast until now
+        connection.execute(event_sink.update().values(lease_until=event_sink.c.lease_until + 3600))
+    assert other.hold_lease("s", "two")
     other.close()
 
 
