@@ -25,7 +25,6 @@ from bridge.events.sinks.sink import NotDelivered, Sink
 
 log = logging.getLogger(__name__)
 
-BATCH = 100
 _IDLE_S = 1.0  # how soon events of other processes are noticed
 _STATES_S = 2.0
 _KEEP_DEAD_S = 30 * 86400.0
@@ -241,7 +240,7 @@ class Courier:
     async def round(self) -> float:
         """Deliver what is due. Returns how long to wait before the next round. Raises OutboxError."""
         self._settle()  # of the last round, if the outbox could not be written: or it would be delivered again
-        entries = self._outbox.due(self._plan.name, BATCH)
+        entries = self._outbox.due(self._plan.name, self.sink.batch)
         if not entries:
             return _IDLE_S
         results = await self.sink.deliver([self._rendered(entry) for entry in entries])

@@ -29,6 +29,7 @@ from sqlalchemy import (
     Row,
     String,
     Table,
+    case,
     delete,
     extract,
     false,
@@ -235,16 +236,14 @@ class Outbox:
     def settle(self, sink: str, delivered: Sequence[int], failed: Sequence[Failed], problem: str) -> None:
         """Record the result of one round: remove what was delivered, postpone or bury what was not."""
         now = time.time()
+        since = case((_s.failing_since == 0, now), else_=_s.failing_since) if problem else 0.0
+        values: dict[str, Any] = {"problem": problem[:_MAX_PROBLEM], "failing_since": since}
+        if delivered:
+            values["delivered_at"] = now
         with self._writing() as connection:
-            _remove(connection, sink, delivered)
             for one in failed:
                 _note_failure(connection, sink, one, now)
-            values: dict[str, Any] = {"problem": problem[:_MAX_PROBLEM]}
-            if delivered:
-                values["delivered_at"] = now
-            since = connection.execute(select(_s.failing_since).where(_s.name == sink)).scalar() or 0.0
-            values["failing_since"] = (since or now) if problem else 0.0
-            connection.execute(update(event_sink).where(_s.name == sink).values(**values))
+            _remove(connection, sink, delivered, values)
 
     # For operators
 
@@ -397,8 +396,8 @@ def _add(connection: Connection, sink: str, entries: list[Entry], limit: Limit, 
     return excess
 
 
-def _remove(connection: Connection, sink: str, numbers: Sequence[int]) -> int:
-    """Remove these rows, as far as they still exist, and take them off the totals."""
+def _remove(connection: Connection, sink: str, numbers: Sequence[int], more: Mapping[str, Any] | None = None) -> int:
+    """Remove these rows, as far as they still exist, and take them off the totals; set `more` of the sink's row."""
     removed = dead = size = 0
     for start in range(0, len(numbers), _MANY):
         some = _c.seq.in_(numbers[start : start + _MANY])
@@ -407,9 +406,8 @@ def _remove(connection: Connection, sink: str, numbers: Sequence[int]) -> int:
         ).all()
         removed, size = removed + len(gone), size + sum(row[0] for row in gone)
         dead += sum(bool(row[1]) for row in gone)
-    if removed:
-        totals = {"events": _s.events - removed, "size_bytes": _s.size_bytes - size, "dead": _s.dead - dead}
-        connection.execute(update(event_sink).where(_s.name == sink).values(**totals))
+    totals = {"events": _s.events - removed, "size_bytes": _s.size_bytes - size, "dead": _s.dead - dead}
+    connection.execute(update(event_sink).where(_s.name == sink).values(**totals, **(more or {})))
     return removed
 
 

@@ -21,6 +21,7 @@ from bridge.events.sinks.sink import NotDelivered, Results, all_failed
 @dataclass(slots=True)
 class FileSink:
     path: Path
+    batch: int = 500
     _fd: int = field(default=-1, init=False)
 
     async def deliver(self, entries: Sequence[Entry]) -> Results:

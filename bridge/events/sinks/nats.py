@@ -20,7 +20,7 @@ from nats.errors import Error, MaxPayloadError
 from nats.js.errors import Error as StreamError
 
 from bridge.events.outbox import Entry
-from bridge.events.sinks.sink import NotDelivered, Results, all_failed
+from bridge.events.sinks.sink import NotDelivered, Results
 
 _ID = "Nats-Msg-Id"
 
@@ -37,31 +37,37 @@ class NatsSettings:
 
 
 class NatsSink:
+    batch = 100
+
     def __init__(self, settings: NatsSettings) -> None:
         self._settings = settings
         self._client: Client | None = None
 
     async def deliver(self, entries: Sequence[Entry]) -> Results:
-        results: dict[int, NotDelivered | None] = {}
+        """A stream confirms each event, a plain server all of them together."""
+        is_stream, results = self._settings.jetstream, dict[int, NotDelivered | None]()
         try:
-            async with asyncio.timeout(self._settings.timeout_s):
+            async with asyncio.timeout(self._settings.timeout_s) as limit:
                 client = await self._connected()
-                send = self._to_stream if self._settings.jetstream else self._publish
                 for entry in entries:
-                    if error := await send(client, entry):
+                    if error := await (self._to_stream if is_stream else self._publish)(client, entry):
                         results[entry.seq] = error
                         break
                     results[entry.seq] = None
-                await client.flush(max(1, round(self._settings.timeout_s)))
+                    if is_stream:
+                        limit.reschedule(asyncio.get_running_loop().time() + self._settings.timeout_s)
+                if not is_stream:
+                    await client.flush(max(1, round(self._settings.timeout_s)))
         except TimeoutError:
-            return await self._failed(entries, f"not confirmed within {self._settings.timeout_s:g} s")
+            return await self._failed(entries, results, f"not confirmed within {self._settings.timeout_s:g} s")
         except (Error, OSError, ssl.SSLError, ValueError) as exc:
-            return await self._failed(entries, str(exc) or type(exc).__name__)
+            return await self._failed(entries, results, str(exc) or type(exc).__name__)
         return results
 
-    async def _failed(self, entries: Sequence[Entry], problem: str) -> Results:
+    async def _failed(self, entries: Sequence[Entry], results: Results, problem: str) -> Results:
         await self.close()
-        return all_failed(entries, NotDelivered(f"NATS: {problem}"))
+        confirmed = results if self._settings.jetstream else {}
+        return {**confirmed, entries[len(confirmed)].seq: NotDelivered(f"NATS: {problem}")}
 
     async def _publish(self, client: Client, entry: Entry) -> NotDelivered | None:
         try:

@@ -25,6 +25,8 @@ Results = Mapping[int, NotDelivered | None]  # by `seq`: None was delivered; an 
 
 
 class Sink(Protocol):
+    batch: int  # events that are delivered together
+
     async def deliver(self, entries: Sequence[Entry]) -> Results:
         """Events about the same thing are sent in this order, and none of them after one that failed."""
 

@@ -59,6 +59,8 @@ def _word(text: str, longest: int) -> str:
 
 
 class SyslogSink:
+    batch = 500
+
     def __init__(self, settings: SyslogSettings) -> None:
         self._settings = settings
         self._reader: asyncio.StreamReader | None = None

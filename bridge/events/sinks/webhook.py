@@ -68,6 +68,8 @@ def signed(entry: Entry, secrets: Sequence[bytes], now: int) -> dict[str, str]:
 
 
 class WebhookSink:
+    batch = 100  # a slow receiver takes minutes for them
+
     def __init__(self, settings: WebhookSettings) -> None:
         self._settings = settings
         self._host = urlsplit(settings.url).netloc  # the rest of the URL may contain a secret
