@@ -50,8 +50,6 @@ def status(path: Path | None, as_json: bool) -> None:
     else:
         for row in rows:
             say(_line(row))
-        if not rows:
-            say("no sinks are configured: set events", err=True)
     sys.exit(EXIT_FAILED if any(row["problem"] or row["dead"] for row in rows) else 0)
 
 
@@ -226,9 +224,12 @@ def _open(path: Path | None) -> tuple[Config, Outbox]:
     conf = load_or_exit(path)
     try:
         state = resources.make_directory(state_directory(conf, path), "state_directory")
-        return conf, Outbox(event_wiring.outbox_place(conf, state))
+        place = event_wiring.outbox_place(conf, state)
     except ConfigError as exc:
         fail_config(exc)
+    if not conf.events and place.path is not None and not place.path.exists():
+        _fail("no sinks are configured: set events")
+    return conf, Outbox(place)
 
 
 def _run(outbox: Outbox, work: Any) -> Any:

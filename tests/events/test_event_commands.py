@@ -105,3 +105,12 @@ def test_an_outbox_that_cannot_be_read_is_reported(config: Path, tmp_path: Path)
     (tmp_path / "state" / "events.sqlite").write_bytes(b"not a database" * 100)
     done = run("status", "-c", config)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "cannot be used" in done.stderr
+
+
+@pytest.mark.parametrize("command", [("status",), ("dead",), ("retry", "--all"), ("test",)])
+def test_without_sinks_no_outbox_is_created(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """The command says what to set."""
+    path, _, _ = write_config(tmp_path, "http://127.0.0.1:1", "smtp://127.0.0.1:2")
+    done = run(command[0], "-c", path, *command[1:])
+    assert done.returncode == 1 and done.stderr == "no sinks are configured: set events\n"
+    assert not (tmp_path / "state" / "events.sqlite").exists()
