@@ -29,6 +29,7 @@ _COMMANDS = {
     "trace": ("trace.command", "trace", "Show every step that a mail would take, with no effect."),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
+    "events": ("events", "events", "Show what waits for the event sinks; look at, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),

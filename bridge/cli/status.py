@@ -61,6 +61,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"scanner        {_scanner(host)}" for host in state["scanner"]]
     lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
+    lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
 
@@ -83,6 +84,13 @@ def _list(copy: dict[str, Any]) -> str:
     entries = "no local copy, not enforced" if copy["entries"] is None else f"{copy['entries']:,} entries"
     age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
+
+
+def _sink(sink: dict[str, Any]) -> str:
+    text = f"{sink['name']}: {sink['waiting']:,} events waiting"
+    text += f", {sink['dead']:,} dead letters" if sink["dead"] else ""
+    text += f", {sink['lost']:,} lost" if sink["lost"] else ""
+    return f"{text} ({sink['problem']})" if sink["problem"] else text
 
 
 def _worker(worker: dict[str, Any]) -> str:

@@ -44,6 +44,13 @@ STORIES: dict[str, Story] = {
         """,
         shows=["OK: ", "example.org"],
     ),
+    "docs/operate/events.md": Story(
+        prepare="""
+            configured bridge.yml <<<'events: [{name: log, type: file, path: events.jsonl}]'
+            embedded
+        """,
+        shows=["the new configuration is in use", "log: ok", r"log \(file\): \d+ waiting", "0 deleted"],
+    ),
     "docs/operate/find-a-mail.md": Story(prepare="embedded", shows=["action=quarantine", "bad@sender.example"]),
     "docs/operate/history-over-http.md": Story(
         prepare="""
