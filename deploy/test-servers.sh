@@ -23,6 +23,8 @@ jq           jq
 less         less
 prometheus   prometheus
 promtool     prometheus
+rsyslogd     rsyslog
+/usr/lib/*/rsyslog/lmnsd_gtls.so rsyslog-gnutls
 strace       strace
 unshare      util-linux
 systemd-analyze systemd

@@ -32,6 +32,7 @@ PACKAGES = {
     "pg_ctl": "postgresql",
     "postconf": "postfix",
     "promtool": "prometheus",
+    "rsyslogd": "rsyslog rsyslog-gnutls",
     "smtp-sink": "postfix",
     "smtp-source": "postfix",
     "systemd-analyze": "systemd",

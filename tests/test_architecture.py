@@ -23,7 +23,7 @@ FLOORS: list[set[str]] = [
     {"cli"},
     {"daemon"},
     {"history"},
-    {"intake", "observe"},
+    {"intake", "observe", "events"},
     {"filter"},
     {"quarantine", "relay", "scanner", "lists", "service"},
     {"matching"},
@@ -37,6 +37,7 @@ FORBIDDEN: dict[str, set[str]] = {
     "intake": {"config", "service", "lists", "scanner", "relay", "quarantine"},  # every protocol knows the filter alone
     "history": {"config", "service", "lists"},
     "observe": {"config", "service", "lists"},
+    "events": {"config", "service", "lists", "scanner", "relay", "quarantine"},
     "filter": {"config", "service", "lists"},
     "quarantine": {"config"},
     "relay": {"config"},
@@ -46,19 +47,20 @@ FORBIDDEN: dict[str, set[str]] = {
 }
 
 # Parts on one floor do not know each other, with these exceptions.
-SAME_FLOOR = {("config", "mail"), ("api", "runtime")}
+SAME_FLOOR = {("config", "mail"), ("api", "runtime"), ("events", "observe")}
 
 # Library -> the parts that may import it, so that it can be exchanged by changing those parts alone.
 HOMES: dict[str, set[str]] = {
     "aiosmtpd": {"intake"},
-    "httpx2": {"lists", "cli", "service"},
+    "httpx2": {"lists", "cli", "service", "events"},
     "httptools": {"scanner", "runtime"},
     "idna": {"mail"},
     "yaml": {"runtime"},
     "prometheus_client": {"cli", "observe", "daemon", "service"},
     "click": {"cli"},
     "rich": {"cli"},
-    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history"},
+    "nats": {"events"},
+    "sqlalchemy": {"runtime", "service", "filter", "quarantine", "history", "events"},
     "obstore": {"quarantine"},
     "starlette": {"service", "daemon"},
     "uvicorn": {"runtime"},

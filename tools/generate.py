@@ -1,4 +1,4 @@
-"""Generates docs/reference/configuration.md and metrics.md from the code. `make docs` runs it.
+"""Generates docs/reference/configuration.md, metrics.md and other pages from the code. `make docs` runs it.
 
 Keys, types, defaults and descriptions come from the models in `bridge.config.model`, names and labels from
 `bridge.observe.metrics`. Only the introductions are written by hand. A test fails when a page is out of date.
@@ -13,11 +13,12 @@ from typing import Any
 from bridge.cli.config import json_schema
 from bridge.config.model import EMBEDDED
 from bridge.config.profiles import DEFAULT_PROFILE, PROFILES
+from bridge.events.event import EventType
 from bridge.mail.action import Action
 from bridge.observe.metric_types import BUCKETS
 from bridge.observe.metrics import Metrics
 from bridge.runtime.units import show_duration
-from tools import api_page, command_line_page, http_page, man_pages
+from tools import api_page, command_line_page, events_page, http_page, man_pages
 
 REFERENCE = Path(__file__).parents[1] / "docs" / "reference"
 
@@ -81,6 +82,7 @@ LABELS = {
     "role": "listener, scanner, scanner_client, next_hop",
     "name": "name of the listener, URL of the scanner, next hop",
     "cause": "limit, scanner",
+    "sink": "name of the sink",
 }
 # Sections whose class is not named after their key.
 TITLES = {
@@ -95,7 +97,12 @@ SUFFIXES = {"counter": "_total", "info": "_info"}
 
 def pages() -> dict[Path, str]:
     """Each page and its expected text."""
-    return {REFERENCE / "configuration.md": configuration(), REFERENCE / "metrics.md": metrics()}
+    return {
+        REFERENCE / "configuration.md": configuration(),
+        REFERENCE / "metrics.md": metrics(),
+        events_page.PAGE: events_page.page(),
+        events_page.SCHEMA: events_page.schema_text(),
+    }
 
 
 # The configuration
@@ -263,6 +270,7 @@ def _embedded() -> str:
 def metrics() -> str:
     every = Metrics(["name"])
     every.start_lists("name", ["name"])
+    every.start_events(["name"], map(str, EventType))
     lines = [_metric(family) for family in every.collect()]
     buckets = ", ".join(f"{bucket:g}" for bucket in BUCKETS)
     return METRICS + "\n".join(lines) + f"\n\nBuckets of the histograms, in seconds: {buckets}.\n"

@@ -36,6 +36,7 @@ _COMMANDS = {
         "List the mails that came, and what was done with them: one line per mail, newest first.",
     ),
     "stats": ("history.stats", "stats", "Count mails by what was done with them, by tag, sender, hour and so on."),
+    "events": ("events", "events", "Show what waits for the event sinks; look at, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),
     "reload": ("reload", "reload", "Reload the running daemon's configuration (SIGHUP)."),

@@ -63,6 +63,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
     if lost := state.get("history", {}).get("lost"):
         lines.append(f"history        {lost:,} mails could not be recorded since the start")
+    lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 
 
@@ -85,6 +86,13 @@ def _list(copy: dict[str, Any]) -> str:
     entries = "no local copy, not enforced" if copy["entries"] is None else f"{copy['entries']:,} entries"
     age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
+
+
+def _sink(sink: dict[str, Any]) -> str:
+    text = f"{sink['name']}: {sink['waiting']:,} events waiting"
+    text += f", {sink['dead']:,} dead letters" if sink["dead"] else ""
+    text += f", {sink['lost']:,} lost" if sink["lost"] else ""
+    return f"{text} ({sink['problem']})" if sink["problem"] else text
 
 
 def _worker(worker: dict[str, Any]) -> str:

@@ -24,6 +24,7 @@ from pydantic import (
 from bridge.api.scanning import MAX_MESSAGE_BYTES, SMALLEST_FORM_BYTES
 from bridge.config import admin_address
 from bridge.config.api import Api
+from bridge.config.events import EventSinks
 from bridge.config.fields import (
     ALLOW_PLAIN_HTTP,
     CA_FILE,
@@ -260,7 +261,11 @@ class Tenant(Section):
 
 
 class History(Section):
-    enabled: bool = Field(True, description="Keep a history of what happened to each mail.")
+    enabled: bool = Field(
+        True,
+        description="Keep a history of what happened to each mail: its addresses (as `log.addresses` says), its "
+        "subject (only with `log.addresses: full`), its decision and its replies, but not its content.",
+    )
     retention: Duration = Field(30 * 86400.0, ge=3600, description="How long the history is kept.")
     max_size: Size | None = Field(
         10 * 1024**3,
@@ -347,6 +352,7 @@ class Config(Section):
         "apply to all of them together. With more than one, a supervisor starts and restarts them.",
     )
     log: Log = Log()
+    events: EventSinks = Field([], description="Sinks that are told what happens to mail, lists and scanners.")
     tracing: Tracing | None = None
     hostname: HostName | None = Field(
         None, description="Our name in SMTP greetings and Received fields. Default: the host name of the machine."

@@ -13,6 +13,7 @@ from bridge.config import model
 from bridge.config.model import Config
 from bridge.daemon import certificates, wiring
 from bridge.daemon.core import Core, count
+from bridge.daemon.event_wiring import event_plans
 from bridge.daemon.http_api.callers import read_callers
 from bridge.filter.headers import HeaderEditor
 from bridge.filter.pipeline import Filter
@@ -50,6 +51,7 @@ class Components:
         self._headers = HeaderEditor(conf.headers.prefix, wiring.hostname(conf), conf.headers.received)
         if wiring.wanted_lists(conf):
             wiring.list_settings(conf)  # raises now if the API key cannot be read
+        self.event_plans = event_plans(conf, core.state)
         self.plans = [self._plan(listener) for listener in conf.listeners]
         core.metrics.next_hop_mails.start([hop.name for hop in self.hops], RESULTS)
 

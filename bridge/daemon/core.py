@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from bridge.config.model import Config
 from bridge.daemon import resources, wiring
+from bridge.daemon.events import Events
 from bridge.daemon.list_refresh import ListRefresh
 from bridge.daemon.loop_lag import LoopLag
 from bridge.daemon.reload import ReloadHistory
@@ -48,6 +49,7 @@ class Core:
     recent: RecentMails
     history: Recorder | None
     tracing: Tracing | None
+    events: Events
     reloads: ReloadHistory = field(default_factory=ReloadHistory)
     lag: LoopLag = field(default_factory=LoopLag)
 
@@ -57,7 +59,7 @@ class Core:
         return self.tracing.begin if self.tracing is not None else None
 
     def report(self, record: Record) -> None:
-        """A mail is finished: count it, log it, record it, trace it."""
+        """A mail is finished: count it, log it, record it, trace it, tell the event sinks."""
         self.metrics.record(record)
         self.recent.note(record)
         self.mail_log.decided(record)
@@ -65,6 +67,8 @@ class Core:
             self.history.note(record)
         if self.tracing is not None:
             self.tracing.report(record)
+        if (recorder := self.events.recorder) is not None:
+            recorder.put(record)
 
     def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
         """A client was refused before there was a mail."""
@@ -94,6 +98,7 @@ def build_core(conf: Config, writer: LineWriter | None, worker: WorkerContext) -
             conf, state, lambda: worker.is_first, lambda result, n: _add(metrics.history, result, n)
         ),
         tracing=wiring.tracing(conf),
+        events=Events(metrics, is_ours=lambda: worker.is_first),
     )
 
 

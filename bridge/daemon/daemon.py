@@ -20,6 +20,7 @@ from bridge.daemon.admin import AdminView, create_admin
 from bridge.daemon.components import Components, Server
 from bridge.daemon.core import Core, build_core
 from bridge.daemon.embedded import accept_new_token, start_service
+from bridge.daemon.event_sources import watch_event_sources
 from bridge.daemon.gauges import connect_gauges
 from bridge.daemon.http_api.build import build_api
 from bridge.daemon.list_refresh import ListRefresh
@@ -224,6 +225,7 @@ class Daemon:
             await core.late.stop(self._shutdown.remaining_s)
         if retired:
             await asyncio.sleep(_LAST_QUESTIONS_S)
+        await core.events.close()
         self.view.publish()  # what this process has counted must outlive it
         await self._ending.aclose()
         log.info("stopped")
@@ -244,6 +246,7 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     if core.history is not None:
         core.history.start()
         ending.push_async_callback(asyncio.to_thread, core.history.close)  # after the last answers of next hops
+    ending.push_async_callback(core.events.close)
     service = None
     if conf.embedded_service and not worker.has_supervisor:
         service = await start_service(conf, core.state)
@@ -261,11 +264,12 @@ async def _start(conf: Config, core: Core, shutdown: Shutdown, ending: AsyncExit
     await admin.start()
     await _open_stores(running, ending)
     ending.push_async_callback(tasks.close)
+    core.events.adopt(running.components.event_plans)
     await _listen(running)
     background = (
         *(upkeep.purge_regularly(), upkeep.reconcile(), upkeep.count_regularly()),
         *(core.lag.watch(), core.list_refresh.watch(), MallocTrim().watch(), view.publish_regularly()),
-        watch_next_hops(running),
+        *(watch_next_hops(running), watch_event_sources(running)),
     )
     for work in background:
         tasks.start(work)

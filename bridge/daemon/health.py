@@ -21,6 +21,7 @@ RECENT_S = 600.0  # older outcomes say nothing about now
 _ENOUGH = 3  # mails in a row
 _ENOUGH_RECIPIENTS = 10  # the same if every refusal concerns a recipient: spam to invented addresses is common
 _NAMED = 3  # domains in one sentence
+_EVENTS_LATE_S = 60
 _STALE_FACTOR = 3  # a list is stale after this many missed refreshes
 
 _WORDS = {
@@ -183,6 +184,7 @@ def _others(state: dict[str, Any], conf: Config) -> Iterator[str]:
             yield f"worker {worker['pid']} has not responded for {worker['silent_s']} s"
     for copy in state["lists"]:
         yield from _list(copy, conf)
+    yield from _events(state)
 
 
 def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
@@ -194,6 +196,19 @@ def _list(copy: dict[str, Any], conf: Config) -> Iterator[str]:
     elif copy["age_s"] > _STALE_FACTOR * conf.lists.refresh:
         problem = f" ({copy['problem']})" if copy["problem"] else ""
         yield f"{name} is stale: its copy is {copy['age_s']} s old{problem}"
+
+
+def _events(state: dict[str, Any]) -> Iterator[str]:
+    if problem := state.get("events_problem"):
+        yield f"events cannot be recorded: {problem}"
+    for sink in state.get("events", ()):
+        if sink["problem"] and sink["oldest_s"] > _EVENTS_LATE_S:
+            yield (
+                f"event sink {sink['name']}: {sink['waiting']:,} events wait, "
+                f"the oldest for {sink['oldest_s']} s: {sink['problem']}"
+            )
+        if sink["dead"]:
+            yield f"event sink {sink['name']}: {sink['dead']:,} dead letters; see `scanbridge events dead`"
 
 
 def recent_of(lists: Sequence[Sequence[Sequence[Any]]], last: int) -> list[list[Any]]:

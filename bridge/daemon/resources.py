@@ -73,6 +73,14 @@ def read_secret(path: Path, key: str) -> str:
     return text
 
 
+def need_readable(path: Path, key: str) -> None:
+    """A file that a library reads later."""
+    try:
+        path.open("rb").close()
+    except OSError as exc:
+        raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc
+
+
 def make_secret(path: Path, key: str) -> None:
     """Create a random secret unless the file exists: 32 bytes as 64 hex digits, readable only by its owner."""
     try:
@@ -128,10 +136,7 @@ def listener_tls(tls: model.Tls, directory: Path, key: str) -> ssl.SSLContext:
 
 def _load_chain(context: ssl.SSLContext, cert: Path, key_path: Path, key: str) -> None:
     for path, name in ((cert, key), (key_path, key.replace("cert_file", "key_file"))):
-        try:
-            path.open("rb").close()
-        except OSError as exc:
-            raise ConfigError(f"{name}: {path} cannot be read: {exc.strerror}") from exc
+        need_readable(path, name)
     try:
         # An encrypted key would ask for its password on the terminal; an empty one makes it fail instead.
         context.load_cert_chain(cert, key_path, password=lambda: b"")

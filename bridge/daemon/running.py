@@ -49,4 +49,5 @@ class Running:
         core.spool.limit, core.spool.memory_per_mail, core.spool.directory = wiring.spool_settings(conf)
         core.worker.sockets.keep_only(wiring.addresses(conf))
         core.list_refresh.adopt(conf)
+        core.events.adopt(components.event_plans)
         return removed

@@ -71,6 +71,8 @@ class Status:
                 for listener in running.config.listeners
             ],
             "lists": core.list_refresh.state(),
+            "events": core.events.state(),
+            "events_problem": core.events.problem,
             "scanner": [_scanner(host) for host in running.scanner.hosts],
             "next_hops": merged_hops([self._next_hop(hop) for hop in running.components.hops]),
         }

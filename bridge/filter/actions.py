@@ -71,6 +71,7 @@ class Actions:
             await self._quarantine.keep(tx, b"", {"reason": "refused", "reply": str(reply), "rule": record.rule})
         except StoreError as exc:
             return _not_stored(record, exc, None)
+        record.is_kept = True
         return Outcome(Action.QUARANTINE, accepted(tx.id))
 
     async def hand_on(self, record: Record, result: AnalysisResult | None, unscanned: str = "") -> Outcome:
@@ -100,6 +101,7 @@ class Actions:
             facts |= {"tags": list(result.tags), "ggrid": result.ggrid}
         stamp = self._headers.stamp(tx.id, result, str(why))
         await self._quarantine.keep(tx, self._headers.lines(tx, stamp), facts)
+        record.is_kept = True
 
 
 def _not_stored(record: Record, exc: StoreError, result: AnalysisResult | None) -> Outcome:

@@ -56,6 +56,7 @@ class Record:
     at: Literal["", "mail", "rcpt"] = ""  # refused before the content: the whole mail, or one recipient
     rule: str = ""  # the rule that decided, in shadow mode the one that would have: see `rule_names`
     unscanned: str = ""  # why the mail was handed on without a decision
+    is_kept: bool = False  # it is in our quarantine, alone or as a copy
     doubts: tuple[str, ...] = ()  # why the structure of the mail is ambiguous, where the listener asks
     subject: bytes = b""  # from the mail's own header, as it is written there
     scanner: str = ""  # the URL of the host that was asked last

@@ -44,6 +44,7 @@ SATURATION = ("limit", "scanner")
 DOUBTS = sorted(CRAFTED | RARE)  # docs/operate/service.md explains each
 TOLD = ("each", "one")
 REFRESHES = ("ok", "failed")
+EVENTS_LOST = ("queue", "outbox", "stop", "expired")
 
 
 class Metrics(Collector):
@@ -61,6 +62,7 @@ class Metrics(Collector):
         self._declare_quarantine()
         self._declare_history()
         self._declare_upkeep()
+        self._declare_events()
         self._declare_process()
         self.registry = CollectorRegistry(auto_describe=True)
         self.registry.register(self)
@@ -290,6 +292,32 @@ class Metrics(Collector):
             "scanbridge_config_reload_time_seconds", "When the effective configuration was loaded, in Unix time."
         )
 
+    def _declare_events(self) -> None:
+        self.events = Counter("scanbridge_events", "Events that were recorded, by type.", ("type",))
+        self.events_delivered = Counter("scanbridge_events_delivered", "Events that a sink has taken.", ("sink",))
+        self.events_failed = Counter(
+            "scanbridge_events_failed_deliveries", "Attempts to deliver events that a sink did not take.", ("sink",)
+        )
+        self.events_lost = Counter(
+            "scanbridge_events_lost",
+            "Events that a sink will never get, by reason: the database was slow or gone and the queue in memory full "
+            "(queue), too many were waiting (outbox), the database was gone when scanbridge stopped (stop), or a dead "
+            "letter was 30 days old (expired).",
+            ("sink", "reason"),
+        )
+        self.events_waiting = Gauge("scanbridge_events_waiting", "Events that wait for delivery.", ("sink",))
+        self.events_waiting_bytes = Gauge(
+            "scanbridge_events_outbox_bytes", "Bytes of the events in the outbox, with dead letters.", ("sink",)
+        )
+        self.events_oldest = Gauge(
+            "scanbridge_events_oldest_age_seconds",
+            "Age of the oldest event that waits for delivery, 0 if none does.",
+            ("sink",),
+        )
+        self.events_dead = Gauge(
+            "scanbridge_events_dead", "Dead letters: events that a sink did not take and that wait for you.", ("sink",)
+        )
+
     def _declare_process(self) -> None:
         """The names that every Prometheus client exports, for all workers together."""
         self.cpu = Counter("process_cpu_seconds", "User and system CPU time of all workers.", ())
@@ -320,6 +348,14 @@ class Metrics(Collector):
     def start_lists(self, listener: str, names: Iterable[str]) -> None:
         """Create all series of the lists that this listener names at 0."""
         self.list_matches.start([listener], names, [action.value for action in ListAction])
+
+    def start_events(self, sinks: Iterable[str], types: Iterable[str]) -> None:
+        """Create all series of these sinks and types at 0."""
+        names = tuple(sinks)
+        self.events.start(types)
+        self.events_delivered.start(names)
+        self.events_failed.start(names)
+        self.events_lost.start(names, EVENTS_LOST)
 
     def snapshot(self) -> dict[str, Any]:
         """Plain numbers, for another process."""

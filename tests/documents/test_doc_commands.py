@@ -49,6 +49,13 @@ STORIES: dict[str, Story] = {
     "docs/operate/find-a-mail.md": Story(
         prepare=RECORDED, shows=["was put into quarantine", "quarantine show", "malware", "action=quarantine"]
     ),
+    "docs/operate/events.md": Story(
+        prepare="""
+            configured bridge.yml <<<'events: [{name: log, type: file, path: events.jsonl}]'
+            embedded
+        """,
+        shows=["the new configuration is in use", "log: ok", r"log \(file\): \d+ waiting", "0 deleted"],
+    ),
     "docs/operate/history-over-http.md": Story(
         prepare="""
             configured /etc/scanbridge/bridge.yml </dev/null

@@ -134,8 +134,8 @@ def test_addresses_are_hidden_as_in_the_log(tmp_path: Path) -> None:
         running.recorder.note_refusal("mx", saturated("192.0.2.7", "a@sender.example"))
         rows = running.wait_for(2)
     text = json.dumps(rows)
-    assert "a@sender" not in text and "b@example" not in text and "m@x" not in text
-    assert text.count("*@sender.example") == 4 and text.count("*@example.org") == 3
+    assert "a@sender" not in text and "b@example" not in text and "m@x" not in text and "subject" not in text
+    assert text.count("*@sender.example") == 3 and text.count("*@example.org") == 3
 
 
 def test_attempts_with_one_mail_are_joined(tmp_path: Path) -> None:

@@ -199,6 +199,7 @@ def watched_bridge(
             "workers": 2,
             "admission": {"limit": "adaptive"},
             "quarantine": {"max_size": "1GiB"},
+            "events": [{"name": "log", "type": "file", "path": "events.jsonl"}],
             "lists": {"url": lists.url, "api_key_file": str(lists.key_file)},
             **sections,
         }

@@ -45,3 +45,5 @@ async def _findings(conf: Config) -> AsyncIterator[Finding]:
             yield finding
     if conf.tracing is not None:
         yield await remote.check_tracing(conf, conf.tracing.endpoint)
+    for finding in local.check_event_sinks(conf):
+        yield finding

@@ -16,7 +16,7 @@ from typing import Any
 from bridge.cli.check.finding import Finding
 from bridge.config.model import Config, Listener
 from bridge.config.profiles import PROFILES
-from bridge.daemon import certificates, embedded, resources, wiring
+from bridge.daemon import certificates, embedded, event_wiring, resources, wiring
 from bridge.daemon.http_api.callers import read_callers
 from bridge.daemon.sockets import open_listening
 from bridge.errors import BridgeError, ConfigError
@@ -230,3 +230,19 @@ def _limit_of(pid: int) -> int | None:
     except OSError:
         return None
     return int(match.group(1)) if match else None
+
+
+def check_event_sinks(conf: Config) -> Iterator[Finding]:
+    """The files that sinks name. Whether a receiver takes events shows `scanbridge events test`."""
+    state = resources.state_directory(conf.state_directory)
+    for sink in conf.events:
+        what = f"event sink {sink.name}"
+        try:
+            event_wiring.sink_maker(conf, sink, state)
+        except ConfigError as exc:
+            yield Finding(what, str(exc))
+            continue
+        path = resources.locate(sink.secret_file, conf.directory) if sink.secret_file else None
+        is_open = path is not None and path.stat().st_mode & stat.S_IROTH
+        warning = f"secret_file: every user of this machine can read it: run chmod 600 {path}" if is_open else ""
+        yield Finding(what, detail=sink.type, warning=warning)

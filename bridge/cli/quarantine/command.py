@@ -205,14 +205,37 @@ async def _release_all(
                     is_partial = isinstance(exc, Mixed) and exc.accepted > 0
                     what = "released to some only" if is_partial else "not released"
                     bulk.failed(f"{mail.id}: {what}: {exc}", exit_code(exc))
+                    if is_partial:
+                        _tell_sinks(session, mail.id)
                     if isinstance(exc, NextHopError):
                         session.note_release(mail, order.to, str(exc.reply), is_done=False)
                 else:
                     session.note_release(mail, order.to, str(delivered.reply), is_done=True)
+                    _tell_sinks(session, mail.id)
                     bulk.succeeded(f"{mail.id}: released: {delivered.reply}")
     finally:
         await relay.close()
     return bulk.code
+
+
+def _tell_sinks(session: Session, mail_id: str) -> None:
+    """The last attempt says who has the mail now."""
+    if not session.config.events:
+        return
+    from bridge.daemon.event_wiring import report_release
+    from bridge.errors import BridgeError
+    from bridge.events.event import Release
+
+    try:
+        mail = session.quarantine.read(mail_id)
+        last = mail.releases[-1]
+        got_it = last.to if last.is_done else tuple(address for address in last.to if address in last.delivered)
+        release = Release(mail_id, mail.envelope.sender, got_it, last.by, last.reply, mail.listener, mail.tenant)
+        problem = report_release(session.config, session.state, release)
+    except BridgeError as exc:
+        problem = str(exc)
+    if problem:
+        say(f"{mail_id}: released, but the event sinks do not know: {problem}", err=True)
 
 
 @quarantine.command()

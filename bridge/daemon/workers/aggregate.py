@@ -172,6 +172,7 @@ def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str,
             "problem": next((text for state in states if (text := state["history"]["problem"])), ""),
             "lost": sum(state["history"]["lost"] for state in states),
         },
+        "events_problem": next((text for state in states if (text := state["events_problem"])), ""),
         "scanner": [_merged_host([host, *_others(others, "scanner", "url", host)]) for host in own["scanner"]],
         "next_hops": merged_hops(
             [hop for own_hop in own["next_hops"] for hop in (own_hop, *_others(others, "next_hops", "name", own_hop))]

@@ -1,0 +1,165 @@
+"""From the configuration to event sinks, as `wiring` does it for everything else.
+
+Also what commands need that have an event of their own: `scanbridge quarantine release` is another process than the
+daemon, and writes to the same outbox.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+from bridge.config.events import EventSink
+from bridge.config.model import Config
+from bridge.daemon import resources, wiring
+from bridge.errors import ConfigError
+from bridge.events.delivery import DeliverySettings, SinkPlan
+from bridge.events.event import EventType, Release, released
+from bridge.events.outbox import Entry, Limit, Outbox, OutboxError
+from bridge.events.recorder import Plan, RecorderSettings
+from bridge.events.sinks.sink import Sink
+from bridge.runtime.database import Database
+
+FILE = "events.sqlite"
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlans:
+    """What one version of the configuration says about events."""
+
+    place: Database
+    recorder: RecorderSettings
+    delivery: DeliverySettings
+
+
+def event_plans(conf: Config, state: Path) -> EventPlans | None:
+    """None without sinks. Raises ConfigError, now and not when the first event is delivered."""
+    if not conf.events:
+        return None
+    sinks = tuple(
+        SinkPlan(sink.name, sink_maker(conf, sink, state), sink.format == "ocsf", sink.max_attempts)
+        for sink in conf.events
+    )
+    return EventPlans(outbox_place(conf, state), recorder_settings(conf), DeliverySettings(sinks))
+
+
+def recorder_settings(conf: Config) -> RecorderSettings:
+    plans = tuple(Plan(sink.name, frozenset(sink.types), Limit(sink.max_events, sink.max_size)) for sink in conf.events)
+    return RecorderSettings(plans, wiring.hostname(conf), wiring.redaction(conf))
+
+
+def outbox_place(conf: Config, state: Path) -> Database:
+    place = wiring.state_database(conf, state, "")
+    return Database.file(state / FILE) if place.is_sqlite else place
+
+
+# Sinks
+
+
+def sink_maker(conf: Config, sink: EventSink, state: Path) -> Callable[[], Sink]:
+    """Reads the files that the sink names; the sink itself is made later, in its thread. Raises ConfigError."""
+    match sink.type:
+        case "file":
+            return _file(sink, state)
+        case "webhook":
+            return _webhook(conf, sink)
+        case "syslog":
+            return _syslog(conf, sink)
+        case "nats":
+            return _nats(conf, sink)
+
+
+def _file(sink: EventSink, state: Path) -> Callable[[], Sink]:
+    from bridge.events.sinks.file import FileSink
+
+    path = state / (sink.path or "")
+    if not path.parent.is_dir():
+        raise ConfigError(f"{_key(sink, 'path')}: there is no directory {path.parent}; create it for the daemon's user")
+    return lambda: FileSink(path)
+
+
+def _webhook(conf: Config, sink: EventSink) -> Callable[[], Sink]:
+    from bridge.events.sinks.webhook import WebhookSettings, WebhookSink, read_secrets
+
+    key = _key(sink, "secret_file")
+    path = resources.locate(sink.secret_file or "", conf.directory)
+    try:
+        secrets = read_secrets(path.read_text(encoding="ascii"))
+    except OSError as exc:
+        raise ConfigError(f"{key}: {path} cannot be read: {exc.strerror}") from exc
+    except UnicodeDecodeError:
+        raise ConfigError(f"{key}: {path} is not plain text") from None
+    except ValueError as exc:
+        raise ConfigError(f"{key}: {path}: {exc}") from None
+    assert sink.url is not None
+    tls = resources.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file"))
+    settings = WebhookSettings(sink.url, secrets, sink.timeout, tls)
+    return lambda: WebhookSink(settings)
+
+
+def _syslog(conf: Config, sink: EventSink) -> Callable[[], Sink]:
+    from bridge.events.sinks.syslog import SyslogSettings, SyslogSink
+
+    assert sink.address is not None
+    tls = resources.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file")) if sink.tls else None
+    settings = SyslogSettings(sink.address, sink.facility, wiring.hostname(conf), sink.timeout, tls)
+    return lambda: SyslogSink(settings)
+
+
+def _nats(conf: Config, sink: EventSink) -> Callable[[], Sink]:
+    if find_spec("nats") is None:
+        raise ConfigError(f"{_key(sink, 'type')}: the NATS client is missing: pip install 'scanbridge[nats]'")
+    from bridge.events.sinks.nats import NatsSettings, NatsSink
+
+    is_encrypted = bool(sink.ca_file) or any(server.startswith("tls:") for server in sink.servers)
+    credentials = resources.locate(sink.credentials_file, conf.directory) if sink.credentials_file else None
+    if credentials is not None:
+        resources.need_readable(credentials, _key(sink, "credentials_file"))
+    token = None
+    if sink.token_file:
+        token = resources.read_secret(resources.locate(sink.token_file, conf.directory), _key(sink, "token_file"))
+    settings = NatsSettings(
+        servers=tuple(sink.servers),
+        subject=sink.subject,
+        jetstream=sink.jetstream,
+        timeout_s=sink.timeout,
+        tls=resources.client_tls(sink.ca_file, conf.directory, _key(sink, "ca_file")) if is_encrypted else None,
+        credentials=credentials,
+        token=token,
+    )
+    return lambda: NatsSink(settings)
+
+
+def _key(sink: EventSink, name: str) -> str:
+    return f"events: {sink.name}: {name}"
+
+
+# For commands
+
+
+def report_release(conf: Config, state: Path, release: Release) -> str:
+    """Tell the sinks that want to know about released mail. Returns what went wrong; the mail is released anyway."""
+    wanting = [sink for sink in conf.events if EventType.RELEASED in sink.types]
+    if not wanting:
+        return ""
+    try:
+        place = outbox_place(conf, state)
+        settings = recorder_settings(conf.model_copy(update={"state_directory": str(state)}))
+    except ConfigError as exc:
+        return str(exc)
+    event = released(release, settings.redaction, time.time())
+    body = event.to_json(settings.source)
+    entries = [Entry(sink.name, event.id, event.type, event.about, event.time, body) for sink in wanting]
+    outbox = Outbox(place)
+    try:
+        limits = {sink.name: Limit(sink.max_events, sink.max_size) for sink in wanting}
+        excess = outbox.add(entries, limits)
+    except OutboxError as exc:
+        return str(exc)
+    finally:
+        outbox.close()
+    full = [name for name, number in excess.items() if number]
+    return f"too many events wait for {', '.join(full)}" if full else ""

@@ -1,0 +1,1 @@
+"""Events: what happened, told to other programs: a file, a webhook, syslog, NATS."""

@@ -1,0 +1,74 @@
+"""A file of JSON lines, on disk before an event counts as delivered.
+
+The name is looked at before each batch: once a file was renamed or removed (logrotate), the next batch creates a new
+one. A line is whole or not there: what a full disk cut off is taken back, and what a crash cut off is ended with a
+line feed, so that the next line can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bridge.events.outbox import Entry
+from bridge.events.sinks.sink import NotDelivered, Results, all_failed
+
+
+@dataclass(slots=True)
+class FileSink:
+    path: Path
+    batch: int = 500
+    _fd: int = field(default=-1, init=False)
+
+    async def deliver(self, entries: Sequence[Entry]) -> Results:
+        try:
+            await asyncio.to_thread(self._append, b"".join([entry.body + b"\n" for entry in entries]))
+        except OSError as exc:
+            await self.close()
+            return all_failed(entries, NotDelivered(f"{self.path}: {exc.strerror or exc}"))
+        return {entry.seq: None for entry in entries}
+
+    def _append(self, lines: bytes) -> None:
+        if not self._is_current():
+            self._open()
+        start = os.fstat(self._fd).st_size
+        view = memoryview(lines)
+        try:
+            while view:
+                view = view[os.write(self._fd, view) :]
+            os.fdatasync(self._fd)
+        except OSError:
+            os.ftruncate(self._fd, start)
+            raise
+
+    def _is_current(self) -> bool:
+        if self._fd < 0:
+            return False
+        try:
+            named, ours = self.path.stat(), os.fstat(self._fd)
+        except FileNotFoundError:
+            return False
+        return (named.st_dev, named.st_ino) == (ours.st_dev, ours.st_ino)
+
+    def _open(self) -> None:
+        self._close()
+        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOCTTY | os.O_NONBLOCK
+        self._fd = os.open(self.path, flags, 0o640)
+        found = os.fstat(self._fd)
+        if not stat.S_ISREG(found.st_mode):  # a FIFO without a reader would stop all sinks
+            self._close()
+            raise OSError("is not an ordinary file")
+        if found.st_size and os.pread(self._fd, 1, found.st_size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def _close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    async def close(self) -> None:
+        self._close()
