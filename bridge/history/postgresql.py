@@ -233,7 +233,7 @@ def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
         values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
     if query.words:
         conditions.append(f"{_WORDS} @@ to_tsquery('simple', %(words)s)")
-        values["words"] = " & ".join(f"{word}:*" for word in query.words)
+        values["words"] = " & ".join(f"{word}:*" if is_beginning else word for word, is_beginning in query.words)
     conditions += _of_keys(query, values)
     conditions += _of_client(query, values)
     return " AND ".join(conditions) or "true", {name: storable(value) for name, value in values.items()}

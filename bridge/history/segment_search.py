@@ -199,10 +199,10 @@ def _conditions(query: HistoryQuery, live: bool) -> Statement:
     conditions += _of_addresses(query, values, live)
     conditions += _of_client(query, values)
     if query.words:
-        match = " ".join(f'"{word}"*' for word in query.words)
+        match = " ".join(f'"{word}"{"*" if is_beginning else ""}' for word, is_beginning in query.words)
         values["words"] = match
         fast = "mail.rowid IN (SELECT rowid FROM words WHERE words MATCH :words)"
-        parts = [f"mail.subject LIKE '%{word}%'" for word in query.words if word.isascii()]  # letters and digits
+        parts = [f"mail.subject LIKE '%{word}%'" for word, _ in query.words if word.isascii()]  # letters and digits
         conditions += [*parts, "has_words(mail.subject)"] if live else [fast]
     return " AND ".join(conditions) or "1", {name: storable(value) for name, value in values.items()}
 
@@ -280,7 +280,10 @@ def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
 
     def has_words(subject: str) -> bool:
         found = [word.casefold() for word in WORD.findall(subject)]
-        return all(any(part.startswith(word) for part in found) for word in words)
+        return all(
+            any(part == word or (is_beginning and part.startswith(word)) for part in found)
+            for word, is_beginning in words
+        )
 
     def has_tag(tags: str) -> bool:
         return any(part and tag(part) for part in tags.split(","))

@@ -54,7 +54,7 @@ _WHO = (
     click.option("--recipient", type=_Address(), metavar="ADDRESS", help=f"Recipient: {_ADDRESS_FORMS}."),
     click.option("--sender", type=_Address(), metavar="ADDRESS",
                  help=f"Envelope sender: {_ADDRESS_FORMS}; '<>' for the null sender."),
-    click.option("--subject", metavar="WORDS", help="Subject has these words, or words that begin with them."),
+    click.option("--subject", metavar="WORDS", help="Subject has these words; invo* stands for all that begin so."),
     click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
 )  # fmt: skip
