@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from bridge.mail.address import comparable_address, comparable_domain
 
+MAX_KEY = 400  # characters of an address; PostgreSQL takes 2,700 bytes
 CANCELLED = "cancelled"  # the action when the client went away
 
 
@@ -133,11 +134,11 @@ def key_of(role: str, wanted: str) -> str:
         return f"{role}:"
     if "@" not in wanted.lstrip("@") and not wanted.startswith("~"):  # ~: a pseudonym
         return f"{role}:@{comparable_domain(wanted.lstrip('@'))}"
-    return f"{role}:{comparable_address(wanted)}"
+    return f"{role}:{comparable_address(wanted)[-MAX_KEY:]}"
 
 
 def _keys(role: str, address: str) -> Iterator[str]:
-    compared = comparable_address(address)
+    compared = comparable_address(address)[-MAX_KEY:]  # of a longer one, the end: it has the domain
     yield role + compared
     _, at, domain = compared.rpartition("@")
     if at:

@@ -36,7 +36,7 @@ _NAMES = ", ".join(f'"{name}"' for name in _COLUMNS)
 _INDEXED = ("at", "id", "session", "client", "message_id", "ggrid", "queue_id", "next_id")
 _EQUAL = ("id", "action", "decision", "rule", "listener", "stage", "attempt")
 _EXACT = ("id", "session", "queue_id", "next_id", "message_id", "ggrid")
-_WORDS = "to_tsvector('simple', subject)"
+_WORDS = "to_tsvector('simple', regexp_replace(subject, '[^[:alnum:]]+', ' ', 'g'))"  # without hosts, paths, numbers
 
 
 def _create(connection: Connection) -> None:
@@ -70,15 +70,20 @@ class PostgresHistory:
     # Writing
 
     def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
-        """All of them or none."""
-        with self._writing() as connection:
-            for day in {int(row.at // _DAY_S) for _, row in rows} - self._days:
-                _add_partition(connection, day)
-            cursor = connection.connection.cursor()
-            with cursor.copy(f"COPY history_mail ({_NAMES}, keys) FROM STDIN") as copy:
-                for kind, row in rows:
-                    copy.write_row((*map(storable, (*row, *kind)), storable(_keys(kind, row))))
-        self._days |= {int(row.at // _DAY_S) for _, row in rows}
+        """All of them or none. If the answer to the commit is lost, they are written twice; `find` shows them once."""
+        days = {int(row.at // _DAY_S) for _, row in rows}
+        try:
+            with self._writing() as connection:
+                for day in days - self._days:
+                    _add_partition(connection, day)
+                cursor = connection.connection.cursor()
+                with cursor.copy(f"COPY history_mail ({_NAMES}, keys) FROM STDIN") as copy:
+                    for kind, row in rows:
+                        copy.write_row((*map(storable, (*row, *kind)), storable(_keys(kind, row))))
+        except HistoryError:
+            self._days.clear()  # another process may have dropped one
+            raise
+        self._days |= days
 
     def note(self, events: Sequence[LaterEvent]) -> None:
         with self._writing() as connection:
@@ -119,7 +124,8 @@ class PostgresHistory:
         limit = f" LIMIT {query.limit:d}" if query.limit else ""
         text = f"SELECT {_NAMES} FROM history_mail WHERE {where} ORDER BY at DESC, id DESC{limit}"  # noqa: S608
         with self._reading() as connection:
-            return [_entry(tuple(row)) for row in connection.exec_driver_sql(text, values)]
+            found = dict.fromkeys(tuple(row) for row in connection.exec_driver_sql(text, values))
+        return [_entry(row) for row in found]
 
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""

@@ -43,7 +43,7 @@ class HistoryQuery:
     @property
     def words(self) -> tuple[tuple[str, bool], ...]:
         """Each word that the subject must have, and whether it is only the beginning of one."""
-        return tuple((word.casefold(), star == "*") for word, star in _WANTED.findall(self.subject))
+        return tuple((word.lower(), star == "*") for word, star in _WANTED.findall(self.subject))
 
     @property
     def cursor(self) -> tuple[float, str] | None:

@@ -32,7 +32,7 @@ from bridge.observe.redaction import FULL, Redaction
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB
+MAX_WAITING = 20_000  # rows of one process in memory, about 25 MB; twenty recipients weigh as much as a row
 MAX_REFUSALS_PER_S = 50  # rows of one process for refusals before the content; further ones are summed by client
 MAX_SUMS = 50  # rows of one batch for clients; further ones are summed together
 MAX_DEFERRED = 10_000  # mails that may come again
@@ -41,6 +41,7 @@ BATCH_S = 0.3
 RETRY_S = 1.0
 UPKEEP_S = 600.0
 _BATCH_ROWS = 2_000
+_TRIED_APART = 20  # rows of a batch that was refused
 # Mails written, refusals that share a row, mails lost because too many waited, mails lost at the end of the process,
 # and deleted parts of the history: old ones, and those that exceeded the size.
 RESULTS = ("written", "summed", "overflow", "failed", "deleted", "deleted_early")
@@ -62,6 +63,10 @@ _NO_ROW = Row(0.0, "", "", "", "", "", "", 0, "", "", "", "", 0.0, 0.0, 0.0, "",
 
 
 _SumKey = tuple[str, str, str | None, str, str]  # listener, stage, client, sender, rule
+
+
+def _weight(more_recipients: int) -> int:
+    return 1 + max(0, more_recipients) // 20
 
 
 @dataclass(slots=True)
@@ -90,6 +95,8 @@ class Recorder:
         self._sums_lock = threading.Lock()
         self._second, self._refusals = 0, 0
         self._deferred: dict[tuple[str, str], float] = {}
+        self._found_deferred: dict[tuple[str, str], float] = {}  # by the thread
+        self._added, self._removed = 0, 0  # weights: each is changed by one thread only
         self._wake = threading.Event()
         self._is_closing = False
         self._problem = ""
@@ -119,7 +126,12 @@ class Recorder:
     @property
     def is_expecting_mail(self) -> bool:
         """Whether mail that was deferred may come again."""
-        return bool(self._deferred)
+        return bool(self._deferred or self._found_deferred)
+
+    @property
+    def has_sums(self) -> bool:
+        """Whether refusals wait for their rows."""
+        return bool(self._sums)
 
     # Called by the event loop
 
@@ -129,9 +141,10 @@ class Recorder:
         if record.at and not self._has_room_for_refusal(now):
             self._sum_record(record)
             return
-        if len(self._waiting) + len(self._rows) >= self._settings.max_waiting:
+        if self._added - self._removed >= self._settings.max_waiting:
             self._count("overflow", 1)
             return
+        self._added += _weight(len(record.tx.envelope.recipients) - 1)
         self._waiting.append((now, record, self._attempt(record, now)))
 
     def note_refusal(self, listener: str, refusal: EarlyRefusal) -> None:
@@ -185,6 +198,11 @@ class Recorder:
 
     def _attempt(self, record: Record, now: float) -> str:
         """The key that joins the attempts with one mail; "" if this is the only one so far."""
+        if self._found_deferred:
+            found, self._found_deferred = self._found_deferred, {}
+            for mark, at in found.items():
+                if mark not in self._deferred:
+                    self._remember(mark, at)
         outcome = record.outcome
         will_come_again = outcome is None or outcome.action is Action.TEMPFAIL
         if record.at or not (will_come_again or self._deferred):
@@ -225,14 +243,26 @@ class Recorder:
         waiting, redaction = self._waiting, self._settings.redaction
         while waiting:
             at, record, attempt = waiting[0]
-            self._rows.append(row_of(record, at, attempt, redaction))
+            try:
+                self._rows.append(row_of(record, at, attempt, redaction))
+            except Exception:  # one mail must not stop the history of all
+                log.exception("history: mail %s could not be described", record.tx.id)
+                self._count("failed", 1)
+                self._removed += _weight(len(record.tx.envelope.recipients) - 1)
             waiting.popleft()
         if self._sums:
             with self._sums_lock:
                 sums, self._sums = self._sums, {}
             for refusals in sums.values():
-                self._count("summed", refusals.count - 1)
-                self._rows.append((refusals.kind, refusals.row._replace(mails=refusals.count)))
+                self._take_sum(refusals)
+
+    def _take_sum(self, refusals: _Refusals) -> None:
+        if len(self._rows) >= self._settings.max_waiting:
+            self._count("failed", refusals.count)
+            return
+        self._count("summed", refusals.count - 1)
+        self._removed -= 1  # `_written` adds it again
+        self._rows.append((refusals.kind, refusals.row._replace(mails=refusals.count)))
 
     def _write(self) -> None:
         while self._rows:
@@ -243,12 +273,34 @@ class Recorder:
                 if str(exc) != self._problem:
                     log.warning("history: mails cannot be recorded: %s", exc)
                 self._problem = str(exc)
+                self._write_apart(batch[:_TRIED_APART])
                 return
-            del self._rows[: len(batch)]
-            self._count("written", len(batch))
+            self._written(len(batch), len(batch))
         if self._problem:
             log.info("history: mails are recorded again")
             self._problem = ""
+
+    def _write_apart(self, rows: list[tuple[Kind, Row]]) -> None:
+        """A single mail that the database refuses is left out and counted; if it refuses all, it is the database."""
+        refused = []
+        for number, row in enumerate(rows):
+            try:
+                self._store.append([row])
+            except HistoryError as exc:
+                refused.append(row)
+                if len(refused) == number + 1 and number >= 2:
+                    return  # nothing was written yet
+                log.debug("history: %s", exc)
+        if len(refused) < len(rows):
+            for _, mail in refused:
+                log.warning("history: mail %s cannot be recorded", mail.id)
+            self._count("failed", len(refused))
+            self._written(len(rows), len(rows) - len(refused))
+
+    def _written(self, taken: int, written: int) -> None:
+        self._removed += sum(_weight(row.recipients.count("\n")) for _, row in self._rows[:taken])
+        del self._rows[:taken]
+        self._count("written", written)
 
     def _look_for_deferred(self) -> None:
         """Mail that another process, or this one before a restart, has deferred may come to us."""
@@ -262,9 +314,9 @@ class Recorder:
             found = self._store.find(query)
         except HistoryError:
             return
-        for entry in found:
-            if entry.row.attempt:
-                self._deferred.setdefault((entry.row.sender, entry.row.message_id), entry.row.at)
+        self._found_deferred = {
+            (entry.row.sender, entry.row.message_id): entry.row.at for entry in found if entry.row.attempt
+        }
 
     def _keep_house(self) -> None:
         now = time.monotonic()

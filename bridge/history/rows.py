@@ -16,7 +16,8 @@ from bridge.mime.words import subject_text
 from bridge.observe.metrics import reason_of
 from bridge.observe.redaction import FULL, Redaction
 
-_MAX_TEXT = 1000
+_MAX_TEXT = 1000  # characters
+_MAX_KEY = 400  # of what is indexed: PostgreSQL takes 2,700 bytes
 _MAX_KINDS = 10_000
 
 _read_kind = attrgetter(
@@ -46,19 +47,19 @@ def row_of(record: Record, at: float, attempt: str, redaction: Redaction) -> tup
         mail_id,
         session,
         client.address or "",
-        client.helo or "",
+        (client.helo or "")[:_MAX_KEY],
         sender,
         recipients[0].address if len(recipients) == 1 else "\n".join([each.address for each in recipients]),
         size,
-        message_id,
+        message_id[:_MAX_KEY],
         subject_text(subject),
-        "" if outcome is None else str(outcome.reply),
-        "" if result is None else result.ggrid,
+        "" if outcome is None else str(outcome.reply)[:_MAX_TEXT],
+        "" if result is None else result.ggrid[:_MAX_KEY],
         wait_s,
         scan_s,
         relay_s,
-        client.ident or "",
-        next_id,
+        (client.ident or "")[:_MAX_KEY],
+        next_id[:_MAX_KEY],
         attempt,
         1,
         _more(record, redaction) if is_special else None,
@@ -115,11 +116,15 @@ def _more(record: Record, redaction: Redaction) -> str | None:
 
 def _redacted(kind: Kind, row: Row, redaction: Redaction) -> tuple[Kind, Row]:
     recipients = row.recipients.split("\n") if row.recipients else ()
-    return kind._replace(tags=redaction.text(kind.tags)), row._replace(
-        helo=redaction.text(row.helo),
+    hide = redaction.text
+    return kind._replace(tags=hide(kind.tags), verdict=hide(kind.verdict)), row._replace(
+        helo=hide(row.helo),
         sender=redaction.address(row.sender),
         recipients="\n".join(map(redaction.address, recipients)),
-        message_id=f"<{redaction.address(row.message_id.strip('<>'))}>" if row.message_id else "",
+        message_id=redaction.message_id(row.message_id),
+        ggrid=hide(row.ggrid),
+        queue_id=hide(row.queue_id),
+        next_id=hide(row.next_id),
         subject="",  # it may say more than the addresses
-        reply=redaction.text(row.reply),
+        reply=hide(row.reply),
     )

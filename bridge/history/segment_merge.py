@@ -20,6 +20,8 @@ from bridge.history.segments import (
     MERGING,
     finished_name,
     is_live,
+    quoted,
+    read_merging,
     segment_files,
     transaction,
 )
@@ -45,13 +47,11 @@ def merge_days(directory: Path, now: float) -> None:
 
 def complete_merge(directory: Path) -> None:
     """Remove the parts of a merged segment, if a crash has left them."""
-    note = directory / MERGING
-    if note.exists():
-        merging = json.loads(note.read_bytes())
-        if (directory / merging["merged"]).exists():
-            for name in merging["parts"]:
-                (directory / name).unlink(missing_ok=True)
-        note.unlink()
+    merging = read_merging(directory)
+    if merging is not None and (directory / merging["merged"]).exists():
+        for name in merging["parts"]:
+            (directory / name).unlink(missing_ok=True)
+    (directory / MERGING).unlink(missing_ok=True)
 
 
 def _merge(directory: Path, parts: list[tuple[float, float, Path]]) -> None:
@@ -74,8 +74,8 @@ def _merge(directory: Path, parts: list[tuple[float, float, Path]]) -> None:
 def _copy_all(paths: list[Path], new: Path) -> None:
     new.unlink(missing_ok=True)
     durable_files.make_private(new)
-    with closing(sqlite3.connect(":memory:", isolation_level=None)) as connection:
-        connection.execute("ATTACH ? AS finished", (str(new),))
+    with closing(sqlite3.connect("file::memory:", uri=True, isolation_level=None)) as connection:
+        connection.execute("ATTACH ? AS finished", (f"file:{quoted(new)}",))
         connection.execute("PRAGMA finished.synchronous=OFF")  # nothing is lost: the parts are still there
         connection.execute("PRAGMA finished.journal_mode=OFF")
         for statement in FINISHED_SCHEMA:
@@ -84,7 +84,7 @@ def _copy_all(paths: list[Path], new: Path) -> None:
         connection.execute("CREATE TABLE numbers (old INTEGER PRIMARY KEY, new INTEGER)")
         kinds: dict[Kind, int] = {}
         for path in paths:
-            connection.execute("ATTACH ? AS part", (str(path),))
+            connection.execute("ATTACH ? AS part", (f"file:{quoted(path)}?mode=ro",))  # must exist
             with transaction(connection):
                 _copy(connection, kinds)
             connection.execute("DETACH part")

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from bridge.history.entry import Kind, MailEntry, Row, address_keys, key_of, storable
 from bridge.history.query import WORD, By, HistoryQuery, Sum
-from bridge.history.segments import is_live, open_for_reading, segment_files
+from bridge.history.segments import is_damage, is_live, open_for_reading, segment_files, set_aside
 from bridge.history.store import HistoryError
 from bridge.history.sums import labels_of, ordered_sums
 
@@ -130,6 +130,9 @@ def _read(path: Path, query: HistoryQuery, statement: Statement) -> list[Any]:
             return []
         if is_live(path):
             raise _Changing(f"{path.name}: {exc}") from exc
+        if is_damage(exc):
+            set_aside(path)
+            raise _Changing from exc
         raise HistoryError(f"{path.name}: {exc}") from exc
 
 
@@ -279,7 +282,7 @@ def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
     network = ip_network(query.client, strict=False) if query.client else None
 
     def has_words(subject: str) -> bool:
-        found = [word.casefold() for word in WORD.findall(subject)]
+        found = [word.lower() for word in WORD.findall(subject)]
         return all(
             any(part == word or (is_beginning and part.startswith(word)) for part in found)
             for word, is_beginning in words

@@ -35,6 +35,7 @@ from bridge.runtime import durable_files
 log = logging.getLogger(__name__)
 
 MAX_ROWS = 40_000  # of one segment
+MAX_BYTES = 64 * 1024 * 1024  # of one live segment: mails with many recipients are large
 MAX_AGE_S = 86_400.0
 BUSY_S = 5.0
 _FINISH_RETRY_S = 10.0
@@ -86,6 +87,7 @@ class SegmentWriter:
         self._path = Path()
         self._connection: sqlite3.Connection | None = None
         self._kinds: dict[Kind, int] = {}
+        self._last_kind = 0
         self._rows = 0
         self._began = 0.0
         self._finish_after = 0.0
@@ -100,16 +102,20 @@ class SegmentWriter:
             for kind, row in rows:
                 number = self._kinds.get(kind)
                 if number is None:
-                    number = self._kinds[kind] = len(self._kinds) + 1
+                    number = self._kinds[kind] = self._last_kind + len(new) + 1
                     new.append((number, *kind))
                 values.append((number, *row))
             try:
                 _insert(connection, new, values)
-            except BaseException:
+            except BaseException as exc:
                 self._kinds = dict(list(self._kinds.items())[:known])
+                if is_damage(exc):
+                    self._set_aside()
                 raise
+            self._last_kind += len(new)
             self._rows += len(rows)
-        if self._rows >= self._max_rows or time.time() - self._began > MAX_AGE_S:
+            is_full = self._rows >= self._max_rows or _size(self._path) > MAX_BYTES
+        if is_full or time.time() - self._began > MAX_AGE_S:
             self._finish()
 
     def close(self) -> None:
@@ -131,18 +137,29 @@ class SegmentWriter:
         if self._connection is None:
             self._path = self._live_segment()
             try:
-                self._connection = _open_live(self._path, self._busy_s)
+                self._connect()
             except sqlite3.DatabaseError as exc:
-                if exc.sqlite_errorcode not in _DAMAGED:
+                if not is_damage(exc):
                     raise
-                self._path.replace(self._path.with_suffix(".damaged"))
+                self._set_aside()
                 self._path = self._live_segment()
-                self._connection = _open_live(self._path, self._busy_s)
-            self._rows, first = self._connection.execute("SELECT count(*), min(at) FROM mail").fetchone()
-            self._began = first or time.time()
-            kinds = self._connection.execute("SELECT * FROM kind")
-            self._kinds = {Kind(*values): number for number, *values in kinds}
+                self._connect()
+        assert self._connection is not None
         return self._connection
+
+    def _connect(self) -> None:
+        self._connection = _open_live(self._path, self._busy_s)
+        self._rows, first = self._connection.execute("SELECT count(*), min(at) FROM mail").fetchone()
+        self._began = first or time.time()
+        kinds = self._connection.execute("SELECT * FROM kind").fetchall()
+        self._kinds = {Kind(*values): number for number, *values in kinds}
+        self._last_kind = max([number for number, *_ in kinds], default=0)
+
+    def _set_aside(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+        set_aside(self._path)
 
     def _live_segment(self) -> Path:
         """The one that our slot has already, or a new one."""
@@ -162,6 +179,19 @@ class SegmentWriter:
         except HistoryError as exc:
             self._finish_after = time.monotonic() + _FINISH_RETRY_S
             log.warning("history: a segment cannot be finished now: %s", exc)
+
+
+def is_damage(exc: BaseException) -> bool:
+    return getattr(exc, "sqlite_errorcode", 0) & 0xFF in _DAMAGED
+
+
+def set_aside(path: Path) -> None:
+    """A damaged segment must not stop the others: it is renamed, for people to look at."""
+    log.warning("history: %s is damaged; it is now called %s", path, path.with_suffix(".damaged").name)
+    with suppress(FileNotFoundError):
+        path.replace(path.with_suffix(".damaged"))
+    for name in (f"{path.name}-wal", f"{path.name}-shm"):
+        path.with_name(name).unlink(missing_ok=True)
 
 
 def _insert(connection: sqlite3.Connection, kinds: list[tuple[Any, ...]], mails: list[tuple[Any, ...]]) -> None:
@@ -198,7 +228,7 @@ def _copy(connection: sqlite3.Connection, new: Path) -> None:
     with transaction(connection):
         for statement in (*FINISHED_SCHEMA, *_COPY, *INDEXES):
             connection.execute(statement)
-        connection.executemany("INSERT INTO finished.address VALUES (?, ?)", _all_address_keys(connection))
+        _copy_keys(connection)
     connection.execute("DETACH finished")
     durable_files.sync_file(new)
 
@@ -212,23 +242,35 @@ def remove_live(path: Path) -> None:
         path.with_name(name).unlink(missing_ok=True)
 
 
-def _all_address_keys(connection: sqlite3.Connection) -> list[tuple[str, int]]:
-    """Sorted: a table grows faster at its end."""
+def _copy_keys(connection: sqlite3.Connection) -> None:
+    """SQLite sorts them: sorting them here would stop all other threads for a tenth of a second."""
+    connection.execute("CREATE TEMP TABLE keys (key TEXT, mail INTEGER)")
     mails = connection.execute("SELECT rowid, sender, recipients FROM finished.mail")
-    return sorted({
-        (key, number)
-        for number, sender, recipients in mails
-        for key in address_keys(sender, recipients.split("\n") if recipients else ())
-    })  # fmt: skip
+    connection.executemany(
+        "INSERT INTO keys VALUES (?, ?)",
+        (
+            (key, number)
+            for number, sender, recipients in mails
+            for key in address_keys(sender, recipients.split("\n") if recipients else ())
+        ),
+    )
+    connection.execute("INSERT INTO finished.address SELECT DISTINCT key, mail FROM keys ORDER BY key, mail")
+    connection.execute("DROP TABLE keys")
 
 
 def finish_abandoned(directory: Path) -> None:
     """Finish live segments whose slot has no owner: of a process that was killed, or of fewer workers than before."""
     with _translated():
         for path in live_files(directory):
-            with _slot_lock(directory / f"slot-{_slot_of(path)}.lock") as lock:
-                if lock >= 0 and path.exists():
+            with slot_lock(directory / f"slot-{_slot_of(path)}.lock") as lock:
+                if lock < 0 or not path.exists():
+                    continue
+                try:
                     finish(path)
+                except sqlite3.DatabaseError as exc:
+                    if not is_damage(exc):
+                        raise
+                    set_aside(path)
 
 
 def delete_old(directory: Path, before: float, max_size: int | None) -> tuple[int, int]:
@@ -265,13 +307,21 @@ def segment_files(directory: Path) -> list[tuple[float, float, Path]]:
 
 def _without_parts(directory: Path, files: list[Path]) -> list[Path]:
     """The parts of a merged segment do not count, and it does not count itself before it has its name."""
-    try:
-        merging = json.loads((directory / MERGING).read_bytes())
-    except FileNotFoundError:  # it is complete now
+    merging = read_merging(directory)
+    if merging is None:  # it is complete now
         return [path for path in files if path.exists()]
     if not (directory / merging["merged"]).exists():
         return files
     return [path for path in files if path.name not in merging["parts"]]
+
+
+def read_merging(directory: Path) -> dict[str, Any] | None:
+    """None if nothing is being merged, or if the file cannot be read: then nothing was merged yet."""
+    try:
+        merging = json.loads((directory / MERGING).read_bytes())
+        return merging if {"merged", "parts"} <= merging.keys() else None
+    except (FileNotFoundError, ValueError, AttributeError):
+        return None
 
 
 def live_files(directory: Path) -> list[Path]:
@@ -311,11 +361,15 @@ def _token_of(path: Path) -> str:
     return path.stem.split("-")[-1]
 
 
+def quoted(path: Path) -> str:
+    """As a part of a URI for SQLite."""
+    return str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
+
+
 def open_for_reading(path: Path) -> sqlite3.Connection:
     """Raises sqlite3.Error, also if the segment was just finished or deleted."""
     options = "mode=rw" if is_live(path) else "mode=ro&immutable=1"  # rw: also to make the index of the journal
-    quoted = str(path.absolute()).replace("%", "%25").replace("?", "%3f").replace("#", "%23")
-    return sqlite3.connect(f"file:{quoted}?{options}", uri=True, timeout=BUSY_S, isolation_level=None)
+    return sqlite3.connect(f"file:{quoted(path)}?{options}", uri=True, timeout=BUSY_S, isolation_level=None)
 
 
 def _open_live(path: Path, busy_s: float = BUSY_S) -> sqlite3.Connection:
@@ -341,7 +395,7 @@ def _take_slot(directory: Path) -> tuple[int, int]:
 
 
 @contextmanager
-def _slot_lock(path: Path) -> Iterator[int]:
+def slot_lock(path: Path) -> Iterator[int]:
     lock = _try_lock(path)
     try:
         yield lock

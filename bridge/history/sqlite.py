@@ -41,14 +41,20 @@ class SqliteHistory:
             connection.executemany("INSERT INTO later VALUES (?, ?, ?, ?, ?)", values)
 
     def maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
-        segments.finish_abandoned(self._directory)
+        """Deletes first: the disk may be full. Another daemon may do the same with this directory: one at a time."""
+        try:
+            durable_files.make_directory(self._directory)
+            with segments.slot_lock(self._directory / "upkeep.lock") as lock:
+                return self._maintain(before, max_size) if lock >= 0 else (0, 0)
+        except (sqlite3.Error, OSError) as exc:
+            raise HistoryError(f"{self._directory}: {exc}") from exc
+
+    def _maintain(self, before: float, max_size: int | None) -> tuple[int, int]:
+        deleted = segments.delete_old(self._directory, before, max_size)
         with self._later() as connection:
             connection.execute("DELETE FROM later WHERE at < ?", (before,))
-        deleted = segments.delete_old(self._directory, before, max_size)
-        try:
-            segment_merge.merge_days(self._directory, time.time())
-        except (sqlite3.Error, OSError) as exc:
-            raise HistoryError(f"merging segments: {exc}") from exc
+        segments.finish_abandoned(self._directory)
+        segment_merge.merge_days(self._directory, time.time())
         return deleted
 
     def size(self) -> int:

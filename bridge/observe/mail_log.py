@@ -121,10 +121,6 @@ def _redact_recipients(redaction: Redaction, recipients: tuple[Recipient, ...]) 
     return tuple(Recipient(redaction.address(recipient.address)) for recipient in recipients[: MAX_RECIPIENTS + 1])
 
 
-def _redact_message_id(redaction: Redaction, message_id: str) -> str:
-    return f"<{redaction.address(message_id.strip('<>'))}>"
-
-
 def _redact_entry(redaction: Redaction, listed: ListMatch) -> ListMatch:
     return replace(listed, entry=redaction.text(listed.entry))
 
@@ -155,7 +151,7 @@ _FIELDS = (  # in reading order
     _Field("to", "tx.envelope.recipients", _WORD, _EVERY, show=_addresses, redact=_redact_recipients),
     _Field("nrcpt", "tx.envelope.recipients", _OURS, _EVERY, show=len),
     _Field("size", "size", _OURS, _EVERY),
-    _Field("message_id", "message_id", _WORD, _EVERY, absent="", redact=_redact_message_id),
+    _Field("message_id", "message_id", _WORD, _EVERY, absent="", redact=Redaction.message_id),
     _Field("tenant", "tenant"),
     _Field("decision", "outcome?.result?.decision", _OURS, _EVERY),
     _Field("verdict", "outcome?.result?.verdict", _WORD, _EVERY, absent=""),

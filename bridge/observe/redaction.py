@@ -20,6 +20,7 @@ _HASH_BYTES = 8
 _MAX_ADDRESS = 2048  # characters; a longer one is not searched for comments and quotes
 _MAX_TEXT = 64 * 1024  # a traceback may be long; of other text, the log shows less
 _END = r"""\s<>()\[\]",:;@\\"""  # an address has these only within quotes or brackets
+_MESSAGE_ID = re.compile(r"<[^<>\s]{1,2048}>")
 _PLAIN_DOMAIN = re.compile(r"[A-Za-z0-9._-]{1,255}")
 # A quote after a backslash may begin a local part, too, but is looked at no further than one reaches (RFC 5321
 # 4.5.3.1.1): text full of such quotes took quadratic time.
@@ -46,6 +47,12 @@ class Redaction:
             return f"*@{domain}" if domain else "*"
         compared = (address if is_long else comparable_address(address)).encode("utf-8", "surrogatepass")
         return f"~{hashlib.blake2b(compared, digest_size=_HASH_BYTES, key=self._key).hexdigest()}"
+
+    def message_id(self, text: str) -> str:
+        """A Message-ID, which is like an address; whatever else stands in the field is text."""
+        if self.mode == "full" or not text:
+            return text
+        return f"<{self.address(text[1:-1])}>" if _MESSAGE_ID.fullmatch(text) else self.text(text)
 
     def text(self, text: str) -> str:
         """The text with every address in it hidden: a next hop's reply, an error."""

@@ -7,6 +7,7 @@ import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +66,18 @@ class Trouble(SqliteHistory):
         super().append(rows)
 
 
+class Picky(Trouble):
+    """A database that refuses one mail."""
+
+    def append(self, rows: Sequence[tuple[Kind, Row]]) -> None:
+        if any(row.message_id == "<bad@x>" for _, row in rows):
+            raise HistoryError("value too long")
+        super().append(rows)
+
+
 class Running:
-    def __init__(self, directory: Path, **settings: Any) -> None:
-        self.store = Trouble(directory)
+    def __init__(self, directory: Path, store: type[Trouble] = Trouble, **settings: Any) -> None:
+        self.store = store(directory)
         self.counts: Counter[str] = Counter()
         self.recorder = Recorder(self.store, RecorderSettings(86400.0, batch_s=0.02, **settings), self._count)
         self.recorder.start()
@@ -229,3 +239,42 @@ def test_refusals_at_rcpt_share_rows_only_in_a_storm(tmp_path: Path) -> None:
     assert sum(row.get("mails", 1) for row in rows) == MAX_REFUSALS_PER_S * 4
     assert MAX_REFUSALS_PER_S < len(rows) <= 4 * (MAX_REFUSALS_PER_S + MAX_SUMS)
     assert sum(row.get("recipients") == ["b@example.org", "c@example.org"] for row in rows) >= MAX_REFUSALS_PER_S
+
+
+def test_one_mail_that_the_database_refuses_does_not_stop_the_others(tmp_path: Path) -> None:
+    """It is left out and counted."""
+    with recording(tmp_path, store=Picky) as running:
+        for number in range(10):
+            running.recorder.note(record(message_id="<bad@x>" if number == 4 else f"<{number}@x>"))
+        rows = running.wait_for(9)
+        assert len(rows) == 9 and running.counts["failed"] == 1
+        running.recorder.note(record(message_id="<last@x>"))
+        running.wait_for(10)
+
+
+def test_a_storm_while_the_database_is_gone_is_bounded(tmp_path: Path) -> None:
+    """Refusals that find no room are counted, each of them."""
+    with recording(tmp_path, max_waiting=20) as running:
+        running.store.fails.set()
+        for number in range(5_000):
+            running.recorder.note_refusal("mx", saturated(f"192.0.2.{number % 250}", ""))
+            if number % 100 == 0:
+                until(lambda: not running.recorder.has_sums, "the sums", 20.0)
+        until(lambda: not running.recorder.has_sums, "the sums", 20.0)
+        running.store.fails.clear()
+        until(lambda: running.recorder.problem == "", "the end of the problem", 20.0)
+        counts = running.counts
+        assert counts["failed"] > 0 and counts["written"] <= 20
+        assert counts["written"] + counts["summed"] + counts["failed"] == 5_000
+
+
+def test_mails_with_many_recipients_weigh_more(tmp_path: Path) -> None:
+    """Memory is limited, not only the number of rows."""
+    with recording(tmp_path, max_waiting=100) as running:
+        running.store.fails.set()
+        many = tuple(Recipient(f"{number}@example.org") for number in range(1000))
+        for _ in range(10):
+            mail = record()
+            mail.tx = replace(mail.tx, envelope=Envelope("a@sender.example", many))
+            running.recorder.note(mail)
+        assert running.counts["overflow"] == 8

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -79,16 +80,66 @@ def test_what_a_killed_process_wrote_is_there(tmp_path: Path) -> None:
     assert find(history) == ["ID0002", "ID0001"]
 
 
-def test_a_damaged_segment_is_set_aside(tmp_path: Path) -> None:
-    """A new one is begun in its place; finished ones that cannot be read are named."""
+def test_a_damaged_segment_is_set_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A new one is begun in its place, and a finished one that cannot be read does not stop a search."""
     (tmp_path / "slot-0-0123abcd.live").write_bytes(b"this is no database" * 1000)
     history = SqliteHistory(tmp_path, max_rows=2)
     add(history, mail(1), mail(2))
     assert files(tmp_path) == [".damaged", ".sqlite"]
     (finished,) = tmp_path.glob("*.sqlite")
     finished.write_bytes(b"this is no database" * 1000)
-    with pytest.raises(HistoryError, match=finished.name):
-        find(history)
+    add(history, mail(3))
+    assert find(history) == ["ID0003"]
+    assert files(tmp_path) == [".damaged", ".damaged", ".live"] and "is damaged" in caplog.text
+    history.maintain(0, None)
+
+
+def test_a_page_that_is_damaged_under_a_running_process_costs_one_batch(tmp_path: Path) -> None:
+    """The segment is set aside, and the next attempt begins another."""
+    history = SqliteHistory(tmp_path)
+    history.append([mail(number, subject="x" * 200) for number in range(500)])
+    (live,) = tmp_path.glob("*.live")
+    with closing(sqlite3.connect(live)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = live.read_bytes()
+    live.write_bytes(content[:4096] + b"\xff" * (len(content) - 4096))
+    history.close()
+    for attempt in range(3):
+        try:
+            add(history, mail(1000 + attempt))
+        except HistoryError:
+            continue
+    assert find(history)[0] == "ID1002"
+    assert ".damaged" in files(tmp_path)
+
+
+def test_kinds_that_look_alike_when_stored_do_not_stop_the_next_process(tmp_path: Path) -> None:
+    """A scanner's text with bytes that are no text."""
+    history = SqliteHistory(tmp_path)
+    add(history, mail(1, verdict="bad \udcff"), mail(2, verdict="bad \udcfe"), mail(3, verdict="fine"))
+    history.close()
+    add(history, mail(4, verdict="other"), mail(5, verdict="bad \udcfd"))
+    assert find(history) == ["ID0005", "ID0004", "ID0003", "ID0002", "ID0001"]
+    assert [entry.kind.verdict for entry in history.find(HistoryQuery())][:2] == ["bad ?", "other"]
+
+
+def test_a_large_live_segment_is_finished_early(tmp_path: Path) -> None:
+    """Mails with a thousand recipients: few of them fill a segment."""
+    history = SqliteHistory(tmp_path)
+    recipients = "\n".join(f"{number:0200d}@example.org" for number in range(1000))
+    for number in range(6):
+        history.append([mail(number * 60 + each, recipients=recipients) for each in range(60)])
+    assert ".sqlite" in files(tmp_path)
+    assert len(find(history, recipient=f"{7:0200d}@example.org", limit=0)) == 360
+
+
+def test_upkeep_is_done_by_one_process_at_a_time(tmp_path: Path) -> None:
+    """Two daemons on one directory must not merge the same segments."""
+    history = SqliteHistory(tmp_path, max_rows=1)
+    add(history, mail(1, at=1000.0), mail(2, at=2000.0))
+    with segments.slot_lock(tmp_path / "upkeep.lock"):
+        assert history.maintain(1e10, None) == (0, 0)
+    assert history.maintain(1e10, None) == (2, 0)
 
 
 def test_a_segment_that_is_removed_is_begun_again(tmp_path: Path) -> None:

@@ -46,6 +46,8 @@ WANTED: dict[str, dict[str, Any]] = {
     "IPv6 network": {"client": "2001:db8:5::/48"},
     "word of the subject": {"subject": "fünf"},
     "beginning of a word": {"subject": "INVO*"},
+    "a number with a prefix": {"subject": "INV-12345"},
+    "a word with a sharp s": {"subject": "straße"},
     "two words": {"subject": "five INVOICES"},
     "tag": {"tag": "mime:five:x"},
     "group of tags": {"tag": "mime:five:*"},
@@ -67,6 +69,8 @@ FIFTH: dict[str, Any] = {
     "action": "reject", "rule": "policy.bounce", "listener": "five", "tenant": "T5", "stage": "rcpt", "attempt": "abc5",
 }  # fmt: skip
 OTHERWISE: dict[str, dict[str, Any]] = {
+    "a number with a prefix": {"subject": "Your invoice INV-12345/2026 of mx.example.org"},
+    "a word with a sharp s": {"subject": "Große Straße"},
     "sender's domain": {"sender": "x@five.example"},
     "sender's domain with @": {"sender": "x@five.example"},
     "IPv6 network": {"client": "2001:db8:5::1"},
@@ -105,6 +109,14 @@ def test_hostile_values_are_stored(store: HistoryStore) -> None:
     store.append([mail(1, helo="bad \udcff", subject="nul \0 snow \N{SNOWMAN}"), mail(2)])
     assert find(store) == ["ID0002", "ID0001"]
     assert find(store, subject="snow") == ["ID0001"]
+
+
+def test_values_of_any_length_are_stored(store: HistoryStore) -> None:
+    """What is longer than an index takes is found by its end."""
+    long = "x" * 5000
+    add(store, mail(1, sender=f"{long}@sender.example", recipients=f"{long}@example.org", tags=long[:900]), mail(2))
+    assert find(store, sender="sender.example") == ["ID0002", "ID0001"]
+    assert find(store, recipient=f"{long}@example.org") == ["ID0001"]
 
 
 def test_pages_have_no_gaps_and_no_repetitions(store: HistoryStore) -> None:
