@@ -137,6 +137,7 @@ class ListenerPlan:
         }
         if isinstance(self._settings, MilterSettings):
             return MilterServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
+        counts["on_cancelled"] = lambda refusal: self._core.note_refusal(name, refusal)
         return SmtpServer(self._settings, self._filter, self._core.spool, is_ahead=is_ahead, **counts)
 
     def change(self, server: Server) -> None:

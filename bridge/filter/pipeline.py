@@ -93,6 +93,7 @@ class Filter:
     """One per listener, with its own policy; scanner, admission, relay and quarantine are shared by all."""
 
     envelope_lists: EnvelopeLists | None = None  # without lists, the intake need not ask
+    saturation_rule = rule_names.of_policy(Case.SATURATED.value)
 
     def __init__(
         self,

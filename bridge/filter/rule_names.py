@@ -25,6 +25,7 @@ WITHOUT_COPY = "lists.without_copy"
 EXHAUSTED = "limits.max_bytes_in_processing"
 TOO_LARGE = "limits.max_message_size"
 TRUSTED_CLIENTS = "listeners.trusted_clients"
+CLIENT_GONE = "client_gone"
 
 DOCUMENTED = {
     "policy.KEY": "the general policy, or the default of that key",
@@ -36,6 +37,7 @@ DOCUMENTED = {
     WITHOUT_COPY: "a list that must be enforced has no local copy yet",
     "limits.NAME": "the mail exceeds a limit, or there is no room for it",
     TRUSTED_CLIENTS: "the client is not one of the listener's `trusted_clients`; only in the history",
+    CLIENT_GONE: "the client went away, or was too slow, before the end of the content; only in the history",
     RECIPIENT_DOMAIN: "the recipient's domain is not certain, and something depends on it",
     RELEASED: "released from the quarantine: not scanned again",
     NEXT_HOP: "the next hop refused the mail, or could not be reached",

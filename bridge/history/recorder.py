@@ -18,9 +18,10 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
+from bridge.filter import rule_names
 from bridge.filter.late.fingerprint import attempt_key
 from bridge.filter.outcome import Record
-from bridge.history.entry import Kind, Row
+from bridge.history.entry import CANCELLED, Kind, Row
 from bridge.history.query import HistoryQuery
 from bridge.history.rows import row_of
 from bridge.history.store import HistoryError, HistoryStore
@@ -172,8 +173,9 @@ class Recorder:
     def _row_of_refusal(self, now: float, key: _SumKey, reply: Reply | None) -> tuple[Kind, Row]:
         listener, stage, client, sender, rule = key
         action = Action.TEMPFAIL if reply is not None and reply.is_temporary else Action.REJECT
+        done = CANCELLED if rule == rule_names.CLIENT_GONE else action.value
         return (
-            _NO_KIND._replace(listener=listener, stage=stage, action=action.value, rule=rule),
+            _NO_KIND._replace(listener=listener, stage=stage, action=done, rule=rule),
             _NO_ROW._replace(
                 at=now,
                 id=new_id(),

@@ -79,6 +79,16 @@ def test_a_cancelled_mail_is_recorded(bridge: RunningBridge) -> None:
     gate.open()
 
 
+def test_a_client_that_goes_away_during_the_content_is_recorded(bridge: RunningBridge) -> None:
+    """There is no mail, but somebody will ask for it."""
+    with Client(bridge) as client:
+        client.begin(sender="s@sender.example")
+        client.say("DATA")
+    (entry,) = history(bridge)
+    assert (entry["stage"], entry["action"], entry["rule"]) == ("data", "cancelled", "client_gone")
+    assert entry["sender"] == "s@sender.example"
+
+
 def test_a_mail_refused_because_of_saturation_is_recorded_with_its_sender(bridge: RunningBridge) -> None:
     """At MAIL, before anything else is known."""
     say(bridge, QueueStatus.RED)

@@ -169,6 +169,8 @@ class SmtpConnection(SMTP):
         if self._task is not None:
             self._task.cancel()
             self._task = None
+        if self._content is not None and (cancel := self._context.hooks.get("CANCEL")) is not None:
+            cancel(self, self.session, self.session.envelope)
         content = self._content or self._complete
         if content is not None:
             content.message.close()

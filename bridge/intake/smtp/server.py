@@ -18,6 +18,7 @@ from typing import Any, Literal, assert_never
 
 from aiosmtpd.smtp import MISSING
 
+from bridge.filter import rule_names
 from bridge.filter.outcome import Outcome
 from bridge.filter.pipeline import Filter
 from bridge.filter.policy import CONTINUES, TWO_CLIENTS, UNCERTAIN_DOMAIN
@@ -104,6 +105,7 @@ class SmtpServer:
         *,
         on_refused: Callable[[EarlyRefusal], None] = _ignore,
         on_saturated: Callable[[EarlyRefusal], None] = _ignore,
+        on_cancelled: Callable[[EarlyRefusal], None] = _ignore,
         on_limit: Callable[[str], None] = _ignore,
         is_ahead: Callable[[], bool] | None = None,  # this worker has more connections than the others
     ) -> None:
@@ -112,6 +114,7 @@ class SmtpServer:
         self._loop = asyncio.get_running_loop()
         self._on_refused = on_refused
         self._on_saturated = on_saturated
+        self._on_cancelled = on_cancelled
         self.handle_LIMIT = on_limit  # a hook: called with the name of the limit that a client exceeded
         self.listener = Listener[SmtpConnection](settings.listener, is_ahead=is_ahead)
         self._spool = spool
@@ -255,8 +258,14 @@ class SmtpServer:
         if refusal is None:
             return MISSING
         rule = self._filter.saturation_rule
-        self._on_saturated(EarlyRefusal(stage, session.client.address, sender, "saturated", rule, refusal))
+        self._on_saturated(EarlyRefusal(stage, _sending_host(session), sender, "saturated", rule, refusal))
         return refusal
+
+    def handle_CANCEL(self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope) -> None:
+        """The client went away, or was cut off, before the end of the content."""
+        self._on_cancelled(
+            EarlyRefusal("data", _sending_host(session), envelope.mail_from or "", "", rule_names.CLIENT_GONE)
+        )
 
     def handle_DATA(
         self, server: SmtpConnection, session: SmtpSession, envelope: SmtpEnvelope
@@ -360,6 +369,10 @@ def _finish(session: SmtpConnection) -> None:
 
 def _cut(session: SmtpConnection) -> None:
     session.goodbye(GOODBYE)
+
+
+def _sending_host(session: SmtpSession) -> str | None:
+    return (session.forwarded or session.client).address
 
 
 def _reply_to_refused(refusal: Refusal) -> Reply:
