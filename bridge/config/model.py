@@ -271,7 +271,7 @@ class History(Section):
         10 * 1024**3,
         ge=10_000_000,
         description="Maximum size of the history on disk; beyond it, the oldest entries are deleted before their "
-        "time. A million mails take about 0.6 GB.",
+        "time. A million mails take about 0.8 GB.",
     )
 
 
