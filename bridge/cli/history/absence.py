@@ -166,6 +166,7 @@ def _missing(session: HistorySession, question: Question) -> Iterator[str]:
     days = f"{conf.history.retention / 86400:g} days"
     yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
     yield "the sender of each refusal in a storm: beyond 50 a second, refusals before the content are summed by client"
+    yield "single recipients whose address is no address, who were too many for one mail, or belong to another tenant"
     if session.redaction.mode == "domain":
         yield "whole addresses: with log.addresses: domain, only their domains are recorded"
     if session.redaction.mode == "hashed":
