@@ -42,6 +42,7 @@ def table(state: dict[str, Any]) -> str:
     lines += [
         f"scanbridge {state['version']}, pid {state['pid']}, up {state['uptime_s']} s, "
         f"{'ready' if state['ready'] else 'not ready'}",
+        f"mail           {state.get('mails', {}).get('summary', 'unknown')}",
         f"in processing  {state['in_processing']} of {state['max_in_processing']} mails, "
         f"{state['bytes_in_processing']} bytes",
     ]
@@ -68,7 +69,10 @@ def table(state: dict[str, Any]) -> str:
 def _scanner(host: dict[str, Any]) -> str:
     circuit = host.get("circuit", "closed")
     problem = host.get("problem") or host.get("status_problem")
-    text = f"{host['url']}: {host['status']}{f' ({problem})' if problem else ''}, {host['in_flight']} in flight"
+    status = host["status"]
+    if host.get("problem"):
+        status = "down" if status == "unknown" else f"{status}, but not scanning"
+    text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"
     return text if circuit == "closed" else f"{text}, circuit {circuit}"
 
 
@@ -76,7 +80,13 @@ def _next_hop(hop: dict[str, Any]) -> str:
     busy = hop.get("busy", 0)
     state = {True: "up", False: "down"}.get(hop["up"], "not tried yet")
     problem = f" ({hop['problem']})" if hop.get("problem") else ""
-    return f"{hop['name']}: {state}{problem}" + (f", {busy} mails in transit" if busy else "")
+    return f"{hop['name']}: {state}{problem}{_age(hop)}" + (f", {busy} mails in transit" if busy else "")
+
+
+def _age(known: dict[str, Any]) -> str:
+    """How old the knowledge is. An older daemon does not say so."""
+    age_s = known.get("age_s")
+    return "" if age_s is None else f", as of {age_s} s ago"
 
 
 def _list(copy: dict[str, Any]) -> str:

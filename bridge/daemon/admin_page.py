@@ -17,7 +17,7 @@ HEADERS = {
     "Cache-Control": "no-store",
 }
 _PAGES = {
-    "/status": "everything that `scanbridge status` shows, as JSON",
+    "/status": "everything that the command scanbridge status shows, as JSON",
     "/metrics": "numbers for Prometheus",
     "/api/v1/openapi.json": "what programs can ask about the history of mail, with a token",
     "/readyz": "200 if mail can pass, otherwise 503; the reason in words",
@@ -35,7 +35,7 @@ def page(state: dict[str, Any]) -> str:
 <h1>scanbridge</h1>
 {_paragraphs(state["problems"] or [_GOOD], "strong")}{_paragraphs([f"Warning: {text}" for text in state["warnings"]])}
 <p>Version {escape(state["version"])}, up {state["uptime_s"]} s, {state["in_processing"]} of \
-{state["max_in_processing"]} mails in processing.</p>
+{state["max_in_processing"]} mails in processing; {escape(state["mails"]["summary"])}.</p>
 <ul>
 {pages}</ul>
 </body>

@@ -6,6 +6,7 @@ statuses of all of them.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 from dataclasses import asdict
@@ -82,7 +83,13 @@ class Status:
 
     def _next_hop(self, hop: MonitoredRelay) -> dict[str, Any]:
         is_up = self._running.components.is_up(hop)
-        return {"name": hop.name, "up": is_up, "busy": hop.busy, "problem": hop.problem if is_up is False else ""}
+        return {
+            "name": hop.name,
+            "up": is_up,
+            "busy": hop.busy,
+            "problem": hop.problem if is_up is False else "",
+            "age_s": None if is_up is None else round(hop.age_s),
+        }
 
     def _quarantine_problem(self) -> str:
         recent = self._running.core.recent
@@ -92,6 +99,7 @@ class Status:
 
 def _scanner(host: Host) -> dict[str, Any]:
     problem, case = host.outage
+    age_s = host.age_s(asyncio.get_running_loop().time())
     return {
         "url": host.url,
         "status": str(host.status or "unknown"),
@@ -100,4 +108,5 @@ def _scanner(host: Host) -> dict[str, Any]:
         "problem": problem,
         "case": case,
         "status_problem": host.status_problem,
+        "age_s": None if age_s is None else round(age_s),
     }
