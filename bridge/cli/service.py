@@ -80,7 +80,8 @@ def check(given: Path | None, path: Path | None, verbose: bool, as_json: bool) -
 def token(name: str) -> None:
     """Generate a token for staticApiTokens: 32 random bytes as 64 hex digits."""
     say(secrets.token_hex(32))
-    say(f"add it to abby.staticApiTokens: {{name: {name}, token: ..., permissions: [scan, status]}}", err=True)
+    entry = f"{{name: {name}, token: ..., permissions: [scan, status]}}"
+    say(f"put it into abby.staticApiTokens: {entry}, or into the token_file of such an entry", err=True)
 
 
 @service.group()

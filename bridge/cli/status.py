@@ -91,7 +91,8 @@ def _age(known: dict[str, Any]) -> str:
 
 def _list(copy: dict[str, Any]) -> str:
     name = f"{copy['name']} of tenant {copy['tenant']}" if copy["tenant"] else copy["name"]
-    entries = "no local copy, not enforced" if copy["entries"] is None else f"{copy['entries']:,} entries"
+    count = copy["entries"]
+    entries = "no local copy, not enforced" if count is None else f"{count:,} {'entry' if count == 1 else 'entries'}"
     age = "" if copy["age_s"] is None else f", confirmed {copy['age_s']} s ago"
     return f"{name}: {entries}{age}{'; last refresh failed: ' + copy['problem'] if copy['problem'] else ''}"
 

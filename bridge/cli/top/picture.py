@@ -77,7 +77,7 @@ def _head(seen: dict[str, Any]) -> Text:
 
 
 def _since_start(seen: dict[str, Any]) -> Text:
-    return Text(f"mail           {seen['mails'].get('summary', 'unknown')}")
+    return Text(f"total          {seen['mails'].get('summary', 'unknown')}")
 
 
 def _fill(seen: dict[str, Any], width: int, ascii_only: bool) -> Text:
@@ -135,7 +135,8 @@ def _stores(seen: dict[str, Any]) -> list[Text]:
             else ""
         )
         oldest = f", oldest {_span(store['oldest_age_s'])}" if store["mails"] else ""
-        found.append(f"quarantine     {store['mails']} mails, {_size(store['bytes'])}{oldest}{free}")
+        mails = f"{store['mails']} {'mail' if store['mails'] == 1 else 'mails'}"
+        found.append(f"quarantine     {mails}, {_size(store['bytes'])}{oldest}{free}")
     if lists := seen["lists"]:
         found.append("lists          " + ", ".join(f"{name} {count}" for name, count in lists.items()))
     return [Text(line, no_wrap=True, overflow="ellipsis") for line in found]
