@@ -72,6 +72,8 @@ def _scanner(host: dict[str, Any]) -> str:
     status = host["status"]
     if host.get("problem"):
         status = "down" if status == "unknown" else f"{status}, but not scanning"
+    elif not host.get("tried", True):
+        status += ", no mail scanned yet"
     text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"
     return text if circuit == "closed" else f"{text}, circuit {circuit}"
 

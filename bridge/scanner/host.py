@@ -69,6 +69,7 @@ class Host:
         self.check: asyncio.Task[bool | None] | None = None  # whether it decides on the test mail
         self.checked_at = 0.0  # when that mail was sent
         self.probe_tenant: str | None = None
+        self.untried_since: float | None = None  # since then no mail, or test mail, has shown whether it scans
         self._latency_s = 0.0  # a running average
         self._latency_at = 0.0
         self._idle: list[ScannerConnection] = []

@@ -97,8 +97,8 @@ def test_a_service_without_rest_api_says_so_and_is_not_ready(tmp_path):
         until(lambda: f"{GUARD}:1: scanSources: scanning is disabled" in service.log(), "the warning", DEADLINE_S)
 
 
-def has_failed(service: Started, times: int) -> bool:
-    return service.log().count("reload failed, keeping the old configuration") == times
+def has_failed(service: Started, before: int) -> bool:
+    return "reload failed, keeping the old configuration" in service.log()[before:]
 
 
 @pytest.mark.parametrize("name", [GUARD, ABBY, Path("service.yml")])
@@ -110,11 +110,12 @@ def test_a_file_that_is_gone_or_empty_at_a_reload_changes_nothing(tmp_path, name
     text = file.read_text()
     with Started(directory) as service:
         breaks = [(file.unlink, f"{name}: this file is missing now"), (lambda: file.write_text("# later\n"), str(name))]
-        for failures, (break_it, said) in enumerate(breaks, 1):
+        for break_it, said in breaks:
+            before = len(service.log())
             break_it()
             service.process.send_signal(signal.SIGHUP)
-            wait_for(partial(has_failed, service, failures))
-            assert said in service.log().splitlines()[-1]
+            wait_for(partial(has_failed, service, before))
+            assert said in service.log()[before:]
             assert service.submit(mail()).json["decision"] == "deliver"
             assert service.request("GET", "/readyz").status == 200
             assert service.status().json == {"messageQueueStatus": "GREEN"}

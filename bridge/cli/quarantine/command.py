@@ -19,6 +19,7 @@ from bridge.cli.quarantine.filters import with_filters
 from bridge.cli.quarantine.selection import (
     Choice,
     consent,
+    only_copies,
     select,
     show_dry_run,
     show_table,
