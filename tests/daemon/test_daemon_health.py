@@ -344,6 +344,7 @@ def test_mail_since_the_start_is_shown(tmp_path: Path, workers: int) -> None:
         found = state(bridge)["mails"]
         assert (found["total"], found["actions"]) == (3, {"relay": 3}) and found["last_at"].startswith("20")
         assert "Mail is being accepted, scanned and delivered." in get(bridge.admin, "/")[1]
+        assert re.search(r"<li>next hop smtp://\S+: up, as of \d+ s ago</li>", get(bridge.admin, "/")[1])
         expected = r"3 mails since the start: 3 delivered; the last one \d+ s ago"
         shown = scanbridge("top", "--once", "--interval", "0.1", "-c", tmp_path / "bridge.yml")
         for text in ("\n".join(status(bridge)[1]), get(bridge.admin, "/")[1], shown.stdout):

@@ -153,7 +153,7 @@ def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str, where: 
 
 def only_copies(mails: list[MailRecord]) -> str:
     """The end of a question: how many of the mails nobody else has."""
-    kept = sum(mail.state == "kept" for mail in mails)
+    kept = sum(not mail.delivered for mail in mails)
     if not kept:
         return ""
     if kept == len(mails):
