@@ -154,7 +154,6 @@ def test_a_token_without_the_permission_to_scan_is_named_before_the_first_mail(
         assert code == 1 and "403 forbidden the token lacks scan" in lines[0]
         line = f"scanner        {url}: {reported}, but not scanning (403 forbidden the token lacks scan), as of "
         assert any(shown.startswith(line) for shown in lines)
-        assert bridge.send().startswith("4")
         shown = scanbridge("check", "-c", tmp_path / "bridge.yml")
         assert shown.returncode == 1
         assert f"it does not scan, although its status is {reported}" in shown.stdout
@@ -324,7 +323,7 @@ def test_a_next_hop_that_is_back_is_seen_within_seconds(tmp_path: Path, workers:
     hop = dead_hop()
     with bridge_with(tmp_path, next_hop=hop, relay={"probe_interval": "1h"}, workers=workers) as bridge:
         until(says(bridge, "NOT DELIVERING: "), "the problem")
-        for _ in range(2 * workers):
+        for _ in range(2):  # with one more, the deferred mails would be a problem of their own
             assert bridge.send().startswith("451 ")
         with next_hop(port=int(hop.rpartition(":")[2])):
             until(lambda: not state(bridge)["problems"], "the recovery")

@@ -17,7 +17,7 @@ from bridge.config.lists import DoorLists
 from bridge.config.model import Config
 from bridge.config.relay import NextHops, Relay
 from bridge.daemon import certificates, resources, wiring
-from bridge.errors import BridgeError, ConfigError, Saturated, ScanError
+from bridge.errors import BridgeError, ConfigError, Saturated, ScanError, ScanTimeout
 from bridge.lists.client import ListClient
 from bridge.lists.copies import Wanted
 from bridge.lists.errors import ListsError
@@ -62,6 +62,8 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
         await scanner.try_scan(host, max(_TIMEOUT_S, conf.scanner.connect_timeout))
     except Saturated as exc:
         return Finding(what, detail=status, warning=f"it has no room for a test mail at the moment: {exc}")
+    except ScanTimeout as exc:
+        return Finding(what, detail=status, warning=f"{exc}: it may be slow, or hang")
     except ScanError as exc:
         text = f"it does not scan, although its status is {status}: {exc}{next_step(exc, conf)}"
         return Finding(what, text)

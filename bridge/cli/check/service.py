@@ -113,14 +113,26 @@ def _in_use(loaded: Loaded, running: str) -> Finding:
     """A scanning service answers at our address: is it the one of this configuration? `running`: its database."""
     listen, where = loaded.config.listen, loaded.at("listen")
     url = loaded.config.database_url
-    ours = "" if ":memory:" in url else Store(url).identity()
-    if running and ours == running:
+    if running and Store(url).identity() == running:
         return Finding("listen", detail=f"{listen}, in use by a running service with this database")
-    if running and ":memory:" not in url:
+    if running and _can_be_identified(url):
         text = f"another scanning service, with another database, uses {listen}"
         return Finding("listen", f"{where}: {text}; stop it, or set listen to another port")
     text = f"a scanning service uses {listen}; unless it is the one of this configuration, the start will fail"
     return Finding("listen", warning=f"{where}: {text}")
+
+
+def _can_be_identified(url: str) -> bool:
+    """Not one in memory, and not a file that we may not see."""
+    if ":memory:" in url:
+        return False
+    try:
+        Path(url.partition(":///")[2]).stat()
+    except PermissionError:
+        return False
+    except OSError:  # it does not exist yet
+        pass
+    return True
 
 
 def _database_of_service(listen: Endpoint, *, tls: bool) -> str | None:
