@@ -71,7 +71,7 @@ def _scanner(host: dict[str, Any]) -> str:
     problem = host.get("problem") or host.get("status_problem")
     status = host["status"]
     if host.get("problem"):
-        status = "down" if status == "unknown" else f"{status}, but not scanning"
+        status = "down" if status == "unknown" else f"{status}, not scanning"
     elif not host.get("tried", True):
         status += ", no mail scanned yet"
     text = f"{host['url']}: {status}{f' ({problem})' if problem else ''}{_age(host)}, {host['in_flight']} in flight"

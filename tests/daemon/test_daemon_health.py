@@ -152,11 +152,11 @@ def test_a_token_without_the_permission_to_scan_is_named_before_the_first_mail(
         until(says(bridge, "NOT SCANNING: ", "; all mail is being deferred"), "the problem")
         code, lines = status(bridge)
         assert code == 1 and "403 forbidden the token lacks scan" in lines[0]
-        line = f"scanner        {url}: {reported}, but not scanning (403 forbidden the token lacks scan), as of "
+        line = f"scanner        {url}: {reported}, not scanning (403 forbidden the token lacks scan), as of "
         assert any(shown.startswith(line) for shown in lines)
         shown = scanbridge("check", "-c", tmp_path / "bridge.yml")
         assert shown.returncode == 1
-        assert f"it does not scan, although its status is {reported}" in shown.stdout
+        assert f"it does not scan mail (its status is {reported})" in shown.stdout
         assert "give this token the permission to scan" in shown.stdout
 
 

@@ -65,7 +65,7 @@ async def _scanner_host(conf: Config, scanner: Scanner, host: Host, what: str) -
     except ScanTimeout as exc:
         return Finding(what, detail=status, warning=f"{exc}: it may be slow, or hang")
     except ScanError as exc:
-        text = f"it does not scan, although its status is {status}: {exc}{next_step(exc, conf)}"
+        text = f"it does not scan mail (its status is {status}): {exc}{next_step(exc, conf)}"
         return Finding(what, text)
     return Finding(what, detail=status)
 
