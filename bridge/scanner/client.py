@@ -258,7 +258,7 @@ class Scanner:
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
 
     def _by_preference(self) -> list[Host]:
-        """Hosts whose circuit admits a mail: with room first, then probes, then the least busy, then the fastest."""
+        """Hosts whose circuit admits a mail: those that scan first, with room, then probes, then the least busy, then the fastest."""
         if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
             return self.hosts
         now = self._loop.time()
@@ -266,6 +266,7 @@ class Scanner:
         if len(hosts) > 1:
             hosts.sort(
                 key=lambda h: (
+                    h.is_refusing,
                     h.is_saturated(now),
                     h.circuit.state is State.CLOSED,
                     h.silent,

@@ -109,6 +109,11 @@ class Host:
         return self._has_status and self.unanswered >= _LOST_AFTER
 
     @property
+    def is_refusing(self) -> bool:
+        """It fails on the test mail, or does not know our token: other hosts get the mail, if there are any."""
+        return self.is_broken or "(401)" in self.status_problem
+
+    @property
     def outage(self) -> tuple[str, str]:
         """Why no mail is scanned here, as far as we know, and the case of the policy; empty if mail is scanned."""
         if "(401)" in self.status_problem:  # with 403, the token may still have the permission to scan
