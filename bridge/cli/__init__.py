@@ -29,6 +29,13 @@ _COMMANDS = {
     "trace": ("trace.command", "trace", "Show every step that a mail would take, with no effect."),
     "lists": ("lists.command", "lists", "Show, change and sync the lists of the service."),
     "quarantine": ("quarantine.command", "quarantine", "Find, inspect, release and delete quarantined mail."),
+    "explain": ("history.explain", "explain", "Tell what happened to a mail."),
+    "history": (
+        "history.command",
+        "history",
+        "List the mails that came, and what was done with them: one line per mail, newest first.",
+    ),
+    "stats": ("history.stats", "stats", "Count mails by what was done with them, by tag, sender, hour and so on."),
     "events": ("events", "events", "Show what waits for the event sinks; look at, retry and drop dead letters."),
     "status": ("status", "status", "Show the daemon's health, problems first."),
     "top": ("top.command", "top", "Watch a running daemon."),

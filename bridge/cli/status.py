@@ -62,6 +62,8 @@ def table(state: dict[str, Any]) -> str:
     lines += [f"scanner        {_scanner(host)}" for host in state["scanner"]]
     lines += [f"next hop       {_next_hop(hop)}" for hop in state.get("next_hops", ())]
     lines += [f"list           {_list(copy)}" for copy in state.get("lists", ())]
+    if lost := state.get("history", {}).get("lost"):
+        lines.append(f"history        {lost:,} mails could not be recorded since the start")
     lines += [f"event sink     {_sink(sink)}" for sink in state.get("events", ())]
     return "\n".join(visible(line.replace("\n", "; ")) for line in lines)
 

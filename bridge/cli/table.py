@@ -7,7 +7,7 @@ have been made visible before.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 _LEAST = 5  # cells of a shortened column
 _GAP = "  "
@@ -15,24 +15,31 @@ _MORE = "\u2026"
 
 
 def lines(
-    rows: Sequence[Sequence[str]], width: int | None, *, shared: Sequence[str], least_important: Sequence[str]
+    rows: Sequence[Sequence[str]],
+    width: int | None,
+    *,
+    shared: Sequence[str],
+    least_important: Sequence[str],
+    natural: Mapping[str, int] | None = None,
 ) -> Iterable[str]:
     """Aligned columns; with a width, no line is longer. The first row has the names of the columns.
 
-    `shared` columns are shortened; those that are `least_important` are left out first.
+    `shared` columns are shortened; those that are `least_important` are left out first. `natural` are the widths of
+    the columns if they are not those of these rows.
     """
     from rich.cells import cell_len
 
     names = rows[0]
-    natural = {name: max(map(cell_len, cells)) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
+    if natural is None:
+        natural = {name: max(map(cell_len, cells)) for name, cells in zip(names, zip(*rows, strict=True), strict=True)}
     chosen = natural if width is None else _fit(natural, width, shared, least_important)
     places = [(names.index(name), size) for name, size in chosen.items()]
     for row in rows:
         line = _GAP.join(_sized(row[place], size) for place, size in places).rstrip()
-        yield line if width is None else _cut(line, width)
+        yield line if width is None else cut(line, width)
 
 
-def _fit(natural: dict[str, int], width: int, long: Sequence[str], least_important: Sequence[str]) -> dict[str, int]:
+def _fit(natural: Mapping[str, int], width: int, long: Sequence[str], least_important: Sequence[str]) -> dict[str, int]:
     """The columns that there is room for, and their widths."""
     left = dict(natural)
     for name in ("", *least_important):
@@ -57,13 +64,27 @@ def _sized(text: str, size: int) -> str:
     """Exactly this wide: filled with spaces, or cut."""
     from rich.cells import cell_len
 
-    text = _cut(text, size)
+    text = cut(text, size)
     return text + " " * (size - cell_len(text))
 
 
-def _cut(text: str, size: int) -> str:
+def cut(text: str, size: int) -> str:
+    """No wider than this."""
     from rich.cells import cell_len, set_cell_size
 
     if cell_len(text) <= size:
         return text
     return set_cell_size(text, size - 1).rstrip() + _MORE if size > 0 else ""
+
+
+def aligned(rows: Sequence[Sequence[str]], most: Sequence[int]) -> list[str]:
+    """Columns no wider than `most`: the first to the left, the others, which are numbers, to the right."""
+    from rich.cells import cell_len
+
+    shown = [[cut(cell, size) for cell, size in zip(row, most, strict=True)] for row in rows]
+    sizes = [max(cell_len(row[place]) for row in shown) for place in range(len(most))]
+    lines = []
+    for first, *numbers in shown:
+        right = [" " * (size - cell_len(cell)) + cell for cell, size in zip(numbers, sizes[1:], strict=True)]
+        lines.append(_GAP.join([_sized(first, sizes[0]), *right]))
+    return lines

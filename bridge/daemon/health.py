@@ -174,6 +174,8 @@ def _others(state: dict[str, Any], conf: Config) -> Iterator[str]:
     if not state["reload"]["ok"]:
         first = state["reload"]["problem"].partition("\n")[0]
         yield f"the last reload failed, and the old configuration is still in use: {first}"
+    if state["history"]["problem"]:
+        yield f"mails are not being recorded in the history: {state['history']['problem']}"
     wanted = state.get("workers_wanted", 1)
     if len(state["workers"]) < wanted:
         yield f"only {len(state['workers'])} of {wanted} workers are running"

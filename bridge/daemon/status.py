@@ -64,6 +64,7 @@ class Status:
             "connections": self.connections,
             "saturated": [cause for cause, is_so in zip(SATURATION, running.saturation, strict=True) if is_so],
             "quarantine_problem": self._quarantine_problem(),
+            "history": {"problem": core.history.problem if core.history else "", "lost": self._history_lost()},
             "recent": list(core.recent.last),
             "reload": asdict(core.reloads),
             "listeners": [
@@ -90,6 +91,10 @@ class Status:
             "problem": hop.problem if is_up is False else "",
             "age_s": None if is_up is None else round(hop.age_s),
         }
+
+    def _history_lost(self) -> int:
+        """Mails that were not recorded."""
+        return int(sum(self.metrics.history.values[result,] for result in ("overflow", "failed")))
 
     def _quarantine_problem(self) -> str:
         recent = self._running.core.recent

@@ -21,7 +21,7 @@ from bridge.config.model import Config
 from bridge.config.policy import PolicyEntry
 from bridge.config.profiles import PROFILES
 from bridge.config.relay import Relay as RelayConfig
-from bridge.daemon import resources
+from bridge.daemon import history_place, resources
 from bridge.errors import ConfigError
 from bridge.filter import rule_names
 from bridge.filter.adaptive_limit import AdaptiveLimit
@@ -32,7 +32,6 @@ from bridge.filter.late.store import LateStore, MemoryStore, SqlStore
 from bridge.filter.pipeline import FilterSettings
 from bridge.filter.policy import Case, Policy, Rule
 from bridge.history.recorder import Recorder, RecorderSettings
-from bridge.history.sqlite import SqliteHistory
 from bridge.history.store import HistoryStore
 from bridge.intake.milter.context import MilterSettings
 from bridge.intake.smtp.client_header import ClientHeader
@@ -44,7 +43,7 @@ from bridge.lists.fetch import Job
 from bridge.lists.retry import RetrySettings
 from bridge.mail.action import Action
 from bridge.mail.address import comparable_domain
-from bridge.observe.redaction import FULL, Redaction
+from bridge.observe.redaction import Redaction
 from bridge.quarantine.quarantine import QuarantineSettings
 from bridge.quarantine.release_token import ReleaseTokens
 from bridge.quarantine.s3_store import S3Settings
@@ -202,10 +201,7 @@ def state_database(conf: Config, state: Path, default: str) -> Database:
     url = conf.state_database or f"sqlite:///{default}"
     if url.startswith("sqlite:"):
         return Database.file(state / url.removeprefix("sqlite:///"))
-    password = _secret(conf, conf.state_database_password_file, "state_database_password_file")
-    if find_spec("psycopg") is None:
-        raise ConfigError("state_database: the PostgreSQL driver is missing: pip install 'scanbridge[postgresql]'")
-    return Database(url, password)
+    return history_place.server(conf)
 
 
 def quarantine_place(conf: Config, state: Path) -> QuarantineSettings:
@@ -235,8 +231,8 @@ def bucket_settings(conf: Config) -> S3Settings | None:
         endpoint=s3.endpoint,
         region=s3.region,
         prefix=s3.prefix,
-        access_key=_secret(conf, s3.access_key_file, key + "access_key_file"),
-        secret_key=_secret(conf, s3.secret_key_file, key + "secret_key_file"),
+        access_key=history_place.read_secret(conf, s3.access_key_file, key + "access_key_file"),
+        secret_key=history_place.read_secret(conf, s3.secret_key_file, key + "secret_key_file"),
         allow_http=(s3.endpoint or "").startswith("http:"),
         ca=resources.read_certificates(s3.ca_file, conf.directory, key + "ca_file") if s3.ca_file else None,
     )
@@ -277,12 +273,7 @@ def used_tokens_place(conf: Config, state: Path) -> Database:
 
 def history(conf: Config, state: Path) -> HistoryStore:
     """Where the history is kept. Raises ConfigError."""
-    place = state_database(conf, state, "")
-    if place.is_sqlite:
-        return SqliteHistory(state / "history")
-    from bridge.history.postgresql import PostgresHistory  # it needs the driver
-
-    return PostgresHistory(place)
+    return history_place.history(conf, state)
 
 
 def recorder(
@@ -297,18 +288,7 @@ def recorder(
 
 def redaction(conf: Config) -> Redaction:
     """How addresses appear in the log. Raises ConfigError."""
-    if conf.log.addresses == "full":
-        return FULL
-    if conf.log.addresses == "domain":
-        return Redaction("domain")
-    path = resources.make_directory(resources.state_directory(conf.state_directory), "state_directory") / "log-key"
-    resources.make_secret(path, "log.addresses")
-    durable_files.give_to_owner(path)
-    return Redaction("hashed", resources.read_secret(path, "log.addresses").encode()[:64])  # BLAKE2's longest key
-
-
-def _secret(conf: Config, name: str | None, key: str) -> str | None:
-    return resources.read_secret(resources.locate(name, conf.directory), key) if name else None
+    return history_place.redaction(conf)
 
 
 # The filter and what it uses

@@ -137,6 +137,11 @@ class PostgresHistory:
                     sizes[name] += int(size)
         return ordered_sums(by, mails, sizes)
 
+    def oldest(self) -> float | None:
+        with self._reading() as connection:
+            found: float | None = connection.exec_driver_sql("SELECT min(at) FROM history_mail").scalar()
+            return found
+
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         """What happened to these mails later, in order."""
         text = "SELECT * FROM history_later WHERE id = ANY(%s) ORDER BY at"
@@ -228,7 +233,7 @@ def _conditions(query: HistoryQuery) -> tuple[str, dict[str, Any]]:
         values |= {"what": query.what, "in_brackets": f"<{query.what.strip('<>')}>"}
     if query.words:
         conditions.append(f"{_WORDS} @@ to_tsquery('simple', %(words)s)")
-        values["words"] = " & ".join(f"{word}:*" for word in query.words)
+        values["words"] = " & ".join(f"{word}:*" if is_beginning else word for word, is_beginning in query.words)
     conditions += _of_keys(query, values)
     conditions += _of_client(query, values)
     return " AND ".join(conditions) or "true", {name: storable(value) for name, value in values.items()}

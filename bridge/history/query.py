@@ -11,6 +11,7 @@ BY: tuple[By, ...] = (
     *("action", "decision", "rule", "tag", "sender", "recipient", "client", "listener", "tenant", "hour", "day"),
 )
 WORD = re.compile(r"[^\W_]+")
+_WANTED = re.compile(r"([^\W_]+)(\*?)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class HistoryQuery:
     recipient: str = ""  # an address, a domain or `@domain`
     address: str = ""  # of the sender or of a recipient
     client: str = ""  # an IP address or a network
-    subject: str = ""  # words, each of which begins a word of the subject
+    subject: str = ""  # words; one with a `*` behind it may go on
     tag: str = ""  # `*` stands for anything
     action: str = ""
     decision: str = ""
@@ -40,8 +41,9 @@ class HistoryQuery:
     timeout_s: float = 0.0  # longest time for the search; 0: no limit
 
     @property
-    def words(self) -> tuple[str, ...]:
-        return tuple(word.casefold() for word in WORD.findall(self.subject))
+    def words(self) -> tuple[tuple[str, bool], ...]:
+        """Each word that the subject must have, and whether it is only the beginning of one."""
+        return tuple((word.casefold(), star == "*") for word, star in _WANTED.findall(self.subject))
 
     @property
     def cursor(self) -> tuple[float, str] | None:

@@ -51,6 +51,10 @@ class SegmentSearch:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
         return self._retried(lambda segments: _count(by, query, segments), query)
 
+    def oldest(self) -> float | None:
+        """The time of the first mail; None if there is none."""
+        return self._retried(_oldest, HistoryQuery())
+
     def _retried(self, search: Callable[[list[Segment]], T], query: HistoryQuery) -> T:
         """Until no segment was finished meanwhile: what was in a live one could then be missed."""
         problem = "its files change all the time"
@@ -86,6 +90,14 @@ def _find(query: HistoryQuery, segments: list[Segment]) -> list[MailEntry]:
         found.sort(key=lambda entry: (entry.row.at, entry.row.id), reverse=True)
         del found[query.limit or len(found) :]
     return found
+
+
+def _oldest(segments: list[Segment]) -> float | None:
+    firsts = []
+    for first, _, path in segments:
+        found = _read(path, HistoryQuery(), ("SELECT min(at) FROM mail", {})) if is_live(path) else [(first,)]
+        firsts += [value for (value,) in found if value is not None]
+    return min(firsts, default=None)
 
 
 def _count(by: By, query: HistoryQuery, segments: list[Segment]) -> list[Sum]:
@@ -187,10 +199,10 @@ def _conditions(query: HistoryQuery, live: bool) -> Statement:
     conditions += _of_addresses(query, values, live)
     conditions += _of_client(query, values)
     if query.words:
-        match = " ".join(f'"{word}"*' for word in query.words)
+        match = " ".join(f'"{word}"{"*" if is_beginning else ""}' for word, is_beginning in query.words)
         values["words"] = match
         fast = "mail.rowid IN (SELECT rowid FROM words WHERE words MATCH :words)"
-        parts = [f"mail.subject LIKE '%{word}%'" for word in query.words if word.isascii()]  # letters and digits
+        parts = [f"mail.subject LIKE '%{word}%'" for word, _ in query.words if word.isascii()]  # letters and digits
         conditions += [*parts, "has_words(mail.subject)"] if live else [fast]
     return " AND ".join(conditions) or "1", {name: storable(value) for name, value in values.items()}
 
@@ -268,7 +280,10 @@ def _add_functions(connection: sqlite3.Connection, query: HistoryQuery) -> None:
 
     def has_words(subject: str) -> bool:
         found = [word.casefold() for word in WORD.findall(subject)]
-        return all(any(part.startswith(word) for part in found) for word in words)
+        return all(
+            any(part == word or (is_beginning and part.startswith(word)) for part in found)
+            for word, is_beginning in words
+        )
 
     def has_tag(tags: str) -> bool:
         return any(part and tag(part) for part in tags.split(","))

@@ -63,6 +63,9 @@ class SqliteHistory:
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         return self._search.count(by, query)
 
+    def oldest(self) -> float | None:
+        return self._search.oldest()
+
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         if not (self._directory / _LATER).exists():
             return []

@@ -37,5 +37,8 @@ class HistoryStore(Protocol):
     def count(self, by: By, query: HistoryQuery) -> list[Sum]:
         """Numbers of mails and bytes by this property: the largest first; hours and days in order."""
 
+    def oldest(self) -> float | None:
+        """The time of the first mail that is still there; None if there is none."""
+
     def later(self, ids: Sequence[str]) -> list[LaterEvent]:
         """What happened to these mails later, in order."""

@@ -197,6 +197,14 @@ ROWS: list[tuple[str, list[tuple[str, str, Queries]]]] = [
         ],
     ),
     (
+        "History",
+        [
+            ("Mails recorded", "ops", [rate("scanbridge_history_total", "result", 'result=~"written|summed"')]),
+            ("Mails not recorded", "ops", [rate("scanbridge_history_total", "result", 'result=~"overflow|failed"')]),
+            ("Size of the history", "bytes", [level("scanbridge_history_bytes", "instance", "max")]),
+        ],
+    ),
+    (
         "Process",
         [
             ("Connections", "none", [level("scanbridge_connections", "listener")]),

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,8 +21,10 @@ import pytest
 
 import bridge.lists
 from bridge.cli import _COMMANDS, main
+from bridge.history.sqlite import SqliteHistory
 from bridge.testing import free_port
 from tests.daemon.process_kit import ROOT, environment, scanbridge
+from tests.history.history_kit import mail
 
 HEAVY = {"asyncio", "httpx2", "prometheus_client", "pydantic", "rich", "sqlalchemy", "uvloop", "yaml"}
 # Measured with Python 3.11; 3.13 loads 16 more.
@@ -181,6 +184,20 @@ def test_status_imports_little(tmp_path: Path) -> None:
     assert not modules & (HEAVY - {"yaml"}) and len(modules) <= MOST_FOR_STATUS
 
 
+@pytest.mark.parametrize("command", ["history", "explain x@example.org", "explain ID0001", "stats --by day"])
+def test_the_history_in_sqlite_is_read_without_sqlalchemy(tmp_path: Path, command: str) -> None:
+    """Also if the story is that of a quarantined mail."""
+    state = tmp_path / "state"
+    store = SqliteHistory(state / "history")
+    store.append([mail(1, at=time.time() - 5, action="quarantine", tags="malware:eicar")])
+    store.close()
+    file = configured(tmp_path, free_port(), f"state_directory: {state}\n")
+    program = RUN.replace("main(prog_name", "main(standalone_mode=False, prog_name")  # exit code 3 is not a failure
+    _, modules = run(program, tmp_path / "modules", *command.split(), "-c", file)
+    assert "bridge.history.segment_search" in modules
+    assert not modules & (HEAVY - {"asyncio", "pydantic", "yaml"})
+
+
 @pytest.mark.parametrize("command", ["status", "top --once", "reload"])
 def test_without_a_daemon_a_mistake_in_the_file_is_reported(tmp_path: Path, command: str) -> None:
     """Perhaps the daemon did not start because of it."""
@@ -215,7 +232,7 @@ def test_the_table_has_the_first_sentence_of_each_command(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "meant"), [("statsu", "status"), ("quarentine", "quarantine"), ("serivce check", "service")]
+    ("given", "meant"), [("servce", "service"), ("quarentine", "quarantine"), ("serivce check", "service")]
 )
 def test_a_misspelt_command_gets_a_suggestion(given: str, meant: str) -> None:
     """Although the commands are not imported."""

@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from bridge.cli.status import table
 from bridge.daemon.quarantine_upkeep import _not_writable
 from bridge.testing import Background, FakeScanner, answer, free_port, result
 from tests.daemon.process_kit import Bridge, get, parts, scanbridge, start, until, write_config
@@ -476,3 +477,31 @@ def test_a_failed_reload_and_a_list_without_a_copy_are_warnings(tmp_path: Path) 
             assert code == 0 and lines[:2] == [f"WARNING: {text}" for text in warnings]
         finally:
             bridge.end()
+
+
+def test_a_history_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
+    """Mail flows, and is recorded when the disk is repaired."""
+    with bridge_with(tmp_path) as bridge:
+        history = bridge.directory / "state" / "history"
+        until(history.is_dir, "the history")
+        history.rename(tmp_path / "away")
+        history.write_text("not a directory")
+        bridge.send()
+        until(lambda: state(bridge)["warnings"], "the warning")
+        [warning] = state(bridge)["warnings"]
+        assert warning.startswith("mails are not being recorded in the history: ")
+        code, lines = status(bridge)
+        assert code == 0 and lines[0] == f"WARNING: {warning}"
+        history.unlink()
+        (tmp_path / "away").rename(history)
+        until(lambda: not state(bridge)["warnings"], "the mail to be recorded")
+        assert state(bridge)["history"] == {"problem": "", "lost": 0}
+
+
+def test_mails_that_were_not_recorded_are_counted_in_the_status() -> None:
+    shown: dict[str, Any] = dict.fromkeys(("version", "pid", "uptime_s", "in_processing", "max_in_processing"), 1)
+    shown |= {"ready": True, "bytes_in_processing": 0, "reload": {"ok": True}}
+    shown |= {"workers": [], "listeners": [], "scanner": []}
+    assert "history" not in table(shown)
+    lost = table({**shown, "history": {"problem": "", "lost": 1234}})
+    assert "history        1,234 mails could not be recorded since the start" in lost

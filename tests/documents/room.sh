@@ -27,7 +27,9 @@ export HOME=$ROOM/home PYTHONPATH=$SOURCE PATH=/usr/local/bin:$PATH:/usr/local/s
 unset SCANBRIDGE_CONFIG XDG_STATE_HOME STATE_DIRECTORY
 cd "$ROOM/checkout"
 "$PYTHON" "$WARM" "$ROOM/warm" &
-until [ -S "$ROOM/warm" ]; do sleep 0.02; done
+until [ -S "$ROOM/warm" ]; do  # ends with the error of the program if that ends
+    kill -0 $! && sleep 0.02
+done
 set +eu
 
 listening() {  # wait until each of these ports is open; after 90 seconds end the story with the daemons' logs

@@ -22,6 +22,8 @@ COMMAND = re.compile(rf"^(?:\$|{PROGRAMS}) (?!\d)", re.MULTILINE)
 MAIL = r"printf 'From: a@example.org\r\nSubject: hello\r\n\r\nhello\r\n' > mail.eml"
 GTUBE = "XJS*C4JDBQADN1.NSBN3*2IDNEN*GTUBE-STANDARD-ANTI-UBE-TEST-EMAIL*C.34X"
 
+RECORDED = "embedded; until scanbridge explain $ID >/dev/null; do sleep 0.05; done"  # a moment after the reply
+
 STORIES: dict[str, Story] = {
     "README.md": Story(
         goes_on={"make run": "10025 10027 9081 9082"},
@@ -44,6 +46,9 @@ STORIES: dict[str, Story] = {
         """,
         shows=["OK: ", "example.org"],
     ),
+    "docs/operate/find-a-mail.md": Story(
+        prepare=RECORDED, shows=["was put into quarantine", "quarantine show", "malware", "action=quarantine"]
+    ),
     "docs/operate/events.md": Story(
         prepare="""
             configured bridge.yml <<<'events: [{name: log, type: file, path: events.jsonl}]'
@@ -51,7 +56,6 @@ STORIES: dict[str, Story] = {
         """,
         shows=["the new configuration is in use", "log: ok", r"log \(file\): \d+ waiting", "0 deleted"],
     ),
-    "docs/operate/find-a-mail.md": Story(prepare="embedded", shows=["action=quarantine", "bad@sender.example"]),
     "docs/operate/history-over-http.md": Story(
         prepare="""
             configured /etc/scanbridge/bridge.yml </dev/null
@@ -112,7 +116,8 @@ STORIES: dict[str, Story] = {
         shows=["would be added to blocked-senders", "@sender.example added to", "campaign of 2026-11-16"],
     ),
     "docs/operate/weekly-numbers.md": Story(
-        prepare="embedded", shows=["scanbridge_mails_total", "1  action=quarantine", "1 kept", "1 malware"]
+        prepare=RECORDED,
+        shows=["quarantine\t1\t100.0 %", "scanbridge_mails_total", "1  action=quarantine", "1 kept", "1 malware"],
     ),
     "docs/operate/rotate-a-token.md": Story(
         prepare="""

@@ -20,7 +20,9 @@ import pytest
 from rich.cells import cell_len
 
 from bridge.cli.quarantine.mail_text import html_as_text, read
-from bridge.testing import answer, result
+from bridge.history.query import HistoryQuery
+from bridge.history.sqlite import SqliteHistory
+from bridge.testing import answer, result, until
 from tests.quarantine.quarantine_kit import Desk, desk, let_go, waiting_hop
 from tests.requirements import unavailable
 
@@ -436,3 +438,51 @@ def test_an_action_takes_an_empty_sender_for_a_mistake(here: Desk, action: str) 
     assert refused.exit_code == 2 and "'<>'" in refused.stderr, refused.output
     assert here.call("list", "--sender", "").exit_code == here.call("list", "--sender", "<>").exit_code == 0
     assert here.call("delete", "--sender", "<>", "--dry-run").stderr.endswith("delete 0 mails; nothing was changed\n")
+
+
+# The history
+
+
+def history_of(own: Desk) -> Path:
+    """As soon as the first mail is recorded in it."""
+    directory = own.bridge.directory / "state" / "history"
+    until(lambda: SqliteHistory(directory).find(HistoryQuery()), "the history")
+    return directory
+
+
+def test_what_an_operator_does_is_noted_in_the_history(own: Desk) -> None:
+    first, second, third = (own.send() for _ in range(3))
+    store = SqliteHistory(history_of(own))
+    assert own.call("release", first).exit_code == 0
+    assert own.call("release", second, "--to", "c@elsewhere.example").exit_code == 0
+    assert own.call("delete", first, "--yes").exit_code == 0
+    assert own.call("purge", "--older-than", "0s", "--yes").exit_code == 0
+    noted = [(event.event, event.text.partition(": ")[0]) for event in store.later([first])]
+    assert noted == [("released", "to b@example.org"), ("deleted", "")]
+    assert [event.event for event in store.later([second])] == ["released", "deleted"]
+    assert store.later([second])[0].text.startswith("to c@elsewhere.example: 250 ")
+    assert [(event.event, bool(event.by)) for event in store.later([third])] == [("deleted", True)]
+
+
+def test_a_release_that_failed_is_noted_too(own: Desk) -> None:
+    mail_id = own.send()
+    store = SqliteHistory(history_of(own))
+    own.bridge.next_hop.replies[b"RCPT"] = b"550 5.1.1 no such user"
+    assert own.call("release", mail_id).exit_code != 0
+    [event] = store.later([mail_id])
+    assert event.event == "release failed" and "no such user" in event.text
+
+
+def test_a_history_that_cannot_be_written_does_not_stop_a_release(own: Desk) -> None:
+    """One warning, however many mails."""
+    ids = [own.send() for _ in range(3)]
+    history = history_of(own)
+    for path in history.glob("later.db*"):
+        path.unlink()
+    (history / "later.db").mkdir()
+    done = own.call("release", *ids)
+    assert done.exit_code == 0 and len(own.bridge.next_hop.mails) == 3
+    assert done.stderr.count("the history cannot be written") == 1
+    shutil.rmtree(history)
+    done = own.call("delete", ids[0], "--yes")
+    assert done.exit_code == 0 and "history" not in done.stderr and not history.exists()

@@ -22,11 +22,10 @@ from bridge.cli.quarantine.selection import (
     only_copies,
     select,
     show_dry_run,
-    show_table,
     with_consent,
     with_selection,
 )
-from bridge.cli.terminal import say, say_cells, say_csv, say_json
+from bridge.cli.terminal import say, say_json
 
 if TYPE_CHECKING:
     from bridge.cli.quarantine.session import Session
@@ -57,6 +56,7 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
 
     On a terminal, long columns are cut to fit. In a pipe, nothing is cut, and columns are separated by tabs.
     """
+    from bridge.cli.quarantine.columns import QUARANTINED
     from bridge.cli.quarantine.session import Session
 
     if wide + as_csv + as_json > 1:
@@ -69,34 +69,14 @@ def list_mails(path: Path | None, wanted: dict[str, Any], limit: int, wide: bool
         for mail in found:
             say_json(mail.to_dict())
     elif as_csv:
-        _say_csv(found)
+        QUARANTINED.show_csv(found)
     elif found:
-        _say_wide(found) if wide else show_table(found)
+        QUARANTINED.show_wide(found) if wide else QUARANTINED.show(found)
     if not found and not as_json:
         session.say_none()
     if more:
         shown = "mail is" if limit == 1 else f"{limit:,} are"
         say(f"only the newest {shown} shown; --limit 0 shows all", err=True)
-
-
-def _say_csv(mails: list[MailRecord]) -> None:
-    from bridge.cli.quarantine.columns import WIDE, rows
-
-    header, *others = rows(mails, WIDE)
-    say_csv(*map(str.lower, header))
-    for row in others:
-        say_csv(*row)
-
-
-def _say_wide(mails: list[MailRecord]) -> None:
-    from bridge.cli.quarantine.columns import WIDE, lines, rows
-
-    if sys.stdout.isatty():
-        for line in lines(mails, WIDE, None):
-            say(line)
-    else:
-        for row in rows(mails, WIDE):
-            say_cells(*row)
 
 
 @quarantine.command()
@@ -230,9 +210,9 @@ async def _release_all(
                     if is_partial:
                         _tell_sinks(session, mail.id)
                     if isinstance(exc, NextHopError):
-                        session.note("release failed", mail.id, to=list(order.to), reply=str(exc.reply))
+                        session.note_release(mail, order.to, str(exc.reply), is_done=False)
                 else:
-                    session.note("released", mail.id, to=list(order.to), reply=str(delivered.reply))
+                    session.note_release(mail, order.to, str(delivered.reply), is_done=True)
                     _tell_sinks(session, mail.id)
                     bulk.succeeded(f"{mail.id}: released: {delivered.reply}")
     finally:
@@ -290,7 +270,7 @@ def _delete_all(session: Session, mails: list[MailRecord], codes: list[int], *, 
             except BridgeError as exc:
                 bulk.failed(f"{mail.id}: not deleted: {exc}", exit_code(exc))
             else:
-                session.note("purged" if is_purge else "removed", mail.id)
+                session.note_removal(mail, is_purge=is_purge)
                 bulk.succeeded("" if is_purge else f"{mail.id}: deleted")
     if is_purge:
         say(f"{bulk.count:,} deleted")

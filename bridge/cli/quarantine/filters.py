@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from bridge.cli.moments import Moment
+from bridge.cli.parameters import DecisionWord, Network
 from bridge.runtime.suggestion import did_you_mean
 
 STATES = ("kept", "interrupted", "released")
@@ -25,33 +26,6 @@ class _State(click.ParamType[str]):
         return str(value)
 
 
-class _Decision(click.ParamType[str]):
-    """Errors have words of their own, and another service may, too: only a near miss is certain to be a mistake."""
-
-    name = "word"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from bridge.api.scanning import Decision
-
-        words = [str(word) for word in Decision]
-        hint = did_you_mean(value, words) if value not in words else ""
-        if hint:
-            self.fail(f"{value!r} is not a decision{hint}", param, ctx)
-        return str(value)
-
-
-class _Network(click.ParamType[str]):
-    name = "address"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        from ipaddress import ip_network
-
-        try:
-            return str(ip_network(str(value).strip("[] "), strict=False))
-        except ValueError:
-            self.fail("expected an IP address or a network, for example 192.0.2.7 or 192.0.2.0/24", param, ctx)
-
-
 _OPTIONS = (
     click.option("--recipient", metavar="TEXT",
                  help="Recipient: a whole address or @domain matches exactly, other text any part, '*' anything."),
@@ -63,9 +37,9 @@ _OPTIONS = (
                  help="Quarantined since TIME: 2h, 3d, today, yesterday, monday, 2026-01-31, '2026-01-31 12:00'."),
     click.option("--until", type=Moment(), metavar="TIME", help="Quarantined before TIME (same forms)."),
     click.option("--tag", metavar="TAG", help="Has this tag; * is a wildcard, as in 'malware:*'."),
-    click.option("--client", type=_Network(), metavar="ADDRESS",
+    click.option("--client", type=Network(), metavar="ADDRESS",
                  help="Received from this IP address or network (the client of the mail server)."),
-    click.option("--decision", type=_Decision(), metavar="WORD",
+    click.option("--decision", type=DecisionWord(), metavar="WORD",
                  help="The scanner's decision, or the error if there was none (`unreachable`)."),
     click.option("--state", type=_State(), metavar="STATE", help=f"Release state: {', '.join(STATES)}."),
     click.option("--tenant", metavar="UUID", help="Belongs to this tenant (tenantUid)."),

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from bridge.cli.quarantine.filters import with_filters
-from bridge.cli.terminal import can_ask, confirm, say, say_cells, width
+from bridge.cli.terminal import can_ask, confirm, say
 
 if TYPE_CHECKING:
     from bridge.cli.quarantine.session import Session
@@ -124,15 +124,9 @@ def show_dry_run(mails: list[MailRecord], would: str) -> None:
 
 def show_table(mails: list[MailRecord]) -> None:
     """On a terminal aligned and cut to its width; in a pipe complete, separated by tabs."""
-    from bridge.cli.quarantine.columns import BRIEF, lines, rows
+    from bridge.cli.quarantine.columns import QUARANTINED
 
-    columns = width()
-    if columns is None:
-        for row in rows(mails, BRIEF):
-            say_cells(*row)
-    else:
-        for line in lines(mails, BRIEF, columns):
-            say(line)
+    QUARANTINED.show(mails)
 
 
 def consent(mails: list[MailRecord], *, verb: str, yes: bool, done: str, where: str = "") -> None:
@@ -165,10 +159,10 @@ def _show_on_error(mails: list[MailRecord]) -> None:
     """The newest of them: the question goes to standard error, too."""
     import shutil
 
-    from bridge.cli.quarantine.columns import BRIEF, lines
+    from bridge.cli.quarantine.columns import BRIEF, QUARANTINED
 
     columns = shutil.get_terminal_size().columns if can_ask() else _IN_A_LOG
-    for line in lines(mails[:_SHOWN], BRIEF, columns):
+    for line in QUARANTINED.lines(mails[:_SHOWN], BRIEF, columns):
         say(line, err=True)
     if len(mails) > _SHOWN:
         say(f"... and {len(mails) - _SHOWN:,} more (--dry-run shows all)", err=True)

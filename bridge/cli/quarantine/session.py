@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.later_notes import DELETED, RELEASE_FAILED, RELEASED, LaterNotes
 from bridge.cli.state import state_directory
 from bridge.cli.terminal import say
 from bridge.config.model import Config
@@ -44,6 +45,7 @@ class Session:
     state: Path
     directory: Path
     quarantine: Quarantine
+    later: LaterNotes
 
     @classmethod
     def open(cls, path: Path | None) -> Session:
@@ -54,7 +56,7 @@ class Session:
             place = wiring.quarantine_place(conf, state)
         except ConfigError as exc:
             fail_config(exc)
-        return cls(conf, state, place.directory, Quarantine(place))
+        return cls(conf, state, place.directory, Quarantine(place), LaterNotes(conf, state))
 
     def search(self, **wanted: Any) -> list[MailRecord]:
         """Newest first."""
@@ -91,6 +93,16 @@ class Session:
             return self.quarantine.ids()
         except BridgeError:  # this is for a message only
             return []
+
+    def note_release(self, mail: MailRecord, to: tuple[str, ...], reply: str, *, is_done: bool) -> None:
+        """The same, and in the history."""
+        self.note("released" if is_done else "release failed", mail.id, to=list(to), reply=reply)
+        event = RELEASED if is_done else RELEASE_FAILED
+        self.later.note(event, mail.id, login_name(), to or mail.envelope.addresses, reply)
+
+    def note_removal(self, mail: MailRecord, *, is_purge: bool) -> None:
+        self.note("purged" if is_purge else "removed", mail.id)
+        self.later.note(DELETED, mail.id, login_name())
 
     def note(self, action: str, mail_id: str, **more: object) -> None:
         """Record who did it, in syslog and in the quarantine's actions.log."""

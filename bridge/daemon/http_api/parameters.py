@@ -167,7 +167,7 @@ FILTERS: dict[str, Parameter] = {
     "recipient": Parameter(f"A recipient: {_ADDRESS}.", _TEXT, _text),
     "address": Parameter(f"The sender or a recipient: {_ADDRESS}.", _TEXT, _text),
     "client": Parameter("The client's IP address, or a network.", _CLIENT, _client),
-    "subject": Parameter("Words, each of which begins a word of the subject.", _WORDS, _subject),
+    "subject": Parameter("Words of the subject; `invo*` stands for all words that begin so.", _WORDS, _subject),
     "tag": Parameter("A tag of the scanner; `*` stands for anything.", _TEXT, _text),
     "action": Parameter("What was done with the mail.", {"enum": list(ACTIONS)}, _one_of(ACTIONS)),
     "decision": Parameter(

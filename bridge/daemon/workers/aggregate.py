@@ -171,6 +171,10 @@ def merge_states(own: dict[str, Any], others: list[dict[str, Any]]) -> dict[str,
         "connections": sum(state["connections"] for state in states),
         "saturated": [cause for cause in SATURATION if any(cause in state["saturated"] for state in states)],
         "quarantine_problem": next((text for state in states if (text := state["quarantine_problem"])), ""),
+        "history": {
+            "problem": next((text for state in states if (text := state["history"]["problem"])), ""),
+            "lost": sum(state["history"]["lost"] for state in states),
+        },
         "events_problem": next((text for state in states if (text := state["events_problem"])), ""),
         "scanner": [_merged_host([host, *_others(others, "scanner", "url", host)]) for host in own["scanner"]],
         "next_hops": merged_hops(

@@ -1,0 +1,1 @@
+"""The commands that read the history: `history`, `explain` and `stats`."""

@@ -1,0 +1,190 @@
+"""A mail that the history does not have: what it has of that time instead, and what it would not have.
+
+"We never saw it" is a strong statement, so it comes with its evidence: how far back the history reaches, whether rows
+were lost, and what else came from that client, sender and domain.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from bridge.cli.admin_client import get
+from bridge.cli.history.search import Question
+from bridge.cli.history.session import HistorySession
+from bridge.daemon.history_place import has_server
+from bridge.history.entry import MailEntry
+from bridge.history.store import HistoryError
+from bridge.mail.address import domain_of
+
+_OUR_ID = re.compile(r"([0-9A-F]{11})[0-9A-F]{8}", re.IGNORECASE)
+_LOST = re.compile(rb'^scanbridge_history_total\{result="(?:overflow|failed)"\} ([0-9.e+]+)', re.MULTILINE)
+_NEAR_S = 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Trace:
+    """What is recorded of somebody around that time."""
+
+    what: str  # in words
+    mails: int | None  # None: they could not be counted in time
+    newest: list[MailEntry]
+
+    @property
+    def count(self) -> str:
+        return "many" if self.mails is None else f"{self.mails:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    since: float
+    until: float
+    oldest: float | None
+    by_action: dict[str, int] | None  # of all mails of that time; None: they could not be counted in time
+    traces: list[Trace]
+    nameless: int  # refusals of that time that were summed without a sender
+    lost: int | None  # mails that were not recorded since the daemon started; None: it does not answer
+    missing: list[str]  # what would not be in the history
+    commands: list[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "since": _iso(self.since),
+            "until": _iso(self.until),
+            "history_begins": None if self.oldest is None else _iso(self.oldest),
+            "mails_of_that_time": self.by_action,
+            "around": [
+                {"what": trace.what, "mails": trace.mails, "newest": [entry.to_dict() for entry in trace.newest]}
+                for trace in self.traces
+            ],
+            "refusals_without_sender": self.nameless,
+            "mails_not_recorded": self.lost,
+            "would_not_be_there": self.missing,
+            "next": self.commands,
+        }
+
+
+def prove(session: HistorySession, question: Question) -> Absence:
+    since, until = _period(question)
+    wanted = {"since": since, "until": until}
+    oldest = session.read(session.store.oldest)
+    return Absence(
+        since,
+        until,
+        oldest,
+        _count(session, wanted),
+        [] if oldest is None else list(_traces(session, question, wanted)),
+        _nameless(session, wanted),
+        _lost(session),
+        list(_missing(session, question)),
+        list(_commands(session, question, since)),
+    )
+
+
+def _period(question: Question) -> tuple[float, float]:
+    """The time that was asked about; for an id of ours, an hour around its making."""
+    now = time.time()
+    if "since" not in question.wanted and (made := made_at(question.what)) is not None:
+        return made - _NEAR_S, min(made + _NEAR_S, now)
+    return question.wanted.get("since", 0.0), question.wanted.get("until", now)
+
+
+def made_at(what: str) -> float | None:
+    """The time in an id of ours; None if it is not one."""
+    found = _OUR_ID.fullmatch(what)
+    made = int(found[1], 16) / 1000 if found else 0.0
+    return made if 1_500_000_000 < made < time.time() + 60 else None
+
+
+def _count(session: HistorySession, wanted: dict[str, Any]) -> dict[str, int] | None:
+    query = session.query(wanted)
+    try:
+        return {one.label: one.mails for one in session.store.count("action", query)}
+    except HistoryError:  # counting millions of mails may take too long; the answer does not depend on it
+        return None
+
+
+def _traces(session: HistorySession, question: Question, period: dict[str, Any]) -> Iterator[Trace]:
+    for words, wanted in _relatives(session, question):
+        yield _trace(session, f"{words} in that time", {**wanted, **period})
+        if words.startswith(("from <", "to <")):
+            yield _trace(session, f"{words} in the whole history", wanted)
+
+
+def _trace(session: HistorySession, words: str, wanted: dict[str, Any]) -> Trace:
+    query = session.query(wanted, limit=3)
+    numbers = _count(session, wanted)
+    total = None if numbers is None else sum(numbers.values())
+    return Trace(words, total, session.read(lambda: session.store.find(query)))
+
+
+def _relatives(session: HistorySession, question: Question) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Each thing that the question names, alone."""
+    named: dict[str, str] = {}
+    if question.is_address:
+        named = {"sender": question.what, "recipient": question.what}
+    named |= {name: question.wanted[name] for name in ("sender", "recipient") if name in question.wanted}
+    for name, address in named.items():
+        way = "from" if name == "sender" else "to"
+        is_whole = "@" in address.strip("@<>")
+        yield f"{way} <{address.strip('<>')}>" if is_whole else f"{way} {address}", {name: address}
+        domain = domain_of(address) if is_whole else ""
+        if domain and session.redaction.mode == "full":
+            yield f"{way} the domain {domain}", {name: domain}
+    if "client" in question.wanted:
+        yield f"from the client {question.wanted['client']}", {"client": question.wanted["client"]}
+
+
+def _nameless(session: HistorySession, period: dict[str, Any]) -> int:
+    total = 0
+    for stage in ("connect", "mail"):
+        query = session.query(period, stage=stage, sender="", limit=10_000)
+        entries = session.read(lambda query=query: session.store.find(query))  # type: ignore[misc]
+        total += sum(entry.row.mails for entry in entries if not entry.row.id)
+    return total
+
+
+def _lost(session: HistorySession) -> int | None:
+    page = get(session.config.admin.address, "/metrics", 2.0)
+    if page is None or b"scanbridge_history_total" not in page:
+        return None
+    return int(sum(float(number) for number in _LOST.findall(page)))
+
+
+def _missing(session: HistorySession, question: Question) -> Iterator[str]:
+    conf = session.config
+    if not conf.history.enabled:
+        yield "anything now: history.enabled is false, so nothing is recorded"
+    yield "mail that the mail server in front refused, or still has in its queue: see its log"
+    yield "mail that has not been sent yet, or is still on its way"
+    yield "mail with another envelope sender: lists, forwarders and newsletters use their own, not the From line"
+    if not has_server(conf):
+        yield "mail that another machine handled: each has its own history, unless they share a state_database"
+    days = f"{conf.history.retention / 86400:g} days"
+    yield f"mail older than history.retention ({days}), or deleted earlier because of history.max_size"
+    yield "the sender of each refusal in a storm: beyond 50 a second, refusals before the content are summed by client"
+    if session.redaction.mode == "domain":
+        yield "whole addresses: with log.addresses: domain, only their domains are recorded"
+    if session.redaction.mode == "hashed":
+        yield "addresses from before the key for log.addresses was changed"
+
+
+def _commands(session: HistorySession, question: Question, since: float) -> Iterator[str]:
+    import shlex
+
+    named = question.what or question.wanted.get("sender") or question.wanted.get("recipient")
+    if named and named != "<>":
+        yield f"grep -F {shlex.quote(named)} /var/log/mail.log"
+    begin = time.strftime("%Y-%m-%d %H:%M", time.localtime(since)) if since else "30d"
+    yield session.command("history", "--since", begin)
+    if question.is_address and (domain := domain_of(question.what)) and session.redaction.mode == "full":
+        yield session.command("history", "--sender", domain, "--since", begin)
+
+
+def _iso(moment: float) -> str:
+    from datetime import UTC, datetime
+
+    return datetime.fromtimestamp(moment, UTC).isoformat(timespec="seconds")

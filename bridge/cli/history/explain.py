@@ -1,0 +1,245 @@
+"""`scanbridge explain`: what happened to a mail, in sentences that can be forwarded."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from bridge.cli.common import config_option
+from bridge.cli.history.filters import with_filters
+from bridge.cli.terminal import say, say_json, width
+from bridge.runtime.visible_text import visible
+
+if TYPE_CHECKING:
+    from bridge.cli.history.absence import Absence
+    from bridge.cli.history.search import Question
+    from bridge.cli.history.session import HistorySession
+    from bridge.history.mails import Mail
+    from bridge.history.story import Story
+
+_LISTED = 50  # entries that are read; the stories of a few of them are told
+_INDENT = "  "
+_TIME_WIDTH = len("2026-11-16 10:30:01")
+
+
+@click.command()
+@config_option
+@click.argument("what", required=False, default="")
+@lambda command: with_filters(command, brief=True)
+@click.option("--limit", type=click.IntRange(1, _LISTED), default=3, show_default=True, help="Stories to tell.")
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object.")
+def explain(path: Path | None, what: str, wanted: dict[str, Any], limit: int, as_json: bool) -> None:
+    """Tell what happened to a mail.
+
+    WHAT is an id of ours, a session, the mail server's queue id before or behind us, a Message-ID, a ggrid, or the
+    address or domain of its sender or a recipient. Addresses are looked for since yesterday, unless --since is given;
+    the options narrow the search, or replace WHAT.
+
+    Exit code 0: found. 3: not found; then it says what was recorded around that time, and what would not be.
+    """
+    from bridge.cli.history.search import ask
+    from bridge.cli.history.session import EXIT_NOT_FOUND, HistorySession
+
+    if not what and not wanted:
+        raise click.UsageError("which mail? Give an id, a queue id, a Message-ID, a ggrid or an address")
+    session = HistorySession.open(path)
+    question = ask(session, what, wanted, _LISTED)
+    if question.found:
+        _tell_all(session, question, limit, as_json)
+        return
+    from bridge.cli.history.absence import prove
+
+    absence = prove(session, question)
+    if as_json:
+        say_json({"what": question.what, "matches": 0, "mails": [], "absence": absence.to_dict()}, indent=2)
+    else:
+        _say_absence(session, question, absence)
+    sys.exit(EXIT_NOT_FOUND)
+
+
+def _tell_all(session: HistorySession, question: Question, limit: int, as_json: bool) -> None:
+    from bridge.history.mails import gather
+
+    mails = gather(question.found)
+    told = [(mail, *_story(session, mail)) for mail in _whole(session, mails, limit)]
+    if as_json:
+        say_json(_as_json(question, mails, told), indent=2)
+        return
+    if len(mails) > 1:
+        _say_list(session, question, mails, limit)
+    for number, (_, story, _) in enumerate(told, 1):
+        if number > 1 or len(mails) > 1:
+            say()
+        _say_story(session, story, f"{number}. " if len(mails) > 1 else "")
+    _say_hidden(session, question)
+
+
+def _whole(session: HistorySession, mails: list[Mail], limit: int) -> list[Mail]:
+    """The newest, each with all its attempts. `mails` loses those that turn out to be attempts of a newer one."""
+    from bridge.history.mails import identity, whole
+
+    made: list[Mail] = []
+    while len(made) < min(limit, len(mails)):
+        mail = session.read(lambda: whole(session.store, mails[len(made)]))
+        known = set(map(identity, mail.attempts))
+        mails[len(made) + 1 :] = [one for one in mails[len(made) + 1 :] if identity(one.last) not in known]
+        made.append(mail)
+    return made
+
+
+def _story(session: HistorySession, mail: Mail) -> tuple[Story, dict[str, Any] | None]:
+    from dataclasses import asdict
+    from datetime import UTC, datetime
+
+    from bridge.cli.history.kept import kept
+    from bridge.cli.history.surroundings import surroundings
+    from bridge.history.story import GONE, NOT_HERE, Kept, tell
+
+    found = kept(session, mail.last)
+    if found is not None and found.state == NOT_HERE and any(event.event == "deleted" for event in mail.later):
+        found = Kept(GONE)
+    shown = None if found is None else asdict(found)
+    if shown and shown["until"] is not None:
+        shown["until"] = datetime.fromtimestamp(shown["until"], UTC).isoformat(timespec="seconds")
+    return tell(mail, surroundings(session, mail.last), found), shown
+
+
+def _as_json(question: Question, mails: list[Mail], told: list[tuple[Mail, Story, Any]]) -> dict[str, Any]:
+    return {
+        "what": question.what,
+        "matches": len(mails),
+        "more_matches": question.is_cut,
+        "mails": [
+            {
+                **story.to_dict(),
+                "attempts": [entry.to_dict() for entry in mail.attempts],
+                "later": [event.to_dict() for event in mail.later],
+                "quarantine": kept,
+            }
+            for mail, story, kept in told
+        ],
+        "others": [mail.last.to_dict() for mail in mails[len(told) :]],
+    }
+
+
+# Text
+
+
+def _say_list(session: HistorySession, question: Question, mails: list[Mail], limit: int) -> None:
+    from bridge.cli.mail_table import first_of
+    from bridge.cli.table import cut
+
+    more = " (and older ones: narrow the search, or use `scanbridge history`)" if question.is_cut else ""
+    say(f"{len(mails)} mails match{_asked(question)}, the newest first{more}:")
+    for number, mail in enumerate(mails, 1):
+        row, kind = mail.last.row, mail.last.kind
+        subject = f' "{row.subject}"' if row.subject else ""
+        line = f"{number:3}  {_time(row.at)}  {row.id or '-':19}  {kind.action:10}  "
+        line += f"<{row.sender}> to {first_of(mail.last.recipients) or '-'}{subject}"
+        say(line if (columns := width()) is None else cut(visible(line), columns))
+    if len(mails) > limit:
+        say(f"The stories of the newest {limit} follow; `{session.command('explain')} ID` tells each of the others.")
+
+
+def _asked(question: Question) -> str:
+    words = f" {question.what}" if question.what else ""
+    return f"{words} since {_time(question.wanted['since'])}" if "since" in question.wanted else words
+
+
+def _say_story(session: HistorySession, story: Story, number: str) -> None:
+    from bridge.cli.history.session import with_configuration
+
+    _say_wrapped(f"{number}{story.fate}.", "")
+    for step in story.steps:
+        when = _time(step.at) if step.at is not None else ""
+        _say_wrapped(f"{_INDENT}{when:{_TIME_WIDTH}}  {step.text}", " " * (_TIME_WIDTH + 4))
+    _say_wrapped(f"{_INDENT}{'Where it is now':{_TIME_WIDTH}}  {story.now}", " " * (_TIME_WIDTH + 4))
+    for place, command in enumerate(story.commands):
+        label = "Next" if place == 0 else ""
+        say(f"{_INDENT}{label:{_TIME_WIDTH}}  {with_configuration(command, session.path)}")
+
+
+def _say_hidden(session: HistorySession, question: Question) -> None:
+    if session.redaction.mode == "domain" and (question.is_address or {"sender", "recipient"} & set(question.wanted)):
+        say("log.addresses is domain: these are the mails of everyone in that domain.", err=True)
+
+
+def _say_absence(session: HistorySession, question: Question, absence: Absence) -> None:
+    named = question.what or ", ".join(f"{name} {value}" for name, value in _options(question))
+    until = "now" if time.time() - absence.until < 60 else _time(absence.until)
+    period = f" between {_time(absence.since)} and {until}" if absence.since else ""
+    say(f"No mail was found for {named}{period}: as far as the history reaches, the bridge has not seen it.")
+    say()
+    say("What the history has:")
+    for line in _evidence(session, absence, question):
+        _say_wrapped(f"{_INDENT}- {line}", _INDENT * 2)
+    say()
+    say("What would not be in it:")
+    for line in absence.missing:
+        _say_wrapped(f"{_INDENT}- {line}", _INDENT * 2)
+    say()
+    for place, command in enumerate(absence.commands):
+        say(f"{'Next:' if place == 0 else '':6}{command}")
+
+
+def _options(question: Question) -> Iterator[tuple[str, Any]]:
+    yield from ((name, value) for name, value in question.wanted.items() if name not in ("since", "until"))
+
+
+def _evidence(session: HistorySession, absence: Absence, question: Question) -> Iterator[str]:
+    from bridge.cli.history.absence import made_at
+
+    made = made_at(question.what)
+    if made is not None:
+        yield f"{question.what} is an id of this program, made at {_time(made)}: the search looked around that time."
+    if absence.oldest is None:
+        yield f"Nothing: no mail is recorded in {session.place}."
+    else:
+        late = ", which is after the beginning of that time" if absence.oldest > absence.since > 0 else ""
+        yield f"It begins at {_time(absence.oldest)}{late}."
+        yield _numbers(absence)
+    for trace in absence.traces:
+        newest = f"; the newest: {', '.join(map(_brief, trace.newest))}" if trace.newest else ""
+        yield f"{trace.what[:1].upper()}{trace.what[1:]}: {trace.count} mails{newest}."
+    if absence.nameless:
+        yield f"{absence.nameless:,} refusals of that time were recorded without their senders, summed by client."
+    if absence.lost is None:
+        yield "Whether mails were not recorded is not known: the daemon does not answer at its admin address."
+    else:
+        yield f"{absence.lost:,} mails could not be recorded since the daemon started."
+
+
+def _numbers(absence: Absence) -> str:
+    when = "Of that time, it has" if absence.since else "It has"
+    if absence.by_action is None:
+        return f"{when} more mails than could be counted in time."
+    total = sum(absence.by_action.values())
+    parts = ", ".join(f"{count:,} {action}" for action, count in absence.by_action.items())
+    return f"{when} {total:,} mails{f': {parts}' if parts else ' at all'}."
+
+
+def _brief(entry: Any) -> str:
+    return f"{entry.row.id or entry.row.client} at {_time(entry.row.at)} ({entry.kind.action})"
+
+
+def _say_wrapped(text: str, indent: str) -> None:
+    """On a terminal, lines are broken between words; in a pipe, they are not."""
+    import textwrap
+
+    columns = width()
+    if columns is None or columns < 60:
+        say(text)
+        return
+    for line in textwrap.wrap(
+        visible(text), columns, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    ):
+        say(line)
+
+
+def _time(moment: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))

@@ -1,0 +1,124 @@
+"""What the commands that read the history share: the configuration, the store, and questions with hidden addresses.
+
+With `log.addresses`, the history has pseudonyms or domains instead of addresses; the question is changed in the same
+way, or answered with the reason why it cannot be. Exit codes: 0 found, 3 nothing found (`explain`), 75 the history
+cannot be read now, 78 configuration.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import click
+
+from bridge.cli.common import fail_config, load_or_exit
+from bridge.cli.state import state_directory
+from bridge.cli.terminal import say
+from bridge.config.model import Config
+from bridge.daemon import history_place
+from bridge.errors import ConfigError
+from bridge.history.query import HistoryQuery
+from bridge.history.store import HistoryError, HistoryStore
+from bridge.observe.redaction import Redaction
+
+EXIT_NOT_FOUND, EXIT_LATER = 3, 75
+_PATIENCE_S = 60.0  # an operator waits longer than the daemon
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class HistorySession:
+    config: Config
+    path: Path | None
+    state: Path
+    store: HistoryStore
+    redaction: Redaction
+
+    @classmethod
+    def open(cls, path: Path | None) -> HistorySession:
+        conf = load_or_exit(path)
+        state = state_directory(conf, path)
+        if not history_place.has_server(conf):
+            _need_readable(history_place.history_directory(state))
+        try:
+            store = history_place.history(conf, state, _PATIENCE_S)
+            return cls(conf, path, state, store, history_place.redaction(conf, state))
+        except ConfigError as exc:
+            fail_config(exc)
+
+    def query(self, wanted: dict[str, Any], **more: Any) -> HistoryQuery:
+        """With addresses as the history has them."""
+        hidden = dict(wanted)
+        for name in ("sender", "recipient", "address"):
+            if name in hidden:
+                hidden[name] = self.hidden(hidden[name])
+        return HistoryQuery(**{name: _encodable(value) for name, value in (hidden | more).items()})
+
+    def hidden(self, address: str) -> str:
+        """An address or domain as the history has it. The null sender is empty."""
+        if address == "<>":
+            return ""
+        is_whole = "@" in address.lstrip("@") and not address.startswith("*@")
+        if self.redaction.mode == "hashed" and not is_whole:
+            if address.startswith("~"):
+                return address
+            raise click.UsageError(
+                "with log.addresses: hashed, the history has no domains: give a whole address (jane@example.org)"
+            )
+        return self.redaction.address(address) if is_whole else address
+
+    def read(self, work: Callable[[], T]) -> T:
+        """Run a search; exits if the history cannot be read."""
+        try:
+            return work()
+        except HistoryError as exc:
+            fail(f"the history cannot be read: {exc}", EXIT_LATER)
+
+    @property
+    def place(self) -> str:
+        """Where it is, in words."""
+        if history_place.has_server(self.config):
+            return "the database in state_database"
+        return str(history_place.history_directory(self.state))
+
+    def command(self, *words: str) -> str:
+        """A command line for the same configuration, to be copied."""
+        return with_configuration(f"scanbridge {' '.join(map(shlex.quote, words))}", self.path)
+
+
+def with_configuration(command: str, path: Path | None) -> str:
+    """The same with `-c`, if that was given for this command."""
+    context = click.get_current_context(silent=True)
+    source = context.get_parameter_source("path") if context else None
+    if path is None or source is not click.core.ParameterSource.COMMANDLINE or not command.startswith("scanbridge "):
+        return command
+    _, verb, rest = [*command.split(" ", 2), ""][:3]
+    if verb in ("quarantine", "lists"):
+        sub, _, rest = rest.partition(" ")
+        verb = f"{verb} {sub}"
+    return f"scanbridge {verb} -c {shlex.quote(str(path))} {rest}".rstrip()
+
+
+def _encodable(value: Any) -> Any:
+    """The terminal's bytes may be no text; no mail is found by those, and a database refuses them."""
+    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else value
+
+
+def fail(text: str, code: int) -> NoReturn:
+    say(text, err=True)
+    sys.exit(code)
+
+
+def _need_readable(directory: Path) -> None:
+    """An unreadable directory would look like an empty history."""
+    try:
+        next(directory.iterdir(), None)
+    except FileNotFoundError:
+        pass
+    except OSError as exc:
+        fail(f"{directory} cannot be read: {exc.strerror}; run this as root or as the daemon's user", EXIT_LATER)

@@ -1,0 +1,36 @@
+"""Types of command-line values that several commands take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from bridge.runtime.suggestion import did_you_mean
+
+
+class DecisionWord(click.ParamType[str]):
+    """Errors have words of their own, and another service may, too: only a near miss is certain to be a mistake."""
+
+    name = "word"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from bridge.api.scanning import Decision
+
+        words = [str(word) for word in Decision]
+        hint = did_you_mean(value, words) if value not in words else ""
+        if hint:
+            self.fail(f"{value!r} is not a decision{hint}", param, ctx)
+        return str(value)
+
+
+class Network(click.ParamType[str]):
+    name = "address"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from ipaddress import ip_network
+
+        try:
+            return str(ip_network(str(value).strip("[] "), strict=False))
+        except ValueError:
+            self.fail("expected an IP address or a network, for example 192.0.2.7 or 192.0.2.0/24", param, ctx)

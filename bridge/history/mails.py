@@ -1,0 +1,128 @@
+"""From entries to mails: the attempts with one mail belong together, wherever the search found one of them.
+
+Attempts carry the same key if the process that saw the later one knew of the deferral. If it did not (another machine,
+a restart, hidden addresses), the sender and the Message-ID join an attempt to an earlier one that was deferred or
+given up. A Message-ID is the sender's word, so a mail that was already decided is never joined to another by it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.query import HistoryQuery
+from bridge.history.store import HistoryStore
+from bridge.mail.action import Action
+
+_MANY = 200  # attempts of one mail that are read
+_RETRY_S = 5 * 86_400.0  # how long mail servers keep trying
+
+
+@dataclass(frozen=True, slots=True)
+class Mail:
+    """One mail with all its attempts, the oldest first."""
+
+    attempts: tuple[MailEntry, ...]
+    others: tuple[MailEntry, ...] = ()  # the same message, sent separately
+    before: tuple[MailEntry, ...] = ()  # deferred before there was content: perhaps with this mail
+    later: tuple[LaterEvent, ...] = ()
+
+    @property
+    def last(self) -> MailEntry:
+        return self.attempts[-1]
+
+
+def is_open(entry: MailEntry) -> bool:
+    """Whether the client will come again."""
+    return entry.kind.action in (Action.TEMPFAIL.value, CANCELLED)
+
+
+def identity(entry: MailEntry) -> tuple[object, ...]:
+    """Entries of summed refusals have no id."""
+    return entry.row.at, entry.row.id, entry.kind.listener, entry.row.client, entry.kind.rule
+
+
+def gather(found: Iterable[MailEntry]) -> list[Mail]:
+    """Each mail once, with those of its attempts that were found, the newest mail first."""
+    ordered = sorted(found, key=lambda entry: entry.row.at)
+    mails: list[Mail] = []
+    for related in _related(ordered):
+        mails += [Mail(tuple(group)) for group in _groups(related)]
+    return sorted(mails, key=lambda mail: mail.last.row.at, reverse=True)
+
+
+def whole(store: HistoryStore, mail: Mail) -> Mail:
+    """With all its attempts, and everything that belongs to it. Raises HistoryError."""
+    entry = mail.last
+    related = {identity(attempt): attempt for attempt in mail.attempts}
+    for query in _queries(entry):
+        for other in store.find(query):
+            if _is_related(entry, other):
+                related[identity(other)] = other
+    groups = _groups(sorted(related.values(), key=lambda other: other.row.at))
+    own = next(group for group in groups if identity(entry) in map(identity, group))
+    others = [other for group in groups if group is not own for other in group]
+    ids = [attempt.row.id for attempt in own if attempt.row.id]
+    return Mail(tuple(own), tuple(others), tuple(_before(store, own[0])), tuple(store.later(ids) if ids else ()))
+
+
+def _related(ordered: Iterable[MailEntry]) -> Iterable[list[MailEntry]]:
+    """Entries that may be one mail, together."""
+    found: dict[tuple[object, ...], list[MailEntry]] = {}
+    keys: dict[str, tuple[object, ...]] = {}  # of attempts
+    for entry in ordered:
+        row = entry.row
+        name: tuple[object, ...] = (row.sender, row.message_id) if _tells_apart(row.message_id) else identity(entry)
+        if row.attempt:
+            name = keys.setdefault(row.attempt, name)
+        found.setdefault(name, []).append(entry)
+    return found.values()
+
+
+def _queries(entry: MailEntry) -> Iterable[HistoryQuery]:
+    since, until = entry.row.at - _RETRY_S, entry.row.at + _RETRY_S  # so that not the whole history is read
+    if entry.row.attempt:
+        yield HistoryQuery(attempt=entry.row.attempt, since=since, until=until, limit=_MANY)
+    if _tells_apart(entry.row.message_id):
+        yield HistoryQuery(what=entry.row.message_id, since=since, until=until, limit=_MANY)
+
+
+def _tells_apart(message_id: str) -> bool:
+    """With `log.addresses: domain`, all mails of a domain have the same."""
+    return bool(message_id.strip("<>")) and not message_id.startswith("<*")
+
+
+def _is_related(entry: MailEntry, other: MailEntry) -> bool:
+    if entry.row.attempt and other.row.attempt == entry.row.attempt:
+        return True
+    return other.row.message_id == entry.row.message_id and other.row.sender == entry.row.sender
+
+
+def _groups(ordered: Sequence[MailEntry]) -> list[list[MailEntry]]:
+    groups: list[list[MailEntry]] = []
+    for entry in ordered:
+        for group in groups:
+            is_same = bool(entry.row.attempt) and entry.row.attempt in [other.row.attempt for other in group]
+            if is_same or (is_open(group[-1]) and entry.row.at - group[-1].row.at < _RETRY_S):
+                group.append(entry)
+                break
+        else:
+            groups.append([entry])
+    return groups
+
+
+def _before(store: HistoryStore, first: MailEntry) -> list[MailEntry]:
+    """Deferrals at MAIL of the same sender and client shortly before."""
+    if first.kind.stage or not first.row.sender or first.row.sender.startswith("*"):
+        return []
+    deferred = Action.TEMPFAIL.value
+    query = HistoryQuery(
+        sender=first.row.sender,
+        action=deferred,
+        stage="mail",
+        until=first.row.at,
+        since=first.row.at - 86_400,
+        limit=50,
+    )
+    return [entry for entry in reversed(store.find(query)) if entry.row.client == first.row.client]

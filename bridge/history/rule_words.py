@@ -1,0 +1,86 @@
+"""The rule that decided about a mail, in words, with the place in the configuration where it can be changed."""
+
+from __future__ import annotations
+
+import re
+
+from bridge.filter import rule_names
+from bridge.history.entry import CANCELLED
+
+# What each key of the policy is about. `tests/history/test_history_story.py` compares them with the configuration.
+CASES = {
+    "deliver": "the service decided `deliver`",
+    "quarantine": "the service decided `quarantine`",
+    "bounce": "the service decided `bounce`",
+    "drop": "the service decided `drop`",
+    "undecided": "the service came to no decision",
+    "unavailable": "no decision could be obtained",
+    "unreachable": "the scanner could not be reached",
+    "deadline": "the scan took longer than the deadline",
+    "refused": "the scanner refused the request",
+    "nonsense": "the scanner's answer could not be understood",
+    "failed": "the scanner failed on this mail",
+    "saturated": "too much mail was in processing",
+    "too_large": "the mail is larger than the scanner accepts",
+}
+ACTIONS = {
+    "relay": "delivered",
+    "reject": "refused",
+    "discard": "accepted and dropped",
+    "quarantine": "put into quarantine",
+    "hold": "put into the mail server's hold queue",
+    "tempfail": "deferred",
+    CANCELLED: "given up by the client",
+}
+# Why there is no decision, by the names of failures (`error=` in the log), and what else failed.
+ERRORS = {
+    "unavailable": "it could not be reached, or failed",
+    "failed": "it failed on this mail",
+    "deadline": "it took longer than the deadline",
+    "malformed": "its answer could not be understood",
+    "refused": "it refused our request",
+    "too_large": "the mail is too large for it",
+}
+FAILURES = {
+    "saturated": "Too much mail was in processing",
+    "ambiguous": "Mail programs may read its structure differently",
+    "spool": "Its content could not be written to the spool",
+    "quarantine": "It could not be stored in the quarantine",
+    "internal": "An unexpected error occurred",
+}
+_POLICY = re.compile(r"(?:(listeners|tenants)\.(.+)\.)?policy\.(\w+)")
+_PROFILE = re.compile(r"profiles\.(.+)\.(\w+)")
+
+
+def decided(rule: str, action: str) -> str:
+    """A sentence: `Rule policy.bounce decided: ...`; "" if no rule is known."""
+    if not rule:
+        return ""
+    done = ACTIONS.get(action, action)
+    if found := _POLICY.fullmatch(rule):
+        part, name, key = found.groups()
+        where = {"listeners": f"the policy of listener {name}", "tenants": f"the policy of tenant {name}"}
+        return f"Rule {rule} decided: {_case(key)}, and {where.get(part, 'the policy')} says that such mail is {done}."
+    if found := _PROFILE.fullmatch(rule):
+        name, key = found.groups()
+        return (
+            f"Rule {rule} decided: {_case(key)}, and the profile {name} says that such mail is {done} "
+            f"(set policy.{key} to change it)."
+        )
+    if rule.startswith("lists.") and rule not in rule_names.DOCUMENTED:
+        return f"Rule {rule} decided: mail on this list is {done} without a scan."
+    return f"Rule {rule} decided: {_fixed(rule)}. The mail was {done}."
+
+
+def _case(key: str) -> str:
+    return CASES.get(key, key)
+
+
+def _fixed(rule: str) -> str:
+    """Rules that are not part of a policy."""
+    documented = rule_names.DOCUMENTED
+    if rule in documented:
+        return documented[rule].partition(";")[0]
+    if rule.endswith(".refuse_ambiguous_mime"):
+        return documented["listeners.NAME.refuse_ambiguous_mime"]
+    return documented["limits.NAME"] if rule.startswith("limits.") else "see the log reference"

@@ -1,0 +1,396 @@
+"""The story of one mail in sentences that a postmaster can forward.
+
+Everything here is text made of what was recorded; nothing is asked for. What the history does not keep, the
+configuration of today (`Surroundings`) and the quarantine (`Kept`) contribute. Text in the sentences was written by
+strangers: whoever shows it makes it harmless first.
+"""
+
+from __future__ import annotations
+
+import shlex
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.mails import Mail, is_open
+from bridge.history.rule_words import ERRORS, FAILURES, decided
+from bridge.mail.action import Action
+
+# States of `Kept`, beside those of the quarantine. `not_here`: another machine may have it.
+GONE, NOT_HERE, UNKNOWN = "gone", "not_here", "unknown"
+_GIVES_UP_S = 5 * 86_400.0  # when most mail servers return a mail that they could not deliver
+_AT_STAGE = {"connect": "when it connected", "mail": "at MAIL", "rcpt": "at RCPT", "data": "at DATA"}
+_MANY = 5  # recipients that are named
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What today's configuration says about the way of a mail."""
+
+    protocol: str = ""  # of the listener; "" if there is no such listener any more
+    is_after_queue: bool = False  # the mail server had accepted the mail before we saw it
+    is_direct: bool = True  # the client that we talk to sends its own mail; otherwise it is our mail server
+    lists: tuple[str, ...] = ()  # that the listener enforces
+    next_hop: str = ""
+    scores: Mapping[str, float] = field(default_factory=dict)  # of tags, by the included service's defaults
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """What the quarantine has of a mail."""
+
+    state: str
+    delivered: tuple[str, ...] = ()  # who has it by a release
+    until: float | None = None  # when retention deletes it
+    problem: str = ""  # why the state is unknown
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    at: float | None  # Unix time; None: with the step before
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    fate: str  # one line
+    steps: tuple[Step, ...]
+    now: str  # where the mail is
+    commands: tuple[str, ...]  # what to type next
+
+    def to_dict(self) -> dict[str, Any]:
+        return {
+            "fate": self.fate,
+            "story": [step.text for step in self.steps],
+            "now": self.now,
+            "next": list(self.commands),
+        }
+
+
+def tell(mail: Mail, around: Surroundings, kept: Kept | None, now: float | None = None) -> Story:
+    moment = time.time() if now is None else now
+    steps = [*_before(mail), *_what(mail)]
+    for number, attempt in enumerate(mail.attempts, 1):
+        steps += _attempt(attempt, around, number if len(mail.attempts) > 1 else 0)
+    steps += [Step(event.at, _later(event)) for event in mail.later]
+    steps += _others(mail)
+    return Story(
+        _fate(mail, kept), tuple(steps), _now(mail, around, kept, moment), tuple(_commands(mail, around, kept))
+    )
+
+
+# The first lines
+
+
+def _fate(mail: Mail, kept: Kept | None) -> str:
+    last = mail.last
+    is_released = any(event.event == "released" for event in mail.later) or (kept is not None and kept.delivered)
+    words = {
+        Action.RELAY: "delivered",
+        Action.REJECT: "refused",
+        Action.DISCARD: "accepted and dropped",
+        Action.QUARANTINE: "put into quarantine, released later" if is_released else "put into quarantine",
+        Action.HOLD: "put on hold in the mail server",
+        Action.TEMPFAIL: "deferred",
+        CANCELLED: "given up before it was decided",
+    }
+    word = words.get(last.kind.action, last.kind.action)
+    if last.kind.stage:
+        word = f"{word} {_AT_STAGE.get(last.kind.stage, '')}, before its content was sent".replace("  ", " ")
+    count = sum(map(is_open, mail.attempts[:-1]))
+    if count and not is_open(last):
+        word = f"deferred {_times(count)}, then {word}"
+    elif len(mail.attempts) > 1:
+        word = f"{word} {_times(len(mail.attempts))}"
+    if last.kind.stage == "connect":
+        return f"A connection from {last.row.client or 'a client'} was refused"
+    return f"Mail from {_person(last.row.sender)} to {_people(last)} was {word}"
+
+
+def _times(count: int) -> str:
+    return {1: "once", 2: "twice"}.get(count, f"{count} times")
+
+
+def _person(address: str) -> str:
+    return f"<{address}>"
+
+
+def _people(entry: MailEntry) -> str:
+    named = ", ".join(map(_person, entry.recipients[:_MANY]))
+    more = len(entry.recipients) - _MANY
+    return f"{named} and {more} more" if more > 0 else named or "unknown recipients"
+
+
+def _what(mail: Mail) -> Iterator[Step]:
+    row = mail.last.row
+    parts = [f'Its subject is "{row.subject}"' if row.subject else ""]
+    parts += [f"its Message-ID {row.message_id}" if row.message_id else "", f"{row.size:,} bytes" if row.size else ""]
+    if text := ", ".join(filter(None, parts)):
+        yield Step(None, f"{text[:1].upper()}{text[1:]}.")
+
+
+def _before(mail: Mail) -> Iterator[Step]:
+    if mail.before:
+        last = mail.before[-1].row
+        count = sum(entry.row.mails for entry in mail.before)
+        yield Step(
+            last.at,
+            f"Before, the same client was deferred at MAIL for this sender {_times(count)}, "
+            f"perhaps with this mail. It read: {last.reply or 'a 4xx'}",
+        )
+
+
+# One attempt
+
+
+def _attempt(entry: MailEntry, around: Surroundings, number: int) -> Iterator[Step]:
+    yield Step(entry.row.at, _arrival(entry, number))
+    texts = [
+        _lists(entry, around),
+        *_scan(entry, around),
+        decided(entry.kind.rule, entry.kind.would or entry.kind.action),
+    ]
+    texts += [_shadow(entry), *_relay(entry, around), *_answer(entry, around)]
+    yield from (Step(None, text) for text in texts if text)
+
+
+def _arrival(entry: MailEntry, number: int) -> str:
+    row, kind = entry.row, entry.kind
+    client = row.client or "A client whose address is not known"
+    helo = f" (HELO {row.helo})" if row.helo else ""
+    login = f", logged in as {entry.more['login']}," if entry.more.get("login") else ""
+    if kind.stage:
+        verb = "was refused" if kind.action == Action.REJECT else "was deferred"
+        text = f"{client}{helo}{login} {verb} {_AT_STAGE.get(kind.stage, '')} by listener {kind.listener}"
+        if row.mails > 1:
+            text += f"; {row.mails:,} attempts at about this time share this entry"
+    else:
+        verb = "sent it again" if number > 1 else "sent it"
+        text = f"{client}{helo}{login} {verb} to listener {kind.listener}"
+    ids = [
+        f"our id is {row.id}" if row.id else "",
+        f"the mail server's queue id is {row.queue_id}" if row.queue_id else "",
+    ]
+    named = ", ".join(filter(None, ids))
+    prefix = f"Attempt {number}: " if number else ""
+    return f"{prefix}{text}." + (f" {named[:1].upper()}{named[1:]}." if named else "")
+
+
+def _lists(entry: MailEntry, around: Surroundings) -> str:
+    if entry.kind.list:
+        matched = entry.more.get("entry")
+        which = f" ({matched})" if matched else ""
+        asked = f"The lists {', '.join(around.lists)} were asked. " if len(around.lists) > 1 else ""
+        return f"{asked}The list {entry.kind.list} has an entry for it{which}."
+    is_asked = not entry.kind.stage and entry.kind.action != CANCELLED
+    if around.lists and is_asked and not entry.kind.rule.startswith(("limits.", "content")):
+        several = len(around.lists) > 1
+        names = ", ".join(around.lists)
+        return f"The {'lists' if several else 'list'} {names} {'were' if several else 'was'} asked: no entry matches."
+    return ""
+
+
+def _scan(entry: MailEntry, around: Surroundings) -> Iterator[str]:
+    row, kind = entry.row, entry.kind
+    if row.wait_s >= 0.001:
+        yield f"It waited {_duration(row.wait_s)} for a free place among the mails in processing."
+    host = kind.scanner or "the scanner"
+    if kind.decision:
+        yield _verdict(entry, around, host)
+    elif kind.error in ERRORS:
+        after = f" after {_duration(row.scan_s)}" if kind.scanner else ""
+        yield f"{_capital(host)} gave no decision{after}: {ERRORS[kind.error]}{_why(entry)}."
+    elif kind.action == CANCELLED and kind.scanner:
+        yield f"{_capital(host)} was scanning it when {_peer(around)} disconnected, after {_duration(row.scan_s)}."
+    elif kind.error in FAILURES:
+        yield f"{FAILURES[kind.error]}{_why(entry)}."
+    elif not kind.stage:
+        yield "It was not scanned."
+    if kind.late == "awaited":
+        yield "The scan went on after the deadline; its decision is kept for the next attempt."
+    elif kind.late == "running":
+        yield "The scan of an earlier attempt was still running."
+    if kind.unscanned:
+        yield f"It was handed on without a decision ({kind.unscanned})."
+    if entry.more.get("limit"):
+        yield f"It exceeded the limit {entry.more['limit']}."
+
+
+def _verdict(entry: MailEntry, around: Surroundings, host: str) -> str:
+    row, kind = entry.row, entry.kind
+    if kind.late == "hit":
+        text = f"The decision is that of the scan of an earlier attempt: {kind.decision}"
+    else:
+        text = f"{_capital(host)} scanned it in {_duration(row.scan_s)} and decided {kind.decision}"
+    text += f", verdict {kind.verdict}" if kind.verdict else ""
+    if entry.tags:
+        text += f", {'tags' if len(entry.tags) > 1 else 'tag'} {', '.join(_tag(tag, around) for tag in entry.tags)}"
+        if any(tag in around.scores for tag in entry.tags):
+            text += " (scores: defaults of the included service)"
+    return f"{text}." + (f" Its ggrid is {row.ggrid}." if row.ggrid else "")
+
+
+def _tag(tag: str, around: Surroundings) -> str:
+    return f"{tag} {around.scores[tag]:g}" if tag in around.scores else tag
+
+
+def _why(entry: MailEntry) -> str:
+    return f" ({entry.more['why']})" if entry.more.get("why") else ""
+
+
+def _shadow(entry: MailEntry) -> str:
+    if not entry.kind.would:
+        return ""
+    return f"This listener is in shadow mode, so that was only reported: the mail was handed on ({entry.kind.action})."
+
+
+def _relay(entry: MailEntry, around: Surroundings) -> Iterator[str]:
+    row, kind = entry.row, entry.kind
+    hop = f"The next hop {around.next_hop}" if around.next_hop else "The next hop"
+    if kind.action == Action.RELAY and around.protocol != "milter" and not kind.stage:
+        named = f" as {row.next_id}" if row.next_id else ""
+        yield f"{hop} accepted it{named} after {_duration(row.relay_s)}."
+    elif kind.error == "next_hop":
+        yield f"{hop} did not accept it{_why(entry)}."
+
+
+def _answer(entry: MailEntry, around: Surroundings) -> Iterator[str]:
+    row, kind = entry.row, entry.kind
+    if kind.action == CANCELLED:
+        yield f"{_capital(_peer(around))} disconnected before it could read an answer."
+    elif around.protocol == "milter" and kind.action not in (Action.REJECT, Action.TEMPFAIL):
+        yield "The mail server answered its client with a reply of its own (250)."
+    elif row.reply:
+        yield f"The client read: {row.reply}"
+    for address, reply in (entry.more.get("replies") or {}).items():
+        yield f"For {_person(address)} it read: {reply}"
+
+
+def _peer(around: Surroundings) -> str:
+    return "the client" if around.is_direct else "the mail server in front"
+
+
+def _capital(text: str) -> str:
+    return f"{text[:1].upper()}{text[1:]}" if text.startswith("the ") else text
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds:.1f} s" if seconds >= 1 else f"{seconds * 1000:.0f} ms"
+
+
+# What came later
+
+
+def _later(event: LaterEvent) -> str:
+    who = f" by {event.by}" if event.by else ""
+    text = f" {event.text}" if event.text.startswith("to ") else f": {event.text}" if event.text else ""
+    words = {
+        "released": f"It was released from the quarantine{who}",
+        "deleted": f"It was deleted from the quarantine{who}",
+    }
+    words["release failed"] = f"A release from the quarantine{who} failed"
+    return f"{words.get(event.event, f'It was {event.event}{who}')}{text}".removesuffix(".") + "."
+
+
+def _others(mail: Mail) -> Iterator[Step]:
+    if mail.others:
+        ids = ", ".join(entry.row.id for entry in mail.others[:_MANY] if entry.row.id)
+        count = len(mail.others)
+        times = "once more" if count == 1 else f"{count} more times"
+        yield Step(None, f"The same message came {times}, as a mail of its own: {ids}.")
+
+
+# Where it is
+
+
+def _now(mail: Mail, around: Surroundings, kept: Kept | None, moment: float) -> str:
+    last = mail.last
+    kind, row = last.kind, last.row
+    text = ""
+    match kind.action:
+        case Action.RELAY if around.protocol == "milter":
+            queue = f" (queue id {row.queue_id})" if row.queue_id else ""
+            text = f"The mail server in front{queue} has it, or has delivered it already; see its log."
+        case Action.RELAY:
+            hop = around.next_hop or "the next hop"
+            queue = f", queue id {row.next_id}" if row.next_id else ""
+            text = f"{_capital(hop)} has it{queue}, or has delivered it already; see its log."
+        case Action.HOLD:
+            queue = f" as {row.queue_id}" if row.queue_id else ""
+            text = f"In the hold queue of the mail server{queue}, until you release it there."
+        case Action.DISCARD:
+            text = "Nowhere: it was dropped, and its sender was not told."
+        case Action.REJECT:
+            text = _refused(last, around)
+        case Action.TEMPFAIL:
+            text = _deferred(last, around, moment)
+        case "cancelled":
+            who = "The mail server in front" if around.is_after_queue else "The sending mail server"
+            text = f"{who} has it, as far as we know, and tries again later. No later attempt is recorded."
+    return " ".join(filter(None, [text, _in_quarantine(kind.action, kept)]))
+
+
+def _refused(entry: MailEntry, around: Surroundings) -> str:
+    if around.is_after_queue:
+        return "Not here: the mail server in front has returned it to the sender (bounce)."
+    who = "the sending mail server has it" if entry.kind.stage == "" else "the sending mail server still has it"
+    return f"Not here: {who}, and returns it to the sender as undeliverable (bounce)."
+
+
+def _deferred(entry: MailEntry, around: Surroundings, moment: float) -> str:
+    who = "The mail server in front" if around.is_after_queue else "The sending mail server"
+    if moment - entry.row.at > _GIVES_UP_S:
+        return f"{who} kept it and tried again; by now it has probably given up and returned it to the sender."
+    return f"{who} keeps it and tries again, usually for up to five days. No later attempt is recorded."
+
+
+def _in_quarantine(action: str, kept: Kept | None) -> str:
+    if kept is None:
+        return ""
+    copy = "" if action == Action.QUARANTINE else "A copy of it: "
+    end = f" until {_moment(kept.until)}" if kept.until else ""
+    have = ", ".join(map(_person, kept.delivered))
+    match kept.state:
+        case "kept" if have:
+            return f"{copy}In the quarantine{end}; released to {have}, but not to everyone."
+        case "kept":
+            return f"{copy}In the quarantine{end}; nobody has released it."
+        case "interrupted":
+            return f"{copy}In the quarantine{end}; a release was interrupted, its result is unknown."
+        case "released":
+            return f"{copy}Released to {have or 'its recipients'}; the quarantine still has it{end}."
+        case "gone":
+            return f"{copy}No longer in the quarantine: it was deleted, or its retention has ended."
+        case "not_here":
+            return (
+                "Not in the quarantine of this machine: it is in that of another one, or was deleted there. "
+                "Ask on the machine that received the mail."
+            )
+    return f"{copy}In the quarantine, which could not be asked: {kept.problem}."
+
+
+def _moment(at: float) -> str:
+    return time.strftime("%Y-%m-%d", time.localtime(at))
+
+
+# What to type next
+
+
+def _commands(mail: Mail, around: Surroundings, kept: Kept | None) -> Iterator[str]:
+    row, kind = mail.last.row, mail.last.kind
+    if kept is not None and kept.state not in (GONE, NOT_HERE, UNKNOWN):
+        yield f"scanbridge quarantine show {row.id}"
+        if kept.state != "released":
+            yield f"scanbridge quarantine release {row.id}"
+    if kind.action == Action.HOLD and row.queue_id:
+        yield f"postsuper -H {shlex.quote(row.queue_id)}    # release it from the hold queue"
+    if kind.action == Action.RELAY and (queue_id := row.next_id or row.queue_id):
+        yield f"grep {shlex.quote(queue_id)} /var/log/mail.log"
+    if kind.list and (entry := mail.last.more.get("entry")):
+        yield f"scanbridge lists entries {shlex.quote(kind.list)}    # has {entry}"
+    if is_open(mail.last) and row.sender:
+        yield f"scanbridge history --sender {shlex.quote(row.sender)} --follow"
+    elif kind.action in (Action.REJECT, Action.DISCARD) and row.sender:
+        yield f"scanbridge history --sender {shlex.quote(row.sender)}"

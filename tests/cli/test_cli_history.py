@@ -1,0 +1,432 @@
+"""`scanbridge history`, `explain` and `stats` on a filled history, as real commands."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+import xml.etree.ElementTree as ET
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.cli.history.columns import MAILS, NATURAL
+from bridge.cli.history.filters import key_of
+from bridge.history.entry import MailEntry
+from bridge.history.sqlite import SqliteHistory
+from bridge.observe.redaction import Redaction
+from bridge.testing import until
+from tests.daemon.process_kit import ROOT, environment, scanbridge
+from tests.history.history_kit import add, mail
+
+NOW = time.time()
+CONFIG = """\
+scanner: {{urls: ["http://127.0.0.1:1"], token_file: token}}
+listeners: [{{name: mx, address: "127.0.0.1:2"}}]
+relay: {{next_hop: "smtp://127.0.0.1:3"}}
+admin: {{address: "127.0.0.1:4"}}
+state_directory: {state}
+"""
+HOSTILE = "a\nb\x1b[31m\u202e\t=cmd()"
+
+
+class Place:
+    """A configuration and its history."""
+
+    def __init__(self, directory: Path, more: str = "") -> None:
+        self.file = directory / "bridge.yml"
+        self.state = directory / "state"
+        self.state.mkdir()
+        (directory / "token").write_text("0123456789abcdef")
+        self.file.write_text(CONFIG.format(state=self.state) + more)
+        self.store = SqliteHistory(self.state / "history")
+
+    def add(self, *numbers: int, **values: Any) -> None:
+        """One mail for each number, so many seconds ago."""
+        add(self.store, *(mail(number, **{"at": NOW - number, **values}) for number in numbers))
+
+    def run(self, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        return scanbridge(*arguments, "-c", self.file, env=environment(**variables))
+
+    def says(self, *arguments: str, **variables: str) -> str:
+        done = self.run(*arguments, **variables)
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Iterator[Place]:
+    made = Place(tmp_path)
+    yield made
+    made.store.close()
+
+
+def ids(shown: str) -> list[str]:
+    return [json.loads(line)["id"] for line in shown.splitlines()]
+
+
+# history
+
+
+def test_pages_lead_from_one_to_the_next_by_their_own_words(place: Place) -> None:
+    """The printed command is complete: filters, form and configuration are in it."""
+    place.add(*range(1, 8))
+    place.add(20, sender="x@elsewhere.example")
+    done = place.run("history", "--sender", "sender.example", "--since", "1d", "--json", "--limit", "3")
+    found = ids(done.stdout)
+    while "next page: " in done.stderr:
+        command = shlex.split(done.stderr.partition("next page: ")[2])
+        assert command[0] == "scanbridge"
+        done = scanbridge(*command[1:])
+        found += ids(done.stdout)
+    assert found == [f"ID{number:04d}" for number in range(1, 8)]
+
+
+@pytest.mark.parametrize("form", ["--json", "--csv", "--wide"])
+def test_without_a_limit_everything_is_shown_once(place: Place, form: str) -> None:
+    """It is read in parts."""
+    place.store.append([mail(number, at=NOW - number) for number in range(2500)])
+    lines = place.says("history", "--limit", "0", form).splitlines()
+    assert len(lines) == 2500 + (form != "--json")
+    assert len(set(re.findall(r"ID\d{4}", "\n".join(lines)))) == 2500
+
+
+def test_a_reader_that_goes_away_is_no_error(place: Place) -> None:
+    """`scanbridge history --limit 0 | head`"""
+    place.store.append([mail(number, at=NOW - number) for number in range(2500)])
+    command = f"{sys.executable} -m bridge history --limit 0 -c {place.file} | head -1"
+    done = subprocess.run(["sh", "-c", command], cwd=ROOT, env=environment(), capture_output=True, text=True)
+    assert done.stdout.startswith("ID\t") and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "key", ["@", "<>", "*", "%", "a@", "<@>", "x" * 5000, "\u202e@x", b"\xff@x.example", "-", "'", ":"]
+)
+def test_any_text_can_be_asked_for(place: Place, key: str | bytes) -> None:
+    """It is not found, and nothing breaks."""
+    place.add(1)
+    for command in ("explain", "history"):
+        done = scanbridge(command, "-c", place.file, "--", key)
+        assert done.returncode in (0, 2, 3) and "Traceback" not in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (["--recipient", "special@example.org"], ["ID0003"]),
+        (["--recipient", "<special@EXAMPLE.org>"], ["ID0003"]),
+        (["--sender", "<>"], ["ID0004"]),
+        (["--sender", "*@other.example"], ["ID0005"]),
+        (["--subject", "quart* INVOICE"], ["ID0006"]),
+        (["--tag", "malware:*"], ["ID0007"]),
+        (["--client", "198.51.100.0/24"], ["ID0008"]),
+        (["--action", "reject"], ["ID0009"]),
+        (["--rule", "lists.x"], ["ID0009"]),
+        (["--stage", "rcpt"], ["ID0009"]),
+        (["--until", "100s"], ["ID0200"]),
+        (["--tenant", "0b8e"], ["ID0010"]),
+        (["--listener", "other"], ["ID0010"]),
+        (["--decision", "drop"], ["ID0010"]),
+        (["queue-7"], ["ID0010"]),
+        (["ident=queue-7,"], ["ID0010"]),
+    ],
+)
+def test_each_filter_finds_its_mail(place: Place, options: list[str], expected: list[str]) -> None:
+    place.add(1, 2)
+    place.add(3, recipients="a@example.org\nspecial@example.org")
+    place.add(4, sender="")
+    place.add(5, sender="a@other.example")
+    place.add(6, subject="Your invoice for the quarter")
+    place.add(7, tags="header:x,malware:eicar")
+    place.add(8, client="198.51.100.9")
+    place.add(9, action="reject", rule="lists.x", stage="rcpt")
+    place.add(10, tenant="0b8e", listener="other", decision="drop", queue_id="queue-7")
+    place.add(200)
+    assert ids(place.says("history", *options, "--json")) == expected
+
+
+def test_a_list_has_one_line_for_each_mail_whatever_it_contains(place: Place) -> None:
+    place.add(1, 2, subject=HOSTILE, sender='"a b\x1b"@x.example', reply="550 a\nb")
+    for form in ([], ["--wide"]):
+        lines = place.says("history", *form).splitlines()
+        assert len(lines) == 3 and not re.search(r"[\x00-\x08\x0b-\x1f\u202e]", "".join(lines))
+    header, *rows = csv.reader(io.StringIO(place.says("history", "--csv")))
+    assert header[:3] == ["id", "time", "from"] and len(rows) == 2
+    assert json.loads(place.says("history", "--json").splitlines()[0])["subject"] == HOSTILE
+
+
+@pytest.mark.parametrize("width", [1, 10, 19, 40, 80, 300])
+def test_no_line_is_wider_than_the_terminal(width: int) -> None:
+    from rich.cells import cell_len
+
+    kind, row = mail(1, subject="\u4e2d\u6587" * 50, recipients="\n".join(["long" * 20 + "@example.org"] * 3))
+    entries = [MailEntry(row, kind), MailEntry(row._replace(mails=1234), kind)]
+    for lines in (MAILS.lines(entries, MAILS.brief, width), MAILS.lines_of_widths(entries, NATURAL, width)):
+        assert [cell_len(line) <= width for line in lines] == [True] * 3
+
+
+def test_new_mails_are_shown_as_they_come(place: Place) -> None:
+    """Also one that was finished before another that is already shown: processes write in batches."""
+    place.add(5, 6, 7)
+    command = [sys.executable, "-m", "bridge", "history", "--follow", "--limit", "2", "--json", "-c", str(place.file)]
+    seen = place.file.with_name("seen")
+    with seen.open("wb") as file, subprocess.Popen(command, cwd=ROOT, env=environment(), stdout=file) as process:
+        try:
+            until(lambda: ids(seen.read_text()) == ["ID0006", "ID0005"], "the last two mails")
+            place.add(100, at=time.time())
+            until(lambda: "ID0100" in seen.read_text(), "a new mail")
+            place.add(101, at=time.time() - 3)
+            until(lambda: "ID0101" in seen.read_text(), "a mail that was written late")
+        finally:
+            process.send_signal(signal.SIGINT)
+        assert process.wait(30) == 130
+    assert ids(seen.read_text()) == ["ID0006", "ID0005", "ID0100", "ID0101"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        (["history", "--sender", "a*@x.example"], "expected a whole address or a domain"),
+        (["history", "--sender", ""], "expected a whole address or a domain"),
+        (["history", "--action", "rejected"], "Did you mean 'reject'?|did you mean"),
+        (["history", "--stage", "helo"], "is not a stage"),
+        (["history", "--before", "yesterday"], "not a cursor"),
+        (["history", "--before", "nan:ID"], "not a cursor"),
+        (["history", "--subject", "!!"], "has no word"),
+        (["history", "--json", "--csv"], "choose one of"),
+        (["history", "--follow", "--until", "1h"], "cannot be used with"),
+        (["history", "--client", "mail.example.org"], "expected an IP address"),
+        (["explain"], "which mail?"),
+        (["stats", "--by", "colour"], "Invalid value"),
+        (["stats", "--plot", "x.png"], "call the file x.svg"),
+        (["stats", "--csv", "--json"], "choose one of"),
+    ],
+)
+def test_mistakes_are_explained(place: Place, arguments: list[str], problem: str) -> None:
+    done = place.run(*arguments)
+    assert done.returncode == 2 and re.search(problem.replace("?", r"\?"), done.stderr), done.stderr
+
+
+def test_an_empty_history_says_where_it_looked(place: Place) -> None:
+    done = place.run("history")
+    assert done.returncode == 0 and f"No mail is recorded yet in {place.state}/history" in done.stderr
+    place.add(1)
+    assert "no matching mail" in place.run("history", "--action", "hold").stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_history_that_cannot_be_read_is_not_an_empty_one() -> None:
+    with tempfile.TemporaryDirectory() as directory:  # pytest's are private
+        Path(directory).chmod(0o755)
+        place = Place(Path(directory))
+        place.add(1)
+        place.store.close()
+        for path in (place.file, place.state):
+            path.chmod(0o755)
+        for command in (["history"], ["explain", "a@b.example"], ["stats"]):
+            done = scanbridge(*command, "-c", place.file, user="nobody", group="nogroup", extra_groups=[])
+            assert done.returncode == 75 and "run this as root or as the daemon's user" in done.stderr
+
+
+# explain
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("ID0001", "id0001", "SESSION", "QUEUED", "NEXT", "GGRID", "<1@sender.example>", "1@sender.example"),
+        *("(id=ID0001", "ggrid=GGRID)", "NEXT:", " <1@sender.example>,", "message_id=<1@sender.example>"),
+    ],
+)
+def test_any_key_leads_to_the_story(place: Place, key: str) -> None:
+    """As it was copied out of a log or a bounce, and whenever it was."""
+    place.add(1, at=NOW - 20 * 86400)
+    place.add(2, session="", queue_id="", next_id="", ggrid="", message_id="<2@x>")
+    assert place.says("explain", key).startswith("Mail from <a@sender.example> to <b@example.org> was delivered.")
+
+
+@pytest.mark.parametrize("who", ["a@sender.example", "<b@example.org>", "SENDER.example", "@example.org"])
+def test_an_address_finds_sender_and_recipient_since_yesterday(place: Place, who: str) -> None:
+    place.add(1)
+    place.add(2, at=NOW - 4 * 86400, message_id="<2@x>")
+    assert place.says("explain", who).count("sent it to listener") == 1
+    assert "2 mails match" in place.says("explain", who, "--since", "1w")
+
+
+def test_several_mails_are_listed_and_the_newest_are_told(place: Place) -> None:
+    for number in range(1, 6):
+        place.add(number, message_id=f"<{number}@x>", subject=HOSTILE)
+    told = place.says("explain", "a@sender.example", "--limit", "2")
+    assert told.startswith("5 mails match a@sender.example since ")
+    assert re.findall(r"(?m)^ +\d  \S+ \S+  (ID\d+) ", told) == [f"ID{number:04d}" for number in range(1, 6)]
+    assert re.findall(r"Our id is (\w+)", told) == ["ID0001", "ID0002"]
+    assert f"`scanbridge explain -c {place.file} ID` tells each of the others" in told
+    data = json.loads(place.says("explain", "a@sender.example", "--json"))
+    assert (data["matches"], len(data["mails"]), len(data["others"])) == (5, 3, 2)
+
+
+def test_options_narrow_the_question_or_replace_it(place: Place) -> None:
+    place.add(1)
+    place.add(2, recipients="c@example.org", message_id="<2@x>", subject="Urgent")
+    assert "Our id is ID0002" in place.says("explain", "a@sender.example", "--recipient", "c@example.org")
+    assert "Our id is ID0002" in place.says("explain", "--subject", "urgent")
+    assert place.says("explain", "--sender", "a@sender.example").startswith("2 mails match since")
+
+
+def test_the_commands_at_the_end_are_for_the_same_configuration(place: Place) -> None:
+    place.add(1, action="reject", decision="bounce", rule="policy.bounce")
+    told = place.says("explain", "ID0001")
+    assert f"scanbridge history -c {place.file} --sender a@sender.example" in told
+    assert place.says(*shlex.split(told.rpartition("scanbridge ")[2]))
+
+
+def test_a_mail_that_was_never_seen_is_proved_absent(place: Place) -> None:
+    place.add(1, 2, 3)
+    place.add(9, id="", stage="mail", sender="", recipients="", action="tempfail", mails=40)
+    done = place.run("explain", "nobody@sender.example", "--client", "192.0.2.7")
+    assert done.returncode == 3
+    for expected in (
+        "No mail was found for nobody@sender.example between ",
+        "Of that time, it has 43 mails: 40 tempfail, 3 relay.",
+        "From <nobody@sender.example> in the whole history: 0 mails.",
+        "From the domain sender.example in that time: 3 mails; the newest: ID0001 at ",
+        "To the domain sender.example in that time: 0 mails.",
+        "From the client 192.0.2.7 in that time: 43 mails",
+        "40 refusals of that time were recorded without their senders",
+        "the daemon does not answer",
+        "mail with another envelope sender",
+        "mail that another machine handled",
+    ):
+        assert expected in done.stdout, expected
+    data = json.loads(place.run("explain", "nobody@sender.example", "--json").stdout)
+    assert data["matches"] == 0 and data["absence"]["mails_of_that_time"] == {"tempfail": 40, "relay": 3}
+
+
+def test_an_id_of_ours_tells_when_it_was_made(place: Place) -> None:
+    place.add(1)
+    made = f"{int((NOW - 60) * 1000):X}ABCD0001"
+    done = place.run("explain", made)
+    assert done.returncode == 3 and f"{made} is an id of this program, made at " in done.stdout
+    assert "Of that time, it has 1 mails" in done.stdout
+
+
+def test_without_a_history_explain_says_so(tmp_path: Path) -> None:
+    done = Place(tmp_path, "history: {enabled: false}\n").run("explain", "a@sender.example")
+    assert done.returncode == 3
+    assert "Nothing: no mail is recorded in " in done.stdout and "history.enabled is false" in done.stdout
+
+
+# hidden addresses
+
+
+def hidden(redaction: Redaction) -> dict[str, str]:
+    return {
+        "sender": redaction.address("a@sender.example"),
+        "recipients": redaction.address("b@example.org"),
+        "message_id": f"<{redaction.address('1@sender.example')}>",
+    }
+
+
+def test_hashed_addresses_are_found_by_whoever_knows_them(tmp_path: Path) -> None:
+    place = Place(tmp_path, "log: {addresses: hashed}\n")
+    (place.state / "log-key").write_text("0123456789abcdef")
+    place.add(1, **hidden(Redaction("hashed", b"0123456789abcdef")))
+    for question in (["a@sender.example"], ["b@EXAMPLE.org"], ["--sender", "a@sender.example"], ["<1@sender.example>"]):
+        told = place.says("explain", *question)
+        assert "Our id is ID0001" in told and "@sender.example" not in told
+    assert ids(place.says("history", "--recipient", "b@example.org", "--json")) == ["ID0001"]
+    assert ids(place.says("history", "1@sender.example", "--json")) == ["ID0001"]
+    done = place.run("history", "--sender", "sender.example")
+    assert done.returncode == 2 and "give a whole address" in done.stderr
+
+
+def test_with_domains_only_everyone_of_the_domain_is_found(tmp_path: Path) -> None:
+    place = Place(tmp_path, "log: {addresses: domain}\n")
+    place.add(1, **hidden(Redaction("domain")))
+    done = place.run("explain", "a@sender.example")
+    assert done.returncode == 0 and "Mail from <*@sender.example>" in done.stdout
+    assert "the mails of everyone in that domain" in done.stderr
+    assert ids(place.says("history", "--sender", "sender.example", "--json")) == ["ID0001"]
+
+
+# stats
+
+
+def numbers(shown: str) -> dict[str, int]:
+    return {row[0]: int(row[1]) for row in list(csv.reader(io.StringIO(shown)))[1:]}
+
+
+def test_mails_are_counted_by_each_property(place: Place) -> None:
+    place.add(1, 2, tags="x:a,x:b", recipients="a@example.org\nb@example.org")
+    place.add(3, action="reject", decision="", sender="", client="", rule="")
+    for by, expected in {
+        "decision": {"deliver": 2, "(no decision)": 1},
+        "action": {"relay": 2, "reject": 1},
+        "tag": {"x:a": 2, "x:b": 2},
+        "sender": {"a@sender.example": 2, "<>": 1},
+        "recipient": {"b@example.org": 3, "a@example.org": 2},
+        "client": {"192.0.2.7": 2, "(unknown)": 1},
+        "rule": {"policy.deliver": 2, "(no rule)": 1},
+        "listener": {"mx": 3},
+        "tenant": {"(no tenant)": 3},
+    }.items():
+        assert numbers(place.says("stats", "--by", by, "--csv")) == expected, by
+    assert numbers(place.says("stats", "--by", "action", "--sender", "sender.example", "--csv")) == {"relay": 2}
+
+
+def test_hours_and_days_are_local_and_have_no_gaps(place: Place) -> None:
+    """20:00 UTC is 01:30 of the next day in India."""
+    evening = 1_799_956_800.0  # 2027-01-14 20:00 UTC
+    place.add(1, 2, at=evening)
+    place.add(3, at=evening + 3 * 3600)
+    asked = ("--since", "2027-01-01", "--until", "2027-02-01", "--csv")
+    india = numbers(place.says("stats", "--by", "hour", *asked, TZ="Asia/Kolkata"))
+    assert india == {"2027-01-15 01:30": 2, "2027-01-15 02:30": 0, "2027-01-15 03:30": 0, "2027-01-15 04:30": 1}
+    assert numbers(place.says("stats", "--by", "day", *asked, TZ="Asia/Kolkata")) == {"2027-01-15": 3}
+    assert numbers(place.says("stats", "--by", "day", *asked, TZ="UTC")) == {"2027-01-14": 3}
+
+
+def test_the_rest_is_one_line(place: Place) -> None:
+    for number in range(1, 6):
+        place.add(*range(number * 10, number * 10 + number), sender=f"{number}@x.example")
+    shown = numbers(place.says("stats", "--by", "sender", "--limit", "2", "--csv"))
+    assert shown == {"5@x.example": 5, "4@x.example": 4, "(3 others)": 6}
+    data = json.loads(place.says("stats", "--by", "sender", "--json"))
+    assert data["mails"] == 15 and len(data["rows"]) == 5 and data["rows"][0]["bytes"] == 5000
+
+
+@pytest.mark.parametrize("by", ["sender", "hour", "tag"])
+def test_the_chart_is_a_picture_and_nothing_else(place: Place, tmp_path: Path, by: str) -> None:
+    """Senders choose the labels: no element, script or link of theirs."""
+    place.add(1, 2, sender='"<script>alert(1)</script>&\x1b"@x.example', tags="<image href='http://x'/>")
+    file = tmp_path / "chart.svg"
+    place.says("stats", "--by", by, "--plot", str(file))
+    tags = {element.tag.rpartition("}")[2] for element in ET.parse(file).iter()}
+    assert "rect" in tags and tags <= {"svg", "rect", "text", "line", "title"}
+    assert "\x1b" not in file.read_text()
+
+
+def test_a_chart_that_cannot_be_written_is_an_error(place: Place, tmp_path: Path) -> None:
+    done = place.run("stats", "--plot", str(tmp_path / "missing" / "x.svg"))
+    assert done.returncode == 1 and "cannot be written: No such file or directory" in done.stderr
+
+
+# keys
+
+
+@pytest.mark.parametrize(
+    ("typed", "key"),
+    [("id=ABC", "ABC"), ("<x@y>", "<x@y>"), ("'4F1:'", "4F1"), ("ggrid=9a-b)", "9a-b"), ("Message-ID: <x@y>", "<x@y>")],
+)
+def test_a_key_is_read_as_people_copy_it(typed: str, key: str) -> None:
+    assert key_of(typed) == key

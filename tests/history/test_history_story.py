@@ -1,0 +1,242 @@
+"""The story of a mail: its attempts belong together, every rule and every failure has words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from bridge.config.policy import Policy
+from bridge.errors import FailureLabel
+from bridge.filter import rule_names
+from bridge.history.entry import CANCELLED, LaterEvent, MailEntry
+from bridge.history.mails import Mail, gather, whole
+from bridge.history.query import HistoryQuery
+from bridge.history.rule_words import ACTIONS, CASES, ERRORS, FAILURES, decided
+from bridge.history.sqlite import SqliteHistory
+from bridge.history.story import GONE, NOT_HERE, UNKNOWN, Kept, Story, Surroundings, tell
+from bridge.mail.action import Action
+from tests.history.history_kit import NOON, add, mail
+
+DEFERRED = {"action": "tempfail", "decision": "", "verdict": "", "rule": "policy.unavailable", "error": "unavailable"}
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SqliteHistory]:
+    store = SqliteHistory(tmp_path / "history")
+    yield store
+    store.close()
+
+
+def entry(number: int = 0, more: dict[str, Any] | None = None, **values: Any) -> MailEntry:
+    kind, row = mail(number, **values)
+    return MailEntry(row, kind, more or {})
+
+
+def story(*attempts: MailEntry, around: Surroundings | None = None, kept: Kept | None = None, **more: Any) -> Story:
+    return tell(Mail(attempts, **more), around or Surroundings("smtp"), kept, NOON + 100)
+
+
+def text(told: Story) -> str:
+    return "\n".join([told.fate, *(step.text for step in told.steps), told.now, *told.commands])
+
+
+# Words
+
+
+def test_every_key_of_the_policy_has_words() -> None:
+    assert set(CASES) == set(Policy.model_fields)
+
+
+def test_every_action_has_words() -> None:
+    assert set(ACTIONS) == {*(action.value for action in Action), CANCELLED}
+
+
+def test_every_failure_has_words() -> None:
+    """The next hop's has a sentence of its own."""
+    assert {*ERRORS, *FAILURES, "next_hop"} == set(FailureLabel)
+
+
+@pytest.mark.parametrize("rule", rule_names.DOCUMENTED)
+@pytest.mark.parametrize("action", ACTIONS)
+def test_every_documented_rule_is_explained(rule: str, action: str) -> None:
+    name = rule.replace("KEY", "bounce").replace("NAME", "mx").replace("UID", "0b8e")
+    said = decided(name, action)
+    assert said.startswith(f"Rule {name} decided: ") and said.endswith(".")
+    assert ACTIONS[action] in said and "see the log reference" not in said
+
+
+def test_a_rule_says_whose_policy_it_is() -> None:
+    assert "the policy of listener mx says" in decided("listeners.mx.policy.bounce", "reject")
+    assert "the policy of tenant 0b8e says" in decided("tenants.0b8e.policy.drop", "discard")
+    assert "(set policy.quarantine to change it)" in decided("profiles.postfix-milter.quarantine", "hold")
+    assert decided("", "relay") == ""
+
+
+# Which entries are one mail
+
+
+def found(store: SqliteHistory, **query: Any) -> list[list[str]]:
+    mails = [whole(store, one) for one in gather(store.find(HistoryQuery(**query)))]
+    return [[attempt.row.id for attempt in one.attempts] for one in mails]
+
+
+def test_attempts_with_the_same_key_are_one_mail(store: SqliteHistory) -> None:
+    add(store, mail(1, attempt="k", **DEFERRED), mail(2, message_id="<other@x>"), mail(3, attempt="k"))
+    assert found(store) == [["ID0001", "ID0003"], ["ID0002"]]
+    assert found(store, what="ID0001") == [["ID0001", "ID0003"]]
+
+
+def test_a_deferred_mail_is_joined_by_its_message_id_if_it_has_no_key(store: SqliteHistory) -> None:
+    add(store, mail(1, **DEFERRED), mail(2))
+    assert found(store) == [["ID0001", "ID0002"]]
+
+
+@pytest.mark.parametrize("other", [{"sender": "c@sender.example"}, {"message_id": "<2@sender.example>"}])
+def test_another_sender_or_message_id_is_another_mail(store: SqliteHistory, other: dict[str, str]) -> None:
+    add(store, mail(1, **DEFERRED), mail(2, **other))
+    assert found(store) == [["ID0002"], ["ID0001"]]
+
+
+def test_a_decided_mail_is_not_joined_to_the_next_one(store: SqliteHistory) -> None:
+    """Two recipients of one message in two transactions; both are named."""
+    add(store, mail(1), mail(2, recipients="c@example.org"))
+    one, two = (whole(store, mail) for mail in gather(store.find(HistoryQuery())))
+    assert [attempt.row.id for attempt in one.attempts] == ["ID0002"]
+    assert [attempt.row.id for attempt in one.others] == ["ID0001"]
+    assert "The same message came once more, as a mail of its own: ID0001." in text(tell(one, Surroundings(), None))
+    assert [attempt.row.id for attempt in two.others] == ["ID0002"]
+
+
+def test_a_message_id_without_its_local_part_joins_nothing(store: SqliteHistory) -> None:
+    """With log.addresses: domain, all mails of a domain have the same one."""
+    hidden = {"message_id": "<*@sender.example>", "sender": "*@sender.example"}
+    add(store, mail(1, **DEFERRED | hidden), mail(2, **hidden))
+    assert found(store) == [["ID0002"], ["ID0001"]]
+
+
+def test_deferrals_at_mail_of_the_same_client_come_before(store: SqliteHistory) -> None:
+    early = {"id": "", "stage": "mail", "message_id": "", "recipients": "", "reply": "451 4.3.2 full"}
+    add(store, mail(1, **DEFERRED | early), mail(2, **DEFERRED | early | {"client": "192.0.2.99"}), mail(9))
+    [found] = gather(store.find(HistoryQuery(what="ID0009")))
+    said = text(tell(whole(store, found), Surroundings(), None))
+    assert "deferred at MAIL for this sender once, perhaps with this mail. It read: 451 4.3.2 full" in said
+
+
+def test_the_search_never_repeats_a_mail(store: SqliteHistory) -> None:
+    """Summed refusals have no id, and share their time."""
+    early = {"id": "", "stage": "connect", "message_id": "", "sender": "", "recipients": ""}
+    add(store, mail(1, **early), mail(1, **early | {"client": "192.0.2.8"}))
+    assert found(store) == [[""], [""]]
+
+
+# Fates
+
+
+@pytest.mark.parametrize(
+    ("values", "fate", "now"),
+    [
+        ({}, "was delivered", "has it, queue id NEXT, or has delivered it"),
+        ({"action": "reject"}, "was refused", "returns it to the sender as undeliverable"),
+        ({"action": "discard"}, "was accepted and dropped", "Nowhere: it was dropped"),
+        ({"action": "hold"}, "put on hold", "hold queue of the mail server as QUEUED"),
+        ({"action": "cancelled"}, "was given up before it was decided", "No later attempt is recorded"),
+        (DEFERRED, "was deferred", "tries again, usually for up to five days"),
+        ({"action": "reject", "stage": "rcpt"}, "was refused at RCPT, before its content was sent", "still has it"),
+    ],
+)
+def test_each_fate_has_its_words(values: dict[str, Any], fate: str, now: str) -> None:
+    told = story(entry(**values))
+    assert fate in told.fate and now in told.now
+
+
+@pytest.mark.parametrize(
+    ("kept", "expected", "can_release"),
+    [
+        (Kept("kept", until=NOON), "nobody has released it", True),
+        (Kept("kept", ("c@x.example",)), "released to <c@x.example>, but not to everyone", True),
+        (Kept("released", ("b@example.org",)), "Released to <b@example.org>", False),
+        (Kept("interrupted"), "a release was interrupted", True),
+        (Kept(GONE), "No longer in the quarantine", False),
+        (Kept(NOT_HERE), "Ask on the machine that received the mail", False),
+        (Kept(UNKNOWN, problem="no disk"), "could not be asked: no disk", False),
+    ],
+)
+def test_the_quarantine_is_asked(kept: Kept, expected: str, can_release: bool) -> None:
+    told = story(entry(action="quarantine"), kept=kept)
+    assert expected in told.now
+    assert ("scanbridge quarantine release ID0000" in told.commands) is can_release
+
+
+def test_a_copy_of_a_refused_mail_is_mentioned() -> None:
+    told = story(entry(action="reject"), kept=Kept("kept"))
+    assert "bounce" in told.now and "A copy of it: In the quarantine" in told.now
+
+
+def test_old_deferrals_have_probably_been_given_up() -> None:
+    assert "probably given up" in tell(Mail((entry(**DEFERRED),)), Surroundings(), None, NOON + 6 * 86400).now
+
+
+def test_later_events_are_told_in_order() -> None:
+    later = (LaterEvent(NOON + 5, "ID0000", "released", "alice", "to b@example.org: 250 Ok"),
+             LaterEvent(NOON + 9, "ID0000", "deleted", "bob"))  # fmt: skip
+    told = story(entry(action="quarantine"), kept=Kept(GONE), later=later)
+    assert told.fate.endswith("was put into quarantine, released later")
+    assert [step.text for step in told.steps[-2:]] == [
+        "It was released from the quarantine by alice to b@example.org: 250 Ok.",
+        "It was deleted from the quarantine by bob.",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("values", "more", "around", "expected"),
+    [
+        ({"wait_s": 1.25}, {}, {}, "It waited 1.2 s for a free place"),
+        ({}, {"login": "alice"}, {}, "192.0.2.7 (HELO mx.sender.example), logged in as alice, sent it to listener mx"),
+        ({"client": "", "helo": ""}, {}, {}, "A client whose address is not known sent it"),
+        ({"late": "hit"}, {}, {}, "The decision is that of the scan of an earlier attempt: deliver"),
+        (DEFERRED | {"late": "awaited"}, {}, {}, "its decision is kept for the next attempt"),
+        (DEFERRED, {"why": "no route"}, {}, "http://scanner gave no decision after 250 ms: it could not be reached"),
+        ({"would": "reject"}, {}, {}, "shadow mode, so that was only reported: the mail was handed on (relay)"),
+        ({"unscanned": "unreachable"}, {}, {}, "handed on without a decision (unreachable)"),
+        ({"tags": "header:missing-date"}, {}, {"scores": {"header:missing-date": 1.0}}, "tag header:missing-date 1 ("),
+        ({"list": "blocked-senders", "action": "reject"}, {"entry": "a@b"}, {}, "has an entry for it (a@b)"),
+        ({"error": "next_hop", "action": "reject", "rule": "next_hop"}, {"why": "550 no"}, {},
+         "The next hop did not accept it (550 no)"),
+        ({}, {"replies": {"b@example.org": "250 Ok", "c@x": "550 no"}}, {}, "For <c@x> it read: 550 no"),
+        ({}, {}, {"protocol": "milter"}, "The mail server answered its client with a reply of its own (250)."),
+        ({"action": "reject", "stage": "mail", "mails": 700}, {}, {}, "700 attempts at about this time"),
+        ({}, {"limit": "max_recipients"}, {}, "exceeded the limit max_recipients"),
+    ],
+)  # fmt: skip
+def test_what_is_known_is_told(
+    values: dict[str, Any], more: dict[str, Any], around: dict[str, Any], expected: str
+) -> None:
+    told = story(entry(more=more, **values), around=Surroundings(**{"protocol": "smtp", **around}))
+    assert expected in text(told)
+
+
+def test_a_hostile_queue_id_is_quoted_in_the_commands() -> None:
+    """The next hop chooses it, and the operator copies the line."""
+    told = story(entry(next_id="x; rm -rf /", sender="$(id)@x"))
+    assert told.commands[0] == "grep 'x; rm -rf /' /var/log/mail.log"
+    assert story(entry(action="reject", sender="$(id)@x")).commands == ("scanbridge history --sender '$(id)@x'",)
+
+
+def test_lists_are_mentioned_only_if_they_were_asked() -> None:
+    around = Surroundings("smtp", lists=("blocked-senders", "allowed-networks"))
+    assert "were asked: no entry matches" in text(story(entry(), around=around))
+    for values in ({"stage": "connect", "action": "reject"}, {"action": "cancelled"}, {"rule": "limits.max_received"}):
+        assert "asked" not in text(story(entry(**values), around=around))
+
+
+def test_a_refused_connection_has_a_story() -> None:
+    kind = {"stage": "connect", "action": "reject", "rule": "listeners.trusted_clients", "decision": "", "scanner": ""}
+    row = {"id": "", "session": "", "sender": "", "recipients": "", "message_id": "", "subject": "", "queue_id": ""}
+    told = text(story(entry(mails=12, size=0, wait_s=0.0, **kind, **row)))
+    assert told.startswith("A connection from 192.0.2.7 was refused")
+    assert "was refused when it connected by listener mx; 12 attempts" in told
+    assert "the client is not one of the listener's `trusted_clients`" in told
+    assert "scanned" not in told
