@@ -258,7 +258,7 @@ class Scanner:
             raise ScanUnavailable(f"{host.url}: {exc}") from exc
 
     def _by_preference(self) -> list[Host]:
-        """Hosts whose circuit admits a mail: those that scan first, with room, then probes, then the least busy, then the fastest."""
+        """Hosts whose circuit admits a mail: not refusing, with room, then probes, the least busy, the fastest."""
         if len(self.hosts) == 1 and self.hosts[0].circuit.state is State.CLOSED:
             return self.hosts
         now = self._loop.time()

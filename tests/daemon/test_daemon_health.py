@@ -235,12 +235,15 @@ def test_one_of_two_scanners_is_a_warning(tmp_path: Path) -> None:
 def test_one_of_two_scanners_that_refuses_the_token_gets_no_mail(tmp_path: Path, code: int) -> None:
     """Every other mail would be deferred; and the warning says that the other host gets its mail."""
     refused = answer(code, b'{"error": "no"}')
-    with scanner_that(answer(200, result())) as good, scanner_that(refused, refused if code == 401 else None) as bad:
-        with bridge_with(tmp_path, good, more_scanners=[bad]) as bridge:
-            until(lambda: state(bridge)["warnings"], "the warning")
-            assert state(bridge)["warnings"][0].endswith("; the other scanner hosts get its mail")
-            for _ in range(10):
-                assert bridge.send().startswith("250 ")
+    with (
+        scanner_that(answer(200, result())) as good,
+        scanner_that(refused, refused if code == 401 else None) as bad,
+        bridge_with(tmp_path, good, more_scanners=[bad]) as bridge,
+    ):
+        until(lambda: state(bridge)["warnings"], "the warning")
+        assert state(bridge)["warnings"][0].endswith("; the other scanner hosts get its mail")
+        for _ in range(10):
+            assert bridge.send().startswith("250 ")
 
 
 def test_a_scanner_that_is_back_is_not_called_down(tmp_path: Path) -> None:
