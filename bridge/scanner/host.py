@@ -110,8 +110,8 @@ class Host:
 
     @property
     def is_refusing(self) -> bool:
-        """It fails on the test mail, or does not know our token: other hosts get the mail, if there are any."""
-        return self.is_broken or "(401)" in self.status_problem
+        """It refused the test mail, or does not know our token: other hosts get the mail, if there are any."""
+        return (self.is_broken and self.scan_problem[:1] == "4") or "(401)" in self.status_problem
 
     @property
     def outage(self) -> tuple[str, str]:
@@ -120,7 +120,7 @@ class Host:
             return self.status_problem, "refused"
         is_back = self.circuit.state is State.CLOSED or (self.circuit.state is State.HALF_OPEN and not self.silent)
         if self.is_broken or not is_back:
-            case = "refused" if self.is_broken and self.scan_problem[:1] == "4" else "unreachable"
+            case = "refused" if self.is_refusing else "unreachable"
             problem = self.status_problem if self.silent else self.scan_problem
             return problem or self.scan_problem or "it failed recently", case
         if self.unanswered >= _SILENT_AFTER and self.decided_since < self.silent_since:
